@@ -29,8 +29,6 @@ except ImportError:
 
 from cerebro import transforms
 from cerebro.api.check import Check, check
-from cerebro.api.plan import Plan, plan
-from cerebro.api.replay import Replay, replay
 from cerebro.api.resume import resume
 from cerebro.api.search import search
 from cerebro.data import Dataset, images, shard
@@ -44,7 +42,6 @@ from cerebro.errors import (
     StateError,
     WorkerError,
 )
-from cerebro.machine.environment import version
 from cerebro.model import Info
 from cerebro.results.result import Result, open_run
 from cerebro.results.trial import Trial
@@ -65,20 +62,28 @@ from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
 
 if TYPE_CHECKING:
+    from cerebro import callbacks as callbacks
+    from cerebro import cluster as cluster
+    from cerebro import dask as dask
     from cerebro import jax as jax
+    from cerebro import keras as keras
     from cerebro import native as native
     from cerebro import optuna as optuna
     from cerebro import ray as ray
     from cerebro import sklearn as sklearn
+    from cerebro import spark as spark
     from cerebro import testing as testing
     from cerebro import torch as torch
+    from cerebro.api.plan import Plan, plan
+    from cerebro.api.refit import refit
+    from cerebro.api.replay import Replay, replay
 
-__version__ = version()
+    __version__: str
 
 open = open_run
 
-# Names for ``from cerebro import *``: neither `open`, which would replace the built-in, nor the
-# modules that need a framework.
+# Names for ``from cerebro import *``. Left out are `open`, which would replace the built-in, and
+# the modules that need a framework.
 
 __all__ = [
     "ASHA",
@@ -119,6 +124,7 @@ __all__ = [
     "loguniform",
     "normal",
     "plan",
+    "refit",
     "replay",
     "resume",
     "search",
@@ -130,13 +136,42 @@ __all__ = [
     "when",
 ]
 
-_LAZY = ("jax", "native", "optuna", "ray", "sklearn", "testing", "torch")
-_MODULES = ("control", "data", "errors", "searchers", "space", "transforms", *_LAZY)
+_LAZY = (
+    "cluster",
+    "dask",
+    "jax",
+    "keras",
+    "native",
+    "optuna",
+    "ray",
+    "sklearn",
+    "spark",
+    "testing",
+    "torch",
+)
+_MODULES = ("callbacks", "control", "data", "errors", "searchers", "space", "transforms", *_LAZY)
+
+_LATER = {
+    "Plan": "plan",
+    "plan": "plan",
+    "Replay": "replay",
+    "replay": "replay",
+    "refit": "refit",
+}
+"""Names that most programs do not use, with the module of `cerebro.api` that defines each."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        found = getattr(importlib.import_module(f"cerebro.api.{_LATER[name]}"), name)
+        globals()[name] = found
+        return found
     if name in _MODULES:
         return importlib.import_module(f"cerebro.{name}")
+    if name == "__version__":
+        from cerebro.machine.environment import version
+
+        return version()
     raise AttributeError(f"module 'cerebro' has no attribute {name!r}")
 
 

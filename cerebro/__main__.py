@@ -1,4 +1,4 @@
-"""``python -m cerebro``: the command line, see :mod:`cerebro.cli`."""
+"""Run the command line for ``python -m cerebro``; see :mod:`cerebro.cli`."""
 
 import os
 import sys
@@ -7,8 +7,9 @@ import sys
 def put_working_directory_last(path: list[str]) -> None:
     """Keep files in the working directory, such as ``torch.py``, from replacing libraries.
 
-    ``python -m`` puts the directory first. ``build`` may be in a module there, so it stays, last;
-    the file that ``run`` is given has its folder put first, as a script has.
+    ``python -m`` puts the working directory first. It stays in the path, but last, because
+    ``build`` may be in a module there. The folder of the file passed to ``run`` is put first, as
+    for a script.
     """
     if path and path[0] in ("", os.getcwd()):  # noqa: PTH109
         del path[0]

@@ -147,13 +147,17 @@ class Tensor:
 class Loader:
     """An iterator of batches of shuffled rows, gathered in C and reused for many passes.
 
-    ``parts`` has a pair (reader, rows) per shard of the view; ``plan`` comes from
+    ``parts`` has a pair (reader, rows) per shard of the view, or a triple with running sums of the
+    rows' weights, by which they are then drawn; ``plan`` comes from
     ``cerebro.transforms.compile``. Batches are dicts of the framework's tensors.
     """
 
     def __new__(
         cls,
-        parts: Sequence[tuple[ShardReader, tuple[int, int] | NDArray[np.uint32]]],
+        parts: Sequence[
+            tuple[ShardReader, tuple[int, int] | NDArray[np.uint32]]
+            | tuple[ShardReader, tuple[int, int] | NDArray[np.uint32], NDArray[np.uint64] | None]
+        ],
         plan: Sequence[dict[str, Any]],
         *,
         batch_size: int,
@@ -312,14 +316,99 @@ def run_unit(
     *,
     beat: BeatPage | None = None,
     sums: dict[str, tuple[float, float]] | None = None,
+    replays: list[Replay] | None = None,
 ) -> UnitResult:
     """Call ``step(batch)`` for every batch of `loader` and sum the metrics.
 
     A metric is a number, a tensor of one number, or ``(mean, weight)``; the default weight is the
-    batch's rows. Sums are float64, in batch order, and continue from `sums`. Raises
+    batch's rows. Sums are float64, in batch order, and continue from `sums`. Where one of
+    `replays`, to which `step` may add, fits a batch of a `Loader` in main memory, it takes the step
+    instead. Raises
     ``UnitCancelled`` if the page's flag is set, TypeError naming a metric that is not a number, and
     any error of `step`.
     """
+
+class Elementwise:
+    """Operators on float32 tensors, with PyTorch's rounding; called, it runs them.
+
+    Tensors are addresses of memory that must outlive this object.
+
+    Parameters
+    ----------
+    calls
+        ``(name, elements, result, first, second, third operand, number, value)``: 0 for an operand
+        that it has not; `number` is an index in `numbers` or -1, `value` a tensor of one number.
+    numbers
+        A writable array of float64, read whenever the calls run.
+    fused
+        Whether a multiplication and the addition after it round once.
+    sqrt
+        The address of ``vmsSqrt``; 0: the correctly rounded root.
+    """
+
+    def __new__(
+        cls,
+        calls: Iterable[tuple[str, int, int, int, int, int, int, int]],
+        numbers: Any,
+        fused: bool,
+        sqrt: int,
+    ) -> Elementwise: ...
+    def __call__(self) -> None: ...
+
+class Regions:
+    """Pieces of memory that are saved, restored and compared at once.
+
+    A buffer has the bytes of all regions, one after the other.
+
+    Parameters
+    ----------
+    regions
+        ``(address, bytes)`` of memory that must outlive this object.
+    """
+
+    def __new__(cls, regions: Iterable[tuple[int, int]]) -> Regions: ...
+    @property
+    def nbytes(self) -> int: ...
+    def save(self, buffer: Buffer | _Array, /) -> None: ...
+    def restore(self, buffer: Buffer | _Array, /) -> None: ...
+    def differing(
+        self, buffer: Buffer | _Array, other: Buffer | _Array | None = None, /
+    ) -> int | None:
+        """Return the index of the first region whose bytes differ between a buffer and the memory.
+
+        With `other`, two buffers are compared. None if all bytes are equal.
+        """
+
+class Replay:
+    """A recorded step that :func:`run_unit` takes without Python code.
+
+    Tensors are addresses of memory that must outlive this object.
+
+    Parameters
+    ----------
+    inputs
+        ``(address, dtype, shape, strides)``, in the order of a batch's columns.
+    calls
+        ``(callable, arguments, keywords or None)``, called in turn within ``context()``.
+    numbers
+        ``(formula, lr, beta, steps taken, target, dtype of the target)``: the optimizer's numbers
+        that change with every step.
+    metrics
+        ``(name, value, weight or None)``; a value is a number or ``(address, dtype)``.
+    """
+
+    runs: int
+    def __new__(
+        cls,
+        inputs: Iterable[tuple[int, str, tuple[int, ...], tuple[int, ...]]],
+        calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any] | None]],
+        numbers: Iterable[tuple[str, float, float, int, int, str]],
+        metrics: Iterable[tuple[str, Any, Any]],
+        context: Callable[[], Any],
+    ) -> Replay: ...
+
+def step_number(formula: str, lr: float, beta: float, t: float, /) -> float:
+    """Return a number as a :class:`Replay` computes it for step `t`."""
 
 class NativeNet:
     """A small convolutional network in C; all its parts are initially zeros.

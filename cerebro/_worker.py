@@ -1,8 +1,9 @@
-"""The program of a worker process: ``python -m cerebro._worker SOCKET PAGE``.
+"""Run a worker process: ``python -m cerebro._worker SOCKET PAGE``.
 
-Both arguments are inherited file descriptors. The worker answers each task with one event. It ends
-with its coordinator, even in the middle of a unit: the C thread of the heartbeat ends the process,
-regardless of Python.
+Both arguments are inherited file descriptors. ``python -m cerebro._worker serve ...`` is the fork
+server, whose forks are workers (`cerebro.executors.fork_server`). A worker answers each task with
+one event. It ends with its coordinator, even in the middle of a unit: the C thread of the heartbeat
+ends the process, whatever Python is doing.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,25 +23,36 @@ import cloudpickle
 
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
+from cerebro.executors import fork_server
 from cerebro.executors.received import opened
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
 from cerebro.worker.blame import bases_of, describe
 from cerebro.worker.jobs import execute
 from cerebro.worker.log import flush_output
-from cerebro.worker.messages import CheckDone, Event, Job, RunContext, Task, UnitFailed
+from cerebro.worker.messages import (
+    CheckDone,
+    Event,
+    Job,
+    RunContext,
+    ShardFailed,
+    ShardTask,
+    Task,
+    UnitFailed,
+)
 from cerebro.worker.runner import UnitRunner
 
 BEAT_MILLISECONDS = 100
 IMPORT_SECONDS = 30.0
-"""Extra time for importing libraries in a process's first `build`, beyond `unit_timeout`."""
+"""The seconds for importing libraries in a process's first `build`, in addition to `unit_timeout`.
+"""
 STANDARD_ERROR = 2
 
 
 def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard.enter_worker()  # an imported script must not start a search
-    faulthandler.enable(STANDARD_ERROR)  # a crash in C code leaves its traceback in the log
+    faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
     connection = Connection(int(arguments[0]))
     beat = _core.BeatPage(int(arguments[1]))
     beat.start_beating(BEAT_MILLISECONDS, connection.fileno())
@@ -50,17 +63,17 @@ def main(arguments: list[str]) -> NoReturn:
     except (EOFError, ConnectionResetError, BrokenPipeError):
         leave()
     except BaseException as error:
-        # The coordinator notices the end of the process; it has no use for a traceback.
+        # The coordinator notices that the process has ended, so it does not need a traceback.
         print(f"cerebro: a worker process ends: {describe(error)}", file=sys.stderr)
         flush_output()
-        os._exit(1)  # without the threads and exit handlers of the user's code
+        os._exit(1)  # skips the threads and exit handlers of the user's code
 
 
 class BeatClock:
     """Reports a task's start to the coordinator, and dumps a late task's traceback to the log.
 
-    Importing libraries does not count as a unit's time: the first `build` of a process gets extra
-    time.
+    The time for importing libraries does not count as a unit's time, so the first `build` of a
+    process gets extra time.
     """
 
     def __init__(self, beat: _core.BeatPage) -> None:
@@ -95,7 +108,7 @@ class BeatClock:
 
 
 class Worker:
-    """Handle the messages that arrive on the socket."""
+    """Handles the messages that arrive on the socket."""
 
     def __init__(self, connection: Connection, beat: _core.BeatPage) -> None:
         self._connection = connection
@@ -105,8 +118,8 @@ class Worker:
         self._number = -1
         self._trouble = ""  # why the run could not be loaded
         self._data_trouble = False
-        self._bases: tuple[str, ...] = ()  # of the exception that is the trouble
-        self._sources: Sources = {}
+        self._bases: tuple[str, ...] = ()  # of the exception that caused the trouble
+        self._sources: Sources = dict(fork_server.imported)
 
     def handle(self, message: tuple[Any, ...]) -> None:
         kind, *rest = message
@@ -115,13 +128,13 @@ class Worker:
         elif kind == "begin":
             self._begin(*rest)
         elif kind == "run":
-            self._connection.send_bytes(cloudpickle.dumps(self._execute(rest[0])))
+            self._connection.send_bytes(_packed(self._execute(rest[0])))
         elif kind == "end":
             self._end()
             self._connection.send_bytes(cloudpickle.dumps(self._sources))
 
     def _preload(self, path: list[str], modules: list[str]) -> None:
-        """Import modules before there is a run; `begin` reports what cannot be imported."""
+        """Import modules before a run begins; `begin` reports modules that cannot be imported."""
         sys.path[:] = path
         for module in modules:
             with contextlib.suppress(Exception):
@@ -133,18 +146,18 @@ class Worker:
         self._number = number
         self._trouble = ""
         self._data_trouble = False
-        # The parent's imports must be found here, before its code is unpacked.
+        # The modules that the parent imports must be found here before its code is unpickled.
         sys.path[:] = path
         sys.argv[:] = argv  # a script may read its arguments anywhere
         try:
             os.chdir(directory)
             run: RunContext = opened(context)
-            note_imported(self._sources)
+            note_imported(self._sources, fork_server.last_imported)
             self._clock.limit = run.unit_timeout
             self._runner = UnitRunner(
                 run, worker=number, beat=self._beat, own_process=True, clock=self._clock
             )
-        except BaseException as error:  # the module of build may raise anything
+        except BaseException as error:  # the module that defines build may raise anything
             self._trouble = f"a worker cannot load the run: {describe(error)}"
             self._data_trouble = isinstance(error, CorruptDataError)
             self._bases = bases_of(error)
@@ -159,16 +172,26 @@ class Worker:
     def _answer(self, task: Job) -> Event:
         if self._runner is not None:
             return execute(self._runner, task)
+        kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
+        if isinstance(task, ShardTask):
+            return ShardFailed(self._number, task, kind, self._trouble)
         if not isinstance(task, Task):
             return CheckDone(self._number, (), error=self._trouble)
-        kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
         return UnitFailed(self._number, task, kind, self._trouble, bases=self._bases)
 
     def _end(self) -> None:
-        note_imported(self._sources)  # imported during the run
+        note_imported(self._sources, fork_server.last_imported)  # modules imported during the run
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+
+
+def _packed(event: Event) -> bytes:
+    """Pickle an event; use cloudpickle, which is slower, only for objects of the user's code."""
+    try:
+        return pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return cloudpickle.dumps(event)  # type: ignore[no-any-return]
 
 
 def leave() -> NoReturn:
@@ -179,4 +202,6 @@ def leave() -> NoReturn:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "serve":
+        main(fork_server.serve(sys.argv[2:]))
     main(sys.argv[1:])

@@ -1,7 +1,8 @@
 """Check arguments, and explain keywords that do not exist.
 
-Users know the words of Optuna, Ray Tune, Keras, Lightning and scikit-learn. A function decorated
-with `answers` responds to one of these with its own word, and to a misspelled one with the nearest.
+Users know the keywords of Optuna, Ray Tune, Keras, Lightning and scikit-learn. If a function
+decorated with `answers` is called with one of them, the error names the function's own keyword. For
+a misspelled keyword, the error names the most similar one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from cerebro.errors import InputError
+from cerebro.errors import InputError, plainly
 from cerebro.machine.imports import PACKAGE
 
 MAX_INT32 = 2**31 - 1
@@ -43,23 +44,24 @@ def whole_number(
 ) -> int | None:
     """Return an argument as an int.
 
-    NumPy's numbers and floats such as 5.0 are whole numbers, too; bools and text are not.
+    NumPy integers and floats such as 5.0 are accepted as integers, too; bools and text are not.
 
     Parameters
     ----------
     name
-        The argument's name in messages.
+        The argument's name, for messages.
     value
         The argument's value.
     least, most
-        The bounds, inclusive; `most` None: that of an int32, as in the C core.
+        The bounds, inclusive; if `most` is None, the upper bound is that of an int32, as in the C
+        core.
     optional
-        Return None for None.
+        Whether to return None for None.
 
     Raises
     ------
     InputError
-        If the value is not a whole number within the bounds.
+        If the value is not an integer within the bounds.
     """
     if value is None and optional:
         return None
@@ -107,23 +109,23 @@ def real_number(
     finite: bool = False,
     optional: bool = False,
 ) -> float | None:
-    """Return an argument as a float: anything that `float` takes, except bools.
+    """Return an argument as a float; accept anything that `float` accepts, except bools.
 
     Parameters
     ----------
     name, value, optional
-        As in :func:`whole_number`.
+        As for :func:`whole_number`.
     above, below
         Exclusive bounds.
     least, most
         Inclusive bounds.
     finite
-        Refuse infinity and NaN.
+        Whether to reject infinity and NaN.
 
     Raises
     ------
     InputError
-        If the value is not a number, or out of bounds.
+        If the value is not a number, or is out of bounds.
     """
     if value is None and optional:
         return None
@@ -147,7 +149,7 @@ def real_number(
 
 
 def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
-    """Check an argument with a few legal values."""
+    """Raise InputError unless an argument has one of the allowed values."""
     if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
@@ -159,11 +161,13 @@ R = TypeVar("R")
 _HERE = str(PACKAGE) + os.sep
 
 Words = Mapping[str, str]
-"""Other libraries' words to ours, or to a sentence (which has a space) if we have no equivalent."""
+"""Keywords of other libraries, mapped to ours. A keyword without a counterpart is mapped to a
+sentence of advice, recognizable by its spaces.
+"""
 
 
 class KeywordError(InputError, TypeError):
-    """A function was called with a keyword that it does not have."""
+    """Raised if a function is called with a keyword that it does not have."""
 
 
 _TRIALS = ("trials", "num_trials", "max_trials", "n_iter", "max_evals", "n_samples")
@@ -255,7 +259,7 @@ OPTIMIZE: Words = {
     **_to("catch", "except", "errors"),
 }  # fmt: skip
 
-_OWN_OF_FIT = ("param_space", "scheduler", "num_samples")  # elsewhere other libraries' words
+_OWN_OF_FIT = ("param_space", "scheduler", "num_samples")  # elsewhere other libraries' keywords
 
 FIT: Words = {
     **{key: word for key, word in SEARCH.items() if key not in _OWN_OF_FIT},
@@ -296,13 +300,81 @@ TORCH_MODEL: Words = {
     **_to("accumulate", "accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"),
     **_to("amp", "precision", "mixed_precision", "fp16", "bf16", "autocast"),
     **_to("target", "targets", "label", "labels", "y"),
+    **_to("weight", "sample_weight", "weights", "sample_weights"),
+    **_to("give it to the loss: torch.nn.CrossEntropyLoss(weight=...)", "class_weight",
+          "class_weights", "pos_weight"),
     **_to("inputs", "input", "x", "features"),
     **_to("metrics", "metric"),
     **_to("augment", "augmentation", "transform", "transforms"),
-    **_to("step", "train_step", "training_step"),
+    **_to("step", "training_step"),
     **_to("search() takes it", "epochs", "max_epochs", "callbacks", "batch_size", "seed"),
     **_to("leave it out: workers move the model to info.device; search() takes devices=",
           "device"),
+}  # fmt: skip
+
+KERAS_CALLBACKS = (
+    "callbacks of Keras cannot follow a model from worker to worker: stop with "
+    "search(stop=cerebro.EarlyStopping(...)), keep states with search(keep=...), and change the "
+    "learning rate with a schedule of keras.optimizers.schedules"
+)
+
+KERAS_MODEL: Words = {
+    **_to("net", "model", "network"),
+    **_to("inputs", "input", "x", "features"),
+    **_to("target", "targets", "label", "labels", "y"),
+    **_to("weight", "sample_weight", "weights", "sample_weights"),
+    **_to("class_weight", "class_weights"),
+    **_to("give it to net.compile() in build", "optimizer", "loss", "metrics", "loss_weights",
+          "weighted_metrics", "jit_compile", "run_eagerly"),
+    **_to(KERAS_CALLBACKS, "callbacks", "callback"),
+    **_to("search() takes it", "epochs", "batch_size", "validation_data", "validation_split",
+          "seed", "verbose"),
+}  # fmt: skip
+
+
+_BY_SEARCH = "leave it out: search() decides it"
+
+LIGHTNING_WORDS: Words = {
+    **_to("module", "model", "net", "lightning_module"),
+    **_to("inputs", "batch", "columns"),
+    **_to("gradient_clip_val", "clip_norm", "max_grad_norm", "clip_value"),
+    **_to("accumulate_grad_batches", "accumulate", "gradient_accumulation_steps"),
+    **_to("precision", "amp", "mixed_precision"),
+    **_to("search() takes epochs=", "max_epochs", "epochs", "min_epochs", "max_steps"),
+    **_to("search() takes callbacks=", "callbacks", "logger", "enable_progress_bar"),
+    **_to("search() takes batch_size= and data", "batch_size", "train_dataloaders", "datamodule",
+          "val_dataloaders"),
+    **_to(_BY_SEARCH, "strategy", "devices", "accelerator", "num_nodes", "trainer", "device",
+          "deterministic", "num_sanity_val_steps", "enable_checkpointing", "default_root_dir"),
+    **_to("the module has them: configure_optimizers", "optimizer", "scheduler", "lr"),
+    **_to("the module has them: training_step and validation_step", "loss", "metrics", "step"),
+}  # fmt: skip
+
+
+TRANSFORMERS_WORDS: Words = {
+    **_to("model", "net", "module"),
+    **_to("collator", "data_collator", "collate_fn"),
+    **_to("clip_norm", "max_grad_norm", "gradient_clip_val"),
+    **_to("accumulate", "gradient_accumulation_steps", "accumulate_grad_batches"),
+    **_to("amp", "bf16", "fp16", "precision"),
+    **_to("scheduler", "lr_scheduler", "lr_scheduler_type"),
+    **_to("give it to the optimizer: torch.optim.AdamW(model.parameters(), lr=...)", "lr",
+          "learning_rate", "weight_decay"),
+    **_to("search() takes epochs=", "num_train_epochs", "epochs"),
+    **_to("search() takes the data", "train_dataset", "eval_dataset"),
+    **_to("give optimizer=, scheduler=, clip_norm=, accumulate= and amp=", "args",
+          "training_args"),
+    **_to("give it to the collator", "tokenizer", "processing_class"),
+    **_to("search() takes it", "callbacks", "batch_size", "seed"),
+    **_to("the model computes its loss from labels", "loss", "target", "compute_loss_func"),
+}  # fmt: skip
+
+SKORCH_WORDS: Words = {
+    **_to("net", "model", "module", "estimator"),
+    **_to("make_scheduler", "scheduler", "lr_scheduler"),
+    **_to("clip_norm", "gradient_clip_value", "max_grad_norm"),
+    **_to("the net has it: set it there", "optimizer", "criterion", "loss", "lr"),
+    **_to("search() takes it", "epochs", "max_epochs", "callbacks", "batch_size", "seed"),
 }  # fmt: skip
 
 
@@ -312,18 +384,20 @@ def answers(
     also: tuple[str, ...] = (),
     name: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a function: the error for an unknown keyword names the intended one.
+    """Return a decorator that explains wrong keywords and shortens tracebacks.
+
+    A call with an unknown keyword raises KeywordError; its message names the intended keyword.
 
     Parameters
     ----------
     words
-        Other libraries' words for its arguments.
+        The keywords of other libraries for the function's arguments.
     passes_to
         The function that receives its ``**options``.
     also
-        More names that it accepts as ``**options``.
+        Further names that it accepts as ``**options``.
     name
-        The function's name in messages; default: its own.
+        The function's name in messages; default: its own name.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -339,7 +413,7 @@ def answers(
                 raise KeywordError(_answer(called, wrong, words, sorted(known)))
             return function(*args, **kwargs)
 
-        return answering
+        return plainly(answering)
 
     return decorate
 

@@ -1,13 +1,14 @@
-"""Commands to a running search: stop, pause, continue.
+"""Send commands to a live run: stop, pause, continue.
 
 A command is a small JSON file that is written under a temporary name and renamed into the run's
 ``control`` folder. The coordinating process checks the folder between units and at least once a
-second, executes commands in the order of their names, and removes each once it has taken effect. No
-port is opened, and write access to the folder is permission to command the run.
+second, carries out commands in the order of their file names, and removes each file once its
+command has taken effect. No port is opened: write access to the folder gives permission to control
+the run.
 
     {"command": "pause", "trial": 3}
 
-Without ``trial``, the command is for the whole run. Any other file in the folder is removed and
+Without ``trial``, the command applies to the whole run. Any other file in the folder is removed and
 noted among the run's events; it never harms the run.
 """
 
@@ -56,7 +57,7 @@ class Command:
         Raises
         ------
         ValueError
-            The text is not a command; the message says why in a few words.
+            If the text is not a command; the message gives the reason in a few words.
         """
         try:
             value = json.loads(text)
@@ -69,7 +70,7 @@ class Command:
             raise ValueError(f"its command is not one of {', '.join(VERBS)}")
         whole = isinstance(trial, int) and not isinstance(trial, bool) and 0 <= trial <= MAX_TRIAL
         if trial is not None and not whole:
-            raise ValueError("its trial is not a trial's number")
+            raise ValueError(f"its trial must be a number from 0 to {MAX_TRIAL}")
         return cls(verb, trial)
 
     def __str__(self) -> str:
@@ -77,10 +78,10 @@ class Command:
 
 
 def stop(run: str | os.PathLike[str], trial: int | None = None) -> None:
-    """Stop a run in progress, or one of its trials.
+    """Stop a live run, or one of its trials.
 
-    A run stops within a batch (with ``workers=0``, after the running unit): all finished units are
-    kept, and `cerebro.resume` continues from there. A trial ends as ``stopped`` when its running
+    A run stops within a batch (with ``workers=0``, after the current unit). All finished units are
+    kept, and `cerebro.resume` continues from there. A trial ends as ``stopped`` when its current
     unit is done; its epochs are kept and count.
 
     Parameters
@@ -93,32 +94,32 @@ def stop(run: str | os.PathLike[str], trial: int | None = None) -> None:
     Raises
     ------
     InputError
-        The run is not in progress, the trial does not exist, or it has ended.
+        If the run is not live, if the trial does not exist, or if the trial has ended.
     OSError
-        The run's folder cannot be written.
+        If the run's folder cannot be written.
     """
     send(run, Command("stop", trial))
 
 
 def pause(run: str | os.PathLike[str], trial: int | None = None) -> None:
-    """Pause a run in progress, or one of its trials, until `go_on`.
+    """Pause a live run, or one of its trials, until `go_on`.
 
-    Running units are finished; workers then stay idle and keep their models. A run's ``time_limit``
-    keeps counting. A paused run can be stopped. Parameters and errors are those of `stop`.
+    Current units are finished; workers then stay idle and keep their models. A run's ``time_limit``
+    keeps counting. A paused run can be stopped. The parameters and errors are those of `stop`.
     """
     send(run, Command("pause", trial))
 
 
 def go_on(run: str | os.PathLike[str], trial: int | None = None) -> None:
-    """Continue a paused run, or a paused trial; does nothing if it is not paused.
+    """Continue a paused run, or a paused trial; do nothing if it is not paused.
 
-    Parameters and errors are those of `stop`.
+    The parameters and errors are those of `stop`.
     """
     send(run, Command("continue", trial))
 
 
 def send(run: str | os.PathLike[str], command: Command) -> None:
-    """Send a command to the process that trains a run; see `stop`, `pause` and `go_on`."""
+    """Send a command to the process that is training a run; see `stop`, `pause` and `go_on`."""
     folder = path_of("run", run)
     with reader(folder) as connection:
         check_is_trained(folder, read_meta(connection))
@@ -141,9 +142,9 @@ def _number(trial: Any) -> int:
 
 
 def put(control: Path, command: Command) -> Path:
-    """Write a command's file; it appears complete or not at all."""
+    """Write a command's file, which appears either complete or not at all."""
     control.mkdir(exist_ok=True)
-    # Ordered by time; for equal times, each sender's commands keep their order.
+    # Names are ordered by time; for equal times, the commands of each sender keep their order.
     name = f"{time.time_ns():020d}-{os.getpid()}-{next(_count):06d}.json"
     temporary = control / f".{name}"
     try:
@@ -160,7 +161,7 @@ def put(control: Path, command: Command) -> Path:
 
 
 def check_is_trained(folder: Path, meta: dict[str, Any]) -> None:
-    """Raise InputError if the run is not in progress."""
+    """Raise InputError if the run is not live."""
     status = meta["status"]
     if status != "running":
         raise InputError(f"{folder} is {status}: the run is not in progress")

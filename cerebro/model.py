@@ -20,7 +20,7 @@ FRAMEWORKS = ("torch", "numpy", "jax", "dlpack")
 
 @dataclass(frozen=True)
 class Info:
-    """Facts about the search, for the model that it trains.
+    """Facts about a trial and its search, passed to ``build`` as its second argument.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Info:
     steps_per_epoch
         Training batches per epoch.
     total_steps
-        Training batches in all: ``epochs * steps_per_epoch``.
+        Training batches in total: ``epochs * steps_per_epoch``.
     batch_size
         Rows per training batch.
     trial
@@ -62,7 +62,7 @@ class Info:
     fold: int | None = None
 
     def num_classes(self, column: str = "y") -> int:
-        """Return the number of classes of a label column, named or numbered.
+        """Return the number of classes of a label column, with or without class names.
 
         See `cerebro.Dataset.num_classes`.
         """
@@ -72,7 +72,7 @@ class Info:
 class Model(Protocol):
     """The methods that every model has.
 
-    Metric values are floats or 0-d tensors, means over the batch's rows, or pairs ``(mean,
+    A metric's value is a float or a 0-d tensor, the mean over the batch's rows, or a pair ``(mean,
     weight)``. These attributes and methods are optional:
 
     ``framework``
@@ -81,21 +81,29 @@ class Model(Protocol):
         True if the model never computes on a GPU; a search with ``devices="auto"`` then uses the
         CPU.
     ``loads_in_place``
-        True if a state may be copied into the tensors that `state_dict` returns (they belong to the
-        model alone), which saves memory.
+        True if a state may be loaded by copying it into the tensors that `state_dict` returns. This
+        saves memory, but these tensors must belong to the model alone.
+    ``columns_read``
+        The names of all columns that the model reads in training and evaluation. Batches then have
+        only these columns, and the files of the others are not read. None (default): batches have
+        all columns.
     ``bind_info(info)``
         Called once, after `build`.
     ``begin_epoch(epoch)``, ``end_epoch(epoch, metrics)``
-        Called around an epoch (from 0); the second after validation, before the epoch's state is
-        hashed.
+        Called before and after an epoch, numbered from 0. `end_epoch` is called after validation
+        and before the epoch's state is hashed. It may return a mapping of training metrics that are
+        not means over batches; they become metrics of the epoch.
     ``end_unit()``
         Called after the last training batch of a unit, before its state is saved.
+    ``training_metrics() -> dict``
+        Called after `end_unit`. Returns the metrics over the epoch's training batches so far; they
+        replace the means of the values that `train_batch` returned.
     ``evaluate(batches) -> dict``
-        Replaces `eval_batch` for a whole validation pass.
+        Called once for a whole validation pass, instead of `eval_batch` for each batch.
     ``predict_batch(batch)``
         Returns the outputs for a batch.
     ``load_clone(state, config)``
-        Replaces `load_state_dict` if the state is another trial's.
+        Called instead of `load_state_dict` if the state is from another trial.
     """
 
     def train_batch(self, batch: dict[str, Any]) -> Mapping[str, Any] | None:
@@ -153,18 +161,31 @@ def check_model(model: object) -> None:
 
 
 NO_KERAS = (
-    "Keras is not supported yet (its layers would not know when they train, and dropout would do "
-    "nothing): make the network with torch.nn and its optimizer with torch.optim"
+    "compile a Keras model, net.compile(optimizer, loss), and return cerebro.keras.Model(net)"
 )
 
 
 def is_keras(value: object) -> bool:
-    """Whether an object's class or one of its base classes is from Keras."""
+    """Return whether an object's class or one of its base classes is from Keras."""
     packages = {kind.__module__.partition(".")[0] for kind in type(value).__mro__}
     return not packages.isdisjoint(("keras", "tf_keras"))
 
 
+_CONVERTERS = {
+    "LightningModule": "convert it: cerebro.torch.from_lightning(module, inputs=[...])",
+    "PreTrainedModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
+    "PeftModel": "convert it: cerebro.torch.from_transformers(model, optimizer=...)",
+    "NeuralNet": "convert it: cerebro.torch.from_skorch(net)",
+}
+
+_PACKAGES = ("lightning", "pytorch_lightning", "transformers", "peft", "skorch")
+
+
 def _hint(model: object) -> str:
+    for kind in type(model).__mro__:
+        package = kind.__module__.partition(".")[0]
+        if kind.__name__ in _CONVERTERS and package in _PACKAGES:
+            return f"; {_CONVERTERS[kind.__name__]}"
     if hasattr(model, "parameters") and hasattr(model, "forward"):
         return "; wrap the network: cerebro.torch.Model(net, optimizer=..., loss=...)"
     if hasattr(model, "partial_fit"):
@@ -204,7 +225,7 @@ Columns = str | Sequence[str] | Mapping[str, str]
 
 
 def column_names(what: str, columns: Any) -> list[str]:
-    """Return the columns that the argument `what` names.
+    """Return the names of the columns in `columns`, the value of the argument named `what`.
 
     Raises
     ------
@@ -225,8 +246,32 @@ def column_names(what: str, columns: Any) -> list[str]:
     return names
 
 
+def read_columns(model: Any, columns: Mapping[str, Any]) -> list[str] | None:
+    """Return the data set's columns that a model reads, in the data set's order; None: all.
+
+    If the model names a missing column, return None, so that the model's error can list all
+    columns.
+    """
+    named = getattr(model, "columns_read", None)
+    if named is None:
+        return None
+    wanted = {_column_of(name, columns) for name in named}
+    if not wanted <= columns.keys():
+        return None
+    return [name for name in columns if name in wanted]
+
+
+def _column_of(name: str, columns: Mapping[str, Any]) -> str:
+    """Return the stored column of the batch entry `name`; a ragged column has three entries."""
+    for suffix in ("_mask", "_length"):
+        whole = name.removesuffix(suffix)
+        if name not in columns and whole != name and getattr(columns.get(whole), "ragged", False):
+            return whole
+    return name
+
+
 def make_getter(columns: Columns) -> Callable[[Batch], Any]:
-    """Return the function that takes columns from a batch: one, a tuple, or a dict."""
+    """Return a function that gets `columns` from a batch: one column, a tuple, or a dict."""
     if isinstance(columns, str):
         return itemgetter(columns)
     if isinstance(columns, Mapping):
@@ -263,7 +308,7 @@ def loss_of(output: Any) -> Any:
 
 
 def named_functions(what: str, functions: Any) -> dict[str, Callable[..., Any]]:
-    """Check a mapping of names to functions; None is an empty one."""
+    """Check a mapping of names to functions and return it as a dict; None means no functions."""
     if functions is None:
         return {}
     if not isinstance(functions, Mapping) or not all(callable(f) for f in functions.values()):
@@ -274,23 +319,23 @@ def named_functions(what: str, functions: Any) -> dict[str, Callable[..., Any]]:
 def check_metrics(
     loss: Any, step: Any, metrics: Mapping[str, Any], whole: Mapping[str, Any]
 ) -> None:
-    """Raise InputError for metrics without outputs to compute them from, or two of one name."""
+    """Raise InputError if metrics lack the outputs that they need, or if two have the same name."""
     if step is not None and (loss is not None or metrics):
         raise InputError("step replaces loss and metrics: return them from step instead")
     if step is not None and whole:
         raise InputError("epoch_metrics need outputs, which step does not return: give loss")
     both = metrics.keys() & whole.keys()
     if both or "loss" in {**metrics, **whole}:
-        raise InputError(f"two metrics are called {next(iter(both), 'loss')!r}")
+        raise InputError(f"two metrics are called {next(iter(both), 'loss')!r}: rename one")
 
 
 def rows_of_all(columns: Mapping[str, Any]) -> int:
-    """Return the number of rows, which all columns must share.
+    """Return the number of rows, which must be the same in all columns.
 
     Raises
     ------
     InputError
-        If they differ.
+        If the columns differ in their number of rows.
     """
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -299,12 +344,12 @@ def rows_of_all(columns: Mapping[str, Any]) -> int:
 
 
 class Means:
-    """Means of metrics over batches, summed in float64 in their order.
+    """Means of metrics over batches, summed in float64 in the order of the batches.
 
     Parameters
     ----------
     floats
-        Reads a list of numbers from any device: called once, after the last batch.
+        Converts a list of numbers on any device to floats. Called once, after the last batch.
     """
 
     def __init__(self, floats: Callable[[list[Any]], list[float]]) -> None:
@@ -342,21 +387,27 @@ class Means:
 class BaseModel:
     """Evaluation and prediction over all rows, for the models of torch, JAX and scikit-learn.
 
-    A subclass measures and predicts one batch; `_target` and `_epoch_metrics` are read only by the
-    defaults here.
+    A subclass implements `_measure` and `predict_batch`, for one batch. Only the default methods of
+    this class read `_target` and `_epoch_metrics`.
     """
 
     framework: str
+    columns_read: list[str] | None = None
     _inputs: Columns
     _target: Columns | None
     _epoch_metrics: Mapping[str, Callable[..., Any]]
-    _array_types: tuple[type, ...] = (np.ndarray,)  # stand for the only input column
+    _array_types: tuple[type, ...] = (np.ndarray,)  # taken as the only input column
     _pass_rows = 256
 
     @property
     def evaluates_whole(self) -> bool:
         """Whether validation needs :meth:`evaluate` rather than :meth:`eval_batch`."""
         return bool(self._epoch_metrics)
+
+    @property
+    def _keeps_outputs(self) -> bool:
+        """Whether an evaluation pass keeps the arrays of its batches for `_whole`."""
+        return self.evaluates_whole
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """Return the loss and all metrics over all rows.
@@ -366,8 +417,8 @@ class BaseModel:
         data
             A :class:`cerebro.Dataset`, a mapping of columns to arrays, or an iterable of batches.
         batch_size
-            Rows per batch, unless `data` is an iterable of batches; None: 256, in scikit-learn
-            4096.
+            Rows per batch, unless `data` is an iterable of batches; None: 256, or 4096 for
+            scikit-learn models.
 
         Returns
         -------
@@ -378,14 +429,14 @@ class BaseModel:
         Raises
         ------
         InputError
-            If there are no rows, or `data` is something else.
+            If `data` has no rows, or is none of the above.
         """
         means = Means(self._floats)
         kept: list[tuple[Any, ...]] = []
         for batch in self._batches(data, batch_size):
             values, parts = self._measure(batch)
             means.add(batch, values)
-            if self.evaluates_whole:
+            if self._keeps_outputs:
                 kept.append(parts)
         result = means.take()
         if kept:
@@ -410,9 +461,10 @@ class BaseModel:
         Returns
         -------
         array
-            In host memory, shape (rows, ...): a PyTorch tensor, otherwise a NumPy array; in the
-            structure of the outputs if there are several. A list of the batches' outputs if their
-            shapes differ by more than rows, as for sequences padded per batch.
+            The outputs in host memory, of shape (rows, ...): a tensor if the model is of PyTorch,
+            otherwise a NumPy array. Several outputs keep their structure. If the batches' outputs
+            differ in more than the number of rows, as for sequences padded per batch, they are
+            returned as a list.
 
         Raises
         ------
@@ -438,7 +490,8 @@ class BaseModel:
         if isinstance(data, Mapping):
             return self._sliced(data, rows)
         if hasattr(data, "in_order"):
-            batches: Iterable[Batch] = data.in_order(rows, self.framework)
+            columns = read_columns(self, data.columns)
+            batches: Iterable[Batch] = data.in_order(rows, self.framework, columns)
             return batches
         if not isinstance(data, Iterable):
             raise InputError(
@@ -454,11 +507,14 @@ class BaseModel:
     # --- what differs between frameworks ----------------------------------------
 
     def _measure(self, batch: Batch) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
-        """Return a batch's metrics, and the parts of it that `_whole` needs, if it is called."""
+        """Return a batch's metrics, and the arrays that `_whole` needs from the batch.
+
+        The arrays may be left out if the model has no metrics computed over a whole pass.
+        """
         raise NotImplementedError
 
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
-        """Return the metrics of a whole pass from the joined parts: here outputs and targets."""
+        """Return metrics over a whole pass from its arrays, by default outputs and targets."""
         arguments = parts[:1] if self._target is None else parts
         found = {name: self._call(f, *arguments) for name, f in self._epoch_metrics.items()}
         return {name: float(v[0] if isinstance(v, tuple) else v) for name, v in found.items()}

@@ -1,8 +1,9 @@
 """A small convolutional network in C: a model that needs no framework.
 
-:class:`Model` has the protocol of every other model: it can be searched, hopped, resumed and
-replayed. It is meant for small images, for tests, and to show that an installation trains and
-reproduces its bits (``python -m cerebro doctor --train``).
+:class:`Model` implements the same protocol as every other model: a search can train it, move it
+between workers, resume it and replay it. It is meant for small images, for tests, and to show that
+an installation trains and reproduces its results bit for bit (``python -m cerebro doctor
+--train``).
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ _Array = NDArray[Any]
 class Model:
     """A network of two convolutions, trained by stochastic gradient descent with momentum.
 
-    Two blocks of a 3x3 convolution with bias and padding 1, ReLU and 2x2 max pooling; then a
-    linear layer and softmax cross-entropy. It computes in float32, in one thread or on a GPU.
+    The network has two blocks, each of a 3x3 convolution with bias and padding 1, ReLU and 2x2 max
+    pooling, and then a linear layer. The loss is softmax cross-entropy. Everything is computed in
+    float32, in one thread or on a GPU.
 
     Parameters
     ----------
     shape
         The shape of an image: (channels, height, width), height and width at least 4.
     classes
-        The number of classes, at least 2. The target counts them from 0.
+        The number of classes, at least 2. In the target, they are numbered from 0.
     filters
         The number of filters of the first and the second convolution.
     lr
@@ -43,8 +45,8 @@ class Model:
     momentum
         From 0 to below 1: ``m = momentum * m + gradient``, then ``value -= lr * m``.
     seed
-        The seed of the initial weights. None: NumPy's global generator, which is seeded for every
-        trial, draws them.
+        The seed of the initial weights. None: the weights are drawn from NumPy's global generator,
+        which is seeded for every trial.
     device
         "cpu", or a GPU such as "cuda" or "cuda:1", which needs cuDNN 9 for the convolutions. In a
         search on GPUs, pass ``info.device``. Batches come from host memory in any case.
@@ -57,9 +59,9 @@ class Model:
     -----
     Initial weights are uniform within ``sqrt(6 / inputs)`` of 0 in convolutions (He et al.,
     "Delving deep into rectifiers", 2015) and within ``1 / sqrt(inputs)`` in the linear layer;
-    initial biases are 0. Metrics are ``loss`` and ``accuracy``. Sums have a fixed order: the same
-    values and batches give the same bits in every process, on machines of one kind; on a GPU, with
-    one version of cuDNN.
+    initial biases are 0. Metrics are ``loss`` and ``accuracy``. Sums have a fixed order, so the
+    same weights and batches give the same bits in every process on machines of the same kind; on
+    GPUs, the version of cuDNN must be the same, too.
 
     Raises
     ------
@@ -172,7 +174,7 @@ class Model:
         if pictures.dtype != np.float32:
             raise InputError(
                 f"inputs: column {self._inputs!r} must be float32, not {pictures.dtype}: use "
-                "data.with_transforms, such as {'x': [cerebro.transforms.Scale(1 / 255)]}"
+                f"data.with_transforms({{{self._inputs!r}: [cerebro.transforms.Scale(1 / 255)]}})"
             )
         if pictures.ndim != 4 or pictures.shape[1:] != self._shape or not len(pictures):
             raise InputError(
@@ -193,9 +195,9 @@ class Model:
     # --- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``values`` and ``momenta``, by part: the network's own memory, not copies.
+        """Return ``values`` and ``momenta`` by part, as arrays in the network's memory, not copies.
 
-        A GPU's memory is copied to the host first.
+        On a GPU, they are first copied to host memory.
         """
         self._net.pull()
         return {"values": dict(self._values), "momenta": dict(self._momenta)}
@@ -206,7 +208,7 @@ class Model:
         Raises
         ------
         StateError
-            The state is a different network's; the message names the part. The model is not
+            The state is from a different network; the message names the part. The model is not
             changed.
         """
         pairs = [
@@ -225,7 +227,11 @@ def _matched(
     """Pair a network's arrays with those of a state, after checking shapes and types."""
     others = state.get(kind)
     if not isinstance(others, Mapping) or set(others) != set(own):
-        raise StateError(f"the state of a cerebro.native.Model has {kind} of {', '.join(own)}")
+        names = ", ".join(map(str, others)) if isinstance(others, Mapping) and others else "nothing"
+        raise StateError(
+            f"the state has {kind} of {names}, but this cerebro.native.Model has {kind} of "
+            f"{', '.join(own)}: build must make the same model from the same configuration"
+        )
     pairs = []
     for name, array in own.items():
         other = np.asarray(others[name])
@@ -239,7 +245,7 @@ def _matched(
 
 
 def _place(device: str) -> tuple[_core.Device | None, str | None]:
-    """Return the GPU and the path of cuDNN; nothing for the CPU."""
+    """Return the GPU and the path of cuDNN; None for both on the CPU."""
     if device == "cpu":
         return None, None
     if not isinstance(device, str) or not re.fullmatch(r"cuda(:\d{1,4})?", device):

@@ -34,7 +34,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from cerebro.api.search import search
-from cerebro.arguments import OPTIMIZE, answers, real_number, whole_number
+from cerebro.arguments import OPTIMIZE, answers, real_number, users_level, whole_number
 from cerebro.coordinator.failures import asks_to_stop
 from cerebro.data.validation import views_of
 from cerebro.errors import InputError, RunError
@@ -54,8 +54,10 @@ from cerebro.worker.models import make_info
 if TYPE_CHECKING:
     from cerebro.data import Dataset
 
+__all__ = ["optimize"]
+
 INTERRUPTED = "cerebro:interrupted"
-"""System attribute of a study's trials that failed because their run was interrupted."""
+"""The system attribute of a study's trials that failed because their run was interrupted."""
 
 
 @answers(OPTIMIZE, search, ("run_callbacks",), "cerebro.optuna.optimize")
@@ -90,8 +92,8 @@ def optimize(
         ``build(trial)`` or ``build(trial, info)``: suggests hyperparameters and returns a model. It
         is called once per trial in this process, in the order of the trials' numbers, with the
         study's trial. Workers call it again with an `optuna.trial.FixedTrial` of the same values,
-        number and attributes, whose ``study`` has a name, a direction, and a ``stop()`` without
-        effect.
+        number and attributes, whose ``study`` has a name, a direction, and a ``stop()`` that does
+        nothing.
     data, epochs, validation, metric, width, workers, threads, batch_size, run, progress
         As for `cerebro.search`; `batch_size` may be suggested under that name instead.
     define
@@ -101,16 +103,16 @@ def optimize(
         Trials to add to the study, including pruned and failed ones. None: until `timeout`, or
         until a callback stops the study.
     timeout
-        Seconds after which no trial starts; active trials are trained to their end. ``time_limit=``
-        of `cerebro.search` interrupts these, too.
+        Seconds after which no new trial starts; active trials are trained to completion. To
+        interrupt these too, pass `cerebro.search`'s argument ``time_limit=``.
     catch
         Exceptions, including their subclasses, that fail only their trial: its state becomes FAIL,
         and the study continues. Any other exception ends the study, as in `optuna.Study.optimize`.
         `optuna.TrialPruned`, raised in `build` or during training, makes its trial PRUNED. A run
         whose trials have all failed still ends with a RunError.
     callbacks
-        Called with the study and each finished trial, by round and within a round by number;
-        ``study.stop()`` works in them.
+        Called with the study and each finished trial, in the order of rounds and, within a round,
+        of trial numbers. They may call ``study.stop()``.
     options
         More arguments of `cerebro.search`, such as ``seed`` or ``keep``.
 
@@ -190,7 +192,7 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
     Raises
     ------
     InputError
-        If a setting of the study is invalid; the message names the cure.
+        If a setting of the study is invalid; the message names a fix.
     """
     if not isinstance(study, optuna.Study):
         raise InputError(
@@ -215,7 +217,7 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
     if isinstance(least, int) and least > epochs:
         warnings.warn(
             f"the pruner's min_resource={least} is above epochs={epochs}: it will prune nothing",
-            stacklevel=4,
+            stacklevel=users_level(),
         )
     direction = study.direction.name.lower()
     with contextlib.suppress(InputError):  # for a metric that is not well known
@@ -224,7 +226,7 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
             warnings.warn(
                 f"the study {study.study_name!r} is to {direction} {metric}: if that is not meant, "
                 f"create it with direction={usual!r}",
-                stacklevel=4,
+                stacklevel=users_level(),
             )
 
 
@@ -241,7 +243,7 @@ def _is_exception(kind: Any) -> bool:
 
 
 class Watcher:
-    """The callback that ends the search after an exception that is not caught."""
+    """The callback that ends the search after an exception that `catch` does not cover."""
 
     def __init__(self, searcher: StudySearcher) -> None:
         self._searcher = searcher
@@ -253,7 +255,7 @@ class Watcher:
                 self._searcher.note_pruned(trial.number)
 
     def on_trial_end(self, trial: Any) -> None:
-        """Note that a trial was pruned, or why it failed."""
+        """Inform the searcher if a trial was pruned or failed."""
         if asks_to_stop(trial.record.raised):
             self._searcher.note_pruned(trial.number)
         elif trial.status == "failed":
@@ -302,10 +304,10 @@ class StudySearcher(Searcher):
         self._deadline = math.inf
         self.expects_failures = bool(catch)
         self.cut_short = False
-        """Whether the time was over before all trials had started."""
-        self._open: dict[int, optuna.Trial] = {}  # asked and not told, by the run's number
-        self._told: dict[int, FrozenTrial] = {}  # told, but not yet stored in the run
-        self._pruned: set[int] = set()  # pruned themselves; not told yet
+        """Whether `timeout` passed before all trials had started."""
+        self._open: dict[int, optuna.Trial] = {}  # asked, not yet told; by number in the run
+        self._told: dict[int, FrozenTrial] = {}  # told, not yet stored in the run
+        self._pruned: set[int] = set()  # raised TrialPruned, not yet told
 
     def setup(self, space: Space, *, seed: int, **_: Any) -> None:
         """Prepare for a search."""
@@ -317,7 +319,7 @@ class StudySearcher(Searcher):
     # --- asking ----------------------------------------------------------
 
     def suggest(self) -> Suggested:
-        """Ask the study for a trial, and have its parameters chosen."""
+        """Ask the study for a trial, whose parameters `build` or `define` then suggests."""
         with self._storage_errors():
             return self._suggest()
 
@@ -340,8 +342,12 @@ class StudySearcher(Searcher):
         return DONE
 
     def _has_all_trials(self) -> bool:
-        """Whether `n_trials` trials have been added to the study, trained or not."""
+        """Return whether `n_trials` trials have been added to the study, trained or not."""
         return self._wanted is not None and self._count + self._lost >= self._wanted
+
+    def trials_to_come(self) -> int | None:
+        """Return how many more trials to ask the study for; None if `n_trials` is None."""
+        return None if self._wanted is None else self._wanted - self._count - self._lost
 
     def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
         """Return a trial's configuration; None if defining it raised a caught exception."""
@@ -361,7 +367,7 @@ class StudySearcher(Searcher):
         return {**config, STUDY: self._known_of(trial)}
 
     def _known_of(self, trial: optuna.Trial) -> dict[str, Any]:
-        """Return a trial's attributes other than its parameters for its worker, as JSON."""
+        """Return, as JSON, the attributes of a trial that its worker needs besides parameters."""
         system = self._study._storage.get_trial_system_attrs(trial._trial_id)
         return {
             "number": trial.number,
@@ -410,7 +416,7 @@ class StudySearcher(Searcher):
     # --- reporting -------------------------------------------------------
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Report an epoch to the study, ask its pruner, and tell the study of the trial's end."""
+        """Report an epoch to the study, ask its pruner, and tell the study if the trial ends."""
         with self._storage_errors():
             return self._report(trial, epoch, metrics)
 
@@ -437,7 +443,7 @@ class StudySearcher(Searcher):
         return Decision.CONTINUE
 
     def _answer_again(self, trial: int, epoch: int) -> Decision:
-        """Return the decision of a dead process that had already told the study."""
+        """Return the decision of a dead process that told the study but did not store it."""
         told = self._told[trial]
         if epoch < (told.last_step or 0) and told.state is not TrialState.FAIL:
             return Decision.CONTINUE
@@ -483,7 +489,7 @@ class StudySearcher(Searcher):
             raise RunError(f"{which} failed: {error} (catch=(...) continues after such failures)")
 
     def close(self) -> None:
-        """Fail the study's trials that are still RUNNING but no longer trained."""
+        """Fail the study's trials that are still RUNNING but are no longer trained."""
         for trial in self._open.values():
             self._set_system_attr(trial, INTERRUPTED, True)
             self._tell(trial, TrialState.FAIL)
@@ -492,7 +498,7 @@ class StudySearcher(Searcher):
     # --- resuming --------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the study's trials of this run that have not been told yet."""
+        """Return the run's trials whose results the study does not have yet."""
         return {
             "count": self._count,
             "lost": self._lost,
@@ -500,7 +506,7 @@ class StudySearcher(Searcher):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the study's trials; start those again that were told after the state was saved.
+        """Resume the study's trials; restart those that ended after the state was saved.
 
         Raises
         ------
@@ -531,20 +537,20 @@ class StudySearcher(Searcher):
         self._fail_orphans()
 
     def _is_ours(self, frozen: FrozenTrial, number: int, params: Mapping[str, Any]) -> bool:
-        """Whether a study's trial is this trial of the run; storages return tuples as lists."""
+        """Return whether `frozen` is the run's trial `number`; storages return tuples as lists."""
         same = json_value(frozen.params, "params") == json_value(params, "params")
         return same and mark_of(frozen).get("trial") == number
 
     def _begun_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
-        """Add a running trial with the same content, because the first one was told as failed.
+        """Add a running copy of `frozen` to the study, where `frozen` itself has already failed.
 
-        It is never enqueued: enqueued trials of the user may wait there, and a different process
-        might take it.
+        The copy is not enqueued: another process could take it from the queue, and trials that were
+        enqueued earlier would come first.
         """
         ours = (ATTRIBUTE, INTERRUPTED, "interrupted")
         system = {name: value for name, value in frozen.system_attrs.items() if name not in ours}
         template = FrozenTrial(
-            number=-1,  # the storage chooses this and the identifier
+            number=-1,  # the storage chooses the number and the identifier
             trial_id=-1,
             state=TrialState.RUNNING,
             value=None,
@@ -568,7 +574,7 @@ class StudySearcher(Searcher):
 
 
 class DeferredInfo:
-    """An `Info` that is made when ``build`` first reads it, after the batch size is suggested."""
+    """An `Info` that is created when ``build`` first uses it, after suggesting the batch size."""
 
     def __init__(
         self, make: Callable[[optuna.Trial, int], Info], trial: optuna.Trial, number: int
@@ -582,14 +588,14 @@ class DeferredInfo:
 
 
 def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:
-    """Return the run and the number of a study's trial; empty if it is not from Cerebro."""
-    # Before its release, Cerebro 0.1.0 made it a user attribute.
+    """Return the run and the number of a study's trial; empty if Cerebro did not create it."""
+    # Versions before the release of Cerebro 0.1.0 stored this as a user attribute.
     mark = frozen.system_attrs.get(ATTRIBUTE, frozen.user_attrs.get(ATTRIBUTE))
     return mark if isinstance(mark, Mapping) else {}
 
 
 def recorded(value: Any, name: str) -> Any:
-    """Return a value as the run stores it: as JSON, but with tuples."""
+    """Return a value as JSON would store it, but keep tuples as tuples."""
     if isinstance(value, (list, tuple)):
         items = [recorded(item, name) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
@@ -600,7 +606,7 @@ def recorded(value: Any, name: str) -> Any:
 
 
 def storable_items(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a trial that can be stored; a study in memory allows any value."""
+    """Return a trial's attributes that a run can store; an in-memory study allows any value."""
     known = {}
     for name, value in attributes.items():
         with contextlib.suppress(Exception):
@@ -610,6 +616,9 @@ def storable_items(attributes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_caught(raised: Raised, catch: Sequence[type[Exception]]) -> bool:
-    """Whether a trial's failure is caught; without an exception, only `Exception` catches it."""
+    """Return whether `catch` covers a trial's failure.
+
+    A failure that no exception caused, such as the loss of workers, is an `Exception`.
+    """
     names = raised.bases or (class_name(Exception),)
     return any(class_name(kind) in names for kind in catch)

@@ -1,6 +1,6 @@
 """Tools for testing your own searcher: drive it without training anything, and check it.
 
-Every searcher of Cerebro passes `check_searcher`, and yours should, too::
+Every searcher in Cerebro passes `check_searcher`, and yours should too::
 
     from cerebro.testing import check_searcher
 
@@ -65,24 +65,25 @@ def drive(
     searcher
         A searcher that has not been set up yet.
     curve
-        The metric of a trial's epoch.
+        Returns the metric of a trial's epoch.
     width
-        Trials live at a time, if the searcher is adaptive.
+        The number of trials live at a time, if the searcher is adaptive.
     order
-        Seed of the order in which trials finish their epochs; None: by number.
+        The seed of the order in which trials finish their epochs; None: by trial number.
     asynchronous
-        Reports are delivered as they arrive, as with ``asynchronous=True``.
+        Whether reports are delivered as they arrive, as with ``asynchronous=True``.
     interrupt
-        Returns a fresh searcher, which loads the state of the old one after every group of
-        decisions, as if the run were resumed each time.
+        Returns a new searcher, which loads the state of the old one after every group of decisions,
+        as if the run were resumed each time.
     retell
-        How old that state may be, in decisions; the reports since are repeated.
+        The largest number of decisions by which this state may be too old; later reports are
+        repeated.
 
     Raises
     ------
     ContractError
-        If the searcher breaks a rule: it resumes a trial that is not paused, trains a stopped
-        one, never ends, or returns a value of the wrong type.
+        If the searcher breaks a rule: it resumes a trial that is not paused, trains a stopped one,
+        never ends, or returns a value of the wrong type.
     """
     the_searcher = make_searcher(searcher)
     name = type(the_searcher).__name__
@@ -118,19 +119,19 @@ def check_searcher(
 ) -> None:
     """Check that a searcher obeys the rules of `cerebro.searchers.Searcher`.
 
-    It must be deterministic: the order in which trials finish their epochs changes nothing.
-    It must neither lose nor repeat anything: every trial ends, no stopped trial trains again,
-    and a paused one is resumed where it paused. It must be resumable: a fresh searcher that
-    loads the old one's state, stored as JSON after every decision, decides the same, and so does
-    one that loads an older state and receives the later reports again. Failing trials must
-    not block it, and a search whose trials all fail must end.
+    The searcher must be deterministic: the order in which trials finish their epochs changes
+    nothing. It must not lose or repeat a trial: every trial ends, no stopped trial trains again,
+    and a paused trial is resumed where it paused. It must be resumable: a new searcher that loads
+    the old one's state, stored as JSON after every decision, makes the same decisions, and so does
+    one that loads an older state and receives the later reports again. Failing trials must not
+    block it, and a search whose trials all fail must end.
 
     Parameters
     ----------
     make
         Returns a new searcher that has not been set up; called several times.
     space, epochs, n_trials, width
-        The search.
+        The search with which to check it.
 
     Raises
     ------
@@ -164,13 +165,13 @@ def check_searcher(
 
 
 def smooth_curve(config: Mapping[str, Any], trial: int, epoch: int) -> float:
-    """Return the metric of a falling learning curve; no two trials have the same one."""
+    """Return the metric of a falling learning curve; no two trials have the same curve."""
     level, speed = _core.random_doubles(2, 17, "search", trial)
     return float(level + math.exp(-(0.2 + speed) * epoch))
 
 
 def failing_curve(config: Mapping[str, Any], trial: int, epoch: int) -> float:
-    """Return the metric of `smooth_curve`, but every third trial fails, at once or later."""
+    """Return the metric of `smooth_curve`; every third trial fails, at once or later."""
     if trial % 3 == 1 and epoch == trial % 4:
         return math.nan
     return smooth_curve(config, trial, epoch)

@@ -8,8 +8,8 @@ per column::
                           "tokens": [Pad(value=-1, multiple_of=8), Cast("int64")]})
 
 Arithmetic is done one operation at a time, in the element type of the values at that point of the
-chain, and the bits are therefore PyTorch's: integers and bool become float32, float64 stays
-float64, float16 and bfloat16 are computed in float32 and rounded after each operation. Complex
+chain, so the results equal PyTorch's bit for bit. Integers and bool become float32, float64 stays
+float64, and float16 and bfloat16 are computed in float32 and rounded after each operation. Complex
 columns do not support arithmetic.
 
 Random transforms are keyed by (seed, epoch, row number in the whole data set). Shuffling, threads,
@@ -50,9 +50,11 @@ _MAX_STEPS = 32  # transforms in a chain
 _Size: TypeAlias = int | tuple[int, int]
 _Step: TypeAlias = tuple[Any, ...]
 
+_TO_CHW: _Step = ("to_chw",)
+
 
 class ColumnLike(Protocol):
-    """The part of a column that transforms need; `cerebro.data.manifest.Column` implements it."""
+    """The attributes of a column that transforms read; implemented by `manifest.Column`."""
 
     @property
     def name(self) -> str: ...
@@ -115,7 +117,7 @@ class Scale(Transform):
     """Multiply by a factor.
 
     If ``1 / factor`` is a whole number ``n`` with ``1 / n == factor``, values are divided by ``n``:
-    ``Scale(1 / 255)`` has the bits of ``x / 255``. Integers become float32.
+    ``Scale(1 / 255)`` gives the same bits as ``x / 255``. Integers become float32.
 
     Parameters
     ----------
@@ -218,7 +220,7 @@ class ToCHW(Transform):
         if chain.chw:
             raise chain.refuse("ToCHW may occur in a chain only once")
         chain.chw = True
-        return ("to_chw",)
+        return _TO_CHW
 
 
 @dataclass(frozen=True)
@@ -278,7 +280,7 @@ class RandomHorizontalFlip(Transform):
 
 @dataclass(frozen=True)
 class Pad(Transform):
-    """Pad the rows of a ragged column to one length per batch: that of its longest row.
+    """Pad the rows of a ragged column to the length of the longest row in the batch.
 
     Parameters
     ----------
@@ -287,7 +289,7 @@ class Pad(Transform):
     max_length
         Longer rows are truncated at the end.
     multiple_of
-        The length is rounded up to a multiple of this, even beyond `max_length`.
+        The length is rounded up to a multiple of this number, even beyond `max_length`.
     """
 
     value: float = 0
@@ -325,7 +327,7 @@ _IMAGE_KINDS = (ToCHW, RandomCrop, RandomHorizontalFlip)
 
 
 def transform_from_json(value: Mapping[str, Any]) -> Transform:
-    """Return the transform that `Transform.to_json` described; raise InputError if unknown."""
+    """Return the transform that `to_json` encoded as `value`; raise InputError if it is unknown."""
     arguments = dict(value)
     kind = _KINDS.get(arguments.pop("name", ""))
     if kind is None:
@@ -341,6 +343,7 @@ def compile(
     transforms: Mapping[str, Sequence[Transform]],
     *,
     augment: bool = True,
+    channels_last: bool = False,
 ) -> list[dict[str, Any]]:
     """Check every chain against its column and return the plan for `_core.Loader`.
 
@@ -352,6 +355,9 @@ def compile(
         The chains by column.
     augment
         False for evaluation: take crops from the middle and flip nothing.
+    channels_last
+        For images with the transform `ToCHW`: leave the channels last in memory, and return tensors
+        of shape (channels, height, width) with the strides of PyTorch's ``channels_last``.
 
     Raises
     ------
@@ -365,10 +371,15 @@ def compile(
                 f"transforms for column {name!r}, which does not exist; there are {known}"
             )
     _check_names(columns.values())
-    return [
-        {"name": name, "ops": _compile_chain(column, transforms.get(name, ()), augment)}
-        for name, column in columns.items()
-    ]
+    plan = []
+    for name, column in columns.items():
+        ops = _compile_chain(column, transforms.get(name, ()), augment)
+        # With one channel, both layouts are the same bytes.
+        stays = channels_last and _TO_CHW in ops and len(column.shape) == 3 and column.shape[2] > 1
+        if stays:
+            ops.remove(_TO_CHW)
+        plan.append({"name": name, "ops": ops, "channels_last": stays})
+    return plan
 
 
 def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool) -> list[_Step]:
@@ -383,7 +394,7 @@ def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool
         augment=augment,
     )
     if len(steps) > _MAX_STEPS:
-        raise chain.refuse(f"{len(steps)} transforms; a chain may have {_MAX_STEPS}")
+        raise chain.refuse(f"{len(steps)} transforms; a chain may have at most {_MAX_STEPS}")
     plan = []
     for step in steps:
         if not isinstance(step, Transform):
@@ -398,7 +409,7 @@ def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool
 
 
 def _check_names(columns: Iterable[ColumnLike]) -> None:
-    """Raise InputError if a ragged column's mask or lengths have the name of another column."""
+    """Raise InputError if a ragged column's mask or length entry would have a column's name."""
     columns = list(columns)
     names = {column.name for column in columns}
     for column in columns:

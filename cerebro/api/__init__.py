@@ -1,1 +1,1 @@
-"""The functions of `cerebro`: search, resume, replay, check, plan. Internal."""
+"""Define the functions of `cerebro`: search, resume, replay, check, plan. Internal."""

@@ -1,8 +1,8 @@
-"""`cerebro.check`: test whether a model's state survives a hop.
+"""Implement `cerebro.check`: test whether a model's state survives a hop.
 
-A model passes if training without a break gives the same as training, packing the state, building
-the model anew, unpacking, and training further. The check names each difference: a tensor of the
-state, or an attribute that is kept outside ``state_dict``.
+A model passes if uninterrupted training gives the same result as training, packing the state,
+building the model again, unpacking, and continuing the training. The check names each difference: a
+tensor in the state, or an attribute that is kept outside ``state_dict``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from cerebro.errors import InputError, StateError
+from cerebro.api.settings import eval_rows
+from cerebro.errors import InputError, StateError, plainly
 from cerebro.machine.devices import CPU, choose, in_worker, named, seats
 from cerebro.machine.guard import refuse
+from cerebro.report.findings import Finding
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext
 from cerebro.worker.trial_warnings import carried_filters, show
 
@@ -23,21 +25,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of a dry run of a configuration; true if there are no problems.
+    """The outcome of a dry run of a configuration; true if its state survives a hop.
 
     Attributes
     ----------
     problems
-        The parts of the state that a hop loses, one line each.
+        The parts of the state that are lost in a hop, one line each.
     metrics
-        Names of the metrics that the model reports.
+        The names of the metrics that the model reports.
     config
         The configuration that was tried.
     device
         The device on which the model was tried.
     not_exact
-        Names of operations that have no deterministic version on a GPU. With them two runs differ
-        anyway, so the check cannot judge the hop.
+        The names of operations that have no deterministic version on a GPU. Because of them, even
+        two runs without a hop differ, so the hop cannot be checked.
+    findings
+        Likely mistakes in the model or its data, the most certain first; see `Finding`. They do not
+        change whether the check is true.
     """
 
     problems: list[str]
@@ -45,6 +50,7 @@ class Check:
     config: dict[str, Any] = field(default_factory=dict)
     device: str = CPU
     not_exact: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -55,8 +61,10 @@ class Check:
         return self.ok
 
     def __str__(self) -> str:
-        if not self.ok:
-            return "\n".join(self.problems)
+        lines = self.problems or [self._hop()]
+        return "\n".join([*lines, *map(str, self.findings)])
+
+    def _hop(self) -> str:
         said = "the state survives a hop"
         if self.not_exact:
             said = (
@@ -66,6 +74,7 @@ class Check:
         return f"{said}; metrics: {', '.join(self.metrics)}"
 
 
+@plainly
 def check(
     build: Callable[..., Any],
     space: Any,
@@ -77,7 +86,7 @@ def check(
     devices: Any = "auto",
     deterministic: Literal["warn"] | bool = "warn",
 ) -> Check:
-    """Try one configuration: train a few batches with a hop and without, and compare.
+    """Try one configuration: train on a few batches with a hop and without, and compare.
 
     Parameters
     ----------
@@ -93,13 +102,13 @@ def check(
     Returns
     -------
     Check
-        True if the state survives. ``problems`` names the parts that do not, and ``not_exact``
-        operations whose results differ from run to run.
+        True if the state survives. ``problems`` names the parts that do not survive, and
+        ``not_exact`` the operations whose results differ from run to run.
 
     Raises
     ------
     InputError
-        If the configuration cannot be built or trained at all, or there is no such device.
+        If the configuration cannot be built or trained at all, or if a device does not exist.
     """
     import tempfile
     from pathlib import Path
@@ -109,6 +118,7 @@ def check(
     from cerebro.data.validation import check_columns, views_of
     from cerebro.executors.local import LocalExecutor
     from cerebro.machine import flags
+    from cerebro.machine.keras_settings import keras_settings
     from cerebro.run.recipe import check_build
     from cerebro.space import as_space
 
@@ -141,29 +151,32 @@ def check(
             folds=folds,
             seed=seed,
             batch_size=batch_size,
+            eval_batch_size=eval_rows(train),
+            channels_last=True,
             state_dir=folder,
             epoch_dir=folder,
             log_dir=folder,
             device=in_worker([device]),
             deterministic=deterministic,
             torch_flags=flags.torch_flags(),
+            keras=keras_settings(),
             warning_filters=carried_filters(),
         )
-        event = ask(executor, context, CheckTask(config))
+        event = ask(executor, context, CheckTask(config, thorough=True))
     if not isinstance(event, CheckDone):
         raise StateError(f"the worker was lost while trying the model: {event}")
     for warned in event.warned:
         show(warned)
     if event.error is not None:
         raise InputError(event.error)
-    if event.cpu_only and named(devices) == ["auto"]:  # as a search decides
+    if event.cpu_only and named(devices) == ["auto"]:  # the same decision as in a search
         device = CPU
     problems, metrics, operations = map(list, (event.problems, event.metrics, event.not_exact))
-    return Check(problems, metrics, dict(config), device, operations)
+    return Check(problems, metrics, dict(config), device, operations, list(event.findings))
 
 
 def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
-    """Have one worker carry out a task before a run, and end it; return its answer."""
+    """Let one worker carry out a task before a run, and end the worker; return its answer."""
     try:
         (worker,) = executor.start(context)
         executor.submit(worker, task)

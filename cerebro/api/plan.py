@@ -1,8 +1,8 @@
-"""`cerebro.plan`: estimate the cost of a search before anything trains.
+"""Implement `cerebro.plan`: estimate the cost of a search before anything trains.
 
-The searcher, the search loop and the scheduler are the real ones; only the clock and the
-metrics are simulated (each trial has a constant metric). Searchers that do not stop trials, and the
-exact halving ones, train the same number of epochs whatever the metrics are. For all others the
+The searcher, the search loop and the scheduler are the real ones; only the clock and the metrics
+are simulated (each trial has a constant metric). Searchers that do not stop trials, and those with
+exact halving, train the same number of epochs whatever the metrics are. For all other searchers the
 plan is an example.
 """
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cerebro._core as _core
+from cerebro.api.idle_workers import idle_advice
 from cerebro.api.settings import devices_of, resolve_mode, worker_count
 from cerebro.arguments import real_number, whole_number
 from cerebro.coordinator.schedule import evaluation_cost, make_schedule
@@ -24,6 +25,7 @@ from cerebro.coordinator.search_loop import LoopSettings
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given import is_rows, written
 from cerebro.data.validation import Validation, views_of
+from cerebro.errors import plainly
 from cerebro.executors.seats import kept_bytes, stay
 from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, memory_of, seats
@@ -42,35 +44,37 @@ class Plan:
     trials
         The number of trials started; with folds, of configurations.
     epochs
-        Epochs trained, over all trials.
+        The number of epochs trained, over all trials.
     units
-        Units run. A unit is one trial over one shard, or a validation.
+        The number of units run. A unit is one pass of one trial over one shard, or a validation.
     rows
-        Rows trained and validated on.
+        The number of rows trained and validated on.
     bytes_on_disk
-        Size of the data, which are stored once, whatever the number of trials.
+        The size of the data, which is stored once, for any number of trials.
     bytes_read
-        Bytes of rows that the loader reads.
+        The number of bytes of rows that the loader reads.
     makespan
-        Duration in seconds at `rows_per_second`; None if that is not given.
+        The duration in seconds, given `rows_per_second`; else None.
     passes
         The makespan, measured in passes of one worker over the training rows.
     idle_share
-        Share of the workers' time without a unit, 0 to 1.
+        The share of the workers' time without a unit, 0 to 1.
     first_result
         The time at which the first trial ends, as a share of the makespan.
     max_live
-        The largest number of trials that are live at one time; each fold counts.
+        The largest number of trials that are live at the same time; each fold counts.
     workers
-        Worker processes.
+        The number of worker processes.
     folds
         The number of folds of each trial, or None.
     devices
         Where models are trained: the CPU, or the names of GPUs.
     device_bytes
-        Memory of the smallest GPU; 0 on the CPU.
+        The memory of the smallest GPU, in bytes; 0 on the CPU.
     resident_bytes
-        The most memory that data take on a GPU; the rest is for models.
+        The most memory that data takes on a GPU, in bytes; the rest is for models.
+    threads
+        The number of compute threads of each worker.
     """
 
     trials: int
@@ -89,6 +93,7 @@ class Plan:
     devices: tuple[str, ...] = (CPU,)
     device_bytes: int = 0
     resident_bytes: int = 0
+    threads: int = 1
 
     def __str__(self) -> str:
         time = (
@@ -101,6 +106,9 @@ class Plan:
         if are_gpus(self.devices):
             memory = f"{size(self.resident_bytes)} of data in {size(self.device_bytes)} of memory"
             gpus.append(f"gpus        {', '.join(self.devices)}; {memory} at most")
+        advice = idle_advice(
+            self.max_live, self.workers, self.threads, folds=self.folds, devices=self.devices
+        )
         return "\n".join(
             [
                 f"trials      {self.trials}{folds}, at most {self.max_live} begun at a time",
@@ -111,10 +119,12 @@ class Plan:
                 f"makespan    {time} with {self.workers} worker(s)",
                 f"first trial ends at {self.first_result:.0%} of it",
                 f"idle        {self.idle_share:.1%} of the workers' time",
+                *([f"advice      {advice}"] if advice else []),
             ]
         )
 
 
+@plainly
 def plan(
     space: Any,
     data: Any,
@@ -189,13 +199,17 @@ threads, seed, stagger, live_models, devices, workers_per_device
     simulation = run.to_end()
     summary = _summary(simulation, search, views, count, speed, rows_per_second is not None)
     return replace(
-        summary, devices=the_devices, device_bytes=memory.bytes, resident_bytes=memory.resident
+        summary,
+        devices=the_devices,
+        device_bytes=memory.bytes,
+        resident_bytes=memory.resident,
+        threads=the_threads,
     )
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """The memory of a GPU, what data take of it, and whether shards are divided among the GPUs."""
+    """The memory of a GPU, the part for data, and whether GPUs divide the shards among them."""
 
     is_dealt: bool = False
     bytes: int = 0
@@ -214,7 +228,7 @@ class _Memory:
 
 
 class _PlannedRun(SimulatedRun):
-    """A simulated run whose trials are those of a simulated search."""
+    """A simulated run that trains the trials of a simulated search."""
 
     def __init__(
         self,
@@ -235,14 +249,18 @@ class _PlannedRun(SimulatedRun):
         self._search = search
         self._seed = seed
         self._each = 1 if views.folds is None else len(views.folds)
-        self._done: Counter[int] = Counter()  # by configuration: folds that have trained the epoch
+        self._done: Counter[int] = Counter()  # by configuration: folds that have finished the epoch
 
     def to_end(self) -> Simulation:
         self._begin(self._search.take_ready())
         return super().to_end()
 
     def end_trial(self, trial: int) -> None:
-        """Report an epoch once all folds of the trial have trained it."""
+        """Continue a search when a fold has trained all epochs assigned so far.
+
+        Once all folds of a configuration have done this, report their epoch; end the folds if the
+        configuration ends.
+        """
         whole = trial // self._each
         self._done[whole] += 1
         if self._done[whole] < self._each:

@@ -1,4 +1,4 @@
-"""`cerebro.replay`: train a trial again, alone, and compare its states bit for bit."""
+"""Implement `cerebro.replay`: train a trial again, alone, and compare its states bit for bit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.arguments import whole_number
+from cerebro.arguments import users_level, whole_number
 from cerebro.data import Dataset
-from cerebro.errors import CorruptDataError, InputError
+from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine import environment
 from cerebro.machine.devices import Device, here, in_worker, recorded, seats
@@ -38,7 +38,7 @@ from cerebro.worker.messages import (
 
 @dataclass(frozen=True)
 class ReplayedEpoch:
-    """One epoch's state hash as recorded and as trained again: 32 hexadecimal digits each."""
+    """The state hash of one epoch, as recorded and as trained again: 32 hexadecimal digits."""
 
     epoch: int
     recorded: str
@@ -59,15 +59,16 @@ class Replay:
     trial
         The trial's number.
     epochs
-        The epochs trained again: ``epoch``, ``recorded``, ``replayed`` and ``identical`` of each.
+        The epochs that were trained again, each with ``epoch``, ``recorded``, ``replayed`` and
+        ``identical``.
     differences
-        Known differences to the run: library versions, data, source.
+        Known differences from the run: library versions, data, source.
     error
         Why the replay could not train the trial to its end, or None.
     first_epoch
         The number of the trial's first epoch; above 0 for a clone.
     folds
-        The replays of its folds, for a trial with folds.
+        For a trial with folds, the replays of the folds.
     """
 
     trial: int
@@ -79,13 +80,13 @@ class Replay:
 
     @property
     def identical(self) -> bool:
-        """Whether every epoch's state hash is the recorded one, in every fold."""
+        """Whether every epoch's state hash equals the recorded one, in every fold."""
         same = all(epoch.identical for epoch in self.epochs)
         return self.error is None and same and all(fold.identical for fold in self.folds)
 
     @property
     def first_difference(self) -> int | None:
-        """Number of the first epoch whose state differs, from 0; None if none does."""
+        """The number of the first epoch whose state differs, from 0; None if no state differs."""
         for epoch in self.epochs:
             if not epoch.identical:
                 return epoch.epoch
@@ -109,6 +110,7 @@ class Replay:
         return "\n".join(lines + [f"known difference: {text}" for text in self.differences])
 
 
+@plainly
 def replay(
     run: str | os.PathLike[str] | Result,
     trial: int | Trial,
@@ -117,10 +119,10 @@ def replay(
     data: Any = None,
     epochs: int | None = None,
 ) -> Replay:
-    """Train a trial of a run again, alone, in a fresh worker, and compare its states.
+    """Train a trial of a run again, alone, in a new worker, and compare its states.
 
-    Before a clone, its parent is trained up to the epoch after which the clone began, because no
-    state of the run is reused. All folds of a trial are trained, one after the other; a trial from
+    No state of the run is reused, so before a clone its parent is trained up to the epoch from
+    which the clone began. All folds of a trial are trained, one after the other; a trial from
     ``trial.folds`` is trained alone.
 
     Parameters
@@ -132,10 +134,11 @@ def replay(
     build
         The run's ``build``, if it cannot be imported again.
     data
-        The run's training data, or a data set that contains them, if it has moved. May be a path.
+        The run's training data or a data set that contains it, or the path of one; given if the
+        data has moved.
     epochs
-        How many epochs of the trial to compare, without its parents'; default: all that the run
-        has.
+        How many epochs of the trial to compare, not counting its parents'; default: all that the
+        run has.
 
     Returns
     -------
@@ -146,13 +149,13 @@ def replay(
     Warns
     -----
     UserWarning
-        Before training, for each known difference to the run: versions, CPU, GPU, threads, flags,
-        variables, data, source of ``build``. They are also in ``differences``.
+        Before training, for each known difference from the run: versions, CPU, GPU, threads, flags,
+        variables, data, source of ``build``. The differences are also in ``differences``.
 
     Raises
     ------
     InputError
-        If the run, the trial or ``build`` cannot be found, or ``epochs`` is below 1.
+        If the run, the trial or ``build`` cannot be found, or if ``epochs`` is below 1.
     """
     refuse("cerebro.replay")
     result = run if isinstance(run, Result) else Result(run, build=build)
@@ -179,7 +182,9 @@ def replay(
             now = retraining.environment(record.config)
             known = known_differences(result, context, now)
             for text in known:
-                warnings.warn(f"{result.path} was trained differently: {text}", stacklevel=2)
+                warnings.warn(
+                    f"{result.path} was trained differently: {text}", stacklevel=users_level()
+                )
             parts = [part for part in record.folds if part.epochs] or [record]
             found = [_train_line(retraining, result, part, asked, known) for part in parts]
     one = found[0] if not record.folds else _together(record, found)
@@ -205,7 +210,7 @@ def _train_line(
 
 
 def _together(record: TrialRecord, folds: list[Replay]) -> Replay:
-    """Return the replay of a trial with folds, whose hashes are the joint hashes of its folds."""
+    """Return the replay of a trial with folds; its hashes are the joint hashes of the folds."""
     count = min(len(fold.epochs) for fold in folds) if len(folds) == len(record.folds) else 0
     epochs = [
         ReplayedEpoch(
@@ -227,7 +232,7 @@ def lineage(
 ) -> list[tuple[TrialRecord, int]]:
     """Return the trials to train for a replay: a trial's ancestors, oldest first, then itself.
 
-    Each comes with its number of epochs to train, without its parent's.
+    Each trial is paired with its number of epochs to train, not counting its parent's.
     """
     record = records[number]
     wanted = [(record, epochs)]
@@ -264,7 +269,7 @@ def _by_number(result: Result, number: int | None) -> TrialRecord:
 def known_differences(
     result: Result, context: RunContext, now: Mapping[str, Any] | None
 ) -> list[str]:
-    """List the differences to the run that are known before training.
+    """List the differences from the run that are known before training.
 
     `now` is the environment of the replaying worker; see `cerebro.machine.environment`.
     """
@@ -290,12 +295,12 @@ def known_differences(
 
 
 class Retraining:
-    """A fresh worker that trains a trial again from its beginning, after its ancestors.
+    """A new worker that trains a trial again from its beginning, after its ancestors.
 
     Parameters
     ----------
     context
-        The run, with separate folders for states and logs.
+        The run's context, with separate folders for states and logs.
     retries
         How often a unit is retried after the worker died, as in the run.
     seats
@@ -307,10 +312,12 @@ class Retraining:
     ) -> None:
         self._context = context
         self._retries = retries
-        self._executor = LocalExecutor(1, context.threads, fresh=True, seats=seats)
+        # A started program draws a new hash seed, so results that depend on the order of a set
+        # differ.
+        self._executor = LocalExecutor(1, context.threads, fresh=True, seats=seats, fork=False)
         (self._worker,) = self._executor.start(context)
         self._dispatches = 0
-        self._parent: CloneOf | None = None  # the final state of the trial trained last
+        self._parent: CloneOf | None = None  # the final state of the last trial trained
         self._problem: str | None = None
 
     def environment(self, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -323,11 +330,11 @@ class Retraining:
         return None
 
     def begin(self) -> None:
-        """Start a new line of trials: the next one is not a clone of the last one."""
+        """Start a new lineage: the next trial is not a clone of the last one."""
         self._parent = self._problem = None
 
     def train(self, record: TrialRecord, epochs: int) -> Replay:
-        """Train a trial; a clone begins with the final state of the trial before it."""
+        """Train a trial; a clone begins with the final state of the trial trained before it."""
         hashes: list[str] = []
         units = self._context.units_per_epoch
         first = record.first_epoch * units
@@ -354,7 +361,7 @@ class Retraining:
             task = self._task(record, position)
             if position == first and record.parent is not None:
                 task = replace(task, clone_of=self._parent)
-            if position == last:  # a clone begins with this state
+            if position == last:  # a clone may begin with this state
                 task = replace(task, keep_state=True)
             self._executor.submit(self._worker, task)
             (event,) = self._executor.wait()

@@ -1,4 +1,4 @@
-"""`cerebro.resume`: resume a run that was interrupted, or train a finished one further."""
+"""Implement `cerebro.resume`: resume an interrupted run, or train a finished one further."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.api.settings import check_callbacks, check_executor, devices_of, worker_count
-from cerebro.arguments import RESUME, answers, whole_number
+from cerebro.arguments import RESUME, answers, users_level, whole_number
+from cerebro.callbacks import Mirror
 from cerebro.coordinator.conduct import conduct, same_call
 from cerebro.coordinator.restore import Previous, ResumeRequest
 from cerebro.coordinator.searcher_record import NoSearcher, catch_up, make_again
@@ -30,12 +31,15 @@ from cerebro.machine.devices import (
     recorded,
 )
 from cerebro.machine.guard import refuse
+from cerebro.machine.objects import Objects, is_url
+from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import sweep
+from cerebro.run.mirror import download
 from cerebro.run.owner import Owner
 from cerebro.run.settings import Settings, Training
-from cerebro.run.store import FILE, Store, check_whole, decode, encode
+from cerebro.run.store import FILE, Store, check_whole, decode, encode, unused_folder
 from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.stopping import EarlyStopping
@@ -43,6 +47,7 @@ from cerebro.space import Space
 
 
 @answers(RESUME)
+@shows_progress
 def resume(
     run: str | os.PathLike[str] | Result,
     build: Callable[..., Any] | None = None,
@@ -58,28 +63,30 @@ def resume(
 ) -> Result:
     """Resume a run after Ctrl-C, a crash or a power failure, or train it further.
 
-    Trials continue from their last committed unit or, if a power failure destroyed it, from their
-    last finished epoch. The results are bit for bit those of an uninterrupted run. Failed and
-    diverged trials are not trained again, unless `trials` names them. A finished run with nothing
-    left to train is returned unchanged. Time limits start again from zero.
+    Trials continue from their last committed unit. If a power failure destroyed this state, they
+    continue from their last finished epoch. The results are bit for bit those of an uninterrupted
+    run. Failed and diverged trials are not trained again, unless `trials` names them. A finished
+    run with nothing left to train is returned unchanged. Time limits start again from zero.
 
     Parameters
     ----------
     run
-        The run's folder, or its result.
+        The run's folder, or its result; or the URL of its copy in object storage, which
+        `cerebro.callbacks.Mirror` makes, such as ``"s3://bucket/runs/x"``. The copy is downloaded
+        into a new folder ``runs/x``, and kept up to date from then on.
     build
         The run's ``build``, if it cannot be imported again.
     data, validation
-        The run's data, if they have moved: data sets or paths.
+        The run's data, if it has moved: data sets or paths.
     epochs
         The new number of epochs per trial, at least as many as before. From now on ``info.epochs``
         is this number.
     trials
-        Numbers of the trials to continue, whatever their status. Default: all that have not ended,
-        and with more `epochs` also the finished ones.
+        The numbers of the trials to continue, whatever their status. Default: all that have not
+        ended and, if `epochs` is higher than before, also the finished ones.
     workers
-        Worker processes, 0 for none. Default: as many as the run had. The number of compute threads
-        stays that of the run, because it changes the bits.
+        The number of worker processes, 0 for none. Default: as many as the run had. The number of
+        compute threads does not change, because it affects the bits.
     callbacks, progress, executor
         As for `cerebro.search`.
 
@@ -91,12 +98,14 @@ def resume(
     Raises
     ------
     InputError
-        If there is no such run, another process trains it, its data or ``build`` are missing or
-        have changed, or an argument is invalid.
+        If there is no such run, if another process trains it, if its data or ``build`` is missing
+        or has changed, or if an argument is invalid.
     RunError, CorruptDataError
-        As `cerebro.search` does.
+        As for `cerebro.search`.
     """
     refuse("cerebro.resume")
+    if isinstance(run, str) and is_url(run):
+        run, callbacks = downloaded(run, callbacks)
     if isinstance(run, Result):
         build = build or run.saved.known_build
     saved = SavedRun(run.path if isinstance(run, Result) else run, build=build)
@@ -113,6 +122,7 @@ def resume(
         if is_over(saved, request):
             tidy(saved)
             return Result(path, build=build)
+        announce(progress, workers if isinstance(workers, int) else saved.settings["workers"])
         settings = settings_of(
             saved,
             build=build,
@@ -132,20 +142,38 @@ def resume(
         return train_rest(saved, owner, with_epochs(settings, request), request, None)
 
 
+def downloaded(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
+    """Make a run's folder from its copy in object storage.
+
+    Returns
+    -------
+    tuple
+        The folder; and the callbacks, with one that keeps the copy up to date.
+    """
+    callbacks = check_callbacks(callbacks)
+    objects = Objects(url)
+    folder = unused_folder(Path("runs", objects.url.rpartition("/")[2]))
+    pointer = download(objects, folder)
+    mirrors = [one for one in callbacks if isinstance(one, Mirror) and one.url == objects.url]
+    mirror = mirrors[0] if mirrors else Mirror(url)
+    mirror.continues(pointer)
+    return folder, callbacks if mirrors else (*callbacks, mirror)
+
+
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
     """Resume the run that a search with the same arguments started.
 
     Parameters
     ----------
     settings
-        Those of the new search, which may have more epochs or trials than before.
+        The settings of the new search, which may have more epochs or trials than before.
     searcher
         A new searcher that has not been set up.
 
     Raises
     ------
     InputError
-        If the settings would have produced different trials, or another process trains the run.
+        If the settings would have produced different trials, or if another process trains the run.
     """
     saved = SavedRun(settings.folder, build=settings.build)
     with Owner.take(saved.folder) as owner:
@@ -163,7 +191,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
 
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
-    """Whether nothing is left to train."""
+    """Return whether nothing is left to train."""
     return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
 
 
@@ -185,7 +213,7 @@ def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
 
 
 def with_epochs(settings: Settings, request: ResumeRequest) -> Settings:
-    """Return the settings, with the new number of epochs if all trials get it."""
+    """Return the settings, with the new number of epochs if it applies to all trials."""
     if request.epochs is None or request.trials is not None:
         return settings
     return replace(settings, epochs=request.epochs)
@@ -206,22 +234,22 @@ def train_rest(
     Parameters
     ----------
     searcher
-        A searcher that has not been set up; None: made again from the run's record.
+        A searcher that has not been set up; None: recreate it from the run's record.
     """
     the_searcher = searcher_of(saved, settings, request, searcher)
     now = environment.describe(settings.threads, settings.devices[0])
-    if are_gpus(settings.devices):  # as workers set it; CUDA does not start in this process
+    if are_gpus(settings.devices):  # as in workers; CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
         if about := computing_with(settings.devices):
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
-    # Workers get the flags that the run started with.
+    # Workers get the flags with which the run started.
     lines = [line for line in lines if not line.startswith("torch.")]
     if lines:
         warnings.warn(
             f"{saved.path} is resumed in a different environment, which can change its states from "
             f"now on: {'; '.join(lines)}",
-            stacklevel=4,
+            stacklevel=users_level(),
         )
     return conduct(settings, the_searcher, previous=Previous(saved, owner, request, lines))
 
@@ -234,8 +262,8 @@ def searcher_of(
     Raises
     ------
     InputError
-        If it cannot be made again, or if it has yet to decide on trials that are to be trained
-        further.
+        If the searcher cannot be recreated, or if it still has to decide on trials that are to be
+        trained further.
     """
     description = saved.meta.get("searcher_class") or {}
     over = saved.meta["status"] == "finished" and settings.n_trials == saved.settings["n_trials"]
@@ -288,7 +316,7 @@ def settings_of(
     callbacks: Sequence[Any],
     progress: Any,
 ) -> Settings:
-    """Return the settings that a run started with.
+    """Return the settings with which a run started.
 
     Parameters
     ----------
@@ -300,7 +328,7 @@ def settings_of(
     Raises
     ------
     InputError
-        If the data or ``build`` cannot be found, or have changed.
+        If the data or ``build`` cannot be found or has changed.
     CorruptDataError
         If the record is damaged.
     """
@@ -328,7 +356,7 @@ def settings_of(
     }
     values["folds"] = saved.folds_of(values["train"])
     if values["workers"] == 0:
-        values["unit_timeout"] = None  # there is no process to kill
+        values["unit_timeout"] = None  # no process can be killed
     try:
         return Settings(**Training.recorded(record) | values)
     except (KeyError, TypeError) as error:
@@ -338,18 +366,18 @@ def settings_of(
 
 
 def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
-    """Return the run's ``"data"`` or ``"validation"``, from its new place if it has moved.
+    """Return the run's ``"data"`` or ``"validation"``, from its new path if it has moved.
 
     Parameters
     ----------
     given
-        Data sets, paths or None. The first is the new place of this data set, the second that of
-        the training data, which may be another part of the same data set.
+        Data sets, paths or None. The first is the new path of this data set, the second that of the
+        training data, which may be another part of the same data set.
 
     Raises
     ------
     InputError
-        If it is missing, or is not the data that the run was trained on.
+        If the data is missing, or is not the data on which the run was trained.
     """
     spec = saved.meta[name]
     if spec is None:
@@ -359,7 +387,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     if place is None and others and spec["path"] == saved.meta["data"]["path"]:
         place = others[0]
     if isinstance(place, Dataset):
-        place = place.path
+        place = place._place
     if place is not None and not isinstance(place, (str, os.PathLike)):
         raise InputError(f"{name} must be a cerebro.Dataset or a path, not {place!r}")
     path = spec["path"] if place is None else place
@@ -369,7 +397,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
             raise InputError("its rows or transforms are not those of the run")
         return view
     except InputError as error:
-        if not Path(path).exists():
+        if not is_url(path) and not Path(path).exists():
             raise InputError(
                 f"the run's {name} are not at {path}: give their new path with {name}="
             ) from error
@@ -380,7 +408,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
 
 
 def refuse_changes(saved: SavedRun, settings: Settings) -> None:
-    """Refuse to resume a run with settings that would have produced different trials.
+    """Reject settings that would have produced different trials.
 
     Raises
     ------
@@ -434,7 +462,7 @@ def _searchers(known: Mapping[str, Any], now: Any) -> str:
 
 
 def as_recorded(value: Any) -> Any:
-    """Return a value as the store reads it back."""
+    """Return a value as it is after being stored and read back."""
     return decode(encode(value))
 
 

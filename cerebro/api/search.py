@@ -1,4 +1,4 @@
-"""`cerebro.search`: train many configurations, find the best."""
+"""Implement `cerebro.search`: train many configurations and find the best."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
 from cerebro.api.check import ask
+from cerebro.api.idle_workers import idle_advice
 from cerebro.api.resume import resume_search
 from cerebro.api.settings import (
+    batches_of,
     check_callbacks,
     check_executor,
     check_points,
@@ -38,9 +40,10 @@ from cerebro.executors.local import LocalExecutor
 from cerebro.executors.process import warm_workers
 from cerebro.machine.devices import CPU, are_gpus, here, mixed, named, recorded, seats
 from cerebro.machine.guard import refuse
+from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import new_run_folder, rows_in, slots_folder
+from cerebro.run.folder import gives_way, make_way, new_run_folder, rows_in, slots_folder
 from cerebro.run.recipe import check_build
 from cerebro.run.settings import MAX_SEED, MAX_THREADS, Settings
 from cerebro.run.store import FILE
@@ -55,9 +58,10 @@ P = ParamSpec("P")
 
 
 def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
-    """Decorate `search`: write data given in memory to the run's folder first.
+    """Decorate a search: data given in memory is first written to the run's folder.
 
-    Remove them again if no run is made.
+    The data is removed again if no run is created. The argument ``progress`` must already be a
+    display, as `shows_progress` provides it.
     """
 
     @wraps(function)
@@ -65,13 +69,17 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
         data = args[2] if len(args) > 2 else kwargs.get("data")
         if not is_rows(data) and not is_rows(kwargs.get("validation")):
             return function(*args, **kwargs)
-        refuse("cerebro.search")  # before anything is written
+        refuse("cerebro.search")  # reject the call before anything is written
         folder = new_run_folder(kwargs.get("run"), kwargs.get("if_exists", "error"))  # type: ignore[arg-type]
+        if kwargs.get("if_exists", "error") == "error" and gives_way(folder):
+            make_way(folder)
         made = [
             path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()
         ]
         token = rows_in.set(folder)
         try:
+            display: Any = kwargs["progress"]
+            display.phase("writing the data")
             views = written(data, kwargs.get("validation"), folder)
             given = {**kwargs, "data": views[0], "validation": views[1], "run": folder}
             return function(*args[:2], **given)  # type: ignore[arg-type]
@@ -84,7 +92,7 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
 
 
 def remove_rows(made: Sequence[Path]) -> None:
-    """Remove the rows written for a run that was not made, and its folder if it is empty."""
+    """Remove the rows of a run that was not created, and the run's folder if it is empty."""
     for path in made:
         if path.name in FOLDERS:
             shutil.rmtree(path, ignore_errors=True)
@@ -93,6 +101,7 @@ def remove_rows(made: Sequence[Path]) -> None:
 
 
 @answers(SEARCH)
+@shows_progress
 @takes_rows
 def search(
     build: Callable[..., Any],
@@ -151,15 +160,17 @@ def search(
         The search space: a mapping of names to dimensions such as `cerebro.uniform`, lists (a
         choice), constants and nested mappings.
     data
-        A `cerebro.Dataset` or its path. Small data may also be given in memory: ``(x, y)``, a
-        mapping of names to arrays, a pandas or Arrow table, a PyTorch or Hugging Face dataset. They
-        are written into the run's folder, floats as float32 (`cerebro.shard` keeps float64).
+        A `cerebro.Dataset` or its path. Small data may also be passed in memory: ``(x, y)``, a
+        mapping of names to arrays, a pandas or Arrow table, a PyTorch or Hugging Face dataset. It
+        is then written into the run's folder, with floats as float32 (`cerebro.shard` keeps
+        float64).
     epochs
-        Epochs per trial, at least 1.
+        The number of epochs per trial, at least 1.
     n_trials
-        Trials to run. Required for searchers that never end, unless `time_limit` is given.
+        The number of trials to run. Required for searchers that never end, unless `time_limit` is
+        given.
     validation
-        A `Dataset`, a fraction of `data` (its last part), data in memory as for `data` (which get
+        A `Dataset`, a fraction of `data` (its last part), data in memory as for `data` (which gets
         the types, classes and transforms of `data`), a `cerebro.KFold` or a scikit-learn splitter.
         None ranks trials by training metrics, with a warning. With folds every configuration is
         trained once per fold, and the folds advance together, epoch by epoch. Its metrics are the
@@ -177,28 +188,30 @@ def search(
     select
         The epoch by which a trial is ranked: its best or its last.
     batch_size
-        Rows per batch. Give it here or in the space, not both.
+        The number of rows per batch. Give it either here or in the space.
     eval_batch_size
-        Rows per validation batch; default: the trial's batch size.
+        The number of rows per validation batch. Default: 256; the trial's batch size for rows of
+        more than 65,536 values and for sequences of tokens (ragged columns, more than 16 integers
+        in a row), whose validation may take more memory than training.
     drop_last
-        Leave out a shard's last incomplete batch.
+        Whether to leave out a shard's last batch if it is incomplete.
     stop
         A `cerebro.EarlyStopping` rule.
     points
         Configurations to try before the searcher's own, or trials of an earlier run, such as
         ``cerebro.open("runs/a").top(3)``. Values for names that they omit come from the searcher.
     width
-        The number of trials in training at a time, for adaptive searchers.
+        The number of trials that train at the same time, for adaptive searchers.
     workers
-        Worker processes; 0 trains in this process. Default: one per `threads` cores, or on GPUs
-        `workers_per_device` for each.
+        The number of worker processes; 0 trains in this process. Default: one per `threads` cores,
+        or `workers_per_device` for each GPU.
     threads
-        Compute threads per worker, also with ``workers=0``. Their number changes the bits of the
-        states.
+        The number of compute threads per worker, even with ``workers=0``. It changes the bits of
+        the states.
     devices
         Where models are trained: ``"cpu"``; ``"cuda"``, all GPUs; ``"cuda:1"``; a list of GPUs; or
         ``"auto"``: all GPUs that PyTorch can use here, or the CPU if there are none or the model is
-        ``cpu_only``, as those of scikit-learn are. ``build`` finds its device in ``info.device``;
+        ``cpu_only``, as scikit-learn models are. ``build`` finds its device in ``info.device``;
         `cerebro.torch.Model` moves its network there. With `executor`, ``"auto"`` uses the GPUs of
         its workers, and ``"cpu"`` does not.
     seed
@@ -207,20 +220,21 @@ def search(
         The run's folder; default ``runs/<time>``.
     if_exists
         What to do if the run's folder exists. ``"resume"`` resumes the run, as `cerebro.resume`
-        does. Arguments that shape its trials must be the same; only `epochs` and `n_trials` may
-        grow. ``"new"`` starts a new run beside it: ``<run>-2``, ``<run>-3`` and so on.
+        does. Arguments that affect its trials must be the same; only `epochs` and `n_trials` may
+        increase. ``"new"`` starts a new run in a different folder: ``<run>-2``, ``<run>-3`` and so
+        on.
     keep
-        The epochs whose states stay on disk. The last one's always does.
+        The epochs whose states stay on disk. The state of the last epoch always stays.
     max_retries
         How often a unit is retried after its worker died, was stopped, or ran out of memory. After
-        that its trial fails.
+        that, its trial fails.
     unit_timeout
-        Seconds that a unit (a trial over one shard) may take. A worker that takes longer is killed
-        and the unit retried, at most `max_retries` times. Starting a worker process does not count,
-        nor do up to 30 s of the first `build` in it, which imports libraries. Not available with
-        ``workers=0``.
+        The seconds that a unit (a trial over one shard) may take. A worker that takes longer is
+        killed and the unit retried, at most `max_retries` times. Starting a worker process does not
+        count, nor do up to 30 s of the first `build` in it, which imports libraries. Not available
+        with ``workers=0``.
     time_limit
-        Seconds after which no new unit is started.
+        The seconds after which no new unit is started.
     stagger
         False starts all trials at the same shard and keeps at most two shards
         open, for data larger than memory.
@@ -228,31 +242,34 @@ def search(
         Report every epoch to an adaptive searcher as soon as it is over, not in rounds. No trial
         then waits for others, but which trials run depends on timing.
     live_models
-        Models that a worker keeps in memory between units. Default: as many as memory allows.
+        The number of models that a worker keeps in memory between units. Default: as many as memory
+        allows.
     deterministic
         True rejects operations that have no deterministic version on a GPU; ``"warn"`` allows them
-        and marks the trial (`Trial.not_exact`). With both, PyTorch uses the deterministic version
-        of all other operations. False lets it choose the fastest.
+        and marks the trial (`Trial.not_exact`). With either value, PyTorch uses the deterministic
+        version of all other operations. False lets it choose the fastest.
     state_dir
         A folder for the states of live trials, such as one on a local disk or in a memory file
         system. No other run may use it. Default: in the run's folder.
     callbacks
         Objects with any of ``on_run_start(run)``, ``on_trial_start(trial)``,
         ``on_unit_end(trial, metrics)``, ``on_epoch_end(trial, metrics)``, ``on_trial_end(trial)``
-        and ``on_run_end(result)``, called in this process. They get each trial as a `Trial`, as it
-        is at that moment, and the run as a `Result`. An exception in one ends the run.
+        and ``on_run_end(result)``, called in this process. They receive each trial as a `Trial`, a
+        copy of its current state, and the run as a `Result`. An exception in a callback ends the
+        run, unless the callback is a `cerebro.callbacks.Observer`.
     progress
         ``"table"``, ``"lines"``, False, or ``"auto"``, which chooses by the kind of output.
     executor
-        Runs the units elsewhere than on this machine, such as `cerebro.ray.Executor`.
+        Runs the units on other machines, such as `cerebro.ray.Executor`.
     workers_per_device
-        Worker processes for each GPU, default 1. More pay off if one model does not keep the GPU
-        busy. They take turns on it, or compute at the same time where NVIDIA's MPS is on.
+        The number of worker processes for each GPU, default 1. A higher number pays off if one
+        model does not keep the GPU busy. The processes take turns on the GPU, or compute at the
+        same time if NVIDIA's MPS is running.
 
     Returns
     -------
     Result
-        The best trial and all others; `cerebro.open` opens it again later.
+        The run's result, with the best trial and all others; `cerebro.open` opens it again later.
 
     Raises
     ------
@@ -280,9 +297,11 @@ def search(
         workers = getattr(executor, "workers", None)
     the_devices = devices_of(devices, workers_per_device, executor)
     by_itself = executor is None and named(devices) == ["auto"]
-    if goes_on and by_itself and are_gpus(the_devices):  # the devices that the run started on
-        the_devices = here(recorded(SavedRun(folder).settings))
-    counted = the_devices if executor is None else (CPU,)  # an executor counts its own
+    before = SavedRun(folder).settings if goes_on else None
+    if before is not None and by_itself and are_gpus(the_devices):
+        the_devices = here(recorded(before))  # the devices on which the run started
+    rows = whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
+    counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
     the_workers = worker_count(workers, the_threads, counted, workers_per_device)
     settings = Settings(
         build=build,
@@ -295,7 +314,7 @@ def search(
         mode=resolve_mode(metric, mode),
         select=select,
         batch_size=whole_number("batch_size", batch_size, 1, optional=True),
-        eval_batch_size=whole_number("eval_batch_size", eval_batch_size, 1, optional=True),
+        **batches_of(rows, train, before),
         drop_last=bool(drop_last),
         stop=check_stop(stop),
         width=whole_number("width", 8 if width is None else width, 1),
@@ -324,6 +343,7 @@ def search(
         searcher_class=describe(the_searcher),
         points=check_points(points),
     )
+    announce(progress, the_workers, None if goes_on else _idle_advice(settings, the_searcher))
     if executor is None and the_devices == (CPU,):  # they start while the search is prepared
         loaded = [name for name in ("torch",) if name in sys.modules]
         warm_workers.start_early(the_threads, [None] * the_workers, loaded)
@@ -336,6 +356,21 @@ def search(
     return run_search(settings, the_space, the_searcher, chosen_for)
 
 
+def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
+    """Return advice on idle workers; None if all are busy or the number of trials is unknown."""
+    at_once = settings.n_trials
+    if at_once is not None and searcher.adaptive:
+        at_once = min(at_once, settings.width)
+    folds = None if settings.folds is None else len(settings.folds)
+    return idle_advice(
+        None if at_once is None else at_once * (folds or 1),
+        settings.workers,
+        settings.threads,
+        folds=folds,
+        devices=settings.devices,
+    )
+
+
 def run_search(
     settings: Settings, space: Space, the_searcher: Searcher, cpu_workers: int | None = None
 ) -> Result:
@@ -345,7 +380,7 @@ def run_search(
     ----------
     cpu_workers
         The number of workers if training moves to the CPU because the model is ``cpu_only``. None:
-        training stays on the devices of `settings`.
+        training stays on the devices in `settings`.
     """
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
@@ -375,9 +410,9 @@ def _warn_if_mixed(devices: Sequence[str]) -> None:
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Whether a configuration's model is ``cpu_only``, that is, never computes on a GPU.
+    """Return whether a configuration's model is ``cpu_only``, that is, never computes on a GPU.
 
-    It is built in a GPU's worker, which stays warm for the search.
+    The model is built in a worker with a GPU, which stays warm for the search.
     """
     if not are_gpus(settings.devices) or settings.workers == 0:
         return False

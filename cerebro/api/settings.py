@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import KERAS_CALLBACKS, whole_number
+from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line
 from cerebro.machine.devices import ALL, CPU, are_gpus, choose, count_workers, named
-from cerebro.run.settings import HOOKS, MAX_WORKERS
+from cerebro.model import is_keras
+from cerebro.run.settings import HOOKS, MAX_WORKERS, Training
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.stopping import EarlyStopping
+
+EVAL_ROWS = 256
+
+MOST_VALUES = 2**16
+"""The most values in a row with which validation uses `EVAL_ROWS`: an image of 128 x 128 in color
+has fewer.
+"""
+
+MOST_NUMBERED = 16
+"""The most integers in a row that are not taken as the tokens of a sequence."""
 
 
 def check_points(points: Any) -> tuple[dict[str, Any], ...]:
@@ -37,10 +50,12 @@ def check_stop(stop: Any) -> EarlyStopping | None:
 
 
 def check_callbacks(callbacks: Any) -> tuple[Any, ...]:
-    """Check that each callback has a hook: a misspelled one would never be called."""
+    """Check that each callback has a hook, because a misspelled hook would never be called."""
     if not isinstance(callbacks, (list, tuple)):
         raise InputError(f"callbacks must be a list of callbacks, not {callbacks!r}")
     for callback in callbacks:
+        if is_keras(callback):
+            raise InputError(f"{type(callback).__name__} is a Keras callback; {KERAS_CALLBACKS}")
         if not any(callable(getattr(callback, hook, None)) for hook in HOOKS):
             raise InputError(
                 f"the callback {callback!r} has none of the methods {', '.join(HOOKS)}"
@@ -65,14 +80,14 @@ def check_executor(executor: Any) -> Any:
 def worker_count(
     workers: Any, threads: int, devices: Sequence[str] = (CPU,), workers_per_device: Any = None
 ) -> int:
-    """Return how many workers to start: `workers`, or one per core or GPU by default."""
+    """Return the number of workers to start: `workers`, or by default one per core or GPU."""
     count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
     each = whole_number("workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True)
     return count_workers(devices, count, each, threads)
 
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:
-    """Check `devices` and return them by name; with an executor, those of its machines."""
+    """Check `devices` and return their names; with an executor, those of its machines."""
     wanted = named(devices)
     if executor is not None:
         return _devices_of_executor(wanted, devices, workers_per_device, executor)
@@ -110,13 +125,53 @@ def _devices_of_executor(
 
 
 def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) -> float | None:
-    """Check `unit_timeout`, which needs worker processes to end."""
+    """Return `unit_timeout`; raise InputError if no worker process can be killed on a timeout."""
     if unit_timeout is not None and workers == 0 and executor is None:
         raise InputError(
             "unit_timeout kills the worker process of a unit that takes too long, but workers=0 "
             "trains in this process: give workers=1 or more, or leave it out"
         )
     return unit_timeout
+
+
+def eval_rows(data: Dataset) -> int | None:
+    """Return the default of ``eval_batch_size`` for a data set; None: the trial's batch size.
+
+    Large images and sequences of tokens keep the trial's batch size, because larger batches might
+    not fit in memory: for each token, a language model returns as many numbers as its vocabulary
+    has words.
+    """
+    values = 0
+    for column in data.columns.values():
+        size = math.prod(column.shape)
+        is_wide_integer = column.dtype.lstrip("u") in ("int16", "int32", "int64")
+        if column.ragged or (is_wide_integer and size > MOST_NUMBERED):
+            return None
+        values += size
+    return EVAL_ROWS if values <= MOST_VALUES else None
+
+
+def batches_of(
+    eval_batch_size: int | None, data: Dataset, before: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the settings of batches whose defaults differ between versions.
+
+    A new run gets the current defaults; a resumed run keeps its own.
+
+    Parameters
+    ----------
+    data
+        The training data; the validation data has the same columns.
+    before
+        The settings of the run to resume; None for a new run.
+    """
+    if before is None:
+        return {"eval_batch_size": eval_batch_size or eval_rows(data), "channels_last": True}
+    known = Training.recorded(before)
+    rows = known["eval_batch_size"]
+    if eval_batch_size is not None or rows not in (None, EVAL_ROWS):
+        rows = eval_batch_size or eval_rows(data)
+    return {"eval_batch_size": rows, "channels_last": known["channels_last"]}
 
 
 def resolve_mode(metric: Any, mode: Any) -> Literal["min", "max"]:

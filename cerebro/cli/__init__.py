@@ -1,17 +1,18 @@
-"""The command line: thin commands on top of the public interface.
+"""Run the command line: thin commands on top of the public interface.
 
-Exit status: 0 on success, 1 on an error (one line that begins with ``error:`` and names the
-cure), 130 on Ctrl-C and 143 on SIGTERM, after printing the command that resumes the run.
+Exit status: 0 on success; 1 on an error, with one line that begins with ``error:`` and says how to
+fix it; 130 on Ctrl-C and 143 on SIGTERM, after printing the command that resumes the run.
 ``--traceback``, or ``CEREBRO_TRACEBACK=1`` in the environment, shows the origin of an error.
 
-Every module has ``add``, which adds the command with its options to the parser, and ``main``,
-which runs it and returns the exit status. ``main`` imports the other modules that it needs, so
+Every module has two functions: ``add`` adds the command with its options to the parser, and
+``main`` runs it and returns the exit status. ``main`` imports the other modules that it needs, so
 that mistakes in the arguments are reported without delay.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 import traceback
@@ -21,14 +22,21 @@ from typing import Any, NoReturn
 
 import cerebro.errors as errors
 from cerebro.cli import (
+    agent,
+    compare,
+    completion,
     control,
     demo,
     doctor,
     export,
+    logs,
+    plan,
     plot,
     replay,
+    report,
     resume,
     run,
+    runs,
     shard,
     show,
     verify,
@@ -37,7 +45,11 @@ from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.imports import imported_shadows, raised_at
 from cerebro.machine.signals import INTERRUPTED
 
-COMMANDS = (demo, shard, run, resume, show, control, replay, verify, plot, export, doctor)
+COMMANDS = (
+    *(demo, shard, plan, run, resume, control),
+    *(runs, show, logs, compare, plot, report, replay, verify, export),
+    *(agent, doctor, completion),
+)
 
 MESSAGE_LIMIT = 2000
 
@@ -59,14 +71,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = _show_warning
     show_traceback = "--traceback" in arguments or bool(os.environ.get("CEREBRO_TRACEBACK"))
     try:
-        options = _parser().parse_args([a for a in arguments if a != "--traceback"])
+        given = [argument for argument in arguments if argument != "--traceback"]
+        parser = make_parser()
+        _check_command(parser, given)
+        options = parser.parse_args(given)
         status = options.command(options)
         sys.stdout.flush()
         return int(status or 0)
     except KeyboardInterrupt as error:
         print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `cerebro show | head`: the reader has closed the pipe
+    except BrokenPipeError:  # as in `cerebro show | head`: the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -83,7 +98,7 @@ def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Describe an error in one line, with its type if it is not one of Cerebro's."""
+    """Describe an error in one line, with its type unless it is one of Cerebro's exceptions."""
     text = text_of(error, MESSAGE_LIMIT)
     if isinstance(error, OSError) and error.strerror:
         named = error.filename is not None
@@ -96,22 +111,26 @@ def one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """Return the user's line that raised the error; empty if there is none."""
+    """Return the line of the user's code that raised the error; empty if no such line is known."""
     at = raised_at(error)
     return "" if at is None else f"{at.filename}, line {at.lineno}: "
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports mistakes like any other error: one line and status 1."""
+    """A parser that reports mistakes like any other error: in one line, with status 1."""
+
+    commands: Sequence[str] = ()
+    """The names of all commands."""
 
     def error(self, message: str) -> NoReturn:
         """Raise InputError instead of ending the process."""
         raise InputError(f"{message}; see {self.prog} --help")
 
 
-def _parser() -> Parser:
+def make_parser(program: str = "python -m cerebro") -> Parser:
+    """Return the parser of all commands; help texts call it by the name `program`."""
     parser = Parser(
-        prog="python -m cerebro",
+        prog=program,
         description="Trains many models over one data set and finds the best.",
         epilog="--traceback after any command shows the origin of an error.",
     )
@@ -119,7 +138,18 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for module in COMMANDS:
         module.add(commands)
+    parser.commands = list(commands.choices)
+    commands.choices["completion"].set_defaults(make_parser=make_parser)
     return parser
+
+
+def _check_command(parser: Parser, arguments: Sequence[str]) -> None:
+    """Raise InputError for an unknown command, with a suggestion."""
+    names = parser.commands
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in names:
+        near = difflib.get_close_matches(arguments[0], names, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(names)}"
+        raise InputError(f"unknown command {arguments[0]!r}: {hint}; see {parser.prog} --help")
 
 
 def _version() -> str:

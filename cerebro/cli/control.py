@@ -1,4 +1,4 @@
-"""``stop``, ``pause``, ``continue``: control an active run."""
+"""``stop``, ``pause``, ``continue``: control a live run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Send the command to the process that trains the run."""
+    """Send the command to the process that is training the run."""
     import cerebro.control as control
 
     control.send(options.run, control.Command(options.verb, options.trial))

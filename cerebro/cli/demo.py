@@ -1,7 +1,7 @@
 """``demo``: search 16 small models on handwritten digits.
 
-A user would write the same functions. ``build`` is in an importable module, so the run's models can
-be loaded later.
+The functions resemble those that a user would write. ``build`` is in an importable module, so that
+the run's models can be loaded later.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SIDE = 8  # pixels
 
 
 def digits(path: str | Path) -> cerebro.Dataset:
-    """Write scikit-learn's 1,797 handwritten digits as shards, or open existing ones.
+    """Write scikit-learn's 1,797 handwritten digits as shards, or open existing shards.
 
     Returns
     -------
@@ -84,14 +84,15 @@ def digits(path: str | Path) -> cerebro.Dataset:
 
 
 def _digits_table() -> NDArray[Any]:
-    """Read scikit-learn's digits: a row per picture, its pixels followed by its digit.
+    """Read scikit-learn's digits: one row per image, with its pixels followed by its digit.
 
-    scikit-learn itself is not imported: with SciPy that takes longer than the demo's first epochs.
+    scikit-learn itself is not imported, because with SciPy this takes longer than the demo's first
+    epochs.
 
     Raises
     ------
     InputError
-        scikit-learn is not installed, or does not have the file.
+        If scikit-learn is not installed, or does not have the file.
     """
     found = importlib.util.find_spec("sklearn")
     for folder in (found and found.submodule_search_locations) or ():
@@ -103,7 +104,7 @@ def _digits_table() -> NDArray[Any]:
 
 
 def space() -> dict[str, Any]:
-    """Return the search space: two kinds of network, each with its own size."""
+    """Return the search space: two kinds of networks, each with its own size."""
     return {
         "arch": ["mlp", "cnn"],
         "mlp": cerebro.when("arch", "mlp", {"hidden": [32, 64, 128, 256]}),
@@ -115,7 +116,7 @@ def space() -> dict[str, Any]:
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the share of rows whose highest score is at the right digit."""
+    """Return the share of rows in which the correct digit has the highest score."""
     return (output.argmax(1) == target).float().mean()
 
 
@@ -177,12 +178,12 @@ def demonstrate(
     data: str = "data/digits",
     progress: Any = "auto",
 ) -> int:
-    """Shard the data, search, print the results; return the command's exit status."""
-    # Imported here, so that every worker imports it while it starts.
+    """Shard the data, search, and print the results; return the command's exit status."""
+    # Imported here, so that every worker imports this module while it starts.
     if not environment.installed("torch"):
         raise InputError(f"the demo needs PyTorch: {install_hint('demo')}")
     if devices_of("auto", None, None) == (CPU,):
-        # Workers import PyTorch while this process, which needs it last, reads the data.
+        # Workers import PyTorch while this process, which needs PyTorch last, reads the data.
         warm_workers.start_early(1, [None] * worker_count(workers, 1), ["torch"])
     run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")
     whole = digits(data)
@@ -236,7 +237,7 @@ def draw(result: Any) -> list[str]:
 
 
 def lines_to_open(path: str | Path) -> str:
-    """Return lines of Python and commands for the next steps."""
+    """Return text with Python lines and commands for the next steps."""
     return (
         "To open it again, in Python:\n\n"
         "  import cerebro\n"

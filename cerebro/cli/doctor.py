@@ -1,4 +1,4 @@
-"""``doctor``: print what this machine offers and what is missing."""
+"""``doctor``: print what this machine has and what is missing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cerebro.cli.as_json import json_option, print_json
 from cerebro.cli.options import new_command
 from cerebro.errors import DeviceError
 from cerebro.machine import cuda, device_check, environment, files, resources
@@ -28,12 +29,15 @@ def add(commands: Any) -> None:
         action="store_true",
         help="also train small networks, with workers and without, and compare their bits",
     )
+    json_option(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print what this machine offers; return 1 if ``--train`` finds different bits."""
+    """Print what this machine has; return 1 if ``--train`` finds different bits, else 0."""
     from cerebro.cli import doctor as diagnosis
 
+    if options.json:
+        return _print_json(options)
     print(diagnosis.report(options.path))
     if not options.train:
         return 0
@@ -43,18 +47,49 @@ def main(options: argparse.Namespace) -> int:
     return proof.main()
 
 
-# Extra: its purpose, and the modules that it installs.
+def _print_json(options: argparse.Namespace) -> int:
+    found: dict[str, Any] = {"gpus": []}
+    for name, text in _machine_rows(options.path):
+        if name == "gpu":
+            found["gpus"].append(text)
+        else:
+            found[name] = text
+    found["extras"] = {
+        extra: {"purpose": purpose, "missing": _missing(modules)}
+        for extra, (purpose, modules) in EXTRAS.items()
+    }
+    status = 0
+    if options.train:
+        from cerebro.cli import self_test as proof
+
+        lines: list[str] = []
+        status = proof.main(lines.append)
+        found["train"] = {"passed": status == 0, "lines": lines}
+    print_json(found)
+    return status
+
+
+# For each extra: its purpose, and the modules that it installs.
 EXTRAS = {
     "torch": ("PyTorch models", ("torch",)),
     "sklearn": ("scikit-learn models", ("sklearn",)),
     "jax": ("JAX models", ("jax", "optax")),
+    "keras": ("Keras models", ("keras",)),
     "parquet": ("Parquet and Arrow files, pandas tables", ("pyarrow", "pandas")),
     "images": ("folders of pictures", ("PIL",)),
     "plots": ("pictures of runs", ("matplotlib",)),
     "search": ("quasi-random search", ("scipy",)),
     "optuna": ("Optuna's samplers and studies", ("optuna",)),
     "ray": ("Ray Tune and clusters", ("ray",)),
+    "cluster": ("agents on several machines", ("zmq",)),
+    "dask": ("agents on a Dask cluster", ("distributed", "zmq")),
+    "spark": ("agents on Spark", ("pyspark", "zmq")),
     "onnx": ("export to ONNX", ("onnx", "onnxscript")),
+    "storage": ("data and runs in object storage", ("fsspec", "s3fs")),
+    "tensorboard": ("logs for TensorBoard", ("tensorboard",)),
+    "mlflow": ("logs to MLflow", ("mlflow",)),
+    "wandb": ("logs to Weights & Biases", ("wandb",)),
+    "completion": ("shell completion", ("shtab",)),
 }
 
 LOW_DISK_BYTES = 5_000_000_000
@@ -68,9 +103,13 @@ def report(path: str | os.PathLike[str] = ".") -> str:
     path
         The folder for data and runs.
     """
-    rows = [*_software(), *_machine(), *_disk(Path(path))]
+    rows = _machine_rows(path)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in [*rows, *_extras(width)])
+
+
+def _machine_rows(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    return [*_software(), *_machine(), *_disk(Path(path))]
 
 
 def _software() -> list[tuple[str, str]]:
@@ -125,7 +164,7 @@ def _torch() -> str:
 
 
 def _gpus() -> list[tuple[str, str]]:
-    """Return rows about CUDA. Initializes it in this process, on every GPU."""
+    """Return rows about CUDA, after initializing it on every GPU in this process."""
     try:
         runtime = cuda.open_runtime()
         devices = cuda.describe_devices()
@@ -140,7 +179,7 @@ def _gpus() -> list[tuple[str, str]]:
 
 
 def _gpu(index: int, about: Mapping[str, Any]) -> str:
-    """Describe one GPU. Its check runs again, as before its first use, and the result is kept."""
+    """Describe one GPU after checking it again, as before its first use; the result is stored."""
     name = f"cuda:{index}"
     major, minor = about["capability"]
     text = (
@@ -149,7 +188,7 @@ def _gpu(index: int, about: Mapping[str, Any]) -> str:
     )
     try:
         problem = device_check.problem(name, anew=True)
-        if not problem:  # in this process, too
+        if not problem:  # also checked in this process
             device = cuda.device(name)
             device.check()
             free, _ = device.memory()
@@ -192,7 +231,7 @@ def _cudnn(runtime: int) -> str:
 
 
 def _torch_build(torch: Any) -> str:
-    """Return the CUDA version of PyTorch's build, and the cure if it cannot use the GPU."""
+    """Return the CUDA version of PyTorch's build, and a fix if PyTorch cannot use the GPU."""
     if torch.version.cuda is not None:
         return f"built for CUDA {torch.version.cuda}"
     if has_driver():
@@ -206,7 +245,7 @@ def _disk(path: Path) -> list[tuple[str, str]]:
         place = place.parent
     free = shutil.disk_usage(place).free
     kind = files.file_system(place)
-    low = "; low, data and states need room" if free < LOW_DISK_BYTES else ""
+    low = "; low: data and states need space" if free < LOW_DISK_BYTES else ""
     rows = [("disk", f"{fmt.size(free)} free on {kind} at {place}{low}")]
     if files.is_network_file_system(place):
         rows.append(
@@ -218,7 +257,11 @@ def _disk(path: Path) -> list[tuple[str, str]]:
 def _extras(width: int) -> list[tuple[str, str]]:
     rows = []
     for i, (extra, (purpose, modules)) in enumerate(EXTRAS.items()):
-        missing = [module for module in modules if not environment.installed(module)]
+        missing = _missing(modules)
         state, cure = ("missing", f": {install_hint(extra)}") if missing else ("present", "")
         rows.append(("extras" if i == 0 else "", f"{extra:<8} {state}  for {purpose}{cure}"))
     return rows
+
+
+def _missing(modules: Sequence[str]) -> list[str]:
+    return [module for module in modules if not environment.installed(module)]

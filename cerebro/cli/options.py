@@ -1,4 +1,4 @@
-"""The shared parts of the commands: options, progress, the end of a command that trains."""
+"""Define what commands share: options, progress, and the end of a command that trains."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def progress(value: str | None) -> str | bool:
 
 
 def count(text: str) -> int:
-    """Read a whole number of at least 0."""
+    """Read an integer of at least 0."""
     value = int(text)
     if value < 0:
         raise argparse.ArgumentTypeError("must not be negative")
@@ -49,7 +49,7 @@ def count(text: str) -> int:
 
 
 def numbers(text: str) -> list[int]:
-    """Read numbers of trials, such as ``3,7``."""
+    """Read trial numbers, such as ``3,7``."""
     return [count(part) for part in text.split(",")]
 
 
@@ -62,7 +62,7 @@ def build_option(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def arguments(argv: Sequence[str]) -> Iterator[None]:
-    """Use a script's `sys.argv` in the block, here and in workers."""
+    """Use a script's `sys.argv` in the block, in this process and in workers."""
     before = list(sys.argv)
     sys.argv[:] = argv
     try:
@@ -72,11 +72,11 @@ def arguments(argv: Sequence[str]) -> Iterator[None]:
 
 
 def arguments_of(run: Any, file: str | Path | None) -> list[str]:
-    """Return `sys.argv` of the program that started a run; its script may have moved."""
+    """Return `sys.argv` of the program that started a run; `file` replaces its script."""
     from cerebro.results.saved_run import SavedRun
 
     recorded: list[str] = []
-    with suppress(CerebroError, OSError):  # the command reports the error in the run
+    with suppress(CerebroError, OSError):  # the command itself will report the error
         recorded = SavedRun(run).argv
     return [*([str(file)] if file is not None else recorded[:1] or sys.argv[:1]), *recorded[1:]]
 
@@ -84,8 +84,8 @@ def arguments_of(run: Any, file: str | Path | None) -> list[str]:
 def imported(file: str | Path, *sought: str) -> ModuleType:
     """Import a user's file.
 
-    A file that ends the process raises InputError, because exiting would look like success. If the
-    file itself searches, the import ends there.
+    If the file ends the process, InputError is raised, because exiting would look like success. If
+    the file itself starts a search, the import ends there.
     """
     from cerebro.run.recipe import import_file
 
@@ -99,7 +99,7 @@ def imported(file: str | Path, *sought: str) -> ModuleType:
 
 
 def build_of(file: str | None) -> Callable[..., Any] | None:
-    """Import ``build`` from the file that ``--build`` names.
+    """Import ``build`` from the file given by ``--build``.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def build_of(file: str | None) -> Callable[..., Any] | None:
 
 
 def trial_of(result: Any, number: int) -> Any:
-    """Return the trial of ``--trial``.
+    """Return the trial given by ``--trial``.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def interrupted(error: KeyboardInterrupt) -> int:
 
 
 def status_of(result: Any) -> int:
-    """Return the exit status of a search that returned."""
+    """Return the exit status of a search that has returned a result."""
     if result.status == "finished":
         return 0
     print(

@@ -10,17 +10,29 @@ from cerebro.cli.options import new_command, numbers
 from cerebro.errors import InputError
 from cerebro.machine.files import check_no_link
 
-KINDS = ("curves", "gantt", "parallel", "importance")
+KINDS = ("curves", "gantt", "parallel", "importance", "slice")
 
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
     parser = new_command(commands, "plot", main, "draw a picture of a run, or a page")
-    parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
-    parser.add_argument("--kind", choices=KINDS, help="what to draw (curves; in a page, all)")
-    parser.add_argument("--metric", help="the metric (the one that ranks trials)")
-    parser.add_argument("--trials", type=numbers, metavar="N,N,...", help="only these")
-    parser.add_argument("--out", help="the file, .png, .svg, .pdf or .html (RUN/KIND.png)")
+    parser.add_argument(
+        "run", nargs="?", help="the run's folder (default: the newest one under runs)"
+    )
+    parser.add_argument(
+        "--kind", choices=KINDS, help="what to draw (default: curves; in a page, all kinds)"
+    )
+    parser.add_argument("--metric", help="the metric to draw (default: the one that ranks trials)")
+    parser.add_argument(
+        "--trials", type=numbers, metavar="N,N,...", help="draw only these (default: all)"
+    )
+    parser.add_argument("--dark", action="store_true", help="for a dark page (default: light)")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="the file to write: .png, .svg, .pdf, or .html for the page that `report` writes "
+        "(default: KIND.png in the run's folder)",
+    )
 
 
 def main(options: argparse.Namespace) -> int:
@@ -37,23 +49,28 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _write_picture(result: Any, options: argparse.Namespace) -> Path:
+    from cerebro.report import plots
+
     kind = options.kind or "curves"
-    figure = result.plot(options.metric, trials=options.trials, kind=kind)
+    figure = plots.plot(result, options.metric, trials=options.trials, kind=kind, dark=options.dark)
     out = Path(options.out) if options.out else Path(result.path) / f"{kind}.png"
     if not options.out:
-        check_no_link(out)  # a run from elsewhere must not choose which file is overwritten
+        check_no_link(out)  # a run from elsewhere must not choose the file to overwrite
     try:
         figure.savefig(out)
-    except ValueError as error:  # matplotlib does not know the extension
+    except ValueError as error:  # matplotlib does not support the extension
         raise InputError(f"--out {out}: {error}") from error
     return out
 
 
 def _write_page(result: Any, options: argparse.Namespace) -> Path:
-    from cerebro.report.html import render_page
+    from cerebro.report.page import render_page
+    from cerebro.results.about_run import about
 
     kinds = KINDS if options.kind is None else (options.kind,)
-    page = render_page(result, kinds, options.metric, options.trials)
+    page = render_page(
+        result, about(result.saved), kinds=kinds, metric=options.metric, trials=options.trials
+    )
     out = Path(options.out)
     out.write_text(page, encoding="utf-8")
     return out

@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
     parser = new_command(
         commands, "resume", main, "resume a run, or train a finished one for more epochs"
     )
-    parser.add_argument("run", help="the run's folder")
+    parser.add_argument("run", help="the run's folder, or the URL of its copy")
     parser.add_argument("--epochs", type=count, help="the total number of epochs")
     parser.add_argument(
         "--trials", type=numbers, metavar="N,N,...", help="only these, whatever their status"

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import difflib
-import inspect
-import os
 import shlex
-import warnings
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from cerebro.cli import search_file
 from cerebro.cli.options import (
     arguments,
     count,
-    imported,
     interrupted,
     new_command,
     progress,
     progress_option,
     status_of,
 )
-from cerebro.errors import InputError
 
 COUNTS = {
     "epochs": "epochs per trial",
@@ -92,27 +85,12 @@ def main(options: argparse.Namespace) -> int:
 
 def _search(options: argparse.Namespace) -> int:
     import cerebro
-    from cerebro.machine.guard import stopped_at
 
-    file = Path(options.file)
-    if not file.is_file():
-        raise InputError(f"{file}: there is no such file")
-    module = imported(file, *SOUGHT)
-    stop = stopped_at(module)
-    if stop is not None:
-        warnings.warn(
-            f"{stop.where}: the file calls {stop.call} itself. That call is ignored: build, "
-            "space, data and settings above it are used, with the options given here. For the "
-            f"file's own call, run the file: python {shlex.quote(str(file))}",
-            stacklevel=1,
-        )
-    missing = [name for name in SOUGHT if not hasattr(module, name)]
-    if missing:
-        raise InputError(f"{file} does not define {' and '.join(missing)}")
-    settings = _settings(module, file, options)
-    data = module.data
-    if isinstance(data, (str, os.PathLike)):
-        data = cerebro.Dataset(os.fspath(data))
+    module = search_file.read(options.file, SOUGHT, "run")
+    settings = search_file.settings_of(module, options.file, options)
+    if options.progress is not None:
+        settings["progress"] = progress(options.progress)
+    data = search_file.data_of(module)
     try:
         result = cerebro.search(module.build, module.space, data, **settings)
     except KeyboardInterrupt as error:
@@ -122,49 +100,3 @@ def _search(options: argparse.Namespace) -> int:
     print(f"\nThe run is in {result.path}. To look at it:\n")
     print(f"  python -m cerebro show {shlex.quote(str(result.path))}")
     return status_of(result)
-
-
-def _settings(module: Any, file: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Merge the file's settings with the options, which take precedence."""
-    settings = getattr(module, "settings", {})
-    if not isinstance(settings, Mapping):
-        raise InputError(
-            f"{file}: settings must be a dictionary of cerebro.search's keywords, such as "
-            f"settings = dict(epochs=10), not {type(settings).__name__}"
-        )
-    settings = dict(settings)
-    _refuse_unknown(settings, file)
-    for name, value in vars(options).items():
-        if name not in ("command", "file") and value is not None:
-            settings[name] = value
-    if options.progress is not None:
-        settings["progress"] = progress(options.progress)
-    if isinstance(settings.get("validation"), str):
-        settings["validation"] = _validation(settings["validation"])
-    if "epochs" not in settings:
-        raise InputError(
-            f"epochs is missing: give --epochs, or settings = dict(epochs=...) in {file}"
-        )
-    return settings
-
-
-def _refuse_unknown(settings: dict[Any, Any], file: Path) -> None:
-    """Raise InputError for a setting that cerebro.search does not take, with a suggestion."""
-    from cerebro.api.search import search
-
-    known = list(inspect.signature(search).parameters)[3:]
-    for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
-            raise InputError(f"{file}: settings has {name!r}, which search does not take: {hint}")
-
-
-def _validation(text: str) -> Any:
-    """Read a fraction, or open a data folder."""
-    import cerebro
-
-    try:
-        return float(text)
-    except ValueError:
-        return cerebro.Dataset(text)

@@ -1,9 +1,9 @@
 """``python -m cerebro doctor --train``: check that this installation trains reproducibly.
 
-A small search with the network of `cerebro.native` runs twice on generated pictures, so it needs
-neither a framework nor a download: once with two workers, between which the models hop, and once
-inline. Both must end in the same states, bit for bit, and the best model must have learned its
-task. With cuDNN, the same test runs on each GPU.
+A small search with the network of `cerebro.native` runs twice on generated images, so it needs
+neither a framework nor a download. It runs once with two workers, between which the models hop, and
+once inline. Both searches must end in the same states, bit for bit, and the best model must have
+learned its task. With cuDNN, the same test runs on each GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPACE = {"lr": [0.01, 0.05], "filters": [4, 8]}
 
 
 def pictures(rows: int = ROWS) -> dict[str, NDArray[Any]]:
-    """Draw figures of random size, place and brightness on a noisy background.
+    """Draw figures of random size, position and brightness on a noisy background.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def build(config: dict[str, Any]) -> Any:
 def states(
     data: cerebro.Dataset, run: Path, workers: int, device: str = "cpu"
 ) -> tuple[dict[str, str], float]:
-    """Search; return the hash of every trial's state after every epoch, and the best accuracy."""
+    """Run a search; return the state hashes of all trials and epochs, and the best accuracy."""
     train, valid = data.split(0.8, 0.2)
     result = cerebro.search(
         build,
@@ -93,7 +93,7 @@ def states(
 
 
 def differing(first: dict[str, str], second: dict[str, str]) -> str | None:
-    """Name the first state that differs between two searches; None if all are the same."""
+    """Return the name of the first state that differs between two searches; None if all agree."""
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
             return name
@@ -137,12 +137,12 @@ def main(say: Callable[[str], object] = print) -> int:
     Parameters
     ----------
     say
-        Called with each line.
+        Called with each line of output.
 
     Returns
     -------
     int
-        0 if on every device the models learn and the states are the same, else 1.
+        0 if, on every device, the models learn and the states are the same; else 1.
     """
     names, problem = devices()
     with tempfile.TemporaryDirectory(prefix="cerebro-doctor-") as folder:

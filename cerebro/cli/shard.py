@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "source", help="a .npz, .csv, .parquet or .arrow file, or a folder of class folders"
     )
-    parser.add_argument("path", help="the folder to write")
+    parser.add_argument("path", help="the folder or the URL to write")
     parser.add_argument("--shards", type=count, help="number of shards (8, or more for large data)")
     parser.add_argument(
         "--columns",
@@ -80,7 +80,7 @@ def _picture_size(text: str) -> tuple[int, int]:
 
 
 def _columns(items: Sequence[str] | None) -> dict[str, Any] | list[str] | None:
-    """Read ``x=age,fare y=label`` as a mapping, ``age fare`` as a list."""
+    """Read ``x=age,fare y=label`` as a mapping, and ``age fare`` as a list."""
     if items is None:
         return None
     if not any("=" in item for item in items):

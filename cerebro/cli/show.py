@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from cerebro.cli.as_json import json_option, print_json, run_record, trial_record
 from cerebro.cli.options import count, new_command, trial_of
 
 
@@ -14,6 +15,7 @@ def add(commands: Any) -> None:
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
     parser.add_argument("--top", type=count, default=20, metavar="N", help="trials to list (20)")
     parser.add_argument("--trial", type=count, metavar="N", help="print one trial instead")
+    json_option(parser)
 
 
 def main(options: argparse.Namespace) -> int:
@@ -22,8 +24,11 @@ def main(options: argparse.Namespace) -> int:
     from cerebro.report import summary
 
     result = cerebro.open(options.run)
-    if options.trial is None:
+    trial = None if options.trial is None else trial_of(result, options.trial)
+    if options.json:
+        print_json(run_record(result) if trial is None else trial_record(trial))
+    elif trial is None:
         print(summary.render(result, options.top))
     else:
-        print(summary.render_trial(trial_of(result, options.trial)))
+        print(summary.render_trial(trial))
     return 0

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cerebro.cli.as_json import json_option, print_json
 from cerebro.cli.options import new_command
-from cerebro.errors import InputError, one_line
+from cerebro.errors import CorruptDataError, InputError, one_line
+from cerebro.machine.objects import is_url
 
 MESSAGE_LIMIT = 2000
 
@@ -19,44 +21,82 @@ def add(commands: Any) -> None:
     parser = new_command(
         commands, "verify", main, "compare a data set's or a run's files with their checksums"
     )
-    parser.add_argument("path", help="a data folder or a run's folder")
+    parser.add_argument("path", help="a data folder or a run's folder, or the URL of a data set")
+    json_option(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compare files with their checksums, and a run's store with itself."""
+    """Compare files with their checksums, and check a run's store for consistency."""
+    if is_url(options.path):
+        return _bucket(options.path, options.json)
     path = Path(options.path)
     if (path / "run.sqlite").exists():
-        return _run(path)
+        return _run(path, options.json)
     if (path / "manifest.json").exists() or (path / "shard-00000").exists():
-        return _data(path)
+        return _data(path, options.json)
     if not path.exists():
         raise InputError(f"{path}: there is no such folder")
     raise InputError(f"{path}: neither a data folder (manifest.json) nor a run (run.sqlite)")
 
 
-def _run(path: Path) -> int:
+def _run(path: Path, as_json: bool) -> int:
     from cerebro.results.verify import verify_run
 
     found = verify_run(path)
+    if as_json:
+        print_json(
+            {
+                "path": path,
+                "problems": [vars(problem) for problem in found.problems],
+                "trials": found.trials,
+                "epochs": found.epochs,
+                "states": found.states,
+                "slots": found.slots,
+                "data": found.data,
+            }
+        )
+        return 1 if found.problems else 0
     if found:
         print(found)
     return _complain(path, found.problems)
 
 
-def _data(path: Path) -> int:
+def _data(path: Path, as_json: bool) -> int:
     import cerebro
     from cerebro.data.damage import find_damage
     from cerebro.report import format as fmt
 
     damages = find_damage(path)
+    if as_json:
+        print_json({"path": path, "problems": [str(damage) for damage in damages]})
+        return 1 if damages else 0
     if not damages:
         data = cerebro.Dataset(path)
         print(f"{path}: {data.num_shards} shards, {fmt.size(data.nbytes)}, as they were written")
     return _complain(path, damages)
 
 
-def _complain(path: Path, problems: Sequence[Any]) -> int:
-    """Print one line for each problem, and an error with their number."""
+def _bucket(url: str, as_json: bool) -> int:
+    """Copy what is missing here of a data set in object storage, and check the data set."""
+    import cerebro
+    from cerebro.report import format as fmt
+
+    problems: list[str] = []
+    data = cerebro.Dataset(url)
+    try:
+        data.verify()
+    except CorruptDataError as error:
+        problems.append(str(error))
+    if as_json:
+        print_json({"path": url, "problems": problems})
+        return 1 if problems else 0
+    if not problems:
+        print(f"{url}: {data.num_shards} shards, {fmt.size(data.nbytes)}, as they were written")
+    return _complain(url, problems)
+
+
+def _complain(path: Path | str, problems: Sequence[Any]) -> int:
+    """Print one line for each problem, and an error with the number of problems."""
     lines = [one_line(str(problem), MESSAGE_LIMIT) for problem in problems]
     for line in lines:
         print(line)

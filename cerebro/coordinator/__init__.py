@@ -1,1 +1,1 @@
-"""The loop of a run: ask, train, report, record, restore. Internal."""
+"""Run the loop of a search: ask, train, report, record, restore. Internal."""

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from cerebro.callbacks.observer import Observer
 from cerebro.errors import text_of
 from cerebro.run.records import TrialRecord
 
 
 class Hooks:
-    """Calls the hooks of a run's callbacks, and remembers the callback that failed.
+    """Calls the hooks of a run's callbacks and remembers which callback failed.
 
-    Exceptions of callbacks propagate unchanged; `cause_of` names the callback.
+    Exceptions raised by callbacks propagate unchanged; `cause_of` names the callback. Exceptions
+    raised by observers do not propagate; an observer that fails is not called again.
 
     Parameters
     ----------
     callbacks
-        Objects with any of the hooks.
+        Objects that have any of the hooks.
     view
-        Makes the `Trial` that callbacks get from a record: the trial as it is now.
+        Converts a record into the `Trial` passed to callbacks: a copy of the trial as it is now.
     """
 
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:
-        self._callbacks = callbacks
+        self._callbacks = list(callbacks)
         self._view = view
         self._failure: tuple[BaseException, str] | None = None
         self._later: list[Callable[[], None]] | None = None
 
-    @contextmanager
+    @contextlib.contextmanager
     def later(self) -> Iterator[None]:
         """Postpone calls until the block has ended without error and the store has its rows."""
         self._later = []
@@ -43,8 +46,8 @@ class Hooks:
             self._later = None
 
     def notify(self, hook: str, *arguments: Any) -> None:
-        """Call a hook of every callback that has it."""
-        for callback in self._callbacks:
+        """Call a hook on every callback that has it."""
+        for callback in list(self._callbacks):
             method = getattr(callback, hook, None)
             if method is None:
                 continue
@@ -54,12 +57,30 @@ class Hooks:
                 self._later.append(partial(self._call, callback, hook, method, arguments))
 
     def notify_of(self, record: TrialRecord, hook: str, *arguments: Any) -> None:
-        """Call a hook with a copy of the trial as it is now, if any callback has the hook."""
+        """Call a hook with a copy of the current trial, if any callback has the hook."""
         if any(getattr(callback, hook, None) is not None for callback in self._callbacks):
             self.notify(hook, self._view(record), *arguments)
 
+    @property
+    def of_commits(self) -> list[Callable[[], None]]:
+        """What observers have called after each commit of the store."""
+        observers = [one for one in self._callbacks if isinstance(one, Observer)]
+        return [one.on_commit for one in observers if hasattr(one, "on_commit")]
+
+    def run_closed(self) -> None:
+        """Tell the observers that the run's folder is complete and released."""
+        for callback in list(self._callbacks):
+            if isinstance(callback, Observer) and hasattr(callback, "on_run_closed"):
+                self._call(callback, "on_run_closed", callback.on_run_closed, ())
+
+    def close(self) -> None:
+        """Close the observers; called once when the run ends, with or without an error."""
+        for callback in list(self._callbacks):
+            if isinstance(callback, Observer):
+                self._call(callback, "close", callback.close, ())
+
     def cause_of(self, error: BaseException) -> str:
-        """Describe an error that ended a run in one line, with the callback that raised it."""
+        """Return one line with the error that ended a run and the callback that raised it."""
         text = text_of(error, 2000)
         if self._failure is None or self._failure[0] is not error:
             return text
@@ -69,16 +90,37 @@ class Hooks:
     def _call(
         self, callback: Any, hook: str, method: Callable[..., None], arguments: tuple[Any, ...]
     ) -> None:
+        if all(
+            callback is not one for one in self._callbacks
+        ):  # an observer that failed after the call was postponed
+            return
         try:
             method(*arguments)
-        except KeyboardInterrupt:  # Ctrl-C, not the callback's error
+        except KeyboardInterrupt:  # Ctrl-C is not the callback's error
             raise
         except BaseException as error:
+            is_fenced = isinstance(callback, Observer) and not callback.strict
+            if is_fenced and isinstance(error, Exception):
+                self._leave_out(callback, hook, error)
+                return
             cause = f"the callback {name_of(callback)} failed in {hook}"
             self._failure = (error, cause)
             if hasattr(error, "add_note"):  # shown in tracebacks from Python 3.11 on
                 error.add_note(f"{cause}: the run has ended, and all finished work is kept")
             raise
+
+    def _leave_out(self, observer: Observer, hook: str, error: Exception) -> None:
+        """Warn about an observer that failed, and do not call it again."""
+        self._callbacks = [callback for callback in self._callbacks if callback is not observer]
+        warnings.warn(
+            f"the observer {name_of(observer)} failed in {hook} ({type(error).__name__}: "
+            f"{text_of(error, 500)}): the run continues without it; give strict=True to end the "
+            "run instead",
+            stacklevel=2,
+        )
+        if hook != "close":
+            with contextlib.suppress(Exception):  # usually for the same cause
+                observer.close()
 
 
 def name_of(callback: Any) -> str:

@@ -19,7 +19,7 @@ STOP_SECONDS = 10.0
 """How long a stopped run waits for units in flight to end at their next batch."""
 
 MAX_NOTES = 1000
-"""The most events that commands record, so that a flood of files does not fill the disk."""
+"""The most events that commands may record, so that a flood of files does not fill the disk."""
 
 
 class Commanded(Protocol):
@@ -76,18 +76,18 @@ class Commands:
 
     @property
     def gave_up(self) -> bool:
-        """Whether units in flight took too long to end after a command to stop."""
+        """Whether units in flight took too long to end after a stop command."""
         return self.stopping and self._clock() >= self._stop_by
 
     def wait_seconds(self, seconds: float | None) -> float:
-        """Return the longest time to wait, given the limit `seconds` that everything else sets."""
+        """Return how long to wait, at most `seconds`, which is the limit set by everything else."""
         limits = [LOOK_SECONDS] if seconds is None else [LOOK_SECONDS, seconds]
         if self.stopping:
             limits.append(max(0.0, self._stop_by - self._clock()))
         return min(limits)
 
     def carry_out(self, run: Commanded) -> None:
-        """Carry out the commands that have arrived, in order."""
+        """Carry out the pending commands in order."""
         for item in self._inbox.take():
             note = self._carry_out(item, run) if isinstance(item, Command) else item
             self._notes += 1
@@ -111,7 +111,7 @@ class Commands:
         return str(command)
 
     def _carry_out_for_trial(self, command: Command, number: int, run: Commanded) -> str | None:
-        """Carry out a command for one trial; return why it could not be, or None. Never raises."""
+        """Carry out a command for one trial; return why it failed, or None. Never raises."""
         status = run.status_of(number)
         if status is None:
             return "there is no such trial"
@@ -131,38 +131,38 @@ class Commands:
 MAX_BYTES = 4096
 
 LOOK_SECONDS = 1.0
-"""The longest time between two reads of the folder."""
+"""The longest time between two readings of the folder."""
 
 
 class Inbox:
-    """The commands that arrive in a run's folder while it is trained.
+    """The commands that arrive in a run's folder during training.
 
-    Files that are there at the start were meant for an earlier process and are discarded.
+    Files already there at the start were meant for an earlier process and are discarded.
 
     Parameters
     ----------
     folder
-        The run's ``control`` folder; made if it is missing.
+        The run's ``control`` folder; created if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()  # the working directory may change
         check_folder(self._folder)  # all files in it will be removed
         self._folder.mkdir(exist_ok=True)
-        # By descriptor, so that only this folder is emptied, even if a link replaces it later.
+        # Use the descriptor, so that only this folder is emptied, even if a link replaces it later.
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._folder, flags)
         self._next_look = 0.0
-        self._stuck: set[str] = set()  # could not be removed; not carried out twice
+        self._stuck: set[str] = set()  # not removable; carried out only once
         self._is_far = is_network_file_system(self._folder)
         self.discard()
 
     def take(self) -> Iterator[Command | str]:
-        """Yield pending commands by file name; for any other file, why it was rejected.
+        """Yield pending commands by file name; for an invalid file, yield why it was rejected.
 
-        A file is removed when the next one is requested, that is, after its command took effect. A
-        call takes a few microseconds if nothing has arrived. On a network file system, where each
-        read is a round trip, the folder is read at most once in `LOOK_SECONDS`.
+        A file is removed when the next item is requested, that is, after its command was carried
+        out. If nothing has arrived, a call takes a few microseconds. On a network file system,
+        where each read is a round trip, the folder is read at most once in `LOOK_SECONDS`.
         """
         if not self._is_due():
             return
@@ -182,7 +182,7 @@ class Inbox:
             self._remove(name)
 
     def close(self) -> None:
-        """Accept no more commands; discard those that came too late."""
+        """Accept no more commands; discard those that arrived too late."""
         if self._fd < 0:
             return
         self.discard()
@@ -205,11 +205,11 @@ class Inbox:
     def _names(self) -> list[str]:
         try:
             return os.listdir(self._fd)  # noqa: PTH208
-        except OSError:  # without its disk the run gets no commands and continues
+        except OSError:  # if its disk is gone, the run continues without commands
             return []
 
     def _read(self, name: str) -> Command:
-        """Read a file of any kind; follow no link, and do not block."""
+        """Read a command file of any file type, without following links or blocking."""
         if not name.endswith(".json"):
             raise ValueError("it is not a command")
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -237,7 +237,7 @@ class Inbox:
 
 
 def _remove_tree(name: str, parent: int) -> None:
-    """Remove a folder and its contents; links are removed, not followed."""
+    """Remove a folder and its contents; remove links without following them."""
     for _, folders, files, fd in os.fwalk(name, topdown=False, dir_fd=parent):
         for file in files:
             os.unlink(file, dir_fd=fd)

@@ -1,4 +1,4 @@
-"""Train a run, new or resumed, from the start of its workers to its end."""
+"""Train a new or resumed run, from starting its workers to closing it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from typing import Any
 
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
-from cerebro.coordinator.dry_run import dry_run
+from cerebro.coordinator.dry_run import dry_run, ranked_wrongly
 from cerebro.coordinator.restore import Previous, open_again
 from cerebro.coordinator.room import check_room
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.coordinator.trials import recordable
-from cerebro.errors import RunError, text_of
+from cerebro.errors import RunError, explain_interrupt, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
 from cerebro.executors.seats import with_shares
 from cerebro.machine import flags, resources
 from cerebro.machine.devices import in_worker, seats
+from cerebro.machine.keras_settings import keras_settings
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterrupted
-from cerebro.report.progress import make_progress
+from cerebro.report.displays import make_progress
+from cerebro.report.format import counted
+from cerebro.report.progress import Progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import OwnedRun, make_run, sweep
@@ -44,30 +47,32 @@ def conduct(
     first: Suggestion | None = None,
     previous: Previous | None = None,
 ) -> Result:
-    """Train until the searcher is done, the time is up or the user stops the run.
+    """Train until the searcher is done, the time is up, or the user stops the run.
 
     Parameters
     ----------
     settings, searcher
-        The search's settings, and its searcher, which has been set up.
+        The search's settings and its searcher, already set up.
     first
-        The searcher's first suggestion, in a new run.
+        The searcher's first suggestion, for a new run.
     previous
-        The run as an earlier process left it, if it is resumed.
+        The state that an earlier process left, for a resumed run.
 
     Raises
     ------
     RunError
         If no trial can be trained.
     KeyboardInterrupt
-        On Ctrl-C, when the run is closed; the message says how to resume it.
+        On Ctrl-C, after the run was closed; the message says how to resume it.
     SystemExit
         On SIGTERM, with status 143, after printing the same message.
     """
     with exit_on_sigterm():
-        torch_flags = previous.saved.environment.get("torch", {}) if previous else None
-        with RunSession(settings, run_context(settings, torch_flags)) as session:
+        recorded = previous.saved.environment if previous else None
+        with RunSession(settings, run_context(settings, recorded)) as session:
             executor, context = session.executor, session.context
+            if settings.executor is None:  # other executors copy the data to where they train
+                fetch_data(settings, session.progress)
             # Fail before a file is made if something cannot be sent to workers.
             workers = list(executor.start(context))
             if previous is None:
@@ -83,27 +88,42 @@ def conduct(
                 *(first, restored),
             )
             hooks.notify("on_run_start", result)
+            store.listeners = hooks.of_commits
             if first is not None:
+                session.progress.phase("trying the first configuration")
                 tried = dry_run(executor, workers, context, recordable(first.config)[0])
                 coordinator.note_first_warnings(tried.warned)
+                coordinator.note_findings(ranked_wrongly(settings.metric, settings.mode))
+                coordinator.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
                 if settings.workers > 0:
                     tried.warn_if_misplaced(context.device)
                 if tried.state_bytes:
                     check_room(settings, searcher, tried.state_bytes)
-                if tried.environment is not None:  # here PyTorch need not be imported yet
+                if tried.environment is not None:  # PyTorch may not be imported yet in this process
                     store.set_meta("environment", tried.environment)
                 workers = tried.workers
             coordinator.run(workers)
         result.refresh()
         session.progress.finished(coordinator.snapshot(), result)
-        hooks.notify("on_run_end", result)
+        try:
+            hooks.notify("on_run_end", result)
+        finally:
+            hooks.close()
         return result
+
+
+def fetch_data(settings: Settings, progress: Progress) -> None:
+    """Copy data in object storage to this machine, so that no unit waits for it."""
+    for data in (settings.train, settings.validation):
+        if data is not None and data._bucket is not None and not data._bucket.has_all():
+            progress.phase("copying the data")
+            data.fetch()
 
 
 @contextlib.contextmanager
 def exit_on_sigterm() -> Iterator[None]:
-    """On SIGTERM in the block, print the message of a Ctrl-C, and exit."""
+    """On SIGTERM in the block, print the message that Ctrl-C gives, and exit."""
     try:
         with terminable():
             yield
@@ -114,11 +134,11 @@ def exit_on_sigterm() -> Iterator[None]:
 
 
 class RunSession:
-    """The resources that a process holds while it trains a run; closes them at the end.
+    """Holds the resources of a process that trains a run, and closes them at the end.
 
-    Normally, the workers end and the run gets the coordinator's status. On any exception, the
-    workers are killed and all finished work is kept. In both cases the run's owner lock is released
-    last.
+    If no exception is raised, the workers end and the run gets the coordinator's status. On any
+    exception, the workers are killed, and all finished work is kept. In both cases the run's owner
+    lock is released last.
     """
 
     def __init__(self, settings: Settings, context: RunContext) -> None:
@@ -150,11 +170,13 @@ class RunSession:
         self.opened.store.set_meta("ended", time.time())
         close(self.opened, Path(self.context.state_dir))
         self.opened.owner.release()
+        assert self.hooks is not None
+        self.hooks.run_closed()
 
     def _abandon(self, error: BaseException) -> None:
-        """Close a run that ends with `error`, which gets the run as its result.
+        """Close a run that ends with `error`, and attach the run's result to `error`.
 
-        Every step is tried, even if others fail, and none of them hides `error`.
+        Every step is tried even if others fail, and no failure hides `error`.
         """
         try:
             with uninterrupted(error):
@@ -167,7 +189,6 @@ class RunSession:
 
     def _last_steps(self, error: BaseException) -> Iterator[Callable[[], object]]:
         yield partial(self.executor.close, kill=True)
-        yield self.progress.close
         if self.opened is not None:
             record: dict[str, Any] = {"status": "stopped", "ended": time.time()}
             if not isinstance(error, KeyboardInterrupt):
@@ -175,12 +196,23 @@ class RunSession:
                 record |= {"status": "failed", "error": cause}
             if self.coordinator is not None:
                 yield self.coordinator.end_open_trials
+                yield partial(show_early_end, self.progress, self.coordinator, error)
             for item in record.items():
                 yield partial(self.opened.store.set_meta, *item)
             yield partial(close, self.opened, Path(self.context.state_dir))
             yield self.opened.owner.release
+            if self.hooks is not None:
+                yield self.hooks.run_closed
+        yield self.progress.close
         if self.result is not None:
             yield partial(explain, error, self.result)
+        if self.hooks is not None:
+            yield self.hooks.close
+
+
+def show_early_end(progress: Progress, coordinator: Coordinator, error: BaseException) -> None:
+    """Show the run as it was when an error or an interrupt ended it."""
+    progress.ended_early(coordinator.snapshot(), error)
 
 
 def close(opened: OwnedRun, state_dir: Path) -> None:
@@ -191,32 +223,58 @@ def close(opened: OwnedRun, state_dir: Path) -> None:
 
 
 def explain(error: BaseException, result: Result) -> None:
-    """Give an error the closed run as its result, and an interrupt the command to resume it."""
+    """Complete the error that ended a run.
+
+    A RunError gets the closed run as its result; a KeyboardInterrupt also gets a message with the
+    command that resumes the run.
+    """
     result.refresh()
     if isinstance(error, RunError):
         error.result = result
     elif isinstance(error, KeyboardInterrupt):
-        error.args = (how_to_resume(result),)
+        explain_interrupt(error, in_three_lines(result), how_to_resume(result), result)
 
 
 def how_to_resume(result: Result) -> str:
-    """Return a message: what an interrupted run has kept, and how to resume it."""
-    epochs = sum(len(trial.history) for trial in result.trials)
+    """Return a message that describes what an interrupted run has kept and how to resume it."""
     path, saved = str(result.path), result.saved
-    if not is_describable(saved.meta.get("searcher_class")) or saved.meta.get("space") is None:
+    if not can_be_resumed_by_name(saved):
         command = same_call(saved)
     elif saved.recipe.is_importable:
         command = f"python -m cerebro resume {shlex.quote(path)}"
     else:
         command = f"cerebro.resume({path!r}, build)"
+    return f"{what_is_kept(result)}. To resume it:\n\n  {command}"
+
+
+def what_is_kept(result: Result) -> str:
+    trials, epochs = len(result.trials), sum(len(trial.history) for trial in result.trials)
     return (
-        f"interrupted: {len(result.trials)} trials with {epochs} finished epochs are kept in "
-        f"{path}. To resume it:\n\n  {command}"
+        f"interrupted: {counted(trials, 'trial')} with {counted(epochs, 'finished epoch')} "
+        f"{'is' if trials == 1 else 'are'} kept in {result.path}"
     )
 
 
+def in_three_lines(result: Result) -> list[str]:
+    """Return the message for a notebook, where `build` is defined and can be found again."""
+    path, saved = str(result.path), result.saved
+    command = f"result = cerebro.resume({path!r})"
+    if not can_be_resumed_by_name(saved):
+        command = same_call(saved)
+    return [
+        what_is_kept(result),
+        f"to see it:     result = cerebro.open({path!r})",
+        f"to resume it:  {command}",
+    ]
+
+
+def can_be_resumed_by_name(saved: SavedRun) -> bool:
+    """Return whether the run's searcher can be recreated from its record."""
+    return is_describable(saved.meta.get("searcher_class")) and saved.meta.get("space") is not None
+
+
 def same_call(saved: SavedRun) -> str:
-    """Return the call that resumes a run whose searcher cannot be made from its record."""
+    """Return the call that resumes a run whose searcher cannot be recreated from its record."""
     path = str(saved.path)
     if saved.recipe.takes_trial:
         return f"cerebro.optuna.optimize(...) as before, with run={path!r}"
@@ -233,22 +291,23 @@ def default_executor(settings: Settings) -> Executor:
 
 
 def device_of(settings: Settings) -> str:
-    """Return the device's name within a worker, which sees only its own GPU."""
+    """Return the device's name as a worker sees it; a worker sees only its own GPU."""
     return settings.devices[0] if trains_here(settings) else in_worker(settings.devices)
 
 
 def trains_here(settings: Settings) -> bool:
-    """Whether this process itself trains."""
+    """Return whether this process itself trains."""
     return settings.executor is None and settings.workers == 0
 
 
-def run_context(settings: Settings, torch_flags: Mapping[str, Any] | None = None) -> RunContext:
-    """Return what workers need to know about the run.
+def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
+    """Return the part of the run's settings that workers need.
 
     Parameters
     ----------
-    torch_flags
-        Those that a resumed run began with; default: those of this process.
+    recorded
+        The environment in which a resumed run began, for its PyTorch and Keras settings; default:
+        the environment of this process.
     """
     workers = max(1, settings.workers)
     cores = resources.usable_cores()
@@ -260,12 +319,13 @@ def run_context(settings: Settings, torch_flags: Mapping[str, Any] | None = None
         folds=settings.folds,
         # A prefetch thread pays off only on a core that no worker uses.
         loader_threads=1 if cores > workers * settings.threads else 0,
-        live_bytes=available_memory() // (2 * workers),  # plus the memory of GPUs, if any
+        live_bytes=available_memory() // (2 * workers),  # GPUs add their own memory
         device=device_of(settings),
         state_dir=str(settings.state_dir.resolve()),
         epoch_dir=str((settings.folder / "states").resolve()),
         log_dir=str((settings.folder / "trials").resolve()),
-        torch_flags=flags.torch_flags() if torch_flags is None else torch_flags,
+        torch_flags=flags.torch_flags() if recorded is None else recorded.get("torch", {}),
+        keras=keras_settings() if recorded is None else recorded.get("keras", {}),
         warning_filters=carried_filters(),
     )
     return with_shares(context, seats(settings.devices, 1)) if trains_here(settings) else context

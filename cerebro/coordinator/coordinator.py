@@ -1,6 +1,6 @@
-"""The loop of a run: ask the searcher, dispatch units, record results, report them.
+"""Run the main loop: ask the searcher, dispatch units, record results, report them.
 
-The coordinator decides no order itself: the C scheduler decides which unit runs where, the searcher
+The coordinator itself decides no order: the C scheduler decides which unit runs where, the searcher
 decides which trials continue, and the executor runs the units. The coordinator keeps the records
 that they share.
 """
@@ -27,15 +27,17 @@ from cerebro.coordinator.failures import (
     raise_if_all_failed,
 )
 from cerebro.coordinator.folds import FoldedTrials
+from cerebro.coordinator.forecast import EpochParts, Forecaster, ToCome
 from cerebro.coordinator.overview import Overview
 from cerebro.coordinator.restore import RestoredRun
-from cerebro.coordinator.schedule import make_schedule
+from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials, TrialSettings
 from cerebro.data import depots
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, placing
+from cerebro.report.findings import Finding
 from cerebro.report.snapshot import Snapshot
 from cerebro.run.records import ENDED, NOT_EXACT, NOTHING_RAISED, EpochRecord, Raised, Status, clash
 from cerebro.run.settings import Settings
@@ -58,20 +60,20 @@ from cerebro.worker.messages import (
     WorkerJoined,
     WorkerLost,
 )
-from cerebro.worker.trial_warnings import EVENT, ShownWarnings
+from cerebro.worker.trial_warnings import EVENT, ShownWarnings, show_finding
 
 MAX_LOST_STATES = 10
-"""The number of times that a trial may go back in one epoch because a machine failed."""
+"""How often a trial may go back within one epoch because a machine failed."""
 
 
 class Coordinator:
     """Trains one run to its end.
 
     `run` restores the trials of an earlier process, if any, and asks the searcher for the first
-    ones. Then it repeats one pass until nothing is left to do: carry out the user's commands,
-    give the workers the units that the scheduler names, wait for events, record each of them, and
-    report finished epochs to the searcher, which continues, pauses or ends trials and suggests
-    new ones. At last it ends the trials that are still paused, and marks open ones as stopped.
+    trials. Then it repeats these steps until nothing is left to do: carry out the user's commands,
+    send the workers the units chosen by the scheduler, wait for events, record each event, and
+    report finished epochs to the searcher, which continues, pauses or ends trials and suggests new
+    ones. Finally, it ends the trials that are still paused and marks open trials as stopped.
     """
 
     def __init__(
@@ -96,7 +98,12 @@ class Coordinator:
         self._wall_started = time.time() - before
         self._restored = restored
         self._hooks = hooks
-        self._overview = Overview(settings.ranking, settings.folder, progress, self._now)
+        self._overview = Overview(
+            *(settings.ranking, settings.folder, progress, self._now),
+            Forecaster(_parts_of(context), settings.epochs),
+            self._to_come,
+            settings.time_limit,
+        )
         self._places = placing(executor)  # None: every worker reads every shard
         self._schedule = make_schedule(
             *context.views(0),
@@ -113,7 +120,7 @@ class Coordinator:
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
-        # By trial: the last units of epochs whose states are being copied.
+        # By trial: the last unit of an epoch whose state is being copied.
         self._awaiting_state: dict[int, UnitDone] = {}
         self._warming: set[int] = set()  # workers that are still importing
         self._libraries: set[str] = set()
@@ -125,14 +132,13 @@ class Coordinator:
         self._commands = Commands(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
             self._searched.restore(restored.trials, restored.decisions)
-            restored.trials.clear()  # else those that end would stay in memory
+            restored.trials.clear()  # else trials would stay in memory after they end
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
         return LiveTrials(
             *(TrialSettings.of(self.settings, self.context), self.store, self._schedule),
             *(self._overview, self._overview.ended, self._hooks.notify_of),
             stepwise=searcher.adaptive,
-            expected=self._expected(searcher),
             pinned=searcher.pinned,
         )
 
@@ -143,13 +149,21 @@ class Coordinator:
             TrialSettings.of(self.settings, self.context),
             self.settings.trials_each,
             *(self.store, self._schedule, self._overview, self._hooks),
-            expected=self._expected(searcher),
             pinned=searcher.pinned,
         )
 
-    def _expected(self, searcher: Searcher) -> int | None:
-        """The number of trials, if it is known before the searcher has suggested them all."""
-        return None if searcher.adaptive else expected_trials(searcher, self.settings.n_trials)
+    def _to_come(self) -> ToCome:
+        """Return the work of trials that the searcher has not suggested yet."""
+        searcher, each = self._loop.searcher, self.settings.trials_each
+        if self._loop.is_exhausted:
+            return ToCome(trials=0)
+        epochs, trials = searcher.epochs_to_come(), searcher.trials_to_come()
+        if trials is None:
+            expected = expected_trials(searcher, self.settings.n_trials)
+            trials = None if expected is None else max(0, expected - self._loop.begun)
+        return ToCome(
+            None if epochs is None else epochs * each, None if trials is None else trials * each
+        )
 
     # --- the run ---------------------------------------------------------
 
@@ -213,7 +227,7 @@ class Coordinator:
         self._loop.restore(restored.loop, restored.decision_count)
         for number, epochs in restored.lost.items():
             trial = self._trials.by_number[number]
-            seconds = trial.epoch_seconds  # of the epoch in progress, not of the recovered ones
+            seconds = trial.epoch_seconds  # of the epoch in progress, not of recovered ones
             for epoch in epochs:
                 if trial.record.status not in ENDED:
                     self._add_epoch(trial, epoch, report=False)
@@ -226,7 +240,7 @@ class Coordinator:
                 self._stop_siblings(trial)
 
     def _wait_to_resume(self) -> bool:
-        """Wait if only a command, or an outside event that the searcher awaits, can resume the run.
+        """Wait if only a command or an outside event, awaited by the searcher, can resume the run.
 
         Return False if nothing is left to do.
         """
@@ -237,10 +251,10 @@ class Coordinator:
             rests = True
         waits = self._loop.searcher.waits and not self._loop.is_exhausted
         if rests or waits:
-            self.store.flush()  # so that the store has everything that the display shows
+            self.store.flush()  # the store then has everything that the display shows
             self._overview.show_waiting(self.trials.values(), len(self._schedule_worker))
             before = self._now()
-            if waits:  # news for the searcher ends the executor's wait
+            if waits:  # an event for the searcher ends the executor's wait
                 for event in self.executor.wait(self._wait_seconds()):
                     self._handle(event)
             else:
@@ -251,10 +265,10 @@ class Coordinator:
     # --- the searcher ----------------------------------------------------
 
     def _advance_searcher(self) -> bool:
-        """Report to the searcher and ask it for trials; False if there was nothing to do."""
+        """Report to the searcher and ask it for trials; return False if there was nothing to do."""
         advanced = self._loop.advance(ask=not self.is_stopped)
         first = [self.trials[n] for n in range(min(ALIKE_FAILURES, len(self.trials)))]
-        # No check if they had already failed before the run was resumed.
+        # Do not check trials that had already failed before the run was resumed.
         new = self._restored is None or any(trial.started for trial in first)
         if new and not self._loop.searcher.expects_failures:
             raise_if_alike([trial.record for trial in first])
@@ -265,7 +279,7 @@ class Coordinator:
     def _report(self, trial: LiveTrial) -> None:
         """Report to the searcher that a trial has finished an epoch, or ended without it."""
         reported = trial if self._folded is None else self._folded.update_from(trial)
-        if reported is None:  # other folds are still in the epoch
+        if reported is None:  # other folds have not finished the epoch
             return
         if reported.record.status not in ENDED:
             epoch = reported.record.epochs[-1]
@@ -306,12 +320,12 @@ class Coordinator:
                 ended=self._trials.ended_for(number),
             )
             trial.dispatches += 1
-            self._overview.unit_begins()
+            self._overview.unit_begins(trial_number, number)
             self._in_flight[number] = task
             self.executor.submit(number, task)
 
     def _awaits_worker(self) -> bool:
-        """Whether there are units to run, and a worker that will soon be ready for them."""
+        """Return whether units are due and a worker will soon be ready to run them."""
         halted = self.is_stopped or self._commands.paused
         return bool(self._warming) and not halted and not self._schedule.finished
 
@@ -328,7 +342,7 @@ class Coordinator:
         trial.epoch_seconds += event.seconds
         if task.step < self.context.train.num_shards and event.seconds > 0:
             trial.rows_per_second = event.rows / event.seconds
-        self._overview.unit_done(event.seconds)
+        self._overview.unit_done(event.worker, task.step, event.seconds)
         self.store.add_unit(
             trial=task.trial,
             epoch=task.epoch,
@@ -349,6 +363,9 @@ class Coordinator:
         self._watch_memory(event)
         self._note_not_exact(trial, event.not_exact)
         self._note_moved(event.moved)
+        if event.unlike:
+            text = f"trial {trial.record.number}, {event.unlike}"
+            self.store.add_event(self._now(), "recorded step differs", text, trial.record.number)
         self._note_warnings(trial, event.warned)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.notify_of(trial.record, "on_unit_end", means)
@@ -361,7 +378,7 @@ class Coordinator:
         self._apply_commands(trial)
 
     def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
-        """Record a finished epoch; fail its trial if the metric that ranks trials is missing."""
+        """Record a finished epoch; fail the trial if its ranking metric is missing."""
         missing = missing_metric(
             self.settings.metric, epoch.metrics, validated=self.context.validates
         )
@@ -389,6 +406,7 @@ class Coordinator:
         trial = self._trials.by_number[event.task.trial]
         worker = self._schedule_worker[event.worker]
         del self._in_flight[event.worker]
+        self._overview.unit_lost(event.worker)
         self._schedule.unit_failed(worker, self._now())
         self._forget_live_models(event.worker, event.dropped)
         trial.worker = None
@@ -410,7 +428,7 @@ class Coordinator:
         self._end_trial(trial, status, event.message, event.traceback, raised)
 
     def _stop_siblings(self, trial: LiveTrial) -> None:
-        """End the other folds of a fold that asked to be stopped."""
+        """End the other folds of the configuration if one fold asked to stop."""
         if self._folded is None:
             return
         self._stop_each(self._folded.siblings(trial))
@@ -423,7 +441,7 @@ class Coordinator:
         traceback: str = "",
         raised: Raised = NOTHING_RAISED,
     ) -> None:
-        """End a trial without asking the searcher, which gets the worst metric reported."""
+        """End a trial without asking the searcher, which is sent the worst metric."""
         self._trials.end(trial, status, error, traceback, raised)
         self._report(trial)
 
@@ -436,28 +454,29 @@ class Coordinator:
         self._update_holders()
 
     def _warm_up(self, worker: int) -> None:
-        """Have a new worker import the libraries that units need before it gets any."""
+        """Let a new worker import the libraries that units need before it gets a unit."""
         self.executor.submit(worker, WarmTask(tuple(sorted(self._libraries))))
         self._warming.add(worker)
 
     def _update_holders(self) -> None:
-        """Tell the scheduler which workers hold which shards, unless all hold all."""
+        """Tell the scheduler which workers hold which shards, unless every worker holds all."""
         holders = None if self._places is None else self._places.holders()
         for shard, workers in (holders or {}).items():
             there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
-            if there:  # else the scheduler knows it, or learns of it when the worker is lost
+            if there:  # else the scheduler already knows, or learns it when the worker is lost
                 self._schedule.set_holders(shard, there)
 
     def _worker_lost(self, event: WorkerLost) -> None:
         self._warming.discard(event.worker)
         task = self._in_flight.pop(event.worker, None)
+        self._overview.unit_lost(event.worker)
         ours = self._schedule_worker.pop(event.worker, None)
         if ours is not None:
             del self._executor_worker[ours]
             self._schedule.remove_worker(ours, self._now())
         self._trials.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
-            # It read a memory-mapped file that has been truncated: the trial is not to blame.
+            # The worker read a memory-mapped file that was truncated: the trial is not to blame.
             self.context.check_files()
         verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
@@ -471,15 +490,16 @@ class Coordinator:
         self._replace_worker(event)
 
     def _replace_worker(self, lost: WorkerLost) -> None:
-        """Start a worker in place of a lost one, or continue with those that are left."""
+        """Replace a lost worker, or continue with the remaining workers."""
         cause = lost.reason
         if self._lost_workers.may_replace:
             try:
                 worker = self.executor.replace(lost.worker)
                 if self._places is None:
-                    # Until it is ready, the lost worker's unit may run on a different worker.
+                    # Until the new worker is ready, the lost worker's unit may run on a different
+                    # one.
                     self._warm_up(worker)
-                else:  # waiting for it is faster than loading its shards elsewhere
+                else:  # waiting for the new worker is faster than loading its shards elsewhere
                     self._add_worker(worker)
                 return
             except WorkerError as error:
@@ -498,10 +518,8 @@ class Coordinator:
 
     # --- machines of a cluster -------------------------------------------
 
-    def _handle_cluster_event(
-        self, event: WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
-    ) -> None:
-        """Handle events that only multi-machine executors send."""
+    def _handle_cluster_event(self, event: News) -> None:
+        """Handle the events that only executors for several machines send."""
         if isinstance(event, WorkerJoined):
             self.store.add_event(self._now(), "worker joined", f"worker {event.worker}")
             self._warm_up(event.worker)
@@ -514,7 +532,7 @@ class Coordinator:
             self._apply_commands(trial)
         elif isinstance(event, StateLost):
             self._state_lost(event)
-        else:
+        elif isinstance(event, Note):
             self.store.add_event(self._now(), event.kind, event.text)
             warnings.warn(event.text, stacklevel=2)
 
@@ -523,6 +541,7 @@ class Coordinator:
         if event.worker is not None:
             worker = self._schedule_worker[event.worker]
             del self._in_flight[event.worker]
+            self._overview.unit_lost(event.worker)
             self._schedule.unit_failed(worker, self._now())
             trial.worker = None
         self._awaiting_state.pop(event.trial, None)
@@ -547,17 +566,23 @@ class Coordinator:
             self.store.add_event(self._now(), EVENT, str(each))
         self._shown_warnings.show(warned, self._name_of(0))
 
+    def note_findings(self, findings: Sequence[Finding]) -> None:
+        """Show and record each mistake that the dry run found, once."""
+        for each in findings:
+            self.store.add_event(self._now(), EVENT, str(each))
+            show_finding(each, self.settings.build, f"{self._name_of(0)}: ")
+
     def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
         """Record a trial's warnings, and show those that no other trial has raised."""
         number = trial.record.number
         for each in warned:
-            if each not in trial.warned:  # it may have been raised on another worker
+            if each not in trial.warned:  # another worker may have raised it before
                 trial.warned.add(each)
                 self.store.add_event(self._now(), EVENT, str(each), number)
         self._shown_warnings.show(warned, self._name_of(number))
 
     def _name_of(self, number: int) -> str:
-        """Return the user's name for a trial; with folds, for a fold of a configuration."""
+        """Return the user's name for a trial; with folds, it names configuration and fold."""
         folds = self.settings.folds
         if folds is None:
             return f"trial {number}"
@@ -577,7 +602,7 @@ class Coordinator:
                 )
 
     def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
-        """Record a trial's first epoch with a validation metric that is not finite."""
+        """Record the first epoch in which a trial's validation metric is not finite."""
         found = not_finite(trial.record.epochs[-1].metrics)
         if found and not trial.not_finite:
             trial.not_finite = True
@@ -594,7 +619,7 @@ class Coordinator:
             warnings.warn(depots.moving(why), stacklevel=2)
 
     def _watch_memory(self, event: UnitDone) -> None:
-        """Record that a trial's memory grows with every epoch; see `cerebro.worker.growth`."""
+        """Record that a trial's memory grows in every epoch; see `cerebro.worker.growth`."""
         task = event.task
         self._growth.add(task.trial, event.grown)
         if event.metrics is not None:
@@ -635,7 +660,7 @@ class Coordinator:
             self._trials.release(trial)
 
     def stop_trial(self, number: int) -> None:
-        """End a trial for good, after its current unit.
+        """End a trial permanently after its current unit.
 
         Raises
         ------
@@ -647,14 +672,14 @@ class Coordinator:
         self._stop_each(trials)
 
     def _stop_each(self, trials: Sequence[LiveTrial]) -> None:
-        """End trials for good, each after its current unit."""
+        """End trials permanently, each after its current unit."""
         for trial in trials:
             trial.stopping = True
             self._trials.hold(trial)
             self._apply_commands(trial)
 
     def cancel_units(self) -> None:
-        """End the units in flight at their next batch, if the executor can."""
+        """End the units in flight at their next batch, if the executor supports it."""
         cancel = getattr(self.executor, "cancel", None)
         if cancel is not None:
             for worker in list(self._in_flight):
@@ -668,7 +693,7 @@ class Coordinator:
             self.store.set_meta("paused", self._commands.paused)
 
     def _apply_commands(self, trial: LiveTrial) -> None:
-        """Stop or pause a trial as the user wants, unless a unit of it runs."""
+        """Stop or pause a trial as the user commanded, unless one of its units is running."""
         if trial.worker is not None or trial.awaits_state or trial.record.status in ENDED:
             return
         if trial.stopping:
@@ -685,7 +710,7 @@ class Coordinator:
         return time.perf_counter() - self._started
 
     def _seconds_here(self) -> float:
-        """Seconds that this process has trained the run."""
+        """Return the seconds for which this process has trained the run."""
         return time.perf_counter() - self._begun
 
     def _check_time(self) -> None:
@@ -704,7 +729,7 @@ class Coordinator:
 
     @property
     def trials(self) -> Mapping[int, LiveTrial]:
-        """The run's trials by number, without those forgotten; with folds, the configurations."""
+        """The run's trials by number, except forgotten ones; with folds, the configurations."""
         return self._searched.by_number
 
     def status_of(self, number: int) -> Status | None:
@@ -717,7 +742,7 @@ class Coordinator:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the run ends with work left, by its time limit or a command."""
+        """Whether the time limit or a command ends the run with work left."""
         return self.out_of_time or self._commands.stopping
 
     @property
@@ -731,6 +756,13 @@ class Coordinator:
     def end_open_trials(self) -> None:
         """Mark the trials that the run leaves unfinished as stopped."""
         self._trials.mark_open_as_stopped()
+
+
+def _parts_of(context: RunContext) -> EpochParts:
+    """Return how an epoch of the run is divided into parts."""
+    train, validation = context.views(0)
+    evaluation = evaluation_cost(validation)
+    return EpochParts(train.num_shards, evaluation / (train.num_rows + evaluation))
 
 
 def _epoch_of(trial: LiveTrial, last: UnitDone) -> EpochRecord:

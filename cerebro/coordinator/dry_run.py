@@ -1,4 +1,4 @@
-"""Try the first configuration of a run before anything is trained; see `cerebro.check`."""
+"""Try the first configuration of a run before training begins; see `cerebro.check`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.errors import StateError
+from cerebro.errors import StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.environment import uses_gpu
+from cerebro.report.findings import Finding
+from cerebro.searchers.metrics import known_mode
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned
 
 MAX_START_LOSSES = 2
-"""The number of workers that may die while they try the first configuration."""
+"""How many workers may die while they try the first configuration."""
 
 
 @dataclass
@@ -24,15 +26,23 @@ class DryRun:
     workers: list[int] = field(default_factory=list)
     """Workers that are ready to train."""
     problems: Sequence[str] = ()
-    """The parts of the state that a hop loses, one line each."""
+    """The parts of the state that are lost in a hop, one line each."""
     state_bytes: int = 0
-    """Size of the model's state in bytes; 0: not known."""
+    """The size of the model's state in bytes; 0 if unknown."""
     environment: Mapping[str, Any] | None = None
     """The workers' environment, if known."""
     warned: list[Warned] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    """Likely mistakes in the first configuration's model and data."""
+
+    def findings_to_show(self) -> list[Finding]:
+        """Return the findings that a search shows, except those PyTorch already warns about."""
+        told = any(each.text.startswith("Using a target size") for each in self.warned)
+        shown = [finding for finding in self.findings if finding.matters]
+        return [finding for finding in shown if not (told and finding.code == "broadcast")]
 
     def raise_if_broken(self) -> None:
-        """Raise StateError if a hop would lose parts of the models' state."""
+        """Raise StateError if a hop would lose parts of a model's state."""
         if self.problems:
             raise StateError(
                 "the model's state does not survive a hop: "
@@ -41,7 +51,7 @@ class DryRun:
             )
 
     def warn_if_misplaced(self, device: str) -> None:
-        """Warn if the workers do not compute on `device`, which they were given."""
+        """Warn if the workers do not compute on `device`, to which they were assigned."""
         if self.environment is None:
             return
         count = len(self.workers)
@@ -59,21 +69,43 @@ class DryRun:
             )
 
 
+def ranked_wrongly(metric: str, mode: str) -> list[Finding]:
+    """Return a finding if `mode` ranks the worst trials of a well-known metric first."""
+    known = known_mode(metric)
+    if known in (None, mode):
+        return []
+    size = "largest" if mode == "max" else "smallest"
+    message = f"mode={mode!r} ranks trials with the {size} {metric!r} first"
+    return [Finding("wrong-mode", message, f"give mode={known!r}, or leave mode out")]
+
+
 def dry_run(
     executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
 ) -> DryRun:
     """Try a configuration on the first worker while the others import the model's libraries.
 
-    A lost worker is replaced. The first problem ends the dry run; then no worker is ready.
+    A lost worker is replaced. If no replacement can be started, another worker takes over its
+    check. The first problem ends the dry run; no worker is ready then.
+
+    Raises
+    ------
+    WorkerError
+        If no worker is left.
     """
     tried = DryRun()
+    unchecked: CheckTask | None = None
     losses = 0
-    pending = {worker: CheckTask(config, build_only=worker != workers[0]) for worker in workers}
-    for worker, task in pending.items():
+    pending: dict[int, CheckTask] = {}
+
+    def submit(worker: int, task: CheckTask) -> None:
+        pending[worker] = task
         executor.submit(worker, task)
+
+    for worker in workers:
+        submit(worker, CheckTask(config, build_only=worker != workers[0]))
     while pending:
         for event in executor.wait(None):
-            if not isinstance(event, Event):  # nothing else matters before training
+            if not isinstance(event, Event):  # no other event matters before training
                 continue
             given = pending.pop(event.worker, None)
             if isinstance(event, CheckDone):
@@ -81,20 +113,35 @@ def dry_run(
                 tried.state_bytes = max(tried.state_bytes, event.state_bytes)
                 tried.environment = event.environment or tried.environment
                 tried.warned += event.warned
-                # A configuration that does not work at all fails only its trial.
+                tried.findings += event.findings
+                # A configuration that cannot be trained at all fails only its own trial.
                 if event.error is None and event.problems:
                     tried.problems = event.problems
                     return tried
+                if unchecked is not None:
+                    submit(tried.workers.pop(), unchecked)
+                    unchecked = None
                 continue
             context.check_files()
             losses += 1
-            if given is None:  # it had finished its task
+            if given is None:  # the worker had finished its task
                 tried.workers.remove(event.worker)
-            worker = executor.replace(event.worker)
-            if losses > MAX_START_LOSSES:  # the trial reports it, and only that trial fails
+            try:
+                worker = executor.replace(event.worker)
+            except WorkerError as error:
+                if not tried.workers and not pending:
+                    raise
+                text = f"a worker process is missing from now on: {text_of(error)}"
+                warnings.warn(text, stacklevel=2)
+                if given is not None and not given.build_only:
+                    if tried.workers:
+                        submit(tried.workers.pop(0), given)
+                    else:
+                        unchecked = given
+                continue
+            if losses > MAX_START_LOSSES:  # the trial will report this; only that trial fails
                 tried.workers.append(worker)
                 continue
-            pending[worker] = given or CheckTask(config, build_only=True)
-            executor.submit(worker, pending[worker])
+            submit(worker, given or CheckTask(config, build_only=True))
     tried.workers.sort()
     return tried

@@ -1,4 +1,4 @@
-"""Find the cause of failed trials and lost workers; decide when to give up a trial or the run."""
+"""Find out why trials failed and workers were lost; decide when to give up a trial or the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cerebro.run.records import Raised, TrialRecord
 from cerebro.worker.messages import Task, WorkerLost
 
 ALIKE_FAILURES = 3
-"""The run ends if this many first trials fail alike."""
+"""The run ends if this many trials at its start fail in the same way."""
 
 _WORDS = dict(enumerate(["three", "four", "five", "six", "seven", "eight", "nine", "ten"], 3))
 
@@ -25,8 +25,8 @@ _NO_METRIC = "the model reports no metric"
 def raise_if_alike(first: Sequence[TrialRecord]) -> None:
     """Raise RunError if the first trials, by number, all failed for the same reason.
 
-    Later trials do not count, so the result does not depend on the number of workers. A trial
-    that has finished an epoch shows that the code works.
+    Later trials do not count, so the result does not depend on the number of workers. A trial that
+    finished an epoch proves that the code works.
 
     Raises
     ------
@@ -44,14 +44,14 @@ def raise_if_alike(first: Sequence[TrialRecord]) -> None:
 def raise_if_all_failed(
     records: Sequence[TrialRecord], others: Mapping[str, int] | None = None
 ) -> None:
-    """Raise RunError if every trial of a run failed, or the run had no trial.
+    """Raise RunError if every trial of a run failed, or if the run had no trial.
 
     Parameters
     ----------
     records
-        The run's trials, or at least the first of them.
+        The run's trials, or at least its first ones.
     others
-        The number of other trials, by status.
+        The number of remaining trials, by status.
     """
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
@@ -62,7 +62,7 @@ def raise_if_all_failed(
 
 
 def _all_failed(first: TrialRecord, total: int) -> str:
-    """Return the message that all trials failed: the first error, and where its traceback is."""
+    """Return a message that all trials failed, with the first error and where its traceback is."""
     if total == 1:
         text = f"the only trial failed: {first.error}"
     else:
@@ -73,10 +73,10 @@ def _all_failed(first: TrialRecord, total: int) -> str:
 
 
 def failure_kind(record: TrialRecord) -> tuple[str, ...]:
-    """Return a key that is equal for failures that are alike.
+    """Return a key that is equal for failures of the same kind.
 
-    The key is the exception's type and the line of the user's code that raised it or, without such
-    a line, the message without its numbers.
+    The key consists of the exception's type and the line of the user's code that raised it. If no
+    line of the user's code is involved, the key is the message without its numbers.
     """
     raised = record.raised
     if raised.place:
@@ -85,7 +85,7 @@ def failure_kind(record: TrialRecord) -> tuple[str, ...]:
 
 
 def asks_to_stop(raised: Raised) -> bool:
-    """Whether an exception of the user's code stops its trial and is not a failure."""
+    """Return whether an exception in the user's code stops its trial and is not a failure."""
     return _PRUNED in raised.bases
 
 
@@ -95,9 +95,10 @@ def worst(mode: str) -> float:
 
 
 def comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
-    """Return metrics as searchers receive them.
+    """Return a trial's metrics as searchers receive them.
 
-    In the metric that ranks trials, NaN becomes the worst value: sorting by NaN would be arbitrary.
+    If the ranking metric is NaN, it is replaced by the worst value, because sorting by NaN would be
+    arbitrary.
     """
     reported = dict(metrics)
     if math.isnan(reported.get(metric, 0.0)):
@@ -106,7 +107,7 @@ def comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str
 
 
 def not_finite(metrics: Mapping[str, float]) -> str:
-    """List the validation metrics that are not finite; empty if all are finite."""
+    """Return a list of the validation metrics that are not finite; empty if all are finite."""
     names = [n for n, v in metrics.items() if n.startswith("val_") and not math.isfinite(v)]
     return ", ".join(f"{name} is {metrics[name]}" for name in names)
 
@@ -114,7 +115,7 @@ def not_finite(metrics: Mapping[str, float]) -> str:
 def missing_metric(name: str, metrics: Mapping[str, float], *, validated: bool) -> str | None:
     """Return why an epoch's metrics cannot rank the trial; None if they can.
 
-    With validation data the metric that ranks trials must come from validation.
+    With validation data, the ranking metric must come from validation.
     """
     only_training = f"train_{name}" in metrics and f"val_{name}" not in metrics
     if name in metrics and not (only_training and validated):
@@ -132,31 +133,31 @@ def missing_metric(name: str, metrics: Mapping[str, float], *, validated: bool) 
 
 
 MAX_START_LOSSES = 3
-"""The number of workers in a row that may be lost before they begin a unit."""
+"""How many workers in a row may be lost before they begin a unit."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The consequence of losing a worker."""
+    """What follows from losing a worker."""
 
     text: str
-    """What happened, and to which unit: for the run's events."""
+    """What happened, and in which unit; recorded as an event of the run."""
     error: str | None = None
-    """Why the trial has to be given up; None if it continues."""
+    """Why the trial must be given up; None if it continues."""
 
 
 class LostWorkers:
-    """Counts the workers that were lost, and decides what follows.
+    """Counts lost workers and decides whether to retry units and replace workers.
 
-    A loss counts against the unit that the worker had begun: the unit may have killed it, so
-    it is retried only `max_retries` times. A loss before the unit began is the machine's fault:
-    the unit is dispatched again and does not count. After several of these in a row lost workers
-    are no longer replaced.
+    If the worker had begun a unit, that unit may have killed it: the unit is retried at most
+    `max_retries` times. If the worker had not begun its unit, the machine is to blame: the unit is
+    dispatched again, and the loss does not count against it. After several such losses in a row,
+    lost workers are no longer replaced.
 
     Parameters
     ----------
     max_retries
-        The number of times that a unit is retried.
+        How often a unit is retried.
     """
 
     def __init__(self, max_retries: int) -> None:
@@ -166,7 +167,7 @@ class LostWorkers:
         self._last_lost = -1
 
     def add(self, event: WorkerLost, task: Task | None) -> Verdict:
-        """Record a lost worker; `task` is the task that it had been given."""
+        """Record a lost worker and the `task` that was sent to it, and return the verdict."""
         if event.with_machine:
             where = "" if task is None else f", which was training trial {task.trial}"
             return Verdict(f"{event.reason}{where}")
@@ -194,7 +195,7 @@ class LostWorkers:
     def unit_done(self, worker: int, task: Task) -> None:
         """Record that a worker has finished a unit."""
         self._deaths.pop((task.trial, task.epoch, task.step), None)
-        if worker > self._last_lost:  # it was started after the last loss
+        if worker > self._last_lost:  # this worker was started after the last loss
             self._lost_at_start = 0
 
     @property

@@ -1,11 +1,12 @@
-"""The configurations of a search with folds, as the searcher and the user see them.
+"""Present the folds of each configuration to the searcher and the user as one trial.
 
 `FoldedTrials` connects the search loop, which works on configurations, with `LiveTrials`, whose
 trials are folds. The folds of a configuration advance together: no fold begins an epoch until all
-have finished the one before, and the searcher or `EarlyStopping` has received their means. So
-decisions do not depend on timing, and no fold trains an epoch that a decision would have saved. A
-fold that fails ends its configuration. The others finish the epoch in which it failed; if they fail
-in it, too, the error names the first of the failed folds.
+folds have finished the previous epoch, and the searcher or `EarlyStopping` has received the mean
+metrics. So decisions do not depend on timing, and no fold trains an epoch that a decision would
+have made unnecessary. A fold that fails ends its configuration: the other folds finish the epoch in
+which it failed. If they also fail in this epoch, the error names the failed fold with the lowest
+number.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ from cerebro.searchers.base import Suggestion
 
 @dataclass
 class FoldedTrial(LiveTrial):
-    """A configuration, whose record combines the records of its folds."""
+    """A configuration with its folds; its record combines the records of the folds."""
 
     folds: list[LiveTrial] = field(default_factory=list)
+
+    @property
+    def in_training(self) -> Sequence[LiveTrial]:
+        return self.folds
 
     def row(self, by: Ranking) -> TrialRow:
         update(self.record)
@@ -50,16 +55,14 @@ class FoldedTrial(LiveTrial):
 
 
 class FoldedTrials(TrialTable[FoldedTrial]):
-    """All configurations of a run; see the module's text.
+    """Holds all configurations of a run; see the module's docstring.
 
     Parameters
     ----------
     each
-        The number of folds of a configuration.
-    expected
-        The number of configurations, if it is known before the searcher has suggested them all.
+        The number of folds per configuration.
     pinned
-        Trials and epochs whose states the searcher wants to keep.
+        The trials and epochs whose states the searcher wants to keep.
     """
 
     def __init__(
@@ -71,7 +74,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         overview: Overview,
         hooks: Hooks,
         *,
-        expected: int | None = None,
         pinned: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(overview.ended)
@@ -82,16 +84,15 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             *(settings, store, schedule, overview),
             *(EndedTrials(settings.ranking), self._notify_of_fold),
             stepwise=True,
-            expected=None if expected is None else expected * each,
             best_epoch=self._best_epoch,
             pinned=pinned,
         )
-        """The trials that are trained."""
+        """The folds of all configurations, which are the trials that workers train."""
 
     # --- called by the search loop -----------------------------------------
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new configuration, or a clone, whose folds are clones of the parent's folds."""
+        """Add a new configuration, or a clone, whose folds are clones of its parent's folds."""
         folds = [self.folds.add(self._of_fold(suggestion, fold)) for fold in range(self._each)]
         trial = self._take(folds)
         if trial.record.status in ENDED:  # its configuration is invalid
@@ -116,13 +117,13 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             self.folds.shelve(fold)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Resume a configuration that the searcher had paused, until `epochs` are done."""
+        """Resume a configuration that the searcher paused, to train until `epochs` are done."""
         for fold in self._decided(trial):
             self.folds.resume(fold, epochs)
         update(trial.record)
 
     def clear_pause(self, trial: LiveTrial) -> None:
-        """Clear the searcher's pause, before the configuration is resumed or dropped."""
+        """Clear the searcher's pause before the configuration is resumed or dropped."""
         trial.paused_by_searcher = False
         self._over[trial.record.number] = None
         for fold in self._folds(trial):
@@ -130,7 +131,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
                 self.folds.clear_pause(fold)
 
     def end(self, trial: LiveTrial, status: Status) -> None:
-        """End a configuration for good."""
+        """End a configuration permanently."""
         for fold in self._decided(trial):
             self.folds.end(fold, status)
         update(trial.record)
@@ -139,12 +140,12 @@ class FoldedTrials(TrialTable[FoldedTrial]):
     # --- called by the coordinator ------------------------------------------
 
     def update_from(self, fold: LiveTrial) -> LiveTrial | None:
-        """Update the configuration of a fold that has finished an epoch, or ended.
+        """Update the configuration of a fold that has finished an epoch or ended.
 
         Returns
         -------
         LiveTrial or None
-            The configuration, if all its folds have now finished the epoch, or have ended.
+            The configuration, once all its folds have finished the epoch or have ended; else None.
         """
         trial = self.by_number.get(fold.record.number // self._each)
         if trial is None or trial.record.status in ENDED:
@@ -164,12 +165,12 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return trial if new else None
 
     def siblings(self, fold: LiveTrial) -> list[LiveTrial]:
-        """Return the open folds of a fold's configuration."""
+        """Return the open folds of the configuration to which a fold belongs."""
         trial = self.by_number.get(fold.record.number // self._each)
         return [] if trial is None else self._trained(trial)
 
     def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
-        """Take over the trials of an earlier process; `answers` are by configuration."""
+        """Take over the trials of an earlier process; `answers` are given per configuration."""
         each = self._each
         spread = {
             number * each + fold: answer
@@ -183,7 +184,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             trial.paused_by_searcher = folds[first].paused_by_searcher
             if trial.record.status in ENDED:
                 self.ended.add(trial.record, trial.row(self._ranking))
-            elif any(fold.history for fold in trial.folds):  # else early stopping starts afresh
+            elif any(fold.history for fold in trial.folds):  # else early stopping starts again
                 trial.history = [epoch.to_history() for epoch in trial.record.epochs]
 
     def update_all(self) -> None:
@@ -192,18 +193,17 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             self.update_from(trial.folds[0])
 
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
-        """Forget ended configurations and folds that are of no more use; return the folds' numbers.
+        """Forget ended configurations and folds that are not needed; return the folds' numbers.
 
         Parameters
         ----------
         is_expected
-            Whether a report of a configuration is still to be delivered.
+            Returns whether a configuration still has a report to be delivered.
         """
         each = self._each
         gone = self.folds.forget_ended(lambda number: is_expected(number // each))
         self.folds.ended.shown()
-        # Folds ask their configuration for its best epoch, so it is forgotten after the last of
-        # them.
+        # Folds ask their configuration for its best epoch, so it is forgotten after its last fold.
         self._over.update(dict.fromkeys(number // each for number in gone))
         self._forget_unused(is_expected, self._has_folds)
         return gone
@@ -218,7 +218,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return [fold for fold in trial.folds if fold.record.status not in ENDED]
 
     def _has_folds(self, number: int) -> bool:
-        """Whether a fold of the configuration is not forgotten yet."""
+        """Return whether at least one fold of the configuration is still in the table."""
         folds = self.by_number[number].folds
         return any(fold.record.number in self.folds.by_number for fold in folds)
 
@@ -235,14 +235,14 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         number = suggestion.parent * self._each + fold
         of_fold = self.folds.recall(number)
         assert parent is not None and parent.reported_epoch is not None and of_fold is not None
-        of_fold.reported = parent.reported_epoch  # other folds may be further than one that failed
+        of_fold.reported = parent.reported_epoch  # other folds may have more epochs
         return replace(suggestion, parent=number)
 
     def _folds(self, trial: LiveTrial) -> list[LiveTrial]:
         return self.by_number[trial.record.number].folds
 
     def _decided(self, trial: LiveTrial) -> list[LiveTrial]:
-        """Copy the searcher's decision to the folds; return those that have not ended."""
+        """Copy the searcher's decision to the folds; return the folds that have not ended."""
         for fold in self._folds(trial):
             fold.reported, fold.paused_by_searcher = trial.reported, trial.paused_by_searcher
         return [fold for fold in self._folds(trial) if fold.record.status not in ENDED]
@@ -252,14 +252,14 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self._hooks.notify_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:
-        """Return the best epoch of a fold's configuration, whose state the fold keeps."""
+        """Return the best epoch of a fold's configuration, the one whose state the fold keeps."""
         trial, by = self.by_number.get(record.number // self._each), self._ranking
         return None if trial is None else trial.record.best_epoch(by.metric, by.mode)
 
     def _notify_of_fold(self, fold: TrialRecord, hook: str, *_: Any) -> None:
         """Call `on_trial_start` when the first fold of a configuration starts.
 
-        `update_from` calls the hooks of epochs, and `_note_end` that of the end.
+        `update_from` calls `on_epoch_end`, and `_note_end` calls `on_trial_end`.
         """
         trial = self.by_number.get(fold.number // self._each)
         if hook == "on_trial_start" and trial is not None and not trial.started:

@@ -13,18 +13,18 @@ from cerebro.run.store import Store
 
 
 class KeptStates:
-    """Keeps the states of finished epochs, and the slots of live trials.
+    """Keeps the states of finished epochs, and removes slots.
 
     Parameters
     ----------
     folder, slots
-        Where states of finished epochs are, and where slots are.
+        The folders of the states of finished epochs and of the slots.
     keep
         Which states stay: "best", "last" or "all".
     best_epoch
         Returns the epoch whose state ``keep="best"`` keeps.
     pinned
-        Trials and epochs whose states the searcher wants to keep.
+        The trials and epochs whose states the searcher wants to keep.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class KeptStates:
     def add_epoch(
         self, record: TrialRecord, epoch: EpochRecord, for_clones: int | None = None
     ) -> None:
-        """Record a finished epoch; publish its state and retire others.
+        """Record a finished epoch, publish its state, and delete states that are no longer needed.
 
-        The state of epoch `for_clones`, the last that was reported to the searcher, stays too: a
-        clone would begin with it.
+        The state of epoch `for_clones`, the last epoch reported to the searcher, also stays,
+        because a clone would begin with it.
         """
         record.epochs.append(epoch)
         file = epoch.state_file
@@ -67,7 +67,7 @@ class KeptStates:
         self.retire(record, for_clones)
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
-        """Return a trial's state after an epoch; it stays on disk until :meth:`release`."""
+        """Return a trial's state after an epoch; the state stays on disk until :meth:`release`."""
         found = next((e for e in record.epochs if e.epoch == epoch), None)
         if found is None or found.state_file is None:
             raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
@@ -75,16 +75,16 @@ class KeptStates:
         return CloneOf(str(self._folder / found.state_file), found.state_hash)
 
     def kept(self, record: TrialRecord) -> KeptState | None:
-        """Return the state of a trial's last epoch, which always stays, or None before it."""
+        """Return the state of a trial's last epoch, which always stays; None before any epoch."""
         if not record.epochs or record.epochs[-1].state_file is None:
             return None
         last = record.epochs[-1]
         return KeptState(str(self._folder / str(last.state_file)), last.state_hash)
 
     def release(self, record: TrialRecord, epoch: int, for_clones: int | None) -> None:
-        """Release a state that a clone no longer needs, because it has its own."""
+        """Release a parent's state once the clone has a state of its own."""
         self._needed[record.number, epoch] -= 1
-        self._needed += Counter()  # keeps what is above 0
+        self._needed += Counter()  # drops counts that are not above 0
         self.retire(record, for_clones)
 
     def discard(self, file: str | None, state_hash: str) -> None:
@@ -97,12 +97,12 @@ class KeptStates:
         return self._folder / unpublished(file, state_hash), self._folder / file
 
     def retire(self, record: TrialRecord, for_clones: int | None = None) -> None:
-        """Delete kept states that `keep` no longer asks for; the last one always stays."""
+        """Delete states that `keep` does not require; the state of the last epoch always stays."""
         if not record.epochs:
             return
         kept = self._kept.setdefault(record.number, {})
         last = record.epochs[-1]
-        # A resumed trial has states of an earlier process.
+        # A resumed trial also has states written by an earlier process.
         for epoch in record.epochs if not kept else [last]:
             if epoch.state_file is not None:
                 kept[epoch.epoch] = epoch
@@ -122,7 +122,7 @@ class KeptStates:
             epoch.state_file = None
 
     def is_needed(self, number: int) -> bool:
-        """Whether a clone will begin with one of the trial's states."""
+        """Return whether a clone will begin with one of the trial's states."""
         return any(trial == number for trial, _ in self._needed)
 
     def forget(self, number: int) -> None:

@@ -1,6 +1,6 @@
 """Track a run's progress, how busy its workers are, and the ended trials worth showing.
 
-The store has the details of ended trials. A run of 100,000 trials must not keep 100,000
+The details of ended trials are in the store. A run of 100,000 trials must not keep 100,000
 configurations and histories in memory only to count them.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cerebro.coordinator.forecast import Forecast, Forecaster, ToCome
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.report import format as fmt
 from cerebro.report.progress import Silent
@@ -22,54 +23,74 @@ from cerebro.run.records import ENDED, Ranking, Status, TrialRecord, best_score
 PROGRESS_SECONDS = 0.25
 
 PROGRESS_SPACING = 50
-"""Displays take at most about 1 / this number of the coordinator's time."""
+"""Displays take at most about 1 / `PROGRESS_SPACING` of the coordinator's time."""
 
 
 class Overview:
-    """Counts work and shows it, at most a few times a second.
+    """Counts the work of a run and shows it, at most a few times per second.
 
     Parameters
     ----------
     ranking
-        What ranks trials.
+        The metric and mode that rank trials.
     folder
-        The run's folder, which displays show.
+        The run's folder, for displays to show.
     progress
         The display.
     now
-        Seconds since the run's start.
+        Returns the seconds since the run's start.
+    forecaster
+        Forecasts the rest of the run.
+    to_come
+        Returns the work of trials that are still to come.
+    time_limit
+        The seconds that this process may take; None: no limit.
     """
 
     def __init__(
-        self, ranking: Ranking, folder: Path, progress: Any, now: Callable[[], float]
+        self,
+        ranking: Ranking,
+        folder: Path,
+        progress: Any,
+        now: Callable[[], float],
+        forecaster: Forecaster,
+        to_come: Callable[[], ToCome],
+        time_limit: float | None = None,
     ) -> None:
         self._ranking = ranking
         self._folder = folder
         self._progress = progress
         self._now = now
+        self.forecaster = forecaster
+        self._to_come = to_come
+        self._begun = now()
+        self._time_limit = time_limit
+        self._share = 0.0  # the largest share shown so far
         self._next_show = 0.0
         self.ended = EndedTrials(ranking)
         self.first_unit: float | None = None
         """The time at which the first unit was dispatched."""
         self.busy_seconds = 0.0
-        self.units_done = 0
-        self.units_planned = 0
-        self.units_to_come = 0
-        """Units of trials that are still to be suggested."""
         self.paused = False
         """Whether a command has paused the run."""
         self.waited = 0.0
-        """Seconds in which the run waited to be resumed."""
-        self.units_done_before = 0
-        """Units that earlier processes have done, which do not count as this one's work."""
+        """The seconds that the run spent waiting to be resumed."""
 
-    def unit_begins(self) -> None:
+    def unit_begins(self, trial: int, worker: int) -> None:
+        """Note that a unit was sent to a worker."""
+        now = self._now()
         if self.first_unit is None:
-            self.first_unit = self._now()
+            self.first_unit = now
+        self.forecaster.unit_begins(trial, worker, now)
 
-    def unit_done(self, seconds: float) -> None:
+    def unit_done(self, worker: int, step: int, seconds: float) -> None:
+        """Note that a unit has been trained, in `seconds` on the worker's clock."""
         self.busy_seconds += seconds
-        self.units_done += 1
+        self.forecaster.unit_ends(worker, self._now(), step)
+
+    def unit_lost(self, worker: int) -> None:
+        """Note that a worker's unit, if it had one, failed or was lost."""
+        self.forecaster.unit_ends(worker, self._now())
 
     def started(self, trials: Iterable[LiveTrial], workers: int) -> None:
         """Show the run for the first time."""
@@ -77,7 +98,7 @@ class Overview:
         self.ended.shown()
 
     def show(self, trials: Iterable[LiveTrial], workers: int) -> None:
-        """Show the run, unless it was shown a moment ago."""
+        """Show the run, unless it was shown very recently."""
         if isinstance(self._progress, Silent):
             self.ended.shown()
             return
@@ -85,36 +106,35 @@ class Overview:
         if before >= self._next_show:
             self._progress.update(self.snapshot(trials, workers))
             self.ended.shown()
-            # Drawing thousands of trials takes a while, so it is done less often.
+            # Drawing thousands of trials is slow, so it is done less often.
             after = self._now()
             self._next_show = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
 
     def show_waiting(self, trials: Iterable[LiveTrial], workers: int) -> None:
-        """Show a run in which nothing happens until a command or the searcher resumes it."""
+        """Show a run that is idle until a command or the searcher resumes it."""
         self._progress.update(self.snapshot(trials, workers))
 
     def snapshot(self, trials: Iterable[LiveTrial], workers: int) -> Snapshot:
         """Return the data that progress displays draw."""
         ended = self.ended
         live = [trial for trial in trials if trial.record.number not in ended]
+        shown, unshown = _with_a_row(live)
         rows = sorted(
-            [*ended.rows(), *(t.row(self._ranking) for t in live)], key=lambda row: row.number
+            [*ended.rows(), *(t.row(self._ranking) for t in shown)], key=lambda row: row.number
         )
         seconds = self._now()
-        before = self.units_done_before
-        planned = self.units_planned + self.units_to_come
-        share = min(1.0, (before + self.units_done) / max(1, planned))
-        own = min(1.0, self.units_done / max(1, planned - before))
-        # Neither the workers' start-up nor waiting counts as idle time.
+        # Exclude the workers' startup and the time spent waiting from idle time.
         training = 0.0
         if self.first_unit is not None:
             training = max(0.0, seconds - self.first_unit - self.waited)
         capacity = training * max(1, workers)
+        trained = [one for trial in live for one in trial.in_training]
+        left = self.forecaster.forecast(trained, self._to_come(), workers, seconds, capacity)
         return Snapshot(
             trials=rows,
-            share_done=share,
+            share_done=self._share_done(left, seconds),
             seconds=seconds,
-            seconds_left=training * (1 - own) / own if own > 0.02 else None,
+            seconds_left=self._seconds_left(left, seconds),
             busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=workers,
             best=self._best([trial.record for trial in live]),
@@ -122,40 +142,77 @@ class Overview:
             mode=self._ranking.mode,
             path=str(self._folder),
             paused=self.paused,
-            more=ended.counts_without(rows),
+            more=ended.counts_without(rows) + Counter(waiting=unshown),
         )
 
+    def _share_done(self, left: Forecast, now: float) -> float | None:
+        """Return the finished share of the work or of the time limit; the share never decreases."""
+        shares = []
+        if left.epochs is not None and math.isfinite(left.epochs):
+            done = self.forecaster.done
+            shares.append(1.0 if left.epochs == 0 else done / (done + left.epochs))
+        if self._time_limit is not None:
+            shares.append(min(1.0, (now - self._begun) / self._time_limit))
+        if not shares:
+            return None
+        self._share = max(self._share, *shares)
+        return self._share
+
+    def _seconds_left(self, left: Forecast, now: float) -> float | None:
+        """Return the seconds until the work is done or the time is up."""
+        limits = [] if left.seconds is None or math.isinf(left.seconds) else [left.seconds]
+        if self._time_limit is not None:
+            limits.append(max(0.0, self._begun + self._time_limit - now))
+        return min(limits, default=None)
+
     def _best(self, live: list[TrialRecord]) -> int | None:
-        """Return the number of the best trial, ended or not; the lowest if several tie."""
+        """Return the number of the best trial, ended or not; the lowest number if several tie."""
         found = self.ended.leader, best_score(live, self._ranking)
         return min((entry for entry in found if entry is not None), default=(0.0, None))[1]
 
 
+def _with_a_row(live: Sequence[LiveTrial]) -> tuple[list[LiveTrial], int]:
+    """Return the open trials that displays may show, and how many they leave out.
+
+    Up to a thousand trials wait for their first unit; displays show only a few of them.
+    """
+    shown, waiting = [], 0
+    for trial in live:
+        is_new = all(
+            one.record.status == "waiting" and not one.record.epochs for one in trial.in_training
+        )
+        waiting += is_new
+        if not is_new or waiting <= KEPT_ROWS:
+            shown.append(trial)
+    return shown, max(0, waiting - KEPT_ROWS)
+
+
 KEPT_ROWS = 12
-"""The number of best trials kept for display; no display shows more."""
+"""The number of best trials kept for displays; no display shows more."""
 
 
 class EndedTrials:
-    """The ended trials of a run; see the module's text.
+    """Keeps what displays need about a run's ended trials; see the module's docstring.
 
     Parameters
     ----------
     ranking
-        What ranks trials.
+        The metric and mode that rank trials.
     """
 
     def __init__(self, ranking: Ranking) -> None:
         self.counts: Counter[str] = Counter()
         """The number of ended trials by status."""
         self.first_failure: str | None = None
-        """Why the first unsuccessful trial ended."""
+        """The error of the first trial that failed or diverged."""
         self.leader: tuple[float, int] | None = None
-        """The best of them: its metric as a number to minimize, and its number."""
+        """The best ended trial: its metric, negated if larger is better, and its number."""
         self._ranking = ranking
-        self._status = bytearray()  # by number: 1 + the index in ENDED; 0: has not ended
+        self._status = bytearray()  # by number: 1 + the index in ENDED; 0: not ended
         self._leader_row: TrialRow | None = None
         self._best: list[tuple[float, int, TrialRow]] = []  # a heap, the worst first
         self._unshown: list[TrialRow] = []
+        self._last_failure: TrialRow | None = None
 
     def add(self, record: TrialRecord, row: TrialRow) -> None:
         """Add a trial that has ended."""
@@ -165,11 +222,13 @@ class EndedTrials:
         self.counts[record.status] += 1
         if record.status in ("failed", "diverged") and self.first_failure is None:
             self.first_failure = record.error or ""
+        if record.status in ("failed", "diverged"):
+            self._last_failure = row
         rank = best_score([record], self._ranking)
         if rank is not None and (self.leader is None or rank < self.leader):
             self.leader, self._leader_row = rank, row
         self._unshown.append(row)
-        # If trials tie, the lowest number is the better one: it leaves the heap last.
+        # Among tied trials, the lowest number is the best, so it leaves the heap last.
         entry = (-self._shown_rank(row), -number, row)
         if len(self._best) < KEPT_ROWS:
             heapq.heappush(self._best, entry)
@@ -188,15 +247,16 @@ class EndedTrials:
         return self.counts.total()
 
     def rows(self) -> list[TrialRow]:
-        """Return the rows of the best, and of those that ended since :meth:`shown`, by number."""
+        """Return the best trials, the last failure and those ended since `shown`, by number."""
         chosen = {row.number: row for _, _, row in self._best}
         chosen.update((row.number, row) for row in self._unshown)
-        if self._leader_row is not None:
-            chosen[self._leader_row.number] = self._leader_row
+        for row in (self._leader_row, self._last_failure):
+            if row is not None:
+                chosen[row.number] = row
         return [chosen[number] for number in sorted(chosen)]
 
     def counts_without(self, rows: Iterable[TrialRow]) -> Counter[str]:
-        """Count the ended trials that have no row, by status."""
+        """Return the number of ended trials by status, leaving out those in `rows`."""
         return self.counts - Counter(row.status for row in rows if row.number in self)
 
     def shown(self) -> None:
@@ -204,7 +264,7 @@ class EndedTrials:
         self._unshown.clear()
 
     def _shown_rank(self, row: TrialRow) -> float:
-        """Return the number that displays sort by."""
+        """Return the number by which displays sort a row."""
         value = fmt.metric_value(row.metrics, self._ranking.metric)
         if value is None or not math.isfinite(value):
             return math.inf

@@ -1,19 +1,19 @@
 """Restore a run after the process that trained it has ended.
 
-A trial's newest complete state decides where it continues: in its slots, if the seal
-confirms it, or in the file of a finished epoch. The store's rows may lag behind, because
-a separate thread writes them. So for every trial that continues:
+A trial continues from its newest complete state. This state is either in its slots, if their seal
+confirms it, or in the file of a finished epoch. The store's rows may be older than the states,
+because a separate thread writes them. So for every trial that continues:
 
-1. Finished epochs whose rows were lost with the coordinator are recovered: from files
-   whose hash is the one in their name, or from the slots, if their position is exactly the
-   epoch's end. A state holds the epoch's metric sums, so the row can be written as before.
-2. The trial continues from its slots if they are beyond the last such epoch by less than
-   an epoch: otherwise the row of an epoch in between would be lost. They must also not be
-   beyond the trial's target epochs: then the store has lost a higher target.
-3. Otherwise it continues from the state of its last epoch, or from the beginning.
+1. Finished epochs whose rows were lost with the coordinator are recovered from two sources: files
+whose content matches the hash in their name, and slots whose position is exactly the end of the
+epoch. A state contains the epoch's metric sums, so the row can be written as before.
+2. The trial continues from its slots if they are less than one epoch past the last such epoch.
+Otherwise the row of an epoch in between would be lost. The slots must also not be past the trial's
+target epochs: if they are, the store has lost a higher target.
+3. Otherwise the trial continues from the state of its last epoch, or from its beginning.
 
-Slots that are used move to new files. If a worker of the old process is still alive,
-stopped in the middle of a write, it then writes to files that no process reads.
+The slots that are used are moved to new files. If a worker of the old process is still alive,
+stopped in the middle of a write, it later writes to files that no process reads.
 """
 
 from __future__ import annotations
@@ -69,38 +69,38 @@ class ResumePoint:
     position: int
     """The number of committed units."""
     attempt: int = 0
-    """The number of the next dispatch, higher than all that the slots have seen."""
+    """The number of the next dispatch, higher than any that the slots have seen."""
     origin: KeptState | None = None
-    """The state to load, if the slots do not hold it."""
+    """The state to load, if it is not in the slots."""
     lost: list[EpochRecord] = field(default_factory=list)
-    """Finished epochs without a row."""
+    """Finished epochs whose rows are missing in the store."""
     epoch_seconds: float = 0.0
     """The seconds that the epoch in progress has taken so far."""
 
 
 @dataclass
 class RestoredRun:
-    """The state of a run, from which a coordinator resumes it."""
+    """The state of a run from which a coordinator resumes it."""
 
     seconds: float
-    """The time on the run's clock."""
+    """The time on the run's clock, in seconds."""
     loop: dict[str, Any] | None
-    """The search loop's own state, stored beside the searcher's."""
+    """The search loop's own state, stored in addition to the searcher's."""
     decisions: dict[int, LastDecision]
-    """The searcher's last decision on each trial."""
+    """The searcher's last decision for each trial."""
     decision_count: int = 0
-    """The number of all decisions and suggestions of the searcher."""
+    """The total number of the searcher's decisions and suggestions."""
     partly: bool = False
-    """Whether open trials may be left that are not resumed."""
+    """Whether open trials that are not resumed may remain."""
     trials: list[LiveTrial] = field(default_factory=list)
-    """All trials by number; the resumed ones are waiting at their positions."""
+    """All trials by number; resumed trials wait at their positions."""
     lost: dict[int, list[EpochRecord]] = field(default_factory=dict)
-    """Finished epochs without a row, by trial."""
+    """Finished epochs whose rows are missing in the store, by trial."""
 
 
 @dataclass
 class _Slots:
-    """A complete state, found in a trial's slots."""
+    """A complete state that was found in a trial's slots."""
 
     position: int
     attempt: int
@@ -109,16 +109,16 @@ class _Slots:
 
 
 class Restorer:
-    """Finds the positions at which trials continue; see the module's docstring.
+    """Finds the position from which each trial continues; see the module's docstring.
 
     Parameters
     ----------
     epoch_dir, state_dir
-        Where kept states and slots are.
+        The folders of the kept states and of the slots.
     units_per_epoch
-        The number of units in an epoch of any trial.
+        The number of units in an epoch.
     units
-        Seconds of the recorded units of epochs without a row, by trial, epoch and step.
+        The seconds of recorded units whose epoch has no row, by trial, epoch and step.
     """
 
     def __init__(
@@ -140,18 +140,17 @@ class Restorer:
     def resume_point(self, record: TrialRecord, reported: int | None = None) -> ResumePoint:
         """Find where a trial continues, and delete the files that it does not need.
 
-        Epochs whose states are gone are removed from `record`: they are trained again.
+        Epochs whose states are missing are removed from `record`; they are trained again.
 
         Parameters
         ----------
         reported
-            The last epoch that was reported to an adaptive searcher; None if the searcher is
-            not adaptive.
+            The last epoch reported to an adaptive searcher; None if the searcher is not adaptive.
         """
         slots, attempt = self._read_slots(record.number)
         lost: list[EpochRecord] = []
         if reported is not None and self._drop_from_gap(record, reported):
-            slots = None  # everything after the gap is trained again, too
+            slots = None  # everything after the missing state is trained again
         else:
             lost = self._lost_epochs(record, slots)
         start = (record.done + len(lost)) * self._per_epoch
@@ -171,7 +170,7 @@ class Restorer:
     def clear(
         self, record: TrialRecord, lost: Iterable[EpochRecord] = (), *, slots: bool = True
     ) -> None:
-        """Delete the trial's files that no row names; with `slots`, its slots too."""
+        """Delete the trial's files that no row names; with `slots`, also its slots."""
         named = {epoch.state_file for epoch in record.epochs}
         named |= {unpublished(_file_of(epoch), epoch.state_hash) for epoch in lost}
         for file in self._files.pop(record.number, ()):
@@ -181,9 +180,10 @@ class Restorer:
             remove_slots(self._state_dir, record.number)
 
     def clear_unknown(self, known: int) -> None:
-        """Delete the files of trials whose rows were lost: their numbers are used again.
+        """Delete the files of trials whose rows were lost, because their numbers are used again.
 
-        The searcher will suggest trials again, but not the same ones if it is not deterministic.
+        The searcher suggests new trials for these numbers. A searcher that is not deterministic
+        suggests different ones.
         """
         for trial in [number for number in self._files if number >= known]:
             for file in self._files.pop(trial):
@@ -192,12 +192,13 @@ class Restorer:
             remove_slots(self._state_dir, trial)
 
     def _drop_from_gap(self, record: TrialRecord, reported: int) -> bool:
-        """Remove all epochs from the first one whose missing state a clone may need.
+        """Remove the epochs from the first whose state is missing although a clone may need it.
 
-        A clone begins with the last reported epoch, or with a later one once that is reported.
-        Their states are deleted only after the store has later reports, so one is missing only if
-        the store lost its last rows because its log was damaged. Return whether any epoch was
-        removed.
+        Return whether there was such an epoch.
+
+        A clone begins with the last reported epoch, or with a later one once it is reported. The
+        state of such an epoch is deleted only after the store has later reports. So a state is
+        missing only if the store lost its last rows because its log was damaged.
         """
         needed = max(min(reported, record.done - 1), record.first_epoch)
         for at, epoch in enumerate(record.epochs):
@@ -210,7 +211,7 @@ class Restorer:
     # --- slots -----------------------------------------------------------
 
     def _read_slots(self, trial: int) -> tuple[_Slots | None, int]:
-        """Return the state in the slots, if it is complete, and the next dispatch number."""
+        """Return the state in the slots, if it is complete, and the number of the next dispatch."""
         finish_move(self._state_dir, trial)
         try:
             slots = _core.Slots(slots_stem(self._state_dir, trial), False)
@@ -252,7 +253,7 @@ class Restorer:
     def _lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
         """Find the epochs after the last recorded one, up to the first without a complete state.
 
-        Afterwards each has a file, under its unpublished name.
+        For each epoch found, a file then contains its state, under an unpublished name.
         """
         found: list[EpochRecord] = []
         files = self._files.get(record.number, [])
@@ -269,7 +270,7 @@ class Restorer:
     def _from_slots(
         self, record: TrialRecord, epoch: int, slots: _Slots | None
     ) -> EpochRecord | None:
-        """Return the epoch if the position of the slots is exactly its end."""
+        """Return the epoch if the slots' position is exactly the end of the epoch."""
         if slots is None or slots.position != (epoch + 1) * self._per_epoch:
             return None
         state_hash = _core.hash_state(slots.packed)
@@ -278,10 +279,10 @@ class Restorer:
         return found
 
     def _from_file(self, file: StateFile) -> EpochRecord | None:
-        """Return the epoch if the file is complete.
+        """Return the epoch if its file is complete.
 
-        A file with its final name was synced before it was renamed. Until its row is written,
-        it gets back the name that contains its hash.
+        A file with its final name was synced before it was renamed. It is renamed back to the
+        unpublished name, which contains its hash, until its row is written.
         """
         try:
             packed = read_bytes(file.path)
@@ -323,10 +324,10 @@ class ResumeRequest:
     """The numbers of the trials to resume; None: all that are open."""
 
     trials_each: int = 1
-    """The number of the store's trials for each number in `trials`: the folds."""
+    """How many of the store's trials belong to each number in `trials`: the number of folds."""
 
     def includes(self, record: TrialRecord) -> bool:
-        """Whether a trial is to be resumed."""
+        """Return whether a trial is to be resumed."""
         further = self.epochs is not None and self.epochs > record.done
         if self.trials is not None:
             return record.number // self.trials_each in self.trials and (
@@ -339,13 +340,13 @@ class ResumeRequest:
 
 @dataclass(frozen=True)
 class Previous:
-    """A run as an earlier process left it, which this process is to resume."""
+    """A run as an earlier process left it, for this process to resume."""
 
     saved: SavedRun
     owner: Owner
     request: ResumeRequest
     differences: Sequence[str]
-    """Differences between this environment and the one that the run began in."""
+    """The differences between this environment and the one in which the run began."""
 
 
 def open_again(
@@ -418,7 +419,7 @@ def restore(
 
 
 def _has_suggested_all(saved: SavedRun) -> bool:
-    """Whether the run's searcher has no more trials to suggest."""
+    """Return whether the run's searcher has no more trials to suggest."""
     loop = saved.meta.get("search_loop") or {}
     return saved.meta["status"] == "finished" or bool(loop.get("is_exhausted"))
 
@@ -431,7 +432,7 @@ def _reopen(
     before: int,
     reported: int | None,
 ) -> tuple[LiveTrial, list[EpochRecord]]:
-    """Resume a trial; return it, and its finished epochs without a row."""
+    """Resume a trial; return it and the finished epochs whose rows are missing in the store."""
     if request.epochs is not None and request.epochs > record.target_epochs:
         record.target_epochs = request.epochs
         store.set_epochs(record.number, request.epochs)
@@ -443,7 +444,7 @@ def _reopen(
         info_epochs = request.epochs
         record.extensions += ((point.position, info_epochs),)
         store.add_extension(record.number, point.position, info_epochs)
-    # The user wants it to continue, so the rule that stopped it starts afresh.
+    # The user wants the trial to continue, so the rule that stopped it starts again.
     anew = record.status == "stopped" and not record.resumable
     record.status, record.resumable = "waiting", False
     record.error = record.traceback = None
@@ -463,19 +464,20 @@ def _reopen(
 
 
 def _remember_epochs(record: TrialRecord, store: Store, epochs: int) -> None:
-    """Record ``info.epochs`` as it was so far, because the run's number of epochs changes."""
+    """Record the value of ``info.epochs`` so far, before the run's number of epochs changes."""
     if not record.extensions:
         record.extensions = ((0, epochs),)
         store.add_extension(record.number, 0, epochs)
 
 
 def _rest(record: TrialRecord, store: Store, restorer: Restorer) -> LiveTrial:
-    """Leave a trial unchanged; if it is open, it can be resumed later."""
+    """Leave a trial unchanged; an open trial can be resumed later."""
     if record.is_open:
         record.status, record.resumable = "stopped", True
         store.set_status(record.number, "stopped", resumable=True)
     else:
         restorer.clear(record)
-    # The rule sees trials that were stopped early again: it compares others with their metrics.
+    # The rule also needs trials that were stopped early, because it compares other trials with
+    # their metrics.
     stopped = record.status == "stopped"
     return LiveTrial(record, history=[e.to_history() for e in record.epochs] if stopped else [])

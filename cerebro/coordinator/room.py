@@ -1,11 +1,11 @@
-"""Check that the disk has room for a run's states, once the size of a state is known.
+"""Check that the disk has enough space for a run's states, once the size of a state is known.
 
-A run writes states in two places. Every live trial has two slots in ``state_dir``. The run's folder
-gets a state per finished epoch; `keep` decides how many of them stay, at least one per trial.
-States that are not yet synced or not yet deleted come on top.
+A run writes states in two folders. Every live trial has two slots in ``state_dir``. The run's
+folder gets a state per finished epoch; `keep` decides how many of these stay, at least one per
+trial. States that are not yet synced or not yet deleted take additional space.
 
-There are two estimates, the least and the likely demand. A run that cannot fit is refused before
-training starts; one that may not fit gets a warning.
+There are two estimates: the least and the likely demand. If the least demand exceeds the free
+space, the run does not start; if only the likely demand does, it gets a warning.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, expected_trials
 
 TAIL = 3
-"""Live trials per worker at the end of a run in which all trials run side by side."""
+"""The number of live trials per worker near the end of a run, when the last ones run in parallel.
+"""
 
 
 @dataclass(frozen=True)
 class Demand:
-    """The least and the likely number of bytes that a run needs in one place."""
+    """The least and the likely number of bytes that a run needs in one folder."""
 
     least: int
     likely: int
@@ -36,16 +37,16 @@ class Demand:
 
 @dataclass(frozen=True)
 class StateDemand:
-    """The numbers that determine how much room a run needs for states.
+    """The values that determine how much space a run needs for states.
 
     Parameters
     ----------
     state_bytes
-        Size of a trial's state.
+        The size of a trial's state in bytes.
     trials
-        The number of trials, or None if only the time limit decides it.
+        The number of trials; None if only the time limit ends the search.
     live
-        The most trials that may have slots at a time, by the search's settings.
+        The largest number of trials with slots at the same time, by the search's settings.
     workers, epochs, keep
         As for `cerebro.search`.
     may_end_early
@@ -61,12 +62,12 @@ class StateDemand:
     may_end_early: bool
 
     def slots(self) -> Demand:
-        """Return the demand of slots: two for every live trial."""
+        """Return the demand of the slots: two for every live trial."""
         least = min(self.workers, self.trials or self.workers)
         return Demand(2 * least * self.state_bytes, 2 * max(least, self.live) * self.state_bytes)
 
     def kept(self) -> Demand:
-        """Return the demand of kept states, and of those in flight."""
+        """Return the demand of kept states and of states in flight."""
         trials = self.trials or 1
         epochs = 1 if self.may_end_early else self.epochs
         least = {"all": epochs, "best": 1, "last": 1}[self.keep]
@@ -80,7 +81,7 @@ class StateDemand:
 
 @dataclass(frozen=True)
 class _Place:
-    """A folder, the demand on it, the demand with ``keep="last"``, and the cure."""
+    """A folder, its demand, its demand with ``keep="last"``, and how to get more space."""
 
     folder: Path
     needs: Demand
@@ -89,17 +90,18 @@ class _Place:
 
 
 def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
-    """Refuse a run whose states cannot fit; warn if they may not fit.
+    """Reject a run whose states cannot fit on the disk; warn if they might not fit.
 
     Raises
     ------
     InputError
-        If they cannot fit; the message names the folder, the bytes needed and free, and the cure.
+        If the states cannot fit; the message names the folder, the bytes needed and free, and the
+        fix.
     """
     plan = _demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
     thrifty = replace(plan, keep="last").kept()
-    # On one disk the demands add up, and both cures help.
+    # If both folders are on one disk, their demands add up, and either fix helps.
     places = [
         _Place(states, plan.kept(), thrifty, "choose a run= on a larger disk"),
         _Place(slots, plan.slots(), plan.slots(), "choose a larger state_dir="),

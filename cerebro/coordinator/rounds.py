@@ -1,17 +1,17 @@
-"""The order in which reports reach an adaptive searcher.
+"""Order the reports to an adaptive searcher.
 
-Trials finish their epochs in an order that depends on timing. A searcher that received reports in
-this order would decide differently in the next run. So it receives them in an order that timing
-cannot change: by round, and within a round by the trial's number. Round ``r`` has one report of
-every trial that is live in it. A trial that continues is a member of round ``r + 1``, and so are
-the trials that are suggested when round ``r`` is over.
+Trials finish their epochs in an order that depends on timing. If a searcher received reports in
+this order, it would decide differently in every run. So it receives them in an order that does not
+depend on timing: by round, and within a round by trial number. Round ``r`` has one report of every
+trial that is live in it. The members of round ``r + 1`` are the trials that continue and the trials
+suggested when round ``r`` is over.
 
-There is no barrier: a report is delivered as soon as all reports before it have been, and its
-trial continues as soon as the searcher has answered, while others of the round still train. So no
-trial is more than one epoch ahead of its round.
+There is no barrier: a report is delivered as soon as all reports before it have been delivered. Its
+trial continues as soon as the searcher has answered, even if other trials of the round are still
+training. So no trial is more than one epoch ahead of its round.
 
-Pure logic: no clock, file or thread. Reports that have arrived but have not been delivered do not
-belong to the state, because the store has them.
+Pure logic: no clock, file or thread. Reports that have arrived but are not yet delivered are not
+part of the state, because the store has them.
 """
 
 from __future__ import annotations
@@ -24,28 +24,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a trial's epoch to the searcher."""
+    """The report of one epoch of a trial to the searcher."""
 
     trial: int
     epoch: int
     metrics: Mapping[str, float]
     ended: bool = False
-    """Whether the trial failed or the user stopped it: it is over, regardless of the answer."""
+    """Whether the trial failed or was stopped by the user, so that it ends whatever the answer is.
+    """
 
 
 class Rounds:
-    """Holds reports back until their turn.
+    """Holds reports back until they are due.
 
     Parameters
     ----------
     ordered
-        Whether reports are ordered. If not, they are delivered as they arrive, in a single round.
+        Whether reports are ordered. If False, they are delivered as they arrive, in a single round.
     """
 
     def __init__(self, *, ordered: bool = True) -> None:
         self.ordered = ordered
         self.number = -1
-        self._due: list[int] = []  # a heap: trials still to report in this round
+        self._due: list[int] = []  # a heap: the trials that have not reported in this round
         self._next: set[int] = set()  # members of the next round; if not ordered, all members
         self._arrived: dict[int, Report] = {}
 
@@ -61,11 +62,11 @@ class Rounds:
 
     @property
     def is_over(self) -> bool:
-        """Whether the searcher may be asked for suggestions now."""
+        """Whether the searcher may now be asked for suggestions."""
         return not self._due
 
     def expects(self, trial: int) -> bool:
-        """Whether a report of the trial is still to come or to be delivered."""
+        """Return whether a report of the trial is still to arrive or to be delivered."""
         return trial in self._arrived or trial in self._next or trial in self._due
 
     def join(self, trial: int) -> None:
@@ -73,13 +74,13 @@ class Rounds:
         self._next.add(trial)
 
     def arrive(self, report: Report) -> None:
-        """Add a report, which is kept until its turn."""
+        """Add a report, to be delivered when it is due."""
         self._arrived[report.trial] = report
 
     def take(self) -> Report | None:
         """Return the next report; None if it has not arrived.
 
-        Its trial is removed. If the trial continues, it has to :meth:`join` again.
+        The report's trial is removed. If the trial continues, it must :meth:`join` again.
         """
         if self.ordered:
             if not self._due or self._due[0] not in self._arrived:
@@ -91,7 +92,7 @@ class Rounds:
         return None
 
     def begin(self) -> bool:
-        """Begin the next round if this one is over; return whether one was begun."""
+        """Begin the next round if this one is over; return whether a round was begun."""
         if not self.ordered or self._due or not self._next:
             return False
         self.number += 1
@@ -104,7 +105,7 @@ class Rounds:
         return {"number": self.number, "due": sorted(self._due), "next": sorted(self._next)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; reports not delivered by then have to arrive again."""
+        """Continue from :meth:`state_dict`; reports that were not delivered must arrive again."""
         self.number = int(state["number"])
         self._due = sorted(state["due"])
         self._next = set(state["next"])

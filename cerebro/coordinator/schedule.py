@@ -1,4 +1,4 @@
-"""Make the C scheduler of a search, for running it and for planning it."""
+"""Create the C scheduler of a search, to run or to plan it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import cerebro._core as _core
 from cerebro.data import Dataset
 
 LIVE_MODELS = 8
-"""Models that a worker keeps in memory by default."""
+"""The number of models that a worker keeps in memory by default."""
 
 
 def evaluation_cost(validation: Dataset | None) -> float:
-    """Return the cost of a validation in rows trained; evaluating a row costs a third of one."""
+    """Return the cost of a validation in trained rows: three evaluated rows cost as much as one."""
     return 0.0 if validation is None else validation.num_rows / 3
 
 
@@ -22,7 +22,7 @@ def make_schedule(
     stagger: bool,
     live_models: int | None,
 ) -> _core.Schedule:
-    """Return a scheduler without workers and trials.
+    """Return a scheduler that has no workers or trials yet.
 
     Parameters
     ----------

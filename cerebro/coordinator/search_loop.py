@@ -1,10 +1,10 @@
-"""The search loop: asks the searcher for trials, reports their epochs, carries out its decisions.
+"""Ask the searcher for trials, report their epochs, and carry out its decisions.
 
 The same loop runs searches that train (`cerebro.coordinator.coordinator`) and simulated ones
 (`cerebro.coordinator.simulated_trials`). The protocols `Trials` and `Record` hide the differences.
 
-The searcher's decisions and suggestions of one pass become one group of rows in the store,
-together with its own state, so that a resumed run finds all of them or none.
+One pass of the loop writes the searcher's decisions and suggestions, together with the loop's own
+state, as one group of rows. So a resumed run finds all of them or none.
 """
 
 from __future__ import annotations
@@ -28,20 +28,25 @@ from cerebro.searchers.stopping import EarlyStopping
 TIMED_WIDTH = 64
 ADVANCE = 1000
 """How many trials wait in advance if the searcher is not adaptive. The scheduler then knows all
-remaining trials when their order matters: near the end of the run."""
+remaining trials near the end of the run, when their order matters.
+"""
 MAX_STEPS = 1000
-"""Steps before the coordinator checks the clock again: every suggestion may be invalid."""
+"""The most steps before the coordinator checks the clock again, even if no suggestion is valid.
+"""
 
 
 class Trials(Protocol):
-    """The trials of a search, for the loop: `LiveTrials`, `FoldedTrials` or `SimulatedTrials`."""
+    """The trials of a search, as the loop uses them.
+
+    Implemented by `LiveTrials`, `FoldedTrials` and `SimulatedTrials`.
+    """
 
     @property
     def by_number(self) -> Mapping[int, LiveTrial]:
         """All trials that are not forgotten."""
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new trial or a clone; one that cannot be trained has failed already."""
+        """Add a new trial or a clone; it has already failed if it cannot be trained."""
 
     def extend(self, trial: LiveTrial) -> None:
         """Let a trial train its next epoch."""
@@ -56,23 +61,23 @@ class Trials(Protocol):
         """Let a paused trial train until `epochs` are done."""
 
     def clear_pause(self, trial: LiveTrial) -> None:
-        """Clear the searcher's pause of a trial."""
+        """Clear the pause that the searcher set on a trial."""
 
     def end(self, trial: LiveTrial, status: Status) -> None:
-        """End a trial for good."""
+        """End a trial permanently."""
 
     def status_of(self, number: Any) -> Status | None:
-        """Return a trial's status, also of a forgotten one; None if there is no such trial."""
+        """Return the status of a trial, even of a forgotten one; None if there is no such trial."""
 
     def recall(self, number: int) -> LiveTrial | None:
-        """Return a trial, also a forgotten one; None if there is no such trial."""
+        """Return a trial, even a forgotten one; None if there is no such trial."""
 
 
 class Record(Protocol):
-    """Keeps the searcher's decisions: a run's `Store`, or memory."""
+    """Stores the searcher's decisions: a run's `Store`, or memory."""
 
     def group(self) -> AbstractContextManager[None]:
-        """Record everything in the block together, or none of it."""
+        """Record either everything in the block or nothing."""
 
     def set_meta(self, key: str, value: Any) -> int:
         """Record a value under a name; return its size in characters."""
@@ -85,7 +90,7 @@ class Record(Protocol):
 
 @dataclass(frozen=True)
 class LoopSettings:
-    """The part of a search's settings that shapes its loop; see `cerebro.search`."""
+    """The settings of a search that its loop needs; see `cerebro.search`."""
 
     metric: str
     mode: str
@@ -100,7 +105,7 @@ class LoopSettings:
 
     @classmethod
     def of(cls, settings: Any) -> LoopSettings:
-        """Take them from the settings of a run."""
+        """Return the loop's part of a run's settings."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
@@ -110,7 +115,7 @@ class SearchLoop:
     Parameters
     ----------
     first
-        A suggestion that was taken from the searcher already.
+        A suggestion already taken from the searcher.
     """
 
     def __init__(
@@ -136,18 +141,26 @@ class SearchLoop:
         self._saving = StateSaving(searcher)
         self._ended_early: set[int] = set()  # trials whose reports the searcher still receives
 
+    @property
+    def begun(self) -> int:
+        """The number of trials that have begun, not counting clones."""
+        return self._fresh
+
     # --- events of the run -----------------------------------------------
 
     def epoch_done(self, trial: LiveTrial, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics of an epoch that a trial has finished, unless it was trained again."""
+        """Queue the report of a finished epoch for the searcher.
+
+        Do nothing if the epoch was reported before and has only been trained again.
+        """
         if epoch <= trial.reported:
             return
         self.rounds.arrive(Report(trial.record.number, epoch, metrics))
 
     def ended(self, trial: LiveTrial) -> None:
-        """Report the worst possible metric of a trial that failed, diverged or was stopped.
+        """Report the worst possible metric for a trial that failed, diverged or was stopped.
 
-        So an adaptive searcher avoids it.
+        An adaptive searcher then avoids such configurations.
         """
         exact = self.searcher.exact_metrics
         metrics = {} if exact else {self._settings.metric: worst(self._settings.mode)}
@@ -155,14 +168,14 @@ class SearchLoop:
         self.rounds.arrive(Report(record.number, record.done, metrics, ended=True))
 
     def advance(self, *, ask: bool = True, max_steps: int = MAX_STEPS) -> bool:
-        """Deliver the reports that are due, and ask for trials while there is room.
+        """Deliver the reports that are due, and ask for trials while too few are live.
 
         Parameters
         ----------
         ask
-            False: start no more trials.
+            Whether to start more trials.
         max_steps
-            Reports and rounds of suggestions, at most.
+            The largest number of reports and rounds of suggestions.
 
         Returns
         -------
@@ -182,13 +195,13 @@ class SearchLoop:
         return self._changed
 
     def finish(self) -> None:
-        """Save the searcher's final state, unless that has been done."""
+        """Save the searcher's final state, unless it is already saved."""
         if self.searcher.is_recorded and not self._saving.is_complete:
             with self._record.group():
                 self._save_searcher()
 
     def _save_searcher(self) -> None:
-        """Record the searcher's state, and how many decisions it includes."""
+        """Record the searcher's state and the number of decisions that it includes."""
         try:
             size = self._record.set_meta("searcher", self.searcher.state_dict())
         except InputError as error:
@@ -202,24 +215,24 @@ class SearchLoop:
     # --- a resumed run ---------------------------------------------------
 
     def restore(self, state: Mapping[str, Any] | None, decisions: int) -> None:
-        """Continue from :meth:`state_dict`; None: the searcher had not been asked yet.
+        """Continue from the result of :meth:`state_dict`; None if the searcher was never asked.
 
         Parameters
         ----------
         decisions
-            How many decisions and suggestions are stored.
+            The number of stored decisions and suggestions.
         """
         self._saving = StateSaving(self.searcher, decisions)
         if state is not None:
             self._fresh = int(state["fresh"])
-            # With a larger number of trials, the searcher may have more to suggest.
+            # If the number of trials was increased, the searcher may have more to suggest.
             enough = self._settings.n_trials is None or self._has_all_trials()
             self.is_exhausted = bool(state["is_exhausted"]) and enough
             if self.searcher.adaptive:
                 self.rounds.load_state_dict(state)
 
     def arrive_again(self) -> None:
-        """Queue again the reports of stored epochs that the searcher has not decided on."""
+        """Queue the reports of stored epochs for which the searcher has no decision yet."""
         for number, trial in self._trials.by_number.items():
             record = trial.record
             if self.searcher.adaptive:
@@ -231,7 +244,10 @@ class SearchLoop:
                     self.epoch_done(trial, record.epochs[-1].epoch, record.epochs[-1].metrics)
 
     def _arrive_again(self, trial: LiveTrial) -> None:
-        """Queue again the report of a trial's next epoch, if that epoch is stored."""
+        """Queue the first report that the searcher has not received, if its epoch is stored.
+
+        If the trial has ended and no epoch is left to report, report its end.
+        """
         record = trial.record
         due = [epoch for epoch in record.epochs if epoch.epoch == trial.reported + 1]
         if due:
@@ -244,7 +260,7 @@ class SearchLoop:
             self.ended(trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, the loop's own state, which a resumed run needs."""
+        """Return the loop's own state as JSON, for resuming the run."""
         state = {"fresh": self._fresh, "is_exhausted": self.is_exhausted}
         # Unless the searcher is adaptive, every trial that has not ended is a member.
         return state | self.rounds.state_dict() if self.searcher.adaptive else state
@@ -270,7 +286,7 @@ class SearchLoop:
         self._ended_early.discard(record.number)
         if report.ended:
             return
-        over = record.status in ENDED  # early: its last metrics are reported again
+        over = record.status in ENDED  # stopped early: its last metrics are reported again
         if decision is Decision.PAUSE:
             trial.paused_by_searcher = True
             if not over:
@@ -287,10 +303,10 @@ class SearchLoop:
             self._trials.extend(trial)
             self.rounds.join(record.number)
             if self.searcher.adaptive:
-                self._arrive_again(trial)  # in a resumed run it may have trained further
+                self._arrive_again(trial)  # a resumed run may have trained more epochs of it
 
     def _end_dropped(self) -> None:
-        """End paused trials that the searcher will not resume, which frees their slots."""
+        """End the paused trials that the searcher will not resume, and free their slots."""
         numbers: Any = self.searcher.dropped()
         if not isinstance(numbers, (list, tuple)):
             raise InputError(
@@ -316,9 +332,9 @@ class SearchLoop:
                 self._trials.shelve(trial)
 
     def _report_again(self, trial: LiveTrial) -> None:
-        """Report the last metrics of a trial that was stopped early for its next epoch.
+        """Report the last metrics of a trial that was stopped early, as those of its next epoch.
 
-        Otherwise a searcher that compares trials would wait for it forever.
+        Otherwise a searcher that compares trials would wait for this trial forever.
         """
         if not self.searcher.adaptive:
             return
@@ -342,14 +358,14 @@ class SearchLoop:
                 f"the searcher {self._settings.searcher_name} answered {decision!r} to the report "
                 f"of trial {report.trial}, epoch {report.epoch}: report() must return a Decision"
             )
-        if self.searcher.adaptive:  # else the reports do not matter
+        if self.searcher.adaptive:  # else reports change nothing
             self._add_decision(report.trial, report.epoch, decision.value, None)
         return decision
 
     # --- suggestions ----------------------------------------------------------
 
     def _ask(self) -> bool:
-        """Take suggestions while there is room; False if the searcher has none now."""
+        """Take suggestions until enough trials are live; return False if there is none now."""
         asked = 0
         width = self._width()
         while not self.is_exhausted and self._live() < width and asked < width:
@@ -392,7 +408,7 @@ class SearchLoop:
             self._trials.resume(trial, epochs)
             self.rounds.join(record.number)
             self._arrive_again(trial)
-        elif trial.stopping:  # by the user, while it was paused
+        elif trial.stopping:  # the user stopped it while it was paused
             self.rounds.join(record.number)
             self.ended(trial)
         else:
@@ -440,7 +456,7 @@ class SearchLoop:
             return f"clones trial {number}, which has not reported an epoch yet"
         epoch = last if suggestion.parent_epoch is None else suggestion.parent_epoch
         kept = {known.epoch for known in parent.record.epochs if known.state_file is not None}
-        kept.add(last)  # which always is
+        kept.add(last)  # its state always is
         if epoch not in kept or epoch > last:
             return f"clones trial {number} after epoch {epoch}, whose state is not kept"
         if epochs <= epoch + 1:
@@ -457,18 +473,18 @@ class SearchLoop:
             self._record.add_decision(self.rounds.number, trial, epoch, decision, epochs)
 
     def _width(self) -> int:
-        """The number of trials live at a time: `width` if adaptive, else enough for the workers."""
+        """Return how many trials may be live: `width` if adaptive, else enough for the workers."""
         if self.searcher.adaptive:
             return self._settings.width
-        # If only time ends the search, do not ask for all its trials at once.
+        # If only time ends the search, do not ask for all trials at once.
         timed = self._settings.n_trials is None and self._settings.time_limit is not None
         if timed:
             return TIMED_WIDTH
-        # Without stagger all trials go through the data at the same time.
+        # Without stagger, all trials go through the data at the same time.
         return ADVANCE if self._settings.stagger else sys.maxsize
 
     def _live(self) -> int:
-        """The number of trials that train or wait for a decision."""
+        """Return the number of trials that train or wait for a decision."""
         return self.rounds.live - len(self._ended_early)
 
     def _exhaust(self) -> None:

@@ -1,17 +1,17 @@
-"""The stored part of a searcher: how to make it again, its state, and its decisions since.
+"""Store how to recreate a searcher, its state, and its decisions since the state was saved.
 
-A run stores no code. For a searcher it stores the class and the arguments that made it, which are
-attributes of the same names, as in scikit-learn. Its `state_dict` holds everything that it has
-learned since.
+A run stores no code. For a searcher it stores the class and the arguments of its constructor, which
+are attributes of the same names, as in scikit-learn. The searcher's `state_dict` holds everything
+that it has learned since.
 
-Every decision is stored at once. The state grows with the trials: to save it as often would soon
-cost more than everything else. So it is saved when the decisions since the last save are as long as
-the state was then, which makes the total cost proportional to the number of decisions. When a run
-is resumed, the searcher loads its last state and receives all later reports again. It must decide
-the same again, as does every searcher that depends only on its seed and its reports. A searcher
-that does not (``repeatable = False``) is saved with every decision.
+Every decision is stored immediately. The state grows with the number of trials, so saving it each
+time would soon cost more than everything else. So the state is saved once the decisions since the
+last save are as long as the state was then. The total cost is thus proportional to the number of
+decisions. When a run is resumed, the searcher loads its last state and receives all later reports
+again. It must make the same decisions, and it does if it depends only on its seed and its reports.
+A searcher that depends on anything else (``repeatable = False``) is saved with every decision.
 
-It opens no files: `cerebro.coordinator.search_loop` writes, `cerebro.api.resume` reads.
+This module opens no files: `cerebro.coordinator.search_loop` writes, `cerebro.api.resume` reads.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cerebro.searchers.stopping import EarlyStopping
 
 
 def describe(searcher: Searcher) -> dict[str, Any]:
-    """Return ``class``, ``parameters`` and ``adaptive``, as JSON.
+    """Return ``class``, ``parameters`` and ``adaptive`` of a searcher, as JSON.
 
-    ``parameters`` is None if they are not known; to resume the run, the user must then pass the
+    ``parameters`` is None if they are unknown; to resume the run, the user must then pass the
     searcher again.
     """
     kind = type(searcher)
@@ -66,13 +66,13 @@ def _parameters(searcher: Searcher) -> dict[str, Any] | None:
 
 
 def _has(searcher: Searcher, name: str) -> bool:
-    """Whether a searcher has an attribute that is not a default of the base class."""
+    """Return whether a searcher has an attribute that it does not inherit from the base class."""
     is_default = name in vars(Searcher) and name not in getattr(searcher, "__dict__", ())
     return hasattr(searcher, name) and not is_default
 
 
 def is_describable(description: Mapping[str, Any] | None) -> bool:
-    """Whether another process can make the searcher that was described."""
+    """Return whether another process can recreate the described searcher."""
     if not description:
         return False
     module, _, name = description["class"].partition(":")
@@ -80,7 +80,7 @@ def is_describable(description: Mapping[str, Any] | None) -> bool:
 
 
 def make_again(description: dict[str, Any]) -> Searcher | None:
-    """Make the searcher that was described; None if that is not possible."""
+    """Recreate the described searcher; return None if this is impossible."""
     if not is_describable(description):
         return None
     module, _, name = description["class"].partition(":")
@@ -96,10 +96,10 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
 
 
 class NoSearcher(Searcher):
-    """A searcher that suggests nothing and lets every trial train to its end; has no stored state.
+    """A searcher that suggests nothing and lets every trial train to its end.
 
-    It replaces a searcher that has nothing left to decide: if only some trials of a run are
-    resumed, or all have been suggested.
+    It has no stored state. It replaces a searcher that has nothing left to decide: when only some
+    trials of a run are resumed, or when all trials have been suggested.
     """
 
     adaptive = False
@@ -115,7 +115,7 @@ class NoSearcher(Searcher):
         return Decision.CONTINUE
 
     def state_dict(self) -> dict[str, Any]:
-        """Return nothing."""
+        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -123,17 +123,20 @@ class NoSearcher(Searcher):
 
 
 OF_REPORTS = tuple(decision.value for decision in Decision)
-"""Decisions on a reported epoch; all others are suggestions: ``begin``, ``clone``, ``resume``."""
+"""Decisions on reported epochs; all others are suggestions: ``begin``, ``clone``, ``resume``.
+"""
 
 SMALL_STATE = 1024
-"""States up to this number of characters are saved with every decision."""
+"""A state of at most this many characters is saved with every decision."""
 
 CHARACTERS_PER_DECISION = 256
-"""Characters that each later decision or suggestion counts for, if the state is larger."""
+"""A larger state is saved when the later decisions, counted with this many characters each, are as
+long.
+"""
 
 
 class StateSaving:
-    """Decides when a searcher's state is saved.
+    """Decides when to save a searcher's state.
 
     Parameters
     ----------
@@ -149,14 +152,14 @@ class StateSaving:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough has been decided since the last save."""
+        """Whether enough decisions were made since the last save."""
         if self._always or self._saved is None or self._size <= SMALL_STATE:
             return True
         return (self.decisions - self._saved) * CHARACTERS_PER_DECISION >= self._size
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing has been decided since the last save."""
+        """Whether no decision was made since the last save."""
         return self.decisions == self._saved
 
     def saved(self, size: int) -> None:
@@ -172,7 +175,7 @@ class StoredDecision:
     epoch: int
     kind: str
     epochs: int | None
-    """The target epochs of a suggestion."""
+    """The target epochs, if it is a suggestion."""
 
     def __str__(self) -> str:
         if self.kind in OF_REPORTS:
@@ -188,28 +191,28 @@ def replay_decisions(
     config_of: Callable[[int], Mapping[str, Any]],
     epochs: int,
 ) -> None:
-    """Repeat all reports to a searcher, and check that it decides the same.
+    """Repeat all reports to a searcher, and check that it makes the same decisions.
 
     Parameters
     ----------
     reported
-        Returns the metrics reported for a trial's epoch.
+        Returns the metrics that were reported for an epoch of a trial.
     config_of
         Returns the stored configuration of a trial.
     epochs
-        Those of the search.
+        The number of epochs of the search.
 
     Raises
     ------
     InputError
-        If it decides otherwise.
+        If the decisions differ.
     """
     for stored in decisions:
         if stored.kind in OF_REPORTS:
             metrics = reported(stored.trial, stored.epoch)
             now: Any = searcher.report(stored.trial, stored.epoch, metrics)
             same = isinstance(now, Decision) and now.value == stored.kind
-            searcher.dropped()  # these trials have ended
+            searcher.dropped()  # the run has already ended these trials
         else:
             now = searcher.suggest()
             same = isinstance(now, Suggestion) and _is_same(now, stored, config_of, epochs)
@@ -227,7 +230,7 @@ def _is_same(
     config_of: Callable[[int], Mapping[str, Any]],
     epochs: int,
 ) -> bool:
-    """Whether a suggestion is the stored one."""
+    """Return whether a suggestion equals the stored one."""
     if (suggestion.epochs or epochs) != stored.epochs:
         return False
     if stored.kind == "resume":
@@ -243,7 +246,7 @@ def _is_same(
 
 
 def _is_stored_as_is(value: Any) -> bool:
-    """Whether a value is read back as it was; others may have become lists."""
+    """Return whether the store returns a value unchanged; tuples, for example, become lists."""
     return isinstance(value, (bool, int, float, str)) and value == value
 
 
@@ -253,10 +256,10 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     Raises
     ------
     InputError
-        If it decides otherwise than it did.
+        If its decisions differ from the stored ones.
     """
     at = saved.meta.get("searcher_said")
-    if at is None or not searcher.adaptive:  # older runs saved it with every decision
+    if at is None or not searcher.adaptive:  # older runs saved the state with every decision
         return
     with reader(saved.folder) as connection:
         decisions = [StoredDecision(*row) for row in read_decisions(connection, at)]
@@ -274,11 +277,11 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
 def reported(
     record: TrialRecord, epoch: int, metric: str, mode: str, stop: EarlyStopping | None = None
 ) -> Mapping[str, float]:
-    """Return the metrics that the search loop reported for a trial's epoch."""
+    """Return the metrics that the search loop reported for an epoch of a trial."""
     own = epoch - record.first_epoch
     if own < len(record.epochs):
         return comparable(record.epochs[own].metrics, metric, mode)
     history = [known.to_history() for known in record.epochs]
     if record.status == "stopped" and stop is not None and stop.should_stop(history):
         return comparable(record.epochs[-1].metrics, metric, mode)  # reported again
-    return {metric: worst(mode)}  # it failed, or the user stopped it
+    return {metric: worst(mode)}  # the trial failed, or the user stopped it

@@ -1,6 +1,6 @@
-"""A simulated search: the searcher and search loop of a run, without training.
+"""Run a simulated search: the searcher and search loop of a run, without training.
 
-`cerebro.testing` drives searchers with it, and `cerebro.plan` estimates searches. There are no
+`cerebro.testing` uses it to drive searchers, and `cerebro.plan` to estimate searches. There are no
 workers, states or stores: simulated parts implement the protocols of
 `cerebro.coordinator.search_loop`.
 """
@@ -35,16 +35,16 @@ class SimulatedTrial:
     config: dict[str, Any]
     target: int
     epoch: int = 0
-    """Epochs trained; a clone begins with its parent's."""
+    """The number of epochs trained; for a clone, it includes its parent's epochs."""
     status: str = "running"
-    """``running paused stopped finished failed``"""
+    """One of ``running paused stopped finished failed``."""
     parent: int | None = None
     values: list[float] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
 
 
 class ContractError(AssertionError):
-    """A searcher broke the rules of `cerebro.searchers.Searcher`."""
+    """Raised if a searcher violates the contract of `cerebro.searchers.Searcher`."""
 
 
 class SimulatedTrials:
@@ -53,15 +53,15 @@ class SimulatedTrials:
     Parameters
     ----------
     epochs
-        Those of the search.
+        The number of epochs of the search.
     """
 
     def __init__(self, epochs: int) -> None:
         self.by_number: dict[int, LiveTrial] = {}
         self.ready: list[int] = []
-        """Trials that are training an epoch."""
+        """Trials that are now training an epoch."""
         self.pinned: Collection[tuple[int, int]] = ()
-        """Pairs (trial, epoch) whose states the searcher has kept."""
+        """Pairs (trial, epoch) whose states the searcher wants to keep."""
         self._epochs = epochs
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
@@ -79,13 +79,13 @@ class SimulatedTrials:
         return trial
 
     def add_epoch(self, trial: LiveTrial, metrics: Mapping[str, float]) -> EpochRecord:
-        """Add an epoch that a trial has trained; its state is kept."""
+        """Add an epoch that a trial has trained, and keep its state."""
         epoch = EpochRecord(trial.record.done, dict(metrics), 0.0, "", "kept")
         trial.record.epochs.append(epoch)
         return epoch
 
     def extend(self, trial: LiveTrial) -> None:
-        """Train the next epoch; the state of the last one stays if the searcher wants it."""
+        """Train the next epoch; keep the state of the last epoch if the searcher wants it."""
         last = trial.record.epochs[-1]
         if (trial.record.number, last.epoch) not in self.pinned:
             last.state_file = None
@@ -99,16 +99,16 @@ class SimulatedTrials:
         """Do nothing: there are no slots."""
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Have a paused trial train until `epochs` are done."""
+        """Let a paused trial train until `epochs` are done."""
         trial.record.status, trial.record.target_epochs = "running", epochs
         self.extend(trial)
 
     def clear_pause(self, trial: LiveTrial) -> None:
-        """Clear the searcher's pause of a trial."""
+        """Clear the pause that the searcher set on a trial."""
         trial.paused_by_searcher = False
 
     def end(self, trial: LiveTrial, status: Status) -> None:
-        """End a trial for good."""
+        """End a trial permanently."""
         trial.record.status = status
 
     def status_of(self, number: Any) -> Status | None:
@@ -144,14 +144,14 @@ class DecisionsInMemory:
 
 
 class SimulatedSearch(SearchLoop):
-    """The search loop over simulated trials.
+    """Runs the search loop over simulated trials.
 
     Parameters
     ----------
     searcher
         A searcher that has not been set up.
     points
-        Configurations to try first.
+        The configurations to try first.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class SimulatedSearch(SearchLoop):
         return ready
 
     def trained(self, number: int, value: float) -> None:
-        """Take the metric of an epoch that a trial has trained; NaN: the trial failed there."""
+        """Record the metric of an epoch that a trial has trained; NaN means that it failed."""
         trial = self._simulated.by_number[number]
         self._values[number].append(value)
         if math.isnan(value):
@@ -200,12 +200,13 @@ class SimulatedSearch(SearchLoop):
             self.epoch_done(trial, epoch.epoch, epoch.metrics)
 
     def replace_searcher(self, fresh: Searcher, *, retell: int = 0) -> None:
-        """Continue with a fresh searcher that loads the state of this one, as a resumed run does.
+        """Replace the searcher by `fresh`, which loads its state, as a resumed run does.
 
         Parameters
         ----------
         retell
-            The largest age of the state, in decisions and suggestions; the searcher repeats these.
+            The number of decisions and suggestions that the saved state may lack. The new searcher
+            makes them again, as after a resume.
         """
         if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
             self._state = self._searcher_state()
@@ -225,7 +226,7 @@ class SimulatedSearch(SearchLoop):
         self._simulated.pinned = fresh.pinned
 
     def end(self) -> list[SimulatedTrial]:
-        """Return all trials; those still paused are stopped, as at the end of a run."""
+        """Return all trials; stop those that are still paused, as at the end of a run."""
         for trial in self._simulated.by_number.values():
             if trial.paused_by_searcher and trial.record.status not in ENDED:
                 self._simulated.end(trial, "stopped")

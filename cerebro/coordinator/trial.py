@@ -2,19 +2,6 @@
 
 A trial that has not ended gets no unit while one of these fields is set:
 
-field          reason to wait                         cleared by
-=============  =====================================  ========================================
-held           the user paused or stopped it          the user, who continues it
-stopping       the user stopped it; it is `held` too  its end, as soon as no unit of it runs
-asleep the searcher paused it the searcher, which resumes or drops it
-unkept         its last epoch's state is being copied `StateKept` or `StateLost`
-awaits_parent  in a resumed run, its parent trains    the end of that epoch, or of the parent
-               the epoch again that it starts from
-=============  =====================================  ========================================
-
-Its status is "waiting" until its first unit and whenever it has been resumed or continued,
-"running" from its next unit on, and "paused" while it is asleep, or held with no unit in progress.
-=======
 ==================  =====================================  =======================================
 field               reason to wait                         cleared by
 ==================  =====================================  =======================================
@@ -34,6 +21,7 @@ pauses it and no unit of it runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,11 +33,11 @@ from cerebro.worker.messages import Warned
 
 @dataclass
 class LiveTrial:
-    """A trial's record and its state in training; see the module's text."""
+    """A trial's record and its state in training; see the module's docstring."""
 
     record: TrialRecord
     position: int = 0
-    """Units committed to its state, including those of a clone's parent."""
+    """The number of units committed to its state, including those of a clone's parent."""
     first_position: int = 0
     """The position of its first unit; above 0 for a clone."""
     dispatches: int = 0
@@ -63,28 +51,27 @@ class LiveTrial:
     awaits_state: bool = False
     awaits_parent: bool = False
     lost_states: int = 0
-    """The number of times that it had to go back in this epoch because a state was lost."""
+    """How often it went back in this epoch because a state was lost."""
     reported: int = -1
     """The last epoch reported to the searcher, even if the trial did not train it."""
     clone_of: CloneOf | None = None
-    """The state that it starts from, until its first unit is committed."""
-    planned: int = 0
-    """The units that it adds to the run's plan."""
+    """The state from which it starts, until its first unit is committed."""
     last_worker: int | None = None
     """The worker that wrote the committed state."""
     workers: set[int] = field(default_factory=set)
     """Workers that may still hold its model or slots open."""
     origin: KeptState | None = None
-    """The place of its state if that is not in its slots, until its next unit is committed."""
+    """Where its state is if not in its slots, until its next unit is committed."""
     info_epochs: int | None = None
     """The value of ``info.epochs``, if it differs from the run's."""
     expected: dict[int, str] = field(default_factory=dict)
-    """The first hashes of epochs that are trained again because their states were lost."""
+    """The original hashes of epochs that are trained again because their states were lost."""
     scheduled: bool = False
-    """Whether the scheduler has it."""
+    """Whether the scheduler knows it."""
     unwritten: int = -1
-    """The store's flushes when the trial's target last changed; the store must have the target
-    before the next unit."""
+    """The store's flush count when the trial's target last changed. The store must have written the
+    target before the next unit begins.
+    """
     started: bool = False
     """Whether `on_trial_start` has been called."""
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -92,13 +79,18 @@ class LiveTrial:
     not_finite: bool = False
     """Whether a validation metric was not finite."""
     not_exact: set[str] = field(default_factory=set)
-    """Operations that it uses and that have no deterministic version."""
+    """The operations that it uses for which there is no deterministic version."""
     warned: set[Warned] = field(default_factory=set)
-    """Its recorded warnings."""
+    """The warnings recorded for it."""
+
+    @property
+    def in_training(self) -> Sequence[LiveTrial]:
+        """The trials that workers train for it: its folds in a search with folds, else itself."""
+        return (self,)
 
     @property
     def reported_epoch(self) -> int | None:
-        """The last epoch that the trial has trained and that was reported to the searcher."""
+        """The last epoch that the trial has both trained and reported to the searcher."""
         epoch = min(self.reported, self.record.done - 1)
         return epoch if epoch >= self.record.first_epoch else None
 
@@ -118,4 +110,5 @@ class LiveTrial:
             error=record.error,
             best_at=None if selected is None or by.select == "last" else selected.epoch + 1,
             last=record.epochs[-1].metrics if record.epochs else {},
+            history=record.epochs,
         )

@@ -1,7 +1,7 @@
-"""The trials that a run keeps in memory, by number.
+"""Keep the trials of a run in memory, by number.
 
-A run of 100,000 trials must not keep them all in memory. Ended trials that are no longer needed are
-forgotten: the store has them, and `EndedTrials` knows how each of them ended.
+A run of 100,000 trials must not keep all of them in memory. Ended trials that are no longer needed
+are forgotten: the store has them, and `EndedTrials` has the status of each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TrialKind = TypeVar("TrialKind", bound=LiveTrial)
 
 
 class TrialTable(ABC, Generic[TrialKind]):
-    """Trials by number, and how the forgotten ones ended.
+    """Trials by number, and the number of forgotten trials by status.
 
     Parameters
     ----------
@@ -32,22 +32,22 @@ class TrialTable(ABC, Generic[TrialKind]):
 
     def __init__(self, ended: EndedTrials) -> None:
         self.by_number: dict[int, TrialKind] = {}
-        """All trials that are not forgotten; always includes the first `ALIKE_FAILURES`."""
+        """All trials that are not forgotten; always includes the first `ALIKE_FAILURES` trials."""
         self.forgotten: Counter[str] = Counter()
         """The number of forgotten trials, by status."""
         self.ended = ended
-        self._over: dict[int, None] = {}  # ended and perhaps no longer needed: an ordered set
+        self._over: dict[int, None] = {}  # an ordered set: ended, perhaps not needed
 
     @abstractmethod
     def end(self, trial: LiveTrial, status: Status) -> None:
-        """End a trial for good."""
+        """End a trial permanently."""
 
     @abstractmethod
     def _read(self, number: int) -> TrialKind:
         """Read a forgotten trial from the store."""
 
     def _trained(self, trial: TrialKind) -> list[LiveTrial]:
-        """Return the open trials that are trained for this one: itself, or its folds."""
+        """Return the open trials of an entry: the trial itself, or the folds of a configuration."""
         return [trial]
 
     def __len__(self) -> int:
@@ -69,7 +69,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         Raises
         ------
         InputError
-            If there is no such trial, or it has ended: it cannot be `what` (such as "paused").
+            If there is no such trial or it has ended, and so cannot be `what` (such as "paused").
         """
         trial, status = self.by_number.get(number), self.status_of(number)
         if status is None:
@@ -82,7 +82,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         """Return a trial, from the store if it was forgotten; None if there is no such trial."""
         if number not in self.by_number and self.status_of(number) is not None:
             trial = self.by_number[number] = self._read(number)
-            # It was forgotten after the searcher had received all its reports.
+            # The trial was forgotten after the searcher had received all its reports.
             trial.reported = trial.record.done - 1
             self.forgotten[trial.record.status] -= 1
             self._over[number] = None
@@ -102,9 +102,10 @@ class TrialTable(ABC, Generic[TrialKind]):
         Parameters
         ----------
         is_awaited
-            Whether to check a trial again next time.
+            Returns whether the decision must wait; the next call checks the trial again.
         is_needed
-            Whether to keep a trial until it is added to `_over` again.
+            Returns whether to keep the trial; it is not checked again unless it is added to
+            `_over`.
         """
         unused = []
         for number in [n for n in self._over if not is_awaited(n)]:

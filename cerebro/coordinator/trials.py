@@ -36,7 +36,7 @@ from cerebro.worker.messages import RunContext
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """The part of a search's settings that its trials share; see `cerebro.search`."""
+    """The settings of a search that its trials share; see `cerebro.search`."""
 
     epochs: int
     units_per_epoch: int
@@ -45,11 +45,11 @@ class TrialSettings:
     states: str
     slots: str
     logs: str
-    """The folders of states, of slots and of trials' logs."""
+    """The folders of states, of slots, and of the trials' logs."""
 
     @classmethod
     def of(cls, settings: Settings, context: RunContext) -> TrialSettings:
-        """Take them from the settings and the context of a run."""
+        """Return the part of a run's settings and context that its trials need."""
         return cls(
             *(settings.epochs, context.units_per_epoch, settings.ranking, settings.keep),
             *(context.epoch_dir, context.state_dir, context.log_dir),
@@ -57,23 +57,21 @@ class TrialSettings:
 
 
 class LiveTrials(TrialTable[LiveTrial]):
-    """The trials that are trained: a search's trials, or with folds all their folds.
+    """The trials that workers train: a search's trials, or all folds in a search with folds.
 
     Parameters
     ----------
     ended
-        The ended trials: those of the overview, unless displays show configurations.
+        The ended trials. They are the overview's, unless displays show configurations.
     notify_of
         Called with a trial's record, the name of a callback's hook, and the hook's arguments.
     stepwise
-        Whether a trial waits after each epoch until :meth:`extend`, because a searcher decides
-        then.
-    expected
-        The number of trials, if it is known before the searcher has suggested them all.
+        Whether a trial waits for :meth:`extend` after each epoch, because a searcher decides
+        whether it continues.
     best_epoch
-        Returns the epoch whose state ``keep="best"`` keeps; default: the trial's own best.
+        Returns the epoch whose state ``keep="best"`` keeps; default: the trial's own best epoch.
     pinned
-        Trials and epochs whose states the searcher wants to keep.
+        The trials and epochs whose states the searcher wants to keep.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         notify_of: Callable[..., None],
         *,
         stepwise: bool,
-        expected: int | None = None,
         best_epoch: Callable[[TrialRecord], int | None] | None = None,
         pinned: Collection[tuple[int, int]] = (),
     ) -> None:
@@ -105,7 +102,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._overview = overview
         self._notify_of = notify_of
         self._stepwise = stepwise
-        self._expected = expected
         self._awaited: dict[tuple[int, int], list[LiveTrial]] = {}  # see `LiveTrial.awaits_parent`
 
     # --- starting --------------------------------------------------------
@@ -135,15 +131,13 @@ class LiveTrials(TrialTable[LiveTrial]):
             trial.clone_of = self.states.clone_of(parent.record, record.parent_epoch)
         self._schedule.add_trial(number, epochs=self._goal(trial), epoch=record.first_epoch)
         trial.scheduled = True
-        self._plan(trial, record.target_epochs)
-        self._expect_others()
         if problem is not None:
             self._notify_of(record, "on_trial_start")
             self.end(trial, "failed", problem)
         return trial
 
     def start(self, trial: LiveTrial) -> None:
-        """Mark a trial as running, before a unit of it is dispatched."""
+        """Mark a trial as running before one of its units is dispatched."""
         if trial.record.status != "running":
             self.set_status(trial, "running")
         if trial.unwritten == self._flushes:  # the store must not lag behind the slots
@@ -168,8 +162,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             trial.reported, trial.paused_by_searcher = answer.reported, answer.paused
         for trial in trials:
             record = trial.record
-            self._plan_units(trial, trial.position - trial.first_position)
-            self._overview.units_done_before += trial.planned
+            self._overview.forecaster.trial_restored(trial)
             if record.status in ENDED:
                 self._note_end(trial)
                 continue
@@ -183,26 +176,24 @@ class LiveTrials(TrialTable[LiveTrial]):
             if trial.paused_by_searcher:
                 self._hold_or_release(trial)
                 self.set_status(trial, "paused")
-            else:
-                self._plan(trial, record.target_epochs)
         for (number, _), clones in self._awaited.items():
             for trial in (self.by_number[number], *clones):
                 self._hold_or_release(trial)
-        self._expect_others()
 
     def _find_parents_state(self, clone: LiveTrial, epoch: int) -> None:
-        """Start an untrained clone from its parent's state, or have it wait for that state."""
+        """Start an untrained clone from its parent's state, or make it wait for this state."""
         parent = self.by_number[clone.record.parent or 0]
         is_trained_again = parent.record.done <= epoch and parent.record.status not in ENDED
         if is_trained_again and clone.position == clone.first_position:
             clone.awaits_parent = True
             self._awaited.setdefault((parent.record.number, epoch), []).append(clone)
             return
-        with contextlib.suppress(StateError):  # its slots may do; else only it fails
+        # The clone's slots may have the state. If not, only this trial fails.
+        with contextlib.suppress(StateError):
             clone.clone_of = self.states.clone_of(parent.record, epoch)
 
     def _release_clones(self, parent: LiveTrial, epoch: int) -> None:
-        """Start the clones that have waited for an epoch of their parent."""
+        """Start the clones that have waited for this epoch of their parent."""
         for clone in self._awaited.pop((parent.record.number, epoch), ()):
             clone.awaits_parent = False
             if clone.record.status not in ENDED:
@@ -218,8 +209,9 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
         self.states.add_epoch(trial.record, epoch, self._for_clones(trial))
+        self._overview.forecaster.epoch_done(trial)
         self._release_clones(trial, epoch.epoch)
-        self._drop_parent(trial)  # not needed any more, even after a power failure
+        self._drop_parent(trial)  # no longer needed, not even after a power failure
         self._notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def extend(self, trial: LiveTrial) -> None:
@@ -229,13 +221,13 @@ class LiveTrials(TrialTable[LiveTrial]):
             self.states.retire(trial.record, trial.reported_epoch)
 
     def pause(self, trial: LiveTrial) -> None:
-        """Pause a trial for the searcher. Its slots stay, and its live model may."""
+        """Pause a trial for the searcher. Its slots stay; its live model may stay."""
         self._hold_or_release(trial)
-        self._plan(trial, trial.record.done)
+        self._overview.forecaster.trial_paused(trial)
         self.set_status(trial, "paused")
 
     def shelve(self, trial: LiveTrial) -> None:
-        """Free the slots and live models of a paused trial; its last epoch's state stays."""
+        """Free the slots and live models of a paused trial; the state of its last epoch stays."""
         kept = self.states.kept(trial.record)
         if kept is None or trial.worker is not None or trial.record.status in ENDED:
             return
@@ -245,14 +237,14 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._ended_on.setdefault(worker, []).append(trial.record.number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Resume a trial that the searcher had paused, until `epochs` are done."""
+        """Resume a trial that the searcher paused, to train until `epochs` are done."""
         record = trial.record
         record.target_epochs = epochs
         self._store.set_epochs(record.number, epochs)
         trial.unwritten = self._flushes
         self._schedule.extend_trial(record.number, self._goal(trial))
         self._hold_or_release(trial)
-        self._plan(trial, epochs)
+        self._overview.forecaster.trial_resumed(trial)
         if not trial.held:
             self.set_status(trial, "waiting")
 
@@ -271,7 +263,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self.set_status(trial, "waiting")
 
     def await_state(self, trial: LiveTrial, awaited: bool) -> None:
-        """Hold a trial while its last epoch's state is being copied, or release it."""
+        """Hold a trial while the state of its last epoch is being copied, or release it."""
         trial.awaits_state = awaited
         if trial.record.status not in ENDED:
             self._hold_or_release(trial)
@@ -282,8 +274,9 @@ class LiveTrials(TrialTable[LiveTrial]):
         Parameters
         ----------
         position
-            The position of that state. If it is None or before the end of the last finished
-            epoch, the trial goes back to that end, or to its beginning.
+            The position of the state to go back to. If it is None or lies before the end of the
+            last finished epoch, the trial goes back to the end of that epoch, or to its beginning
+            if it has not finished an epoch.
         """
         record, units = trial.record, self._settings.units_per_epoch
         kept = record.done * units if record.epochs else trial.first_position
@@ -294,14 +287,14 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.awaits_state = False
         if record.status in ENDED:
             return
-        self._overview.units_done -= trial.position - position
+        self._overview.forecaster.trial_went_back(trial.position, position)
         trial.position = position
         epoch, step = divmod(position, units)
         self._schedule.rewind_trial(record.number, epoch=epoch, step=step)
         self._hold_or_release(trial)
 
     def _hold_or_release(self, trial: LiveTrial) -> None:
-        """Tell the scheduler whether the trial has to wait, for any of the reasons."""
+        """Tell the scheduler whether the trial must wait, for any reason."""
         number = trial.record.number
         paused = trial.paused_by_searcher and all(parent != number for parent, _ in self._awaited)
         if trial.held or paused or trial.awaits_state or trial.awaits_parent:
@@ -319,7 +312,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         traceback: str = "",
         raised: Raised = NOTHING_RAISED,
     ) -> None:
-        """End a trial for good."""
+        """End a trial permanently."""
         record = trial.record
         record.error = error or None
         record.traceback = traceback or None
@@ -329,8 +322,8 @@ class LiveTrials(TrialTable[LiveTrial]):
         for number, epoch in [key for key in self._awaited if key[0] == record.number]:
             for clone in self._awaited.pop((number, epoch)):
                 clone.awaits_parent = False
-                self._hold_or_release(clone)  # its first unit fails: the state is missing
-        self._plan_units(trial, trial.position - trial.first_position)
+                self._hold_or_release(clone)  # its first unit will fail: no state
+        self._overview.forecaster.trial_ended(trial)
         self.set_status(trial, status)
         self.states.retire(record, self._for_clones(trial))
         self.states.remove_slots(record.number)
@@ -351,13 +344,14 @@ class LiveTrials(TrialTable[LiveTrial]):
         Parameters
         ----------
         is_expected
-            Whether a report of a trial is still to be delivered.
+            Returns whether a trial still has a report to be delivered.
         """
 
         def is_awaited(number: int) -> bool:
             return self.by_number[number].worker is not None or is_expected(number)
 
-        # `clear_pause` adds the others to `_over` again, or the beginning of their last clone.
+        # The other trials are added to `_over` again by `clear_pause`, or when their last clone
+        # begins.
         unused = self._forget_unused(is_awaited, self.states.is_needed)
         for trial in unused:
             if trial.scheduled:
@@ -366,7 +360,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         return [trial.record.number for trial in unused]
 
     def clear_pause(self, trial: LiveTrial) -> None:
-        """Clear the searcher's pause, before the trial is resumed or dropped."""
+        """Clear the searcher's pause before the trial is resumed or dropped."""
         trial.paused_by_searcher = False
         if trial.record.status in ENDED:
             self._over[trial.record.number] = None
@@ -378,13 +372,13 @@ class LiveTrials(TrialTable[LiveTrial]):
         return LiveTrial(record)
 
     def mark_open_as_stopped(self) -> None:
-        """Mark open trials as stopped at the run's end; their slots stay, to be resumed."""
+        """Mark open trials as stopped at the run's end; their slots stay for a later resume."""
         for trial in self.by_number.values():
             if trial.record.status not in ENDED:
                 self.set_status(trial, "stopped", resumable=True)
 
     def _drop_parent(self, trial: LiveTrial) -> None:
-        """Release the parent's state, which a clone no longer needs."""
+        """Release the parent's state when a clone no longer needs it."""
         record = trial.record
         if trial.clone_of is None or record.parent is None or record.parent_epoch is None:
             return
@@ -405,7 +399,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             trial.workers.discard(worker)
 
     def set_status(self, trial: LiveTrial, status: Status, *, resumable: bool = False) -> None:
-        """Set a trial's status; with `resumable` it counts as open despite its status."""
+        """Set a trial's status; if `resumable`, the trial counts as open whatever the status."""
         record = trial.record
         record.status, record.resumable = status, resumable
         self._store.set_status(
@@ -415,35 +409,19 @@ class LiveTrials(TrialTable[LiveTrial]):
         )
 
     def _for_clones(self, trial: LiveTrial) -> int | None:
-        """Return the epoch whose state has to stay because a clone may start from it."""
+        """Return the epoch whose state must stay because a clone may start from it."""
         return trial.reported_epoch if self._stepwise else None
 
     # --- counting --------------------------------------------------------
 
     def _goal(self, trial: LiveTrial) -> int:
-        """Return the number of epochs that the scheduler may train the trial for."""
+        """Return the number of epochs up to which the scheduler may train the trial."""
         if not self._stepwise:
             return trial.record.target_epochs
         wanted = trial.reported + (1 if trial.paused_by_searcher else 2)
-        # A resumed trial may be further: it trained before the decision reached the store.
+        # A resumed trial may have trained further, before the decision reached the store.
         epoch, step = divmod(trial.position, self._settings.units_per_epoch)
         return max(wanted, epoch + (step > 0))
-
-    def _plan(self, trial: LiveTrial, epochs: int) -> None:
-        """Plan the trial's units until `epochs` are done."""
-        self._plan_units(
-            trial, (epochs - trial.record.first_epoch) * self._settings.units_per_epoch
-        )
-
-    def _expect_others(self) -> None:
-        """Count the units of trials that the searcher has not suggested yet."""
-        others = max(0, (self._expected or 0) - len(self))
-        units = self._settings.epochs * self._settings.units_per_epoch
-        self._overview.units_to_come = others * units
-
-    def _plan_units(self, trial: LiveTrial, units: int) -> None:
-        self._overview.units_planned += units - trial.planned
-        trial.planned = units
 
 
 def recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:

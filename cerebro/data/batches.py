@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import cerebro._core as _core
 import cerebro.transforms as _transforms
 from cerebro.arguments import whole_number
-from cerebro.data import depots
+from cerebro.data import copies, depots
 from cerebro.data.moved import MovedBatches
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda
@@ -28,7 +28,7 @@ MAX_THREADS = 64
 
 
 class LoadableDataset(Protocol):
-    """The part of a data set that a loader needs; `cerebro.data.Dataset` implements it."""
+    """The attributes of a data set that a loader needs; `cerebro.data.Dataset` implements them."""
 
     @property
     def columns(self) -> Mapping[str, ColumnLike]: ...
@@ -40,6 +40,7 @@ class LoadableDataset(Protocol):
         self,
     ) -> Sequence[tuple[_core.ShardReader, tuple[int, int] | NDArray[np.uint32]]]: ...
     def _first_rows(self) -> Sequence[int]: ...
+    def _weight_sums(self) -> Sequence[NDArray[np.uint64] | None]: ...
 
 
 def make_loader(
@@ -52,6 +53,9 @@ def make_loader(
     framework: str = "torch",
     threads: int = 0,
     augment: bool = True,
+    channels_last: bool = False,
+    columns: Collection[str] | None = None,
+    copy: int = 0,
     device: Any = "cpu",
     residence: str = "auto",
 ) -> _core.Loader:
@@ -60,20 +64,38 @@ def make_loader(
     Parameters
     ----------
     dataset
-        Its shards have the same numbers in the loader.
+        The data set. The loader uses its shard numbers.
     augment
         False for evaluation: random crops are taken from the middle, nothing is flipped.
+    channels_last
+        Whether images with the transform `ToCHW` are returned in the memory format
+        ``channels_last``; only for PyTorch and DLPack.
+    columns
+        The columns to gather; None: all. Batches contain only these.
+    copy
+        Which stored copy of augmented columns to gather; see `cerebro.data.copies`. Evaluation
+        gathers the values without augmentation.
     batch_size, seed, shuffle, drop_last, framework, threads, device, residence
-        As for `Dataset.batches`, which raises the same errors.
+        As for `Dataset.batches`; errors are the same as well.
     """
     where = _place(device, framework, residence)
     if framework == "torch" and where != "cpu":
-        cuda.start_torch()  # before the depot, whose memory is then PyTorch's
+        cuda.start_torch()  # before the depot, so that PyTorch allocates its memory
     depot = None if where == "cpu" else depots.depot(where)
     cuda.share_pool(where)
+    plan = _transforms.compile(
+        *(dataset.columns, dataset.transforms), augment=augment, channels_last=channels_last
+    )
+    plan = copies.choose(plan, dataset, copy if augment else None)
+    if columns is not None:
+        plan = [entry for entry in plan if entry["name"] in columns]
+    parts: Sequence[tuple[Any, ...]] = dataset._parts()
+    if shuffle:
+        sums = dataset._weight_sums()
+        parts = [(*part, of_part) for part, of_part in zip(parts, sums, strict=True)]
     return _core.Loader(
-        dataset._parts(),
-        _transforms.compile(dataset.columns, dataset.transforms, augment=augment),
+        parts,
+        plan,
         batch_size=whole_number("batch_size", batch_size, 1),
         seed=whole_number("seed", seed, 0, 2**64 - 1),
         shuffle=bool(shuffle),
@@ -111,10 +133,11 @@ def make_trusted(
     residence: str = "auto",
     **options: Any,
 ) -> _core.Loader | MovedBatches:
-    """Return a loader of batches on a device, made on the device if it passes its check.
+    """Return a loader of batches on a device, made there if the device passes its check.
 
-    If it fails (see `cerebro.machine.device_check`), or if CUDA is usable only through PyTorch (a
-    build that includes the runtime), batches are made in host memory and PyTorch moves them.
+    If the device fails (see `cerebro.machine.device_check`), or if CUDA is usable only through
+    PyTorch (a build that includes the runtime), batches are made in host memory and PyTorch moves
+    them.
 
     The arguments are those of `make_loader`.
 
@@ -144,13 +167,13 @@ def make_trusted(
 class Batches:
     """The batches of a data set, epoch after epoch; made by `Dataset.batches`.
 
-    Iterating gives ``dict[str, tensor]``, and iterating again gives the next epoch: a pass takes
-    its epoch when its first batch is requested, so ``iter(batches)`` alone changes nothing. The
-    tensors are writable and stay valid as long as they are kept; a buffer is used again when its
-    tensors are gone.
+    Iterating yields ``dict[str, tensor]``; iterating again yields the next epoch. A pass takes its
+    epoch when its first batch is requested, so ``iter(batches)`` alone changes nothing. The tensors
+    are writable and stay valid as long as they are referenced; a buffer is reused once its tensors
+    are freed.
 
-    `Dataset.batches` documents the order of the rows, the arguments and the errors; `augment` is
-    that of `make_loader`. Random transforms are keyed by (seed, epoch, row).
+    `Dataset.batches` documents the order of the rows, the arguments and the errors, `make_loader`
+    the argument `augment`. Random transforms are keyed by (seed, epoch, row).
     """
 
     def __init__(
@@ -169,6 +192,7 @@ class Batches:
         threads: int | None = None,
         augment: bool = True,
         residence: str = "auto",
+        columns: Collection[str] | None = None,
     ) -> None:
         where = depots.device_name(device)
         self._dataset = dataset
@@ -182,15 +206,19 @@ class Batches:
             "augment": augment,
             "device": where,
             "residence": residence,
+            "columns": _wanted(dataset, columns),
         }
+        # The number of stored copies that passes read in turn; 1 without augmented copies.
+        self._copies = copies.count(dataset) if augment else 1
         self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
         self._start = whole_number("start", start, 0)
         last = max(dataset.num_shards - 1, 0)
         self._shard = whole_number("shard", shard, 0, last, optional=True)
-        self._idle = [self._new_loader()]  # loaders that no pass is using
+        copy = self._epoch % self._copies
+        self._idle = [(copy, self._new_loader(copy))]  # loaders that no pass is using
         self._process = os.getpid()
         if framework == "torch" and where != "cpu" and not cuda.start_torch():
-            why = getattr(self._idle[0], "why", "")
+            why = getattr(self._idle[0][1], "why", "")
             raise DeviceError(
                 why
                 or f"this PyTorch cannot compute on {where}: install one that is built for CUDA, "
@@ -198,19 +226,21 @@ class Batches:
             )
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        # Not before the first batch: Lightning and others call iter() only to check that it works.
+        # A generator: nothing runs before the first batch is requested. Lightning and others call
+        # iter() only to check that it works.
         epoch, start = self._epoch, self._start
         self._epoch, self._start = epoch + 1, 0
-        loader = self._loader()
+        copy = epoch % self._copies
+        loader = self._loader(copy)
         try:
             loader.begin(self._shards(epoch), epoch, start)
             depots.tell_note(loader)
-            # Through islice: `yield from loader` would close the loader when a pass is abandoned,
+            # islice, because `yield from loader` would close the loader when a pass is abandoned,
             # and a loop variable would keep each batch alive while the next one is made.
             yield from islice(loader, None)
         finally:
             if self._process == os.getpid():
-                self._idle.append(loader)
+                self._idle.append((copy, loader))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles: the next pass, without buffers."""
@@ -239,7 +269,7 @@ class Batches:
 
     @property
     def sampler(self) -> Batches:
-        """The object itself: Lightning looks for `set_epoch` on the sampler."""
+        """This object, because Lightning looks for `set_epoch` on the sampler."""
         return self
 
     @property
@@ -251,8 +281,8 @@ class Batches:
         """Set the epoch of the next pass."""
         self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
 
-    def _new_loader(self) -> _core.Loader | MovedBatches:
-        return make_trusted(self._dataset, **self._options)
+    def _new_loader(self, copy: int) -> _core.Loader | MovedBatches:
+        return make_trusted(self._dataset, copy=copy, **self._options)
 
     def _rows(self) -> list[int]:
         rows = [
@@ -266,14 +296,31 @@ class Batches:
             return [self._shard]
         return _core.visit_order(0, epoch, self._dataset.num_shards)
 
-    def _loader(self) -> _core.Loader | MovedBatches:
-        """A loader for one pass; concurrent passes, as in zip(batches, batches), get one each."""
+    def _loader(self, copy: int) -> _core.Loader | MovedBatches:
+        """Return a loader for a pass; concurrent passes, as in zip(batches, batches), need two."""
         if self._process != os.getpid():  # the loaders' threads stayed in the parent process
             self._process = os.getpid()
             self._idle = []
-        return self._idle.pop() if self._idle else self._new_loader()
+        for place in reversed(range(len(self._idle))):
+            if self._idle[place][0] == copy:
+                return self._idle.pop(place)[1]
+        return self._new_loader(copy)
+
+
+def _wanted(dataset: LoadableDataset, columns: Collection[str] | None) -> list[str] | None:
+    """Check the argument `columns`; raise InputError unless it names columns of the data set."""
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Collection) or not columns:
+        raise InputError(f'columns is {columns!r}: give a list of names such as ["x", "y"]')
+    stored = copies.stored_copies(dataset)
+    known = [name for name in dataset.columns if name not in stored]
+    for name in columns:
+        if name not in known:
+            raise InputError(f"columns: no column {name!r}: batches have {', '.join(known)}")
+    return list(columns)
 
 
 def idle_threads(most: int = 2) -> int:
-    """Return how many threads may gather beside a computing one: the other cores, up to `most`."""
+    """Return the number of threads for gathering while one computes: free cores, up to `most`."""
     return max(0, min(usable_cores() - 1, most))

@@ -1,16 +1,16 @@
-"""Columns on their way from a source to the files: values, offsets, category names.
+"""Columns that are read from a source and written to files: values, offsets, category names.
 
-Every importer turns its input into `ColumnData`: whole columns or chunks of rows. These rules
-give the same rows the same bits, from any source:
+Every importer converts its input to `ColumnData`: whole columns or chunks of rows. By these rules,
+the same rows get the same bits from any source:
 
 - Arrays, tensors and typed columns keep their type. Python's ``int`` becomes int64, ``float``
   float64, ``bool`` bool; a column that mixes ``int`` and ``float`` becomes float64.
 - Strings become categories: the sorted unique names, and int64 codes.
-- Lists and tuples, of any length, are rows of a ragged column. So are arrays whose first
-  dimension differs from row to row. Arrays of one shape are rows of a column of that shape, with
-  one exception: in a list given as a whole column, one-dimensional arrays are always ragged.
-- A missing value (None, null, NA, an empty cell) is NaN in a column of floats. In any other column
-  it is an error that names the column, the row and the cure.
+- Lists and tuples, of any length, become rows of a ragged column. So do arrays whose first
+  dimension differs from row to row. Arrays of equal shape become rows of a column of that shape,
+  with one exception: in a list passed as a whole column, one-dimensional arrays are always ragged.
+- A missing value (None, null, NA, an empty cell) becomes NaN in a column of floats. In any other
+  column it raises an error that names the column, the row and the fix.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class ColumnData:
     offsets
         If ragged: int64 of shape ``(rows + 1,)``; row i is ``values[offsets[i]:offsets[i+1]]``.
     names
-        If the rows are categories: `values` are int64 codes into this list.
+        If the rows are categories: the names; `values` are int64 indices into this list.
     ordered
         Whether the codes and the order of `names` are already meaningful (class labels) and must
         be kept. Otherwise the names that occur are sorted when the data set is written.
     absent
-        The first row without a value, in a chunk whose other values are integers or missing: an
-        error unless another chunk has floats (`settled`). `values` are then float64.
+        The first row with a missing value, in a chunk whose other values are integers or missing.
+        `values` are then float64. It is an error unless another chunk has floats; see `settled`.
     """
 
     values: Array
@@ -83,7 +83,7 @@ class ColumnData:
         )
 
     def as_fixed(self) -> ColumnData | None:
-        """Return a ragged column as a fixed one if all rows have one length, else None."""
+        """Return a ragged column as a fixed one if all rows have the same length, else None."""
         if self.offsets is None:
             return self
         lengths = np.diff(self.offsets)
@@ -94,7 +94,7 @@ class ColumnData:
 
 
 def from_array(column: str, value: Any) -> ColumnData:
-    """Make a column from an array or tensor whose first dimension is the rows."""
+    """Make a column from an array or tensor; its first dimension is the rows."""
     array, dtype = to_storage(column, value)
     if array.ndim == 0:
         kind = type(value).__name__
@@ -119,7 +119,7 @@ def from_objects(column: str, items: Sequence[Any]) -> ColumnData:
 
 
 def from_list(column: str, items: Sequence[Any]) -> ColumnData:
-    """Make a whole column from a list: sequences become ragged rows, other items plain ones."""
+    """Make a whole column from a list: sequences become ragged rows, other items plain rows."""
     flat_rows = items and _is_array(items[0]) and np.ndim(items[0]) == 1
     if flat_rows or (items and isinstance(items[0], (list, tuple))):
         return _ragged(column, items)
@@ -141,12 +141,12 @@ def from_rows(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
 
 
 def from_text(column: str, items: Iterable[Any], first_row: int = 0) -> ColumnData:
-    """Make a category column from strings, with the names in order of first appearance."""
+    """Make a category column from strings, whose names are in order of first appearance."""
     numbers: dict[str, int] = {}
     codes: list[int] = []
     for row, item in enumerate(items, first_row):
         if not isinstance(item, str):
-            absent = isinstance(item, float) and item != item  # NaN among strings is pandas' None
+            absent = isinstance(item, float) and item != item  # pandas' None
             raise _unlike(column, row, None if absent else item, "strings")
         codes.append(numbers.setdefault(str(item), len(numbers)))
     return ColumnData(np.array(codes, np.int64), "int64", None, list(numbers))
@@ -161,19 +161,19 @@ def missing(column: str, row: int) -> InputError:
 
 
 def is_missing(item: object) -> bool:
-    """Whether a Python value means a missing one: None, or pandas' NA."""
+    """Return whether a Python value stands for a missing value: None, or pandas' NA."""
     return item is None or type(item).__name__ == "NAType"
 
 
 def settled(column: str, data: ColumnData) -> ColumnData:
-    """Return a whole column; raise InputError if it lacks a value and has no floats."""
+    """Return `data`, a whole column; raise InputError if it lacks values and has no floats."""
     if data.absent is not None:
         raise missing(column, data.absent)
     return data
 
 
 def to_storage(column: str, value: Any) -> tuple[Array, str]:
-    """Return an array, without a copy if possible, and its logical type.
+    """Return `value` as an array, without a copy if possible, and its logical type.
 
     Accepts objects with ``__array__``, ``__dlpack__``, a buffer or an array interface. The logical
     type is ``"text"`` for strings and ``"object"`` for objects, which must be examined one by one.
@@ -194,7 +194,7 @@ def to_storage(column: str, value: Any) -> tuple[Array, str]:
 
 
 def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
-    """Join chunks of rows into one, promoting types and merging names."""
+    """Join chunks of rows into one column; promote types and merge names."""
     if len(parts) == 1:
         return parts[0]
     dtype = parts[0].dtype
@@ -208,7 +208,9 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
         part = part.as_ragged() if ragged else part
         codes = part.values
         if part.row_shape != parts[0].row_shape and not ragged:
-            raise InputError(f"column {column!r} has rows of different shapes")
+            raise InputError(
+                f"column {column!r} has rows of different shapes: give all rows the same shape"
+            )
         if names is not None:
             table = [names.setdefault(name, len(names)) for name in part.names or ()]
             codes = np.array(table, np.int64)[codes]
@@ -225,7 +227,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
 
 
 def promoted(column: str, first: str, second: str) -> str:
-    """Return the type that holds both; raise InputError if there is no such type."""
+    """Return the type that holds the values of both; raise InputError if there is none."""
     dtype = promote(first, second)
     if dtype is None:
         raise InputError(f"column {column!r} mixes {first} and {second}: convert it to one type")
@@ -241,7 +243,7 @@ def final_names(data: ColumnData) -> tuple[tuple[str, ...], Array | None]:
     if data.ordered:
         return tuple(data.names), None
     used = np.zeros(len(data.names), bool)
-    for start in range(0, len(data.values), 1 << 20):  # memory-mapped: in pieces
+    for start in range(0, len(data.values), 1 << 20):  # in pieces, because it may be memory-mapped
         used[data.values[start : start + (1 << 20)]] = True
     names = sorted(name for name, there in zip(data.names, used, strict=True) if there)
     order = {name: code for code, name in enumerate(names)}
@@ -249,14 +251,14 @@ def final_names(data: ColumnData) -> tuple[tuple[str, ...], Array | None]:
 
 
 def offsets_of(lengths: Array) -> Array:
-    """Return the offsets of rows of these lengths: int64, starting at 0, one more than rows."""
+    """Return the offsets of rows with these lengths: int64 of shape (rows + 1,), starting at 0."""
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
 
 
 def _is_array(item: Any) -> bool:
-    # Look up __array_interface__ on the type: a PIL image would build the array to answer.
+    # Look up __array_interface__ on the type: on a PIL image, the lookup would build the array.
     kind = type(item)
     return any(hasattr(kind, f"__{name}__") for name in ("array", "dlpack", "array_interface"))
 
@@ -320,9 +322,10 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
 
 
 def _with_missing(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
-    """Make a column from numbers, some of them missing: NaN among floats, otherwise an error.
+    """Make a column from numbers of which some are missing: NaN among floats, otherwise an error.
 
-    If a source is read in chunks, floats may still follow; the error then waits for the last chunk.
+    In a source that is read in chunks, floats may still follow; `settled` then raises the error
+    after the last chunk.
     """
     there = np.array([not is_missing(item) for item in items])
     row = first_row + int(there.argmin())
@@ -374,7 +377,7 @@ def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData
 
 
 def _stack(column: str, stored: Sequence[tuple[Array, str]]) -> ColumnData:
-    """Stack arrays of one shape as rows of one array."""
+    """Stack arrays of equal shape as the rows of one array."""
     kinds = {dtype for _, dtype in stored}
     if any(array.shape != stored[0][0].shape for array, _ in stored):
         raise InputError(f"column {column!r} mixes numbers and arrays: make all rows alike")
@@ -405,7 +408,7 @@ def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData
 
 
 def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
-    """Join the elements of rows, some of which are arrays."""
+    """Join the elements of all rows into one column; some of the rows are arrays."""
     parts = []
     for item in items:
         if not isinstance(item, (list, tuple)):
@@ -422,7 +425,7 @@ def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
 
 
 def _elements(column: str, items: Sequence[Any]) -> ColumnData:
-    """Make a column from the elements of ragged rows: scalars, strings or equal sequences."""
+    """Make a column from the elements of ragged rows: scalars, strings or equally long lists."""
     first = items[0]
     if isinstance(first, (list, tuple)):
         try:
@@ -435,7 +438,7 @@ def _elements(column: str, items: Sequence[Any]) -> ColumnData:
 
 
 def _to_array(value: Any) -> tuple[Array, str]:
-    """Return an array, and ``"bfloat16"`` if its dtype does not show that, else ``""``."""
+    """Return an array, and ``"bfloat16"`` if it holds bfloat16 as another dtype, else ``""``."""
     if isinstance(value, np.ndarray):
         return value if type(value) is np.memmap else np.asarray(value), ""
     if hasattr(value, "detach") and type(value).__module__.partition(".")[0] == "torch":

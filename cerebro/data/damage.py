@@ -1,7 +1,7 @@
 """Find every file of a data set that differs from its manifest.
 
-`Dataset.verify` stops at the first. This module checks each file separately, even if the data set
-can no longer be opened.
+`Dataset.verify` stops at the first such file. This module checks each file separately, even if the
+data set can no longer be opened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cerebro.machine.files import LinkError, open_plain
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that differs from what was written."""
+    """A file of a data set that differs from its manifest, and how."""
 
     path: Path
     what: str

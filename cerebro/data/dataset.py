@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 import cerebro._core as _core
 from cerebro.data import rows as splitting
+from cerebro.data.bucket import BucketData, PulledShards
+from cerebro.data.copies import copied_columns
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import (
+    FILE_NAME,
     Column,
     Manifest,
-    MissingFileError,
     checksum_of,
     read_manifest,
     shard_folder,
@@ -36,13 +38,17 @@ from cerebro.data.rows import (
     select_rows,
     take,
 )
+from cerebro.data.sampling import Sampling, sampling_of
+from cerebro.data.shard_files import open_shard, verify_shard
 from cerebro.data.stats import MOST_COUNTS, Stats, column_stats
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import path_of
+from cerebro.machine.objects import is_url
 from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
     from cerebro.data.batches import Batches
+    from cerebro.data.shard_work import MakesShards
     from cerebro.transforms import Transform
 
 _PIECE_ROWS = 65_536
@@ -80,16 +86,18 @@ class RaggedRows(Sequence[NDArray[Any]]):
 class Dataset:
     """A data set on disk, or a view of some of its rows.
 
-    Opening checks the manifest, and the presence, size and header of every file; it reads no data.
-    Files are memory-mapped and never change, so a data set is in memory once, however many views,
-    trials and workers use it. `split`, `select` and `with_transforms` return views: data sets that
-    select rows of the same files. Data sets can be pickled; the pickle holds the path and the
-    selection of rows.
+    Opening a data set checks the manifest, and the presence, size and header of every file; it
+    reads no data. Files are memory-mapped and never change, so a data set is in memory once,
+    regardless of how many views, trials and workers use it. `split`, `select`, `with_transforms`
+    and `with_sampling` return views: data sets that use rows of the same files. Data sets can be
+    pickled; the pickle contains the path and the selection of rows.
 
     Parameters
     ----------
     path
-        The folder that `cerebro.shard` wrote.
+        The folder that `cerebro.shard` wrote, or the URL of one in object storage, such as
+        ``"s3://bucket/set"`` (any URL of fsspec). Its shards are copied once into this machine's
+        cache (``$CEREBRO_CACHE``, else ``~/.cache/cerebro``) when they are first read.
 
     Raises
     ------
@@ -105,20 +113,48 @@ class Dataset:
     ...     batch["x"], batch["y"]
     """
 
+    _bucket: BucketData | None = None
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if isinstance(path, str) and is_url(path):
+            self._open_bucket(BucketData.find(path))
+            return
         self._path = path_of("path", path).absolute()  # the working directory may change
         self._manifest: Manifest = read_manifest(self._path)
-        self._readers = [self._open_shard(shard) for shard in range(len(self._manifest.shards))]
+        self._readers: Sequence[_core.ShardReader] = [
+            self._open_shard(shard) for shard in range(len(self._manifest.shards))
+        ]
+        self._show_all()
+
+    def _open_bucket(self, bucket: BucketData) -> None:
+        """Make this the whole data set in a bucket; its shards are pulled when they are needed."""
+        self._bucket = bucket
+        self._path, self._manifest = bucket.folder, bucket.manifest
+        self._readers = PulledShards(bucket)
+        self._show_all()
+
+    def _show_all(self) -> None:
         self._rows: list[Part] = [(0, shard.rows) for shard in self._manifest.shards]
         self._transforms: dict[str, tuple[Transform, ...]] = {}
+        self._sampling: Sampling | None = None
         self._operations: tuple[dict[str, Any], ...] = ()
 
     # --- properties -----------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
-        """The folder, as an absolute path."""
+        """The folder, as an absolute path; of a data set in object storage, that of its copy."""
         return self._path
+
+    @property
+    def url(self) -> str | None:
+        """The URL of a data set in object storage; None for one on this machine's disks."""
+        return None if self._bucket is None else self._bucket.url
+
+    @property
+    def _place(self) -> str:
+        """The path or URL by which the data set was opened, and can be opened again."""
+        return str(self._path) if self._bucket is None else self._bucket.url
 
     @cached_property
     def num_rows(self) -> int:
@@ -129,7 +165,7 @@ class Dataset:
         return self.num_rows
 
     def __getitem__(self, row: Any) -> Any:
-        """Raise TypeError: a torch ``DataLoader`` and others would read row by row."""
+        """Raise TypeError, because a torch ``DataLoader`` and others would read row by row."""
         raise TypeError(
             "a cerebro.Dataset is read in batches, not by row: iterate over "
             "data.batches(batch_size) instead of a DataLoader, or use data.shard(i)['x'][row]"
@@ -144,6 +180,12 @@ class Dataset:
     def columns(self) -> dict[str, Column]:
         """The columns by name, in order."""
         return {column.name: column for column in self._manifest.columns}
+
+    @cached_property
+    def _copied(self) -> dict[str, int]:
+        """The number of copies of each column that is stored augmented."""
+        arguments = self._manifest.arguments
+        return copied_columns(self._path / FILE_NAME, arguments, self.columns)
 
     @property
     def classes(self) -> dict[str, list[str] | None]:
@@ -169,18 +211,18 @@ class Dataset:
 
     @cached_property
     def checksum(self) -> str:
-        """32 hexadecimal digits that differ whenever the data differ.
+        """32 hexadecimal digits that differ if the data differs.
 
         XXH3-128 over the columns and the hashes of all files. The checksum of a view covers its
-        rows and transforms as well: different views of one data set have different checksums, and
-        the same view made twice has the same.
+        rows, transforms and sampling as well: different views of one data set have different
+        checksums, and the same view made twice has the same.
         """
-        if not self._transforms and self._is_whole():
+        if not self._transforms and self._sampling is None and self._is_whole():
             return self._manifest.checksum
         return checksum_of([self._manifest.checksum, self._view_json()])
 
     def __repr__(self) -> str:
-        lines = [f"Dataset({str(self._path)!r}): {self._summary()}"]
+        lines = [f"Dataset({self._place!r}): {self._summary()}"]
         columns = self._describe()
         width = max(map(len, columns))
         lines += [f"  {name:<{width}}  {text}" for name, text in columns.items()]
@@ -191,9 +233,9 @@ class Dataset:
             f"<tr><td>{html.escape(name)}</td><td>{html.escape(text)}</td></tr>"
             for name, text in self._describe().items()
         )
-        title = html.escape(str(self._path))
+        title = html.escape(self._place)
         return (
-            f"<div><b>{title}</b><br>{self._summary()}"
+            f"<div><b>{title}</b><br>{html.escape(self._summary())}"
             f"<table><thead><tr><th>column</th><th>type</th></tr></thead>"
             f"<tbody>{rows}</tbody></table></div>"
         )
@@ -203,10 +245,10 @@ class Dataset:
     def shard(self, index: int) -> dict[str, Any]:
         """Return the rows of one shard by column.
 
-        Arrays are read-only, of shape ``(rows, *shape)``, and not copied unless the view has a
-        list of rows. Categories are codes, bfloat16 values are their bits as uint16, and
-        transforms are not applied. A ragged column is a `RaggedRows`: a list of arrays with
-        ``.values`` and ``.offsets``.
+        Arrays are read-only, of shape ``(rows, *shape)``, and not copied unless the view selects
+        single rows. Categories are codes, bfloat16 values are their bits as uint16, and transforms
+        are not applied. A ragged column is a `RaggedRows`: a list of arrays with ``.values`` and
+        ``.offsets``.
         """
         if not isinstance(index, (int, np.integer)) or not 0 <= index < self.num_shards:
             raise InputError(f"no shard {index!r}: there are shards 0 to {self.num_shards - 1}")
@@ -230,12 +272,15 @@ class Dataset:
         start: int = 0,
         threads: int | None = None,
         residence: str = "auto",
+        columns: Collection[str] | None = None,
     ) -> Batches:
         """Return an iterable of batches, each a dict of tensors by column.
 
-        Rows are shuffled at two levels: the shards are visited in an order, and the rows within
-        each are permuted; this is not one permutation of all rows. Batches never cross shards; a
-        last batch of one row joins the one before it. Iterating again gives the next epoch.
+        Rows are shuffled at two levels, not by one permutation of all rows: the order of the shards
+        changes, and the rows within each shard are permuted. Batches never cross shards; if the
+        last batch of a shard would have only one row, the row joins the previous batch. Iterating
+        again yields the next epoch. In a view from `with_sampling`, the rows within a shard are
+        drawn with replacement instead.
 
         Parameters
         ----------
@@ -248,32 +293,34 @@ class Dataset:
         shard
             Only this shard; None: all, in the order of ``visit_order(0, epoch, num_shards)``.
         shuffle
-            Whether rows are permuted within their shard.
+            Whether rows are permuted, or drawn, within their shard; False: each row once, in order.
         drop_last
-            Whether the last batch of a shard is left out if it is not full.
+            Whether to leave out the last batch of a shard if it is not full.
         framework
             ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``.
         device
-            Where the tensors are: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. On a GPU they are ordered
-            with the stream that is current for the framework when the batch is taken; the guide
-            describes their use on other streams.
+            The device of the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. On a GPU, the tensors
+            are ready for use on the stream that is the framework's current one when the batch is
+            taken; the guide describes their use on other streams.
         start
             Batches to skip at the beginning of the first pass.
         threads
-            Threads that gather ahead; 0: each batch is gathered when it is requested; None: one per
-            core beyond the first, at most 2 (4 for a GPU).
+            Threads that gather batches ahead of time; 0: each batch is gathered when it is
+            requested; None: one per core beyond the first, at most 2 (4 for a GPU).
         residence
-            On a GPU: ``"auto"`` keeps shards in its memory, up to half of it, and makes batches
-            there; ``"resident"`` keeps as many as fit; ``"streamed"`` keeps none: batches are
-            gathered on the CPU and copied while others compute.
+            On a GPU: ``"auto"`` keeps shards in GPU memory, up to half of it, and makes batches
+            there; ``"resident"`` keeps as many shards as fit; ``"streamed"`` keeps none: batches
+            are gathered on the CPU and copied while earlier ones are computed on.
+        columns
+            Names of the columns to gather; None: all. The files of other columns are not read.
 
         Returns
         -------
         Batches
-            Iterating gives ``dict[str, tensor]``; ``len()`` is an epoch's number of batches. A
-            column whose rows have shape ``s`` is of shape ``(rows, *s)``. A ragged column ``c`` is
-            padded, ``(rows, length, ...)``, beside ``c_mask``, bool ``(rows, length)``, and
-            ``c_length``, int64 ``(rows,)``.
+            Iterating yields ``dict[str, tensor]``; ``len()`` is an epoch's number of batches. A
+            column whose rows have shape ``s`` gives a tensor of shape ``(rows, *s)``. A ragged
+            column ``c`` gives three: ``c``, padded, ``(rows, length, ...)``; ``c_mask``, bool
+            ``(rows, length)``; and ``c_length``, int64 ``(rows,)``.
 
         Raises
         ------
@@ -297,13 +344,18 @@ class Dataset:
             start=start,
             threads=threads,
             residence=residence,
+            columns=columns,
         )
 
-    def in_order(self, batch_size: int, framework: str) -> Batches:
+    def in_order(
+        self, batch_size: int, framework: str, columns: Collection[str] | None = None
+    ) -> Batches:
         """Return batches of all rows in order, without random transforms, for evaluation."""
         from cerebro.data.batches import Batches
 
-        return Batches(self, batch_size, shuffle=False, framework=framework, augment=False)
+        return Batches(
+            self, batch_size, shuffle=False, framework=framework, augment=False, columns=columns
+        )
 
     def stats(self, column: str, axis: int | None = None) -> Stats:
         """Return mean, standard deviation, minimum, maximum and class counts of a column.
@@ -314,23 +366,24 @@ class Dataset:
             The column's name. Transforms are not applied.
         axis
             The axis of a row to keep, such as -1 for the channels of ``(height, width, channels)``
-            images; None: one figure for all values.
+            images; None: one number for all values.
 
         Returns
         -------
         Stats
-            Computed in float64: floats, or float64 arrays of ``shape[axis]`` if `axis` is given.
+            Statistics computed in float64: floats, or arrays of length ``shape[axis]`` if `axis` is
+            given.
         """
         found = self._column(column)
         runs = (run for shard in range(self.num_shards) for run in self._value_runs(found, shard))
         return column_stats(found, runs, self.num_rows, axis)
 
     def num_classes(self, column: str = "y") -> int:
-        """Return the number of classes of a label column: the outputs that a classifier needs.
+        """Return the number of classes of a label column, for the outputs of a classifier.
 
         This is the number of names of a category column, 2 for booleans, and the largest label plus
-        1 for integers. A view counts all rows of its data set, so that each fold builds the same
-        network, with an output for labels that only validation rows have.
+        1 for integers. A view counts all rows of its data set: each fold then builds the same
+        network, which has an output even for labels that occur only in validation rows.
 
         Raises
         ------
@@ -359,11 +412,26 @@ class Dataset:
     def verify(self) -> None:
         """Read every file and compare its hash with the manifest.
 
-        Raises CorruptDataError, naming the file, for the first one that is missing or differs.
+        Raises CorruptDataError for the first file that is missing or differs; the message names it.
         """
         read_manifest(self._path)
+        self.fetch()
         for shard in range(self.num_shards):
             self._verify_shard(shard)
+
+    def fetch(self) -> None:
+        """Copy a data set in object storage to this machine's cache, as far as it is not there.
+
+        Reading rows does the same. A data set on this machine's disks is not changed.
+
+        Raises
+        ------
+        CorruptDataError
+            An object is missing, cut or altered; the message has its URL.
+        OSError
+            The storage refuses or is not reached, or the disk is full.
+        """
+        self._pull(range(self.num_shards))
 
     # --- views ----------------------------------------------------------------------------------
 
@@ -376,9 +444,9 @@ class Dataset:
     ) -> tuple[Dataset, ...]:
         """Return views of disjoint parts of the rows, one for each fraction.
 
-        A part is a contiguous range of every shard's rows, which were shuffled when written (a set
-        written with ``shuffle=False`` is split in its original order). With `stratify` or `groups`,
-        rows are chosen by label instead.
+        A part has a contiguous range of rows of every shard. Rows were shuffled when the data set
+        was written; one written with ``shuffle=False`` is split in its original order. With
+        `stratify` or `groups`, rows are chosen by label instead.
 
         Parameters
         ----------
@@ -431,8 +499,8 @@ class Dataset:
         ----------
         rows
             A slice, a boolean mask with one value for each row, or row numbers from 0 to
-            ``len(self) - 1``, counted across shards. Within a shard, rows keep the order given
-            here; a row given twice occurs twice.
+            ``len(self) - 1``, counted across shards. Within a shard, rows have the order of these
+            numbers; a repeated number repeats the row.
         """
         parts = select_rows(self._rows, rows)
         return self._view(parts, {"select": {"rows": sum(map(part_rows, parts))}})
@@ -440,9 +508,9 @@ class Dataset:
     def with_transforms(self, transforms: Mapping[str, Transform | Sequence[Transform]]) -> Dataset:
         """Return a view whose batches are transformed, such as ``{"x": [Scale(1 / 255)]}``.
 
-        They replace the transforms of the columns named here; other columns keep theirs. They are
-        applied in the given order while batches are gathered. Raises InputError, naming the
-        column, if a chain does not fit it.
+        The new transforms replace those of the columns named here; other columns keep theirs. They
+        are applied in the given order while batches are gathered. Raises InputError, naming the
+        column, if a chain does not fit its column.
         """
         from cerebro.transforms import compile as compile_transforms
 
@@ -460,17 +528,171 @@ class Dataset:
         view._transforms = {name: steps for name, steps in combined.items() if steps}
         return view
 
+    def derive(
+        self,
+        path: str | os.PathLike[str],
+        function: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+        *,
+        reads: Collection[str] | None = None,
+        keep: Collection[str] | None = None,
+        key: Any = None,
+        batch_size: int = 256,
+        framework: str = "numpy",
+        copies: int | None = None,
+        seed: int = 0,
+        dtypes: Mapping[str, Any] | None = None,
+        progress: str | bool = "auto",
+        executor: MakesShards | None = None,
+    ) -> Dataset:
+        """Compute new columns once, write them as a data set with the same rows, and return it.
+
+        The derived data set has the shards and rows of this data set or view, in the same order:
+        the same `split` of both selects the same rows, and trials see them in the same order. An
+        interrupted call leaves nothing at `path`; repeating the call continues with the missing
+        shards. If the derived data set already exists, it is returned if all arguments are equal.
+
+        Parameters
+        ----------
+        path
+            The folder to make.
+        function
+            ``function(batch) -> {name: array}``, with one row for each row of the batch. In the
+            batch, transforms are applied and ragged columns padded. The function must return the
+            same bits for the same rows. It is called with exactly `batch_size` rows; the last batch
+            of a shard is filled up with other rows of the shard, whose results are dropped.
+        reads
+            The columns that the function reads from its batches; None: all.
+        keep
+            Columns to copy in their stored form; None: those that the function does not read. The
+            returned data set has their transforms; if it is opened by its path, it has none.
+        key
+            A string or another JSON value that identifies the function and what it depends on.
+            None: the function's name and source, without the code that it calls. The function's
+            results for the first rows are compared as well.
+        batch_size
+            Rows per call; fewer if no shard has that many. Changing it may change the last bits of
+            results.
+        framework
+            The framework of the batches: ``"numpy"``, ``"torch"``, ``"jax"`` or ``"dlpack"``.
+        copies
+            With random transforms: the number of augmented copies to store. Training reads copy
+            ``epoch % copies``; evaluation reads another copy, without augmentation, which is always
+            stored. 0: store only the copy without augmentation.
+        seed
+            Keys the random transforms. With a search's seed, the copies equal the augmentation of
+            that search's first epochs.
+        dtypes
+            Types in which to store new columns, by name, such as ``{"embedding": "float16"}``.
+        progress
+            As for `cerebro.shard`.
+        executor
+            The executor of a cluster, such as ``cerebro.cluster.Executor(workers=4)``: each shard
+            is computed by a worker of a node that holds it, with one compute thread, and its files
+            are sent here. They are those that this process would write. The function is sent to
+            the workers, on the CPU; what it prints is not shown. None: this process computes all
+            shards.
+
+        Raises
+        ------
+        InputError
+            An argument is invalid, the function's results do not fit, or `path` already holds
+            something else; the message says what differs. With an executor, also: the function
+            cannot be sent to the workers; it raises an exception there (the message has the shard,
+            the node and the line, the error's cause has the traceback); or it computes other
+            values there than here.
+        CorruptDataError
+            A file of this data set is damaged.
+        WorkerError
+            With an executor: no worker is left, or a shard has ended several.
+        """
+        from cerebro.data import derive
+        from cerebro.data.derivation import derivation
+        from cerebro.data.shard_work import check_executor
+
+        check_executor(executor, "derive(executor=...)")
+        work = derivation(
+            self,
+            function,
+            reads=reads,
+            batch_size=batch_size,
+            framework=framework,
+            copies=copies,
+            seed=seed,
+            dtypes=dtypes,
+        )
+        made = derive.recipe(work, derive.key_of(function, key), keep=keep)
+        found = Dataset(derive.write(made, path, progress, executor))
+        found._take_transforms(self, made.kept)
+        return found
+
+    def like(self, view: Dataset) -> Dataset:
+        """Return a view of this derived data set with the rows of `view`, a view of its source.
+
+        Use it for views made by `select`, or by `split` with columns that were not kept. Transforms
+        and sampling of the view are not copied.
+
+        Raises
+        ------
+        InputError
+            This data set was not derived from all rows of the view's data set.
+        """
+        from cerebro.data.derive import rows_of_source
+
+        return self._view(rows_of_source(self._manifest, view), {"like": view.checksum})
+
+    def with_sampling(self, weights: str | None = None, *, balance: str | None = None) -> Dataset:
+        """Return a view whose rows are drawn by weight, with replacement, for shuffled batches.
+
+        An epoch still visits every shard once. It draws as many rows from a shard as the view has
+        there: row i of a shard with n rows is drawn ``n * w[i] / sum(w)`` times on average, where
+        ``w`` are the weights in that shard. Because rows were shuffled when they were written, the
+        shards have similar sums of weights, and an epoch is like one of torch's
+        ``WeightedRandomSampler``. The draw depends only on seed, epoch and shard. Evaluation takes
+        each row once, in order.
+
+        Parameters
+        ----------
+        weights
+            A column with one number for each row, at least 0; a row with 0 is never drawn.
+        balance
+            An integer, boolean or category column: all classes that occur in a shard get equal
+            shares of the rows drawn there.
+
+        Raises
+        ------
+        InputError
+            Both are given, the column is unsuitable, a weight is invalid, or all weights of a shard
+            are 0. The column is read once, to check it.
+
+        Notes
+        -----
+        Without arguments, the returned view has no sampling: it takes each row once. A row that is
+        drawn twice in an epoch gets the same random transforms both times; ``augment=`` of
+        `cerebro.torch.Model` differs each time. Sampling takes 8 bytes of memory for each row of
+        the view, in every worker.
+        """
+        sampling = sampling_of(weights, balance)
+        if sampling is not None:
+            sampling.check(self._column(sampling.column))
+            for shard, values in enumerate(self._scalars(sampling.column)):
+                sampling.sums(values, shard)
+        described = None if sampling is None else sampling.to_json()
+        view = self._view(self._rows, {"sampling": described})
+        view._sampling = sampling
+        return view
+
     # --- serialization --------------------------------------------------------------------------
 
     def spec(self) -> dict[str, Any]:
         """Return a JSON value from which `from_spec` makes the same view.
 
-        It holds ``path``, ``checksum``, the rows and transforms of the view, and ``operations``, a
-        readable history of the view.
+        It contains ``path``, ``checksum``, the rows, transforms and sampling of the view, and
+        ``operations``, a readable history of how the view was made.
         """
         return {
-            "path": str(self._path),
+            "path": self._place,
             "checksum": self.checksum,
+            **({} if self._bucket is None else {"set": self._manifest.checksum}),
             **self._view_json(),
             "operations": list(self._operations),
         }
@@ -479,12 +701,18 @@ class Dataset:
     def from_spec(cls, spec: Mapping[str, Any], *, check: bool = True) -> Dataset:
         """Open the data set and make the view that `spec` describes.
 
-        Raises InputError if the data set has changed since; without `check`, only if the number of
-        shards has.
+        Raises InputError if the data set has changed since `spec` was made; without `check`, only
+        if its number of shards has changed.
         """
-        data = cls(spec["path"])
+        if is_url(spec["path"]):
+            data = Dataset.__new__(Dataset)
+            data._open_bucket(BucketData.find(spec["path"], spec.get("set")))
+        else:
+            data = cls(spec["path"])
         if len(spec["rows"]) != data.num_shards:
-            raise InputError(f"'{data.path}' has changed: its shards differ from the recorded ones")
+            raise InputError(
+                f"'{data._place}' has changed: its shards differ from the recorded ones; restore it"
+            )
         data._rows = [
             part_from_json(value, entry.rows)
             for value, entry in zip(spec["rows"], data._shards, strict=True)
@@ -496,10 +724,14 @@ class Dataset:
                 name: tuple(transform_from_json(step) for step in steps)
                 for name, steps in spec["transforms"].items()
             }
+        data._sampling = Sampling.from_json(spec.get("sampling"))
+        if data._sampling is not None:
+            data._sampling.check(data._column(data._sampling.column))
         data._operations = tuple(spec["operations"])
         if check and data.checksum != spec["checksum"]:
             raise InputError(
-                f"'{data.path}' has changed: its checksum differs from the recorded one"
+                f"'{data._place}' has changed: its checksum differs from the recorded one; "
+                "restore it"
             )
         return data
 
@@ -512,17 +744,39 @@ class Dataset:
         """Return each shard's reader and the view's rows in it: a range or uint32 row numbers."""
         return list(zip(self._readers, self._rows, strict=True))
 
+    def _weight_sums(self) -> list[NDArray[np.uint64] | None]:
+        """Return the running sums of each shard's weights; None if each row is taken once.
+
+        The sums are cached for all loaders of the view; see `cerebro.data.sampling`.
+        """
+        sampling, parts = self._sampling, self._parts()
+        if sampling is None:
+            return [None] * len(parts)
+        for shard, (reader, part) in enumerate(parts):
+            if shard not in self._sums:
+                values = reader.column(sampling.column)[part_index(part)]
+                sums = sampling.sums(values, shard)
+                if sums is None:
+                    continue
+                self._sums[shard] = sums
+        return [self._sums.get(shard) for shard in range(len(parts))]
+
+    @cached_property
+    def _sums(self) -> dict[int, NDArray[np.uint64]]:
+        return {}
+
     @property
     def _generation(self) -> int:
-        """A number that changes whenever `_parts` changes; see `cerebro.data.placed`."""
-        return 0
+        """A number that changes if `_parts` changes; see `cerebro.data.placed`."""
+        return self._readers.generation if isinstance(self._readers, PulledShards) else 0
 
     def _holds(self, view: Dataset) -> bool:
-        """Whether `view`, of the same shards, has only rows of this one and the same transforms.
+        """Return whether `view`, of the same shards, has only rows of this view.
 
-        A view without transforms also holds views with transforms.
+        Transforms and sampling must be equal too, unless this view has none.
         """
         alike = not self._transforms or self._transforms == view._transforms
+        alike = alike and self._sampling in (None, view._sampling)
         return alike and all(map(covers, self._rows, view._rows))
 
     def _labels(self, name: str) -> list[Array]:
@@ -543,7 +797,7 @@ class Dataset:
         return [self._plain_rows(name, shard, part) for shard, part in enumerate(self._rows)]
 
     def _with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
-        """Return a view of these rows of each shard, which need not be rows of this view."""
+        """Return a view with these rows of each shard; this view need not contain them."""
         return self._view(rows, operation)
 
     def _first_rows(self) -> list[int]:
@@ -559,81 +813,83 @@ class Dataset:
         return [part_rows(part) for part in self._rows]
 
     def _is_whole(self) -> bool:
-        """Whether this is the whole data set, not a view of some of its rows."""
+        """Return whether this is the whole data set, not a view of some of its rows."""
         return all(
             isinstance(part, tuple) and part == (0, entry.rows)
             for part, entry in zip(self._rows, self._shards, strict=True)
         )
 
     def _verify_shard(self, shard: int) -> None:
-        """Compare a shard's files with their hashes; raise CorruptDataError if one differs.
-
-        The files are reopened, which detects a truncated one by its size; touching the old mapping
-        would kill the process.
-        """
-        for name, digest in self._open_shard(shard).hashes().items():
-            if digest != self._shards[shard].files[name].xxh3_64:
-                path = self._path / shard_folder(shard) / name
-                raise CorruptDataError(
-                    f"{path} is damaged: its checksum differs from the manifest's; write the data "
-                    "set again"
-                )
+        """Compare a shard's files with their hashes; raise CorruptDataError if one differs."""
+        self._pull([shard])
+        try:
+            verify_shard(self._path, self._manifest, shard)
+        except CorruptDataError:
+            if not isinstance(self._readers, PulledShards):
+                raise
+            self._readers.renew(shard)
 
     def _check_sizes(self, shard: int) -> None:
-        """Detect files truncated or removed since they were opened; costs a few system calls.
+        """Raise an error if a file was truncated or removed since it was opened.
 
-        Touching the mapping of a truncated file would kill the process.
+        Reading the mapping of a truncated file would kill the process. The check costs a few system
+        calls.
         """
-        folder = self._path / shard_folder(shard)
+        self._pull([shard])
+        folder = f"{self._path}/{shard_folder(shard)}/"  # strings: every unit comes here
         for name, entry in self._shards[shard].files.items():
             try:
-                whole = (folder / name).lstat().st_size == entry.bytes
+                whole = os.lstat(folder + name).st_size == entry.bytes
             except OSError:
                 whole = False
-            if not whole:
+            if not whole and self._bucket is not None:
+                self._verify_shard(shard)
+            elif not whole:
                 self._open_shard(shard)  # raises an error that names the fault
 
-    # --- inside ---------------------------------------------------------------------------------
+    # --- internal -------------------------------------------------------------------------------
 
     @property
     def _shards(self) -> Sequence[Any]:
         return self._manifest.shards
 
+    def _pull(self, shards: Collection[int]) -> None:
+        """Copy shards of a data set in object storage to this machine, unless they are here."""
+        if self._bucket is not None:
+            self._bucket.pull(shards)
+
     def _open_shard(self, index: int) -> _core.ShardReader:
-        entry = self._manifest.shards[index]
-        columns = [
-            (
-                column.name,
-                column.dtype,
-                column.shape,
-                column.ragged,
-                {name: entry.files[name].bytes for name in column.file_names},
-            )
-            for column in self._manifest.columns
-        ]
-        try:
-            folder = os.fspath(self._path / shard_folder(index))
-            return _core.ShardReader(folder, entry.rows, columns)
-        except FileNotFoundError as error:
-            raise MissingFileError(f"{error.strerror or error}: the data set is damaged") from None
+        return open_shard(self._path, self._manifest, index)
+
+    def _take_transforms(self, view: Dataset, columns: Sequence[Column]) -> None:
+        """Copy a view's transforms of `columns`, which were copied from it in stored form."""
+        names = {column.name for column in columns}
+        self._transforms = {n: steps for n, steps in view._transforms.items() if n in names}
+        if self._transforms:
+            self._operations = ({"transforms": _transforms_json(self._transforms)},)
 
     def _view(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
         return self._fill(object.__new__(Dataset), rows, operation)
 
     def _fill(self, view: Dataset, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
         view._path = self._path
+        view._bucket = self._bucket
         view._manifest = self._manifest
         view._readers = self._readers
         view._rows = list(rows)
         view._transforms = dict(self._transforms)
+        view._sampling = self._sampling
         view._operations = (*self._operations, operation)
         return view
 
     def _view_json(self) -> dict[str, Any]:
-        return {
+        view: dict[str, Any] = {
             "rows": [part_to_json(part) for part in self._rows],
             "transforms": _transforms_json(self._transforms),
         }
+        if self._sampling is not None:  # older checksums of views without sampling stay valid
+            view["sampling"] = self._sampling.to_json()
+        return view
 
     def _cut(self, bounds: Sequence[float]) -> list[list[Part]]:
         rounder = splitting.Rounder(bounds)
@@ -676,7 +932,7 @@ class Dataset:
         return RaggedRows(values, cuts)
 
     def _value_runs(self, column: Column, shard: int) -> Iterator[Array]:
-        """Yield the view's values in runs that fit in memory: slices, or copies of some rows."""
+        """Yield the view's values in runs that fit in memory: slices, or copies of single rows."""
         part = self._rows[shard]
         step = part_rows(part) if isinstance(part, tuple) else _PIECE_ROWS
         for start in range(0, part_rows(part), max(1, step)):
@@ -690,6 +946,10 @@ class Dataset:
         part = self._rows[shard]
         if not column.ragged:
             return part_rows(part) * column.item_bytes
+        if self._bucket is not None:  # an estimate: a description must not copy all shards here
+            entry = self._shards[shard]
+            size = sum(entry.files[name].bytes for name in column.file_names)
+            return int(size * part_rows(part) // entry.rows)
         _, offsets = self._readers[shard].ragged(column.name)
         rows = np.arange(*part) if isinstance(part, tuple) else part.astype(np.int64)
         total = int((offsets[rows + 1] - offsets[rows]).sum())
@@ -697,10 +957,12 @@ class Dataset:
 
     def _summary(self) -> str:
         view = "" if not self._operations else f" (a view of {self._manifest.rows:,})"
-        return f"{self.num_rows:,} rows{view}, {self.num_shards} shards, {fmt.size(self.nbytes)}"
+        drawn = "" if self._sampling is None else f", {self._sampling}"
+        size = fmt.size(self.nbytes)
+        return f"{self.num_rows:,} rows{view}, {self.num_shards} shards, {size}{drawn}"
 
     def _describe(self) -> dict[str, str]:
-        """Describe each column in one readable line; no more lines than fit on a screen."""
+        """Return a readable line for each column, but no more lines than fit on a screen."""
         shown = list(self.columns.items())[:_SHOWN_COLUMNS]
         lines = {name: self._describe_column(column) for name, column in shown}
         if len(self.columns) > _SHOWN_COLUMNS:

@@ -1,4 +1,4 @@
-"""Batches on a device: its name, and the depot that its loaders share."""
+"""Batches on a device: the device's name, and the depot that its loaders share."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def device_name(device: Any) -> str:
 
 @functools.cache
 def depot(name: str) -> _core.Depot:
-    """Return the depot of a device, which the process's loaders share; one per device name.
+    """Return the depot of a device, which all loaders of the process share; one per device name.
 
-    It holds the resident shards: each column of a shard is in the device's memory once, however
-    many loaders, trials and views use it. ``depot("cuda:0").limit`` is the most bytes it may hold,
-    initially half of the device's memory.
+    The depot holds the resident shards: each column of a shard is in the device's memory once,
+    regardless of how many loaders, trials and views use it. ``depot("cuda:0").limit`` is the
+    maximum number of bytes in the depot, initially half of the device's memory.
 
     Raises
     ------
@@ -61,8 +61,8 @@ def depot(name: str) -> _core.Depot:
 def problem(name: str) -> str:
     """Return, in one line, why this process cannot make batches on a device; empty if it can.
 
-    The first call tries the device: in a separate process, unless the verdict is known, and then in
-    this one, where the kernels are compiled.
+    The first call tests the device: in a separate process, unless the result is already known, and
+    then in this process, where it compiles the kernels.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def problem(name: str) -> str:
 
 
 def moving(why: str) -> str:
-    """Return the warning that PyTorch moves batches to a GPU, with the cure."""
+    """Return the warning that PyTorch moves batches to a GPU, with the cause `why` and a fix."""
     return (
         f"PyTorch moves batches to the GPU, which is slower and gives the same results: {why}. "
         "`python -m cerebro doctor` tries the GPU again"
@@ -89,14 +89,14 @@ def moving(why: str) -> str:
 
 
 def limit(loader: Any, nbytes: int) -> None:
-    """Set how many bytes of shards may be resident on a loader's device; 0: keep the limit."""
+    """Set the maximum bytes of shards resident on a loader's device; 0: keep the current limit."""
     where = getattr(loader, "depot", None)
     if where is not None and nbytes:
         where.limit = nbytes
 
 
 def drop(name: str) -> int:
-    """Free the resident shards of a device that are not in use; return their bytes."""
+    """Free the resident shards of a device that are not in use; return the bytes freed."""
     return depot(name).drop() if depot.cache_info().currsize else 0
 
 
@@ -107,7 +107,7 @@ def tell(text: str) -> None:
 
 
 def tell_note(loader: Any) -> None:
-    """Log why a loader is slower than it could be, each reason once."""
+    """Log the reasons why a loader is slower than it could be, each reason once."""
     if note := getattr(loader, "note", ""):
         tell(note)
     if why := getattr(loader, "why", ""):
@@ -123,7 +123,10 @@ def _tell_unpinned(loader: Any) -> None:
 
 
 def tell_first_note(loader: Any) -> None:
-    """Log only the first reason of a worker's loaders: each shard has a different one."""
+    """Log why a loader is slower than it could be, but only the first reason in each worker.
+
+    Each shard has its own loader, so there could otherwise be one message per shard.
+    """
     _tell_unpinned(loader)
     note = getattr(loader, "note", "")
     if note and not _noted:

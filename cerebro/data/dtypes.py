@@ -6,6 +6,7 @@ the bytes. They differ only for bfloat16, which NumPy lacks: it is stored as uin
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 def dtype_name(dtype: object) -> str:
-    """Return the logical name of a dtype, given as a string or as a NumPy, torch or Python type."""
+    """Return the logical name of a dtype: a string, or a NumPy, torch or Python type."""
     name = str(dtype) if isinstance(dtype, str) else str(getattr(dtype, "name", dtype))
     name = name.removeprefix("torch.")
     if name not in STORAGE:
@@ -47,10 +48,42 @@ def dtype_name(dtype: object) -> str:
     return name
 
 
-def logical(array: Array, column: str) -> tuple[Array, str]:
-    """Return the array in little-endian storage type, and its logical type.
+def binary_layout(dtype: object) -> tuple[str, tuple[int, ...]] | None:
+    """Return the logical name and the shape of a pair such as ``("float32", (40,))``.
 
-    Raises InputError, with the cure, for types that a data set cannot hold.
+    Return None for a dtype without a shape. Raises InputError if the shape is invalid.
+    """
+    if not isinstance(dtype, (tuple, list)):
+        return None
+    shape = dtype[1] if len(dtype) == 2 else None
+    sizes: list[Any] = list(shape) if isinstance(shape, (tuple, list)) else [shape]
+    if not sizes or not all(type(size) is int and size > 0 for size in sizes):
+        raise InputError(
+            f'dtypes: {dtype!r} is not a type and a shape: give a pair such as ("float32", (40,))'
+        )
+    return dtype_name(dtype[0]), tuple(sizes)
+
+
+def reinterpret(values: Array, dtype: str, shape: tuple[int, ...], column: str) -> Array:
+    """Return rows of bytes as little-endian values of this type and shape, without a copy.
+
+    Raises InputError if a row has more or fewer bytes than these values.
+    """
+    storage = STORAGE[dtype]
+    needed = storage.itemsize * math.prod(shape)
+    found = math.prod(values.shape[1:])
+    if found != needed:
+        raise InputError(
+            f"column {column!r} has {found} bytes in each row, but {dtype} of shape {shape} needs "
+            f"{needed}"
+        )
+    return np.ascontiguousarray(values).view(storage).reshape(len(values), *shape)
+
+
+def logical(array: Array, column: str) -> tuple[Array, str]:
+    """Return the array in its little-endian storage type, and the name of its logical type.
+
+    Raises InputError, with a fix, for types that a data set cannot hold.
     """
     name = array.dtype.name
     if name == "bfloat16":

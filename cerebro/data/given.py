@@ -1,8 +1,8 @@
-"""Write rows that are given instead of a data set: arrays, tables and PyTorch datasets.
+"""Write rows passed in place of a data set: arrays, tables and PyTorch datasets.
 
-Training data are written as `shard` writes them, except that 64-bit floats become float32, the
-type that networks compute in. Validation and evaluation data get the training data's types,
-classes and transforms.
+Training data is written as `shard` writes it, except that 64-bit floats become float32, the type
+that networks use. Validation and evaluation data are converted to the training data's types and
+classes, and get its transforms.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cerebro.data.sources.huggingface import is_huggingface
 from cerebro.errors import InputError
 
 FOLDERS = ("data", "validation")
-"""Folders of a run for data given as rows."""
+"""The folders of a run into which data passed as rows is written."""
 
 
 def is_rows(value: Any) -> bool:
-    """Whether this is rows in memory that `shard` reads, not a data set, path or fraction."""
+    """Return whether `value` is rows that `shard` reads, not a data set, path or fraction."""
     if isinstance(value, (Dataset, str, bytes, os.PathLike)):
         return False
     if isinstance(value, (Mapping, Source)) or is_pair(value):
@@ -40,22 +40,22 @@ def is_rows(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and isinstance(value[0], Mapping)
     if hasattr(value, "__array__") or hasattr(value, "__arrow_c_stream__"):
-        return bool(getattr(value, "ndim", 1) > 0)  # NumPy's numbers are fractions
+        return bool(getattr(value, "ndim", 1) > 0)  # a NumPy scalar is a fraction
     return is_torch(value) or is_huggingface(value)
 
 
 def written(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
-    """Write data given in memory to ``data`` and ``validation`` in a folder.
+    """Write data in memory to the subfolders ``data`` and ``validation`` of a folder.
 
     Returns
     -------
     tuple
-        Both values, with rows replaced by data sets.
+        Both arguments, with rows replaced by data sets.
 
     Raises
     ------
     InputError
-        As `shard`, or validation rows do not fit the training data.
+        As for `shard`, or if the validation rows do not fit the training data.
     """
     if is_rows(data):
         data = write(data, folder / FOLDERS[0])
@@ -74,7 +74,7 @@ def write(
     Parameters
     ----------
     like
-        The training data, whose column types to adopt; None: these are the training data.
+        The training data, whose column types the rows get; None: the rows are the training data.
     what
         The name of the rows in errors.
     options
@@ -103,13 +103,13 @@ def _shape(column: Column) -> str:
 
 @contextlib.contextmanager
 def temporary(rows: Any, like: Dataset, what: str) -> Iterator[Dataset]:
-    """Yield rows as a data set in their original order, deleted at the end of the block."""
+    """Yield a data set with the rows in their order; it is deleted at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as folder:
         yield write(rows, Path(folder, "data"), like, what=what, shards=1, shuffle=False)
 
 
 def narrowed(value: Any, columns: Mapping[str, Column]) -> Any:
-    """Return arrays for a model's ``predict``: float64 becomes float32 if no column is float64."""
+    """Return arrays for ``predict``: float64 becomes float32 unless a column is float64."""
     if isinstance(value, Mapping):
         return {
             name: narrowed(array, {name: columns[name]}) if name in columns else array
@@ -122,7 +122,7 @@ def narrowed(value: Any, columns: Mapping[str, Column]) -> Any:
 
 
 class _Changed(Source):
-    """A source whose chunks are changed on the way to the writer."""
+    """A source whose chunks are changed before they are written."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -134,7 +134,7 @@ class _Changed(Source):
             yield self.changed(table)
 
     def changed(self, table: Table) -> Table:
-        """Return the changed chunk."""
+        """Return a chunk of the source as changed for the writer; subclasses implement this."""
         raise NotImplementedError
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
@@ -152,7 +152,7 @@ class _Narrowed(_Changed):
 
 
 class _Like(_Changed):
-    """Only the training data's columns, with their types and classes."""
+    """A source reduced to the training data's columns, and converted to their types and classes."""
 
     def __init__(self, source: Source, train: Dataset, what: str) -> None:
         super().__init__(source)
@@ -163,7 +163,7 @@ class _Like(_Changed):
         known = {name: data for name, data in table.items() if name in self._columns}
         if not known:
             raise InputError(
-                f"{self._what} has the columns {', '.join(table)}, but the training data have "
+                f"{self._what} has the columns {', '.join(table)}, but the training data has "
                 f"{', '.join(self._columns)}: give the same names"
             )
         return {name: self._column(name, data) for name, data in known.items()}
@@ -199,8 +199,8 @@ class _Like(_Changed):
         if (codes < 0).any():
             label = (data.names or ())[int(data.values[codes < 0][0])]
             raise InputError(
-                f"{self._what} has {label!r} in column {name!r}, which the training data lack: "
-                "leave those rows out, or train on some of them"
+                f"{self._what} has {label!r} in column {name!r}, which the training data does "
+                "not have: leave those rows out, or train on some of them"
             )
         return codes
 

@@ -1,7 +1,8 @@
-"""From a source's columns to a data set's: select, rename, stack and convert them."""
+"""Make a data set's columns from a source's: select, rename, stack and convert them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cerebro.data.columns import ColumnData, final_names, promoted
-from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
+from cerebro.data.dtypes import STORAGE, Array, binary_layout, convert, dtype_name, reinterpret
 from cerebro.data.manifest import MAX_DIMENSIONS, MAX_ROWS, Column, check_columns
 from cerebro.data.sources.base import Table, choose
 from cerebro.errors import InputError
@@ -20,10 +21,10 @@ Columns = Mapping[str, "str | Sequence[str]"] | Sequence[str]
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """A column of the data set, and how to make its rows from the source's.
+    """A column of the data set, and how to make its rows from the source's columns.
 
-    `pieces` are the source's columns, more than one if they are stacked, each with the table that
-    renumbers its categories (None: no renumbering).
+    `pieces` are the source's columns, several if they are stacked, each with a table that renumbers
+    its categories (None: no renumbering).
     """
 
     column: Column
@@ -32,14 +33,14 @@ class OutputColumn:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that all rows will take when written."""
+        """The bytes of all rows when written."""
         data = self.pieces[0][0]
         if data.offsets is not None:
             return int(data.offsets[-1]) * self.column.item_bytes + data.offsets.nbytes
         return data.rows * self.column.item_bytes
 
     def rows(self, order: Array | slice) -> Array:
-        """Return the rows in this order, in storage type; of a ragged column, these elements."""
+        """Return the rows in this order, in storage type; for a ragged column, the elements."""
         parts = []
         for data, table in self.pieces:
             values = data.values[order]
@@ -52,7 +53,7 @@ class OutputColumn:
 
 
 def source_columns(columns: Columns | None) -> list[str] | None:
-    """Return the names that `columns` needs from the source, each once; None for all.
+    """Return the names of the source's columns that `columns` uses, each once; None: all columns.
 
     Raises InputError if the argument is neither a list of names nor a mapping.
     """
@@ -78,7 +79,7 @@ def source_columns(columns: Columns | None) -> list[str] | None:
 def lay_out(
     table: Table, columns: Columns | None, dtypes: Mapping[str, Any] | None
 ) -> list[OutputColumn]:
-    """Apply ``columns=`` and ``dtypes=`` to a source's columns and check the outcome.
+    """Apply ``columns=`` and ``dtypes=`` to a source's columns and check the result.
 
     Raises
     ------
@@ -89,13 +90,23 @@ def lay_out(
     check_rows(table)
     choose(table, source_columns(columns))
     wanted = _as_mapping(table, columns)
-    types = {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()}
+    layouts = {name: binary_layout(dtype) for name, dtype in (dtypes or {}).items()}
+    types = {
+        name: layout[0] if layout is not None else dtype_name((dtypes or {})[name])
+        for name, layout in layouts.items()
+    }
     for name in types.keys() - wanted.keys():
         raise InputError(f"dtypes has the unknown column {name!r}: there are {', '.join(wanted)}")
     outputs = []
     for name, sources in wanted.items():
+        layout = layouts.get(name)
         if isinstance(sources, str):
-            outputs.append(_single(name, table[sources], types.get(name)))
+            data = table[sources]
+            if layout is not None:
+                data = _shaped(name, data, *layout)
+            outputs.append(_single(name, data, types.get(name)))
+        elif layout is not None:
+            raise InputError(f"dtypes gives {name!r} a shape, but it is a stack: give a type only")
         else:
             outputs.append(_stack(name, {key: table[key] for key in sources}, types.get(name)))
     check_columns(tuple(output.column for output in outputs))
@@ -103,7 +114,7 @@ def lay_out(
 
 
 def check_rows(table: Table) -> int:
-    """Return the number of rows; raise InputError if it is 0 or too large, or columns disagree."""
+    """Return the number of rows; raise InputError if it is 0, too large or differs by column."""
     if not table:
         raise InputError("the source has no rows: give at least one")
     counts = {name: data.rows for name, data in table.items()}
@@ -126,6 +137,25 @@ def _as_mapping(table: Table, columns: Columns | None) -> Mapping[str, str | Seq
     if len(set(columns)) != len(columns):
         raise InputError("columns names a column twice: name each once")
     return {name: name for name in columns}
+
+
+def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> ColumnData:
+    """Return rows of one shape, from binary values or from lists with that many elements.
+
+    Rows of uint8 are treated as bytes, because binary values are read as uint8.
+    """
+    fixed = data.as_fixed()
+    if fixed is None:
+        raise InputError(
+            f"column {name!r} has rows of differing length, but {dtype} of shape {shape} needs "
+            "rows of one length"
+        )
+    if fixed.dtype == "uint8":
+        return ColumnData(reinterpret(fixed.values, dtype, shape, name), dtype)
+    if fixed.names is not None or math.prod(fixed.row_shape) != math.prod(shape):
+        found = "text" if fixed.names is not None else f"rows of shape {fixed.row_shape}"
+        raise InputError(f"column {name!r} has {found}, which cannot become shape {shape}")
+    return ColumnData(fixed.values.reshape(fixed.rows, *shape), fixed.dtype)
 
 
 def _single(name: str, data: ColumnData, dtype: str | None) -> OutputColumn:

@@ -1,8 +1,8 @@
-"""``manifest.json``: the description of a data set, and the commit point of writing one.
+"""``manifest.json``: the description of a data set; writing it commits the data set.
 
-The manifest is one JSON object, written last. The reader trusts nothing: it checks every field
-for type and range, and names cannot leave the folder. The last field is a checksum of all the
-others, which exposes a truncated or altered manifest. The layout is::
+The manifest is one JSON object, written last. The reader checks every field's type and range, and
+that no name points outside the folder. The last field is a checksum of all the others, which
+exposes a truncated or altered manifest. The layout is::
 
     {"format": "cerebro-dataset", "version": 1, "library": "0.1.0", "rows": 1797,
      "columns": [{"name": "x", "dtype": "uint8", "shape": [8, 8], "ragged": false,
@@ -12,8 +12,8 @@ others, which exposes a truncated or altered manifest. The layout is::
      "source": {"kind": "arrays", "fingerprint": "..."},
      "manifest_xxh3_128": "..."}
 
-``arguments`` and ``source`` record how the set was made. `Manifest.checksum` leaves them out: the
-same rows have the same checksum, from any source.
+``arguments`` and ``source`` record how the data set was made. `Manifest.checksum` leaves them out:
+the same rows have the same checksum, from any source.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _FIELDS = {
 
 
 class MissingFileError(CorruptDataError, FileNotFoundError):
-    """A file of a data set is missing: this counts as damage and as a missing file."""
+    """A file of a data set is missing; caught as CorruptDataError and as FileNotFoundError."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ class Column:
     Attributes
     ----------
     name
-        The name, from which the column's files are named.
+        The column's name, which is part of its files' names.
     dtype
         The logical element type: ``"float32"``, ``"bfloat16"``, ...
     shape
-        The shape of one row; if the column is ragged, of one element of a row.
+        The shape of one row, or of one element of a row if the column is ragged.
     ragged
-        Whether rows differ in length (along their first dimension, which `shape` leaves out).
+        Whether rows may differ in length, along a first dimension that `shape` leaves out.
     classes
         The class names by code, for columns made from strings or class folders.
     """
@@ -86,7 +86,7 @@ class Column:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one row; if the column is ragged, of one element of a row."""
+        """The bytes of one row, or of one element of a row if the column is ragged."""
         return STORAGE[self.dtype].itemsize * math.prod(self.shape)
 
     @property
@@ -108,7 +108,7 @@ class Column:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Size in bytes and XXH3-64 (16 hexadecimal digits) of one file."""
+    """The size in bytes and the XXH3-64 (16 hexadecimal digits) of one file."""
 
     bytes: int
     xxh3_64: str
@@ -116,7 +116,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class ShardEntry:
-    """Rows and files of one shard."""
+    """The number of rows and the files of one shard."""
 
     rows: int
     files: Mapping[str, FileEntry]
@@ -138,7 +138,7 @@ class Manifest:
 
     @cached_property
     def checksum(self) -> str:
-        """XXH3-128 over columns, row counts and file hashes: equal for equal data."""
+        """The XXH3-128 of columns, row counts and file hashes: equal for equal data."""
         shards = [
             [shard.rows, {name: entry.xxh3_64 for name, entry in shard.files.items()}]
             for shard in self.shards
@@ -146,7 +146,7 @@ class Manifest:
         return checksum_of([[column.to_json() for column in self.columns], shards])
 
     def to_bytes(self) -> bytes:
-        """Return the file's content; its last byte is the closing brace, to expose truncation."""
+        """Return the file's content. It ends with the closing brace, so truncation is noticed."""
         content: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -171,7 +171,7 @@ class Manifest:
 
 
 def shard_folder(index: int) -> str:
-    """``shard-00000``, ``shard-00001``, ..."""
+    """Return the name of a shard's folder: ``shard-00000``, ``shard-00001``, ..."""
     return f"shard-{index:05d}"
 
 
@@ -199,7 +199,7 @@ def name_fault(name: object) -> str | None:
 
 
 def check_columns(columns: tuple[Column, ...]) -> None:
-    """Raise InputError if names are invalid or would clash on disk or in a batch."""
+    """Raise InputError if column names are invalid or would clash on disk or in a batch."""
     taken: dict[str, str] = {}
     for column in columns:
         fault = name_fault(column.name)
@@ -225,7 +225,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     InputError
         The folder does not exist.
     CorruptDataError
-        The manifest is missing, truncated, altered, too large, a symbolic link, or of a later
+        The manifest is missing, truncated, altered, too large, a symbolic link, or in a later
         format; the message names the field.
     """
     path = Path(folder) / FILE_NAME
@@ -244,7 +244,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """Check the bytes of a manifest; `path` is for messages. Raises CorruptDataError."""
+    """Parse and check a manifest; raise CorruptDataError, naming `path`, if it is invalid."""
     top = _Fields(path, "", _load_json(content, path))
     if top.value.get("format") != FORMAT:
         top.fail("format", f"must be {FORMAT!r}")

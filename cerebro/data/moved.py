@@ -1,8 +1,8 @@
 """A loader's batches, moved to a device by PyTorch.
 
-Used if the loader cannot make batches on the device (as a `_core.Loader` with a depot does). Each
-tensor goes through pinned memory, which makes the copy asynchronous, and arrives on PyTorch's
-stream.
+This module is used if the loader cannot make batches on the device itself, as a `_core.Loader` with
+a depot does. Each tensor is copied through pinned memory, so the copy is asynchronous, in order
+with PyTorch's current stream.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cerebro.machine import cuda
 
 
 class MovedBatches:
-    """A `_core.Loader` whose batches arrive on a device.
+    """A `_core.Loader` whose batches PyTorch moves to a device.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class MovedBatches:
 
     @property
     def last_rows(self) -> int:
-        """Rows of the latest batch."""
+        """The number of rows of the latest batch."""
         return int(self._loader.last_rows)
 
     def begin(self, shards: Iterable[int], epoch: int, start: int = 0) -> None:
@@ -56,10 +56,10 @@ class MovedBatches:
 
 
 def moved(batch: Mapping[str, Any], device: Any) -> dict[str, Any]:
-    """Return a batch with its tensors on a device; values that are not torch tensors stay.
+    """Return a batch with its tensors on a device; values that are not torch tensors are kept.
 
-    PyTorch owns the pinned copies and reuses them once the copies to the device are done. If the
-    system refuses to pin more memory, each copy blocks.
+    PyTorch owns the pinned buffers and reuses them when the copies to the device are finished. If
+    the system refuses to pin more memory, each copy blocks.
     """
     return {name: _moved(value, device) for name, value in batch.items()}
 

@@ -1,8 +1,9 @@
 """Partial data sets: some of the shards, or only the rows of a view.
 
-On a cluster a node holds some shards of the training data. `PlacedDataset` opens those, and the
-others when they arrive. Evaluation needs all rows of the validation data, often a view with a slice
-of every shard. `write_view` writes those rows as a data set, so that no node needs the shards.
+On a cluster, a node holds some shards of the training data. `PlacedDataset` opens these shards, and
+others when they arrive. Evaluation needs all rows of the validation data, which is often a view
+with a slice of every shard. `write_view` writes these rows as a separate data set, so that no node
+needs the shards.
 """
 
 from __future__ import annotations
@@ -13,14 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import cerebro._core as _core
-from cerebro.data.dataset import Dataset, RaggedRows
-from cerebro.data.dtypes import Array
+from cerebro.data.column_files import write_column
+from cerebro.data.copies import stored_copies
+from cerebro.data.dataset import Dataset
 from cerebro.data.manifest import (
     FILE_NAME,
-    Column,
     FileEntry,
     Manifest,
     ShardEntry,
@@ -36,8 +35,8 @@ from cerebro.machine.environment import version
 class PlacedDataset(Dataset):
     """A view of a data set; its folder holds only some of the shards, each complete.
 
-    It has the rows and shards of the whole view; only reading a missing shard is an error. A shard
-    is opened when it is first checked. Made by `from_spec`.
+    It has the rows and shards of the whole view; only reading a missing shard raises an error. A
+    shard is opened when it is first checked. Created by `from_spec`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -47,10 +46,11 @@ class PlacedDataset(Dataset):
         self._readers = self._open  # type: ignore[assignment]
         self._rows: list[Part] = [(0, shard.rows) for shard in self._manifest.shards]
         self._transforms = {}
+        self._sampling = None
         self._operations = ()
         for shard in range(self.num_shards):
             if (self._path / shard_folder(shard)).is_dir():
-                with contextlib.suppress(CorruptDataError):  # raised when it is needed
+                with contextlib.suppress(CorruptDataError):  # raised when the shard is read
                     self._open.readers[shard] = self._open_shard(shard)
 
     @property
@@ -58,9 +58,9 @@ class PlacedDataset(Dataset):
         return self._open.generation
 
     def _parts(self) -> list[tuple[_core.ShardReader, Part]]:
-        """Return each shard's reader and rows; a shard that is not here has no rows.
+        """Return each shard's reader and rows; a missing shard has no rows.
 
-        It keeps its position, because a shard's number is a key of its row order.
+        A missing shard keeps its position, because a shard's number keys its row order.
         """
         here = self._open.readers
         if not here:
@@ -97,7 +97,7 @@ class PlacedDataset(Dataset):
             self._verify_shard(shard)
 
     def _forget(self, shard: int) -> None:
-        """Close a damaged shard: its replacement comes in new files."""
+        """Close a damaged shard, because its replacement will be in new files."""
         self._open.readers.pop(shard, None)
         self._open.generation += 1
 
@@ -106,13 +106,13 @@ class PlacedDataset(Dataset):
 
     def _view(self, rows: Any, operation: dict[str, Any]) -> Dataset:
         raise InputError(
-            "the data of a search on a cluster are spread over its nodes: make views of them "
+            "the data of a search on a cluster is spread over its nodes: make views of them "
             "before the search"
         )
 
 
 class _Open:
-    """The open shards; used like the list of a data set's readers."""
+    """The readers of the open shards, indexed like the list of a data set's readers."""
 
     def __init__(self) -> None:
         self.readers: dict[int, _core.ShardReader] = {}
@@ -132,25 +132,28 @@ class _Open:
 
 
 def write_view(view: Dataset, folder: Path) -> Dataset:
-    """Write the rows of a view as a separate data set; return it with the view's transforms.
+    """Write the rows of a view as a separate data set, and return it with the view's transforms.
 
     Rows stay in their shards, so batches equal the view's; shards without rows are left out.
 
     Parameters
     ----------
     folder
-        The target: an empty folder.
+        The target, an empty folder.
     """
+    stored = stored_copies(view)  # augmented copies, which evaluation does not read
+    columns = tuple(column for name, column in view.columns.items() if name not in stored)
     shards: list[ShardEntry] = []
     for rows, index in ((rows, i) for i, rows in enumerate(view._shard_rows()) if rows):
         place = folder / shard_folder(len(shards))
         place.mkdir()
         files: dict[str, FileEntry] = {}
-        for name, values in view.shard(index).items():
-            files.update(_write_column(view.columns[name], values, place))
+        found = view.shard(index)
+        for column in columns:
+            files.update(write_column(column, found[column.name], place))
         shards.append(ShardEntry(rows, files))
     manifest = Manifest(
-        columns=tuple(view.columns.values()),
+        columns=columns,
         shards=tuple(shards),
         arguments={},
         source={"kind": "view", "fingerprint": view.checksum},
@@ -158,26 +161,3 @@ def write_view(view: Dataset, folder: Path) -> Dataset:
     )
     durable.replace_file(folder / FILE_NAME, manifest.to_bytes())
     return Dataset(folder).with_transforms(view.transforms)
-
-
-def _write_column(column: Column, values: Any, folder: Path) -> dict[str, FileEntry]:
-    if not isinstance(values, RaggedRows):
-        (name,) = column.file_names
-        return {name: _write_file(folder / name, column.dtype, column.shape, values)}
-    values_name, offsets_name = column.file_names
-    return {
-        values_name: _write_file(
-            folder / values_name, column.dtype, column.shape, np.asarray(values.values)
-        ),
-        offsets_name: _write_file(folder / offsets_name, "int64", (), values.offsets),
-    }
-
-
-def _write_file(path: Path, dtype: str, shape: tuple[int, ...], values: Array) -> FileEntry:
-    writer = _core.NpyWriter(os.fspath(path), dtype, shape, len(values))
-    try:
-        writer.write(np.ascontiguousarray(values))
-        return FileEntry(*writer.close())
-    except BaseException:
-        writer.abort()
-        raise

@@ -1,4 +1,4 @@
-"""Progress of writing a data set: a bar on a terminal, nothing for small sets."""
+"""Show the progress of writing a data set: a bar on a terminal, nothing for small data sets."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ QUIET_BYTES = 128_000_000  # takes about a second
 
 
 class ByteProgress:
-    """Count bytes and show them once there are many, if standard error is a terminal.
+    """Count bytes and show them in a bar if there are many and standard error is a terminal.
 
-    ``progress`` is ``"auto"`` (as above), True (always) or False (never).
+    ``progress`` is ``"auto"`` (as above), True (always show) or False (never).
     """
 
     def __init__(self, progress: str | bool) -> None:

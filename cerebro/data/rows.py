@@ -1,8 +1,8 @@
-"""Rows of a view: selected by number, or split by position, class or group.
+"""Choose the rows of a view: select them by number, or split them by position, class or group.
 
-Pure functions of row counts and labels. A part takes a share of every shard, which keeps its shards
-alike. Rounding errors are carried over from shard to shard, so that the sizes over all shards are
-exact to the row even if shards are small.
+All functions are pure functions of row counts and labels. A part takes a share of every shard, so
+that its shards are similar. Rounding errors are carried over from shard to shard, so the size of a
+part over all shards is exact to the row even if shards are small.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Selection = slice | Sequence[int] | Array
 
 
 def part_rows(part: Part) -> int:
-    """Return the number of rows."""
+    """Return the number of rows of a part."""
     return part[1] - part[0] if isinstance(part, tuple) else len(part)
 
 
@@ -45,7 +45,7 @@ def cut(part: Part, start: int, stop: int) -> Part:
 
 
 def take(part: Part, positions: Array) -> Part:
-    """Return the rows of `part` at these positions, in this order; as a range if they form one."""
+    """Return the rows of `part` at these positions, in this order; as a range if possible."""
     index = positions + part[0] if isinstance(part, tuple) else part[positions]
     rows = index.astype(np.uint32)
     if len(rows) == 0:
@@ -59,9 +59,9 @@ def take(part: Part, positions: Array) -> Part:
 def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
     """Select rows by their number in the view: a slice, a boolean mask or row numbers.
 
-    Each row stays in its shard. Within a shard, rows keep the requested order; a row requested
-    twice occurs twice. Raises InputError for numbers out of range, a mask of the wrong size, or no
-    rows.
+    Each row stays in its shard. Within a shard, rows have the order of the selection; a repeated
+    number repeats the row. Raises InputError for numbers out of range, a mask of the wrong size, or
+    an empty selection.
     """
     starts = np.cumsum([0, *(part_rows(part) for part in parts)])
     if isinstance(selection, slice) and selection.step in (None, 1):
@@ -104,7 +104,7 @@ def _row_numbers(selection: Selection, rows: int) -> Array:
 
 
 def covers(part: Part, other: Part) -> bool:
-    """Whether all rows of `other` are rows of `part`."""
+    """Return whether all rows of `other` are rows of `part`."""
     if part_rows(other) == 0:
         return True
     if not isinstance(part, tuple):
@@ -145,7 +145,7 @@ _TOLERANCE = 1e-9
 
 
 def check_fractions(fractions: Sequence[float]) -> list[float]:
-    """Return cumulative fractions; the last is exactly 1 if they sum to 1 but for rounding.
+    """Return cumulative fractions; the last is exactly 1 if the sum is 1 up to rounding.
 
     Raises InputError unless there is at least one fraction, all are positive and they sum to at
     most 1.
@@ -167,7 +167,7 @@ def check_fractions(fractions: Sequence[float]) -> list[float]:
 
 
 class Rounder:
-    """Cut runs of rows by cumulative fractions, carrying the rounding error over."""
+    """Cut runs of rows by cumulative fractions; carry the rounding error over to the next run."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -175,7 +175,7 @@ class Rounder:
         self._given = [0] * len(bounds)
 
     def cut(self, rows: int) -> list[int]:
-        """Return the cuts of the next run: part p is from ``cuts[p]`` up to ``cuts[p + 1]``."""
+        """Return the cuts of the next `rows` rows: part p is ``cuts[p]`` up to ``cuts[p + 1]``."""
         self._rows += rows
         cuts = [0]
         for part, bound in enumerate(self._bounds):
@@ -186,7 +186,7 @@ class Rounder:
 
 
 def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
-    """Return positions by part and shard, ascending; each part has the classes in proportion.
+    """Return ascending row positions by part and shard; parts have equal proportions of classes.
 
     `labels` has the label of each row, by shard. `seed` keys which rows of a class go to which
     part.
@@ -196,7 +196,7 @@ def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> l
     rounder = Rounder(bounds)
     found: list[list[list[Array]]] = [[[] for _ in labels] for _ in range(parts)]
     for index, members in enumerate(_members(labels)):
-        # Each class begins at a different shard, or rounding would always favor the same ones.
+        # Each class begins at a different shard; otherwise rounding would favor the same shards.
         for turn in range(shards):
             shard = (index + turn) % shards
             rows = members[shard]
@@ -208,11 +208,11 @@ def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> l
 
 
 def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
-    """Return the fold of each row, over all shards: folds have classes and shards in proportion.
+    """Return the fold of each row, across shards; folds have equal shares of classes and shards.
 
     `labels` has the label of each row, by shard. The rows of a class in a shard are permuted, keyed
-    by `seed`, and dealt out one by one. The sizes of the folds therefore differ by at most one row,
-    and so do their numbers of rows of any class.
+    by `seed`, and assigned to the folds in turn. The sizes of the folds therefore differ by at most
+    one row; so do their numbers of rows of each class.
     """
     starts = np.cumsum([0, *(len(of_shard) for of_shard in labels)])
     fold_of = np.empty(int(starts[-1]), np.int64)
@@ -226,7 +226,7 @@ def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
 
 
 def _members(labels: Sequence[Array]) -> list[list[Array]]:
-    """Return the positions of the rows of each class (ascending), by class and shard."""
+    """Return the ascending row positions of each class, by class and shard."""
     classes = np.unique(np.concatenate(labels))
     members: list[list[Array]] = [[] for _ in classes]
     for of_shard in labels:
@@ -238,10 +238,10 @@ def _members(labels: Sequence[Array]) -> list[list[Array]]:
 
 
 def grouped(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
-    """Return positions by part and shard that keep the rows of a group together.
+    """Return row positions by part and shard that keep the rows of a group together.
 
-    Groups are taken in an order keyed by `seed`, each assigned to the part that lacks the most
-    rows. Raises InputError if there are fewer groups than parts.
+    Groups are processed in an order keyed by `seed`; each is assigned to the part that lacks the
+    most rows. Raises InputError if there are fewer groups than parts.
     """
     part_of = part_of_groups(labels, bounds, seed)
     ends = np.cumsum([len(of_shard) for of_shard in labels])[:-1]
@@ -250,7 +250,7 @@ def grouped(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list
 
 
 def part_of_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> Array:
-    """Return the part of each row, over all shards; see `grouped`."""
+    """Return the part of each row, across shards; see `grouped`."""
     names, codes, counts = np.unique(
         np.concatenate(labels), return_inverse=True, return_counts=True
     )
@@ -262,7 +262,7 @@ def part_of_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) 
 
 
 def _assign(counts: Array, bounds: Sequence[float], seed: int) -> Array:
-    """Return the part of each group; the number after the last part means left over."""
+    """Return the part of each group; the number of parts itself stands for a group left over."""
     rows = int(counts.sum())
     targets = np.diff([0.0, *bounds, 1.0]) * rows
     parts = len(bounds)

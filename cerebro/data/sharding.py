@@ -4,6 +4,8 @@ Everything is written into a temporary folder beside the target, which is rename
 target is complete or absent. The temporary folder holds a file that is locked while its process
 lives; the next `shard` to the same path removes a folder whose lock is free, left by a dead
 process.
+
+A data set in object storage is made in a folder first, then uploaded (`cerebro.data.upload`).
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.arguments import SHARD, answers, whole_number
+from cerebro.arguments import SHARD, answers, users_level, whole_number
 from cerebro.data.columns import ColumnData, settled
 from cerebro.data.dataset import Dataset
-from cerebro.data.dtypes import dtype_name
+from cerebro.data.dtypes import binary_layout, dtype_name
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
 from cerebro.data.manifest import (
     FILE_NAME,
@@ -38,11 +40,13 @@ from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
+from cerebro.data.upload import Upload
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine import durable
 from cerebro.machine.environment import version
 from cerebro.machine.files import open_plain, path_of
+from cerebro.machine.objects import is_url
 
 _LOCK = ".lock"
 _SPOOL = ".spool"
@@ -66,39 +70,46 @@ def shard(
     """Write a data set: rows from any source, shuffled once, in shards.
 
     The same rows and seed give the same bits from any source. Arrays and typed columns keep their
-    type; Python's and CSV's integers become int64, floats float64, strings categories (sorted
-    names, int64 codes; see `Dataset.classes`). A missing value (None, null, an empty cell) is NaN
-    in a column of floats and an error in any other. A list of sequences is a ragged column. Sources
-    that are read row by row or in batches may be larger than memory; writing them takes disk space
-    for one more copy.
+    type. Python's and CSV's integers become int64, floats become float64, and strings become
+    categories (sorted names and int64 codes; see `Dataset.classes`). A missing value (None, null,
+    an empty cell) is NaN in a column of floats and an error in any other column. A list of
+    sequences becomes a ragged column. Sources that are read row by row or in batches may be larger
+    than memory; writing them takes disk space for one more copy.
 
     Parameters
     ----------
     source
         A mapping of column names to arrays, tensors or lists; a pandas or Arrow table or an Arrow
-        record-batch reader; the path of an ``.npz``, ``.csv``, ``.parquet`` or ``.arrow`` file;
+        record-batch reader; a Spark DataFrame; the path of an ``.npz``, ``.csv``, ``.parquet`` or
+        ``.arrow`` file, or of a folder of ``.parquet`` files, which are read in the order of names;
         ``cerebro.images(folder)``; a PyTorch or Hugging Face dataset; an iterable of row mappings.
     path
-        The folder to make.
+        The folder to make; or a URL in object storage, such as ``"s3://bucket/set"``. The files are
+        made here first, in the cache folder, and the manifest is uploaded last: without it there
+        is no data set.
     shards
-        The number of shards; None: 8, or more to keep each under 256 MB, but never more than rows.
-        The first ``rows % shards`` have one more row.
+        The number of shards; None: 8, or more to keep each under 256 MB, but never more shards than
+        rows. The first ``rows % shards`` shards have one more row than the others.
     columns
-        Names to keep, or a mapping of new names to a name or to a list of names that are stacked
-        into one vector per row, cast to their common type (categories as their codes).
+        The names of columns to keep, or a mapping of new names to a column's name or to a list of
+        names. The columns in a list are stacked into one vector per row, cast to their common type
+        (categories as their codes).
     dtypes
         Types by (new) column name, such as ``{"x": "float32"}``. Floats are rounded; a value that
-        an integer type cannot hold is an error.
+        an integer type cannot hold is an error. For a list column or a binary column, a type with
+        a shape, such as ``("float32", (40,))``, describes each row; binary values are
+        little-endian. Without a shape, a list column is ragged, even if all rows have the same
+        length.
     shuffle
-        Whether the rows are permuted; if not, they keep the source's order across shards.
+        Whether to permute the rows; otherwise they keep the source's order across shards.
     seed
         Keys the permutation.
     exist_ok
-        Return the data set at `path` if it was made with the same arguments from the same source.
-        Arrays are compared by content, files by size and content, image folders by names, sizes
-        and times; other iterables cannot be compared and count as the same.
+        Whether to return the data set at `path` if it was made with the same arguments from the
+        same source. Arrays are compared by content, files by size and content, image folders by
+        names, sizes and times; other iterables cannot be compared and are assumed to be the same.
     progress
-        ``"auto"`` shows a bar for large sets on a terminal; True always, False never.
+        ``"auto"`` shows a bar for large data sets on a terminal; True always, False never.
 
     Returns
     -------
@@ -107,27 +118,48 @@ def shard(
     Raises
     ------
     InputError
-        The source or an argument is invalid, or `path` exists. Nothing is left behind.
+        The source or an argument is invalid, or `path` exists. No files are left behind.
     OSError
-        The disk is full or not writable. Nothing is left behind.
+        The disk is full or not writable, or the storage refuses. Nothing is left behind, except
+        for objects without a manifest; the next `shard` to the same URL removes them.
     """
-    target = path_of("path", path).absolute()
     arguments = _arguments(shards, columns, dtypes, shuffle, seed)
-    there = _is_there(target)
+    place: _Folder | _Bucket
+    with contextlib.ExitStack() as stack:
+        if isinstance(path, str) and is_url(path):
+            place = _Bucket(stack.enter_context(Upload(path)))
+        else:
+            place = _Folder(path_of("path", path).absolute())
+        return _made(source, place, path, arguments, columns, dtypes, exist_ok, progress)
+
+
+def _made(
+    source: Any,
+    place: _Folder | _Bucket,
+    path: Any,
+    arguments: dict[str, Any],
+    columns: Columns | None,
+    dtypes: Mapping[str, Any] | None,
+    exist_ok: bool,
+    progress: str | bool,
+) -> Dataset:
+    """Write a data set to a folder or a bucket, or return the one that is there."""
+    there = place.is_there()
     if there and not exist_ok:
-        _refuse_existing(target, path, arguments)
+        _refuse_existing(place, path, arguments)
     opened = open_source(source)
+    opened.binary = _binary_columns(columns, dtypes)
     whole = _whole_table(opened, columns)
     fingerprint = opened.fingerprint() if whole is None else _content_fingerprint(whole)
     origin = {"kind": opened.kind, "fingerprint": fingerprint}
     if there:
-        _check_same(read_manifest(target), arguments, fingerprint, path)
-        return Dataset(target)
-    with _temporary_folder(target) as folder, ByteProgress(progress) as meter:
+        _check_same(place.manifest(), arguments, fingerprint, path)
+        return place.opened()
+    with _temporary_folder(place.target) as folder, ByteProgress(progress) as meter:
         if whole is None:
             whole = _spooled(opened, columns, folder, meter)
             if (remark := opened.remark()) is not None:
-                warnings.warn(remark, stacklevel=2)
+                warnings.warn(remark, stacklevel=users_level())
         outputs = lay_out(whole, columns, dtypes)
         entries = _write(outputs, arguments, folder, meter)
         manifest = Manifest(
@@ -137,8 +169,48 @@ def shard(
             source=origin,
             library=version(),
         )
-        _commit(manifest, folder, target)
-    return Dataset(target)
+        _commit(manifest, folder, place.target)
+        place.finish()
+    return place.opened()
+
+
+class _Folder:
+    """The place of a data set on this machine."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def is_there(self) -> bool:
+        return _is_there(self.target)
+
+    def manifest(self) -> Manifest:
+        return read_manifest(self.target)
+
+    def finish(self) -> None:
+        """Do nothing: renaming the folder has finished the data set."""
+
+    def opened(self) -> Dataset:
+        return Dataset(self.target)
+
+
+class _Bucket:
+    """The place of a data set in object storage, and the folder in which it is made."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self.target = upload.target
+
+    def is_there(self) -> bool:
+        return self._upload.is_there()
+
+    def manifest(self) -> Manifest:
+        return self._upload.manifest()
+
+    def finish(self) -> None:
+        self._upload.finish()
+
+    def opened(self) -> Dataset:
+        return Dataset(self._upload.url)
 
 
 def _arguments(
@@ -148,7 +220,7 @@ def _arguments(
     shuffle: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """Check the arguments that do not need the source; return them as they are stored."""
+    """Check the arguments as far as possible without the source; return them in stored form."""
     shards = whole_number("shards", shards, 1, math.inf, optional=True)
     seed = whole_number("seed", seed, 0, 2**64 - 1)
     source_columns(columns)
@@ -165,23 +237,37 @@ def _arguments(
     return {
         "shards": shards,
         "columns": chosen,
-        "dtypes": {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()} or None,
+        "dtypes": {name: _recorded(dtype) for name, dtype in (dtypes or {}).items()} or None,
         "shuffle": bool(shuffle),
         "seed": seed,
     }
 
 
+def _binary_columns(columns: Columns | None, dtypes: Mapping[str, Any] | None) -> frozenset[str]:
+    """Return the names, in the source, of the columns whose dtype has a shape."""
+    new = {name for name, dtype in (dtypes or {}).items() if binary_layout(dtype) is not None}
+    if not isinstance(columns, Mapping):
+        return frozenset(new)
+    found = (columns[name] for name in new & columns.keys())
+    return frozenset(name for name in found if isinstance(name, str))
+
+
+def _recorded(dtype: Any) -> Any:
+    layout = binary_layout(dtype)
+    return dtype_name(dtype) if layout is None else [layout[0], list(layout[1])]
+
+
 def _is_there(target: Path) -> bool:
-    """Whether something exists at the path; an empty folder does not count."""
+    """Return whether something exists at the path; an empty folder does not count."""
     if not target.exists() and not target.is_symlink():
         return False
     return not (target.is_dir() and not any(target.iterdir()))
 
 
-def _refuse_existing(target: Path, path: Any, arguments: Mapping[str, Any]) -> NoReturn:
-    """Raise InputError, naming what exists at the path and a cure that the next call accepts."""
+def _refuse_existing(place: _Folder | _Bucket, path: Any, arguments: Mapping[str, Any]) -> NoReturn:
+    """Raise InputError, naming what exists at the path and a fix that the next call accepts."""
     try:
-        different = _difference(read_manifest(target), arguments)
+        different = _difference(place.manifest(), arguments)
     except (CerebroError, OSError):
         different = "and is not a data set"
     if different is None:
@@ -193,7 +279,7 @@ def _refuse_existing(target: Path, path: Any, arguments: Mapping[str, Any]) -> N
 
 
 def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
-    """Describe an argument that differs from the existing data set's; None if all are the same."""
+    """Return a description of an argument that differs from the existing data set's, or None."""
     for name, value in arguments.items():
         if manifest.arguments.get(name) != value:
             return f"was made with {name}={manifest.arguments.get(name)!r}, not {value!r}"
@@ -279,7 +365,9 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
         folder.rename(target)  # replaces an empty folder, and nothing else
     except OSError:
         if _is_there(target):
-            raise InputError(f"'{target}' was meanwhile made by another process") from None
+            raise InputError(
+                f"'{target}' was made by another process in the meantime: {_REMOVE}"
+            ) from None
         raise
     (target / _LOCK).unlink(missing_ok=True)
     durable.sync_folder(target.parent)
@@ -317,7 +405,7 @@ def _remove_stale(target: Path) -> None:
             continue
         try:
             lock = open_plain(folder / _LOCK, os.O_RDONLY)
-        except OSError:  # being made right now, or not ours to remove
+        except OSError:  # being created right now, or owned by another user
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

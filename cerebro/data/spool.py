@@ -1,8 +1,8 @@
 """Temporary files for sources that are read in chunks.
 
-The source is read once, while each column grows in a separate file, which is mapped when complete.
-A source may therefore be larger than memory and need not know its number of rows. A column is
-converted on the way if its type turns out to be wider, or its rows to differ in length.
+The source is read once. Each column is appended to a separate file, which is memory-mapped when
+complete. A source may therefore be larger than memory and need not know its number of rows. The
+file is converted if a later chunk has a wider type or rows of another length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def spool(chunks: Iterable[Table], folder: Path, meter: ByteProgress) -> Table:
 
 
 class _Spooled:
-    """One column being spooled: a file of values and, once ragged, one of row lengths."""
+    """A column that is being spooled: a file of values and, if it is ragged, one of row lengths."""
 
     def __init__(self, name: str, path: Path, first: ColumnData) -> None:
         self.name = name
@@ -81,7 +81,7 @@ class _Spooled:
         self.rows += data.rows
 
     def finish(self) -> ColumnData:
-        """Map the values written."""
+        """Return the column, with the file of values mapped."""
         self.close()
         if self.absent is not None and not self.has_floats:
             raise missing(self.name, self.absent)
@@ -104,7 +104,7 @@ class _Spooled:
         return self.path.with_suffix(".lengths")
 
     def _note_absent(self, data: ColumnData) -> None:
-        """Note a missing value: an error unless this or a later chunk has floats."""
+        """Record a missing value, which is an error unless this or another chunk has floats."""
         if self.absent is None:
             self.absent = data.absent
         if data.absent is None and data.dtype.startswith(("float", "bfloat")):

@@ -1,4 +1,4 @@
-"""Statistics of a column, computed in float64, piece by piece."""
+"""Compute the statistics of a column in float64, piece by piece."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Stats:
     rows, values
         The number of rows and of values (row elements) that were counted.
     mean, std, min, max
-        Over all values: floats; with ``axis=``, arrays with one float64 for each index of that
+        Floats over all values; with ``axis=``, arrays with one float64 for each index of that
         axis. `std` is the population standard deviation (divided by n).
     counts
-        For scalar integer, boolean and category columns: rows by class name (categories, all of
-        them in the order of their codes) or by value (those that occur, ascending). None for other
-        columns, or if there are more than 65,536 distinct values.
+        For scalar integer, boolean and category columns, the number of rows by class name (all
+        categories, in the order of their codes) or by value (those that occur, ascending). None for
+        other columns, or if there are more than 65,536 distinct values.
     """
 
     column: str
@@ -45,7 +45,7 @@ class Stats:
     counts: dict[Any, int] | None = None
 
     def __getitem__(self, name: str) -> Any:
-        """``stats["mean"]`` is ``stats.mean``."""
+        """Return an attribute by name: ``stats["mean"]`` is ``stats.mean``."""
         if name not in self.__dataclass_fields__:
             raise KeyError(name)
         return getattr(self, name)
@@ -88,7 +88,8 @@ def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | N
 class _Moments:
     """Count, mean, squared deviations, minimum and maximum by channel, merged piece by piece.
 
-    Merging (Chan, Golub and LeVeque, 1979) keeps the digits that a sum of squares would lose.
+    The method of merging (Chan, Golub and LeVeque, 1979) keeps digits that a sum of squares would
+    lose.
     """
 
     def __init__(self) -> None:
@@ -119,7 +120,7 @@ class _Moments:
 
 
 def _by_channel(column: Column, piece: Array, axis: int | None) -> Array:
-    """Return float64 of shape (n, channels); one channel without an axis."""
+    """Return the piece as float64 of shape (n, channels); if `axis` is None, with one channel."""
     if column.dtype == "bfloat16":
         piece = bfloat16_to_float32(piece)
     if axis is None:

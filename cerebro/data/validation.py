@@ -1,7 +1,7 @@
-"""Validation of a search: a data set, a part of the training rows, or folds of them.
+"""The validation data of a search: a data set, a part of the training rows, or folds.
 
-`KFold` describes the choice of rows; `Folds` holds these rows, as views of one data set. Each fold
-has two views, however many trials there are: all configurations share them, in every process.
+`KFold` describes how rows are chosen; `Folds` holds the chosen rows, as views of one data set. Each
+fold has two views, which all configurations share in every process.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ MAX_FOLDS = 10_000
 class KFold:
     """Cross-validation: `n` parts of the rows, each held out in turn while training on the others.
 
-    Every fold has rows of every shard and is trained shard by shard, like the whole. The choice of
-    rows depends on `seed` alone.
+    Every fold has rows of every shard and is trained shard by shard, like the whole data set. The
+    choice of rows depends only on `seed`.
 
     Parameters
     ----------
     n
-        The number of folds, at least 2; or a scikit-learn splitter (anything with ``split`` and
-        ``get_n_splits``), which is given the column `stratify` as its ``y`` and the column
-        `groups` as its ``groups``.
+        The number of folds, at least 2; or a scikit-learn splitter (any object with ``split`` and
+        ``get_n_splits``), which gets the column `stratify` as ``y`` and the column `groups` as
+        ``groups``.
     stratify
         A scalar integer, boolean or category column whose values have the same proportions
         in each fold.
     groups
-        A scalar integer, boolean or category column; rows with the same value are never on both
-        sides.
+        A scalar integer, boolean or category column; in a fold, rows with the same value are all
+        trained on or all held out.
     seed
         Keys the choice of rows. Splitters use their ``random_state`` instead.
 
@@ -103,7 +103,7 @@ class Folds:
     data
         The data set.
     parts
-        For each fold, the rows of each shard to train on and those held out.
+        For each fold, two sequences with one entry per shard: rows to train on, rows held out.
     name
         The name of the splitter, for display.
     """
@@ -131,11 +131,11 @@ class Folds:
 
     @property
     def checksum(self) -> str:
-        """32 hexadecimal digits that differ whenever the data or the folds differ."""
+        """32 hexadecimal digits that differ if the data or the folds differ."""
         return checksum_of([self.data.checksum, self.to_json()["folds"]])
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON value from which `from_json` makes the folds, given the data."""
+        """Return a JSON value from which `from_json` makes the folds, together with the data."""
         return {
             "name": self.name,
             "folds": [
@@ -146,7 +146,7 @@ class Folds:
 
     @classmethod
     def from_json(cls, data: Dataset, value: Mapping[str, Any]) -> Folds:
-        """Make the folds that `to_json` described.
+        """Return the folds whose `to_json` returned `value`.
 
         Raises
         ------
@@ -184,7 +184,7 @@ class Validation(NamedTuple):
 
 
 def is_splitter(value: Any) -> bool:
-    """Whether a value can split as scikit-learn's splitters do."""
+    """Return whether a value has the methods of scikit-learn's splitters."""
     return all(callable(getattr(value, name, None)) for name in ("split", "get_n_splits"))
 
 
@@ -207,7 +207,7 @@ def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
     """Return the fold that holds out each row."""
     n = kfold.n
     if n > data.num_rows:
-        raise InputError(f"{kfold!r} needs a row for each fold, but the data have {data.num_rows}")
+        raise InputError(f"{kfold!r} needs a row for each fold, but the data has {data.num_rows}")
     if kfold.groups is not None:
         labels = data._labels(kfold.groups)
         groups = len(np.unique(np.concatenate(labels)))
@@ -227,7 +227,7 @@ def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
 
 
 def _check_classes(data: Dataset, kfold: KFold, labels: Array) -> None:
-    """Raise InputError if a fold would lack a class."""
+    """Raise InputError if a fold would have no rows of some class."""
     classes, counts = np.unique(labels, return_counts=True)
     rarest = int(np.argmin(counts))
     if counts[rarest] >= kfold.n:
@@ -296,7 +296,7 @@ def _rows(rows: Any, count: int, where: str) -> Array:
 
 
 def views_of(data: Any, validation: Any) -> Validation:
-    """Return training data, validation data, and the folds if there are any.
+    """Return the training data, the validation data and the folds, as a `Validation`.
 
     `validation` is the argument of `cerebro.search`: it may be a `cerebro.KFold` or a scikit-learn
     splitter.
@@ -339,7 +339,7 @@ def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | Non
 
 
 def check_columns(train: Dataset, validation: Dataset | None) -> None:
-    """Raise InputError unless a model that trains on one can read the other."""
+    """Raise InputError unless a model trained on `train` can read `validation`."""
     if validation is None:
         return
     missing = sorted(set(train.columns) - set(validation.columns))
@@ -356,9 +356,10 @@ def check_columns(train: Dataset, validation: Dataset | None) -> None:
 
 
 def other_classes(train: Dataset, data: Dataset) -> str | None:
-    """Describe a column whose codes mean different classes in the training data; None if all agree.
+    """Return a message on a column whose codes mean other classes in the training data, or None.
 
-    Data sets that were written separately number only their own names, so their codes may differ.
+    Each data set numbers only the names that occur in it, so codes of separately written data sets
+    may differ.
     """
     for name, ours in train.classes.items():
         theirs = data.classes.get(name)

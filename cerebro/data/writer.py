@@ -1,9 +1,10 @@
 """Write rows into shards: one pass over each column of each shard, in chunks.
 
 Row i of shard s is the source's row ``order[first(s) + i]``. If the source is in mapped files and
-larger than memory, reading it in random order would read each page many times; its columns are then
-first dealt to one temporary file per shard, in one pass from front to back, and shuffled there.
-(Ragged columns are read in place: their rows are long enough to be worth a page each.)
+larger than memory, reading it in random order would read each page many times. Its columns are
+therefore first distributed to one temporary file per shard, in one sequential pass, and each file
+is then shuffled. Ragged columns are read directly in random order, because their rows are long
+enough to be worth reading a page each.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ Order = Array | None  # None: the source's own order
 
 
 def default_shards(nbytes: int, rows: int) -> int:
-    """Return 8, or more to keep shards under 256 MB, but never more than rows."""
+    """Return 8, or more to keep shards under 256 MB, but never more than `rows`."""
     return min(rows, max(DEFAULT_SHARDS, -(-nbytes // (SHARD_BYTES - 1))))
 
 
 def shard_starts(rows: int, shards: int) -> list[int]:
-    """Return each shard's first row, and the number of rows; the first shards have one more."""
+    """Return the number of each shard's first row and, as the last item, `rows`.
+
+    If the shards cannot be equal, the first ones have one row more than the others.
+    """
     base, extra = divmod(rows, shards)
     return [shard * base + min(shard, extra) for shard in range(shards + 1)]
 
@@ -55,8 +59,8 @@ def write_shards(
 ) -> list[ShardEntry]:
     """Write the columns into ``folder/shard-00000`` and so on; all files are on disk afterwards.
 
-    `memory_bytes` is how large the source may be before it is dealt to files first (None: half of
-    the machine's memory).
+    A source larger than `memory_bytes` is first distributed to temporary files; None: half of the
+    machine's memory.
     """
     rows = outputs[0].pieces[0][0].rows
     starts = shard_starts(rows, shards)
@@ -90,7 +94,7 @@ def _is_mapped(output: OutputColumn) -> bool:
 def _direct(
     output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
 ) -> Iterator[tuple[OutputColumn, Array | slice]]:
-    """Yield, for each shard, the source and its row numbers for the shard."""
+    """Yield, for each shard, the source column and the numbers of the shard's rows in it."""
     for start, stop in pairwise(starts):
         yield output, slice(start, stop) if order is None else order[start:stop]
 
@@ -98,7 +102,7 @@ def _direct(
 def _dealt(
     output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
 ) -> Iterator[tuple[OutputColumn, Array | slice]]:
-    """Yield for each shard a file of its rows in the source's order, and how to shuffle them."""
+    """Yield, for each shard, a column of its rows in source order, and their shuffled order."""
     assert order is not None
     column = output.column
     sorted_rows = [np.sort(order[a:b]) for a, b in pairwise(starts)]

@@ -1,1 +1,1 @@
-"""Where workers run: in this process, in others, on a simulated clock. Internal."""
+"""Run workers: in this process, in other processes, or on a simulated clock. Internal."""

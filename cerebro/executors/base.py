@@ -1,8 +1,8 @@
-"""The protocol of executors: they run units on workers and report the results.
+"""Define the protocol of executors, which run units on workers and report the results.
 
-The coordinator decides which unit runs where; the executor carries it out. One protocol covers
-this process (`inline`), processes on this machine (`local`) and actors on a cluster
-(`cerebro.ray`).
+The coordinator decides which unit runs where; the executor carries this out. One protocol covers
+this process (`inline`), processes on this machine (`local`) and the workers of a cluster
+(`cerebro.cluster`).
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from cerebro.worker.messages import Job, News, RunContext
 
 
 class Wake(Protocol):
-    """An object whose file descriptor becomes readable."""
+    """An object with a file descriptor that becomes readable."""
 
     def fileno(self) -> int: ...
 
 
 class Executor(Protocol):
-    """Run units on workers, which it numbers.
+    """Runs units on workers, which it numbers.
 
     An executor may also have ``cancel(worker)``, which ends the worker's unit at its next batch
-    with `UnitFailed` of the kind "cancelled". It may be a `PlacingExecutor`. If its workers have
+    with a `UnitFailed` of kind "cancelled". It may be a `PlacingExecutor`. If its workers have
     GPUs, ``devices`` names them, or is ``("cuda",)``: each worker sees its own GPU as cuda:0.
     """
 
@@ -37,36 +37,36 @@ class Executor(Protocol):
         """
 
     def submit(self, worker: int, task: Job) -> None:
-        """Start a task on an idle worker. Returns at once."""
+        """Start a task on an idle worker, without waiting for it."""
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         """Return events, after waiting up to `timeout` seconds for the first one.
 
-        Returns early, perhaps without events, when `wake` becomes readable. Only runs under Ray
-        Tune pass `wake`, to receive Tune's requests in the meantime.
+        Return early, perhaps without events, when `wake` becomes readable. Only runs under Ray Tune
+        pass `wake`, to receive Tune's requests in the meantime.
         """
 
     def replace(self, worker: int) -> int:
         """Start a worker to replace a lost one; return its number."""
 
     def close(self, *, kill: bool = False) -> None:
-        """End the run on every worker. With `kill`, do not wait for units in flight."""
+        """End the run on every worker; with `kill`, do not wait for units in flight."""
 
 
 class PlacingExecutor(Executor, Protocol):
     """An executor whose workers cannot all read every shard."""
 
     def holders(self) -> Mapping[int, Sequence[int]] | None:
-        """Return the workers that can read each shard, by shard; report changes by `ShardsPlaced`.
+        """Return the workers that can read each shard, by shard; `ShardsPlaced` reports changes.
 
-        None, then and later: every worker reads every shard.
+        If the result is None, every worker can read every shard throughout the run.
         """
 
     def load(self, worker: int, shard: int) -> None:
-        """Make a shard readable for a worker. Returns at once: units on it may be submitted."""
+        """Make a shard readable for a worker without waiting; submit its units at any time."""
 
 
 def placing(executor: Executor) -> PlacingExecutor | None:
-    """Return a started executor if its workers read different shards, else None."""
+    """Return a started executor if its workers hold different shards, else None."""
     holders = getattr(executor, "holders", None)
     return executor if holders is not None and holders() is not None else None  # type: ignore[return-value]

@@ -1,10 +1,10 @@
-"""The coordinator's end of a worker's socket: whole messages, without blocking.
+"""Send and receive whole messages on a worker's socket without blocking the coordinator.
 
 A worker may stop, hang or die in the middle of a message, in either direction. If the coordinator
-waited for the rest, it would hang too, and with it all other workers. So it buffers bytes that
-cannot be sent yet and messages that have arrived in part, until the event loop calls again. On
-the wire a message is its length, four bytes in big-endian order, and its bytes, as in
-`multiprocessing.connection`, which is the worker's end.
+waited for the rest, it would hang, too, and with it all other workers. So it buffers the bytes that
+cannot be sent yet and the messages that have only partly arrived, until the event loop calls again.
+On the wire, a message is its length, as four big-endian bytes, followed by its bytes.
+`multiprocessing.connection`, used at the worker's end, has the same format.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import struct
 from collections import deque
 
 SHORT = 2**31
-"""From this length on, the header is -1 and then the length in eight bytes."""
+"""From this length on, the header is -1 followed by the length in eight bytes."""
 LENGTH = struct.Struct("!i")
 LONG = struct.Struct("!Q")
 MAX_ANSWER = 256 << 20
-"""Bytes; an answer has a few kilobytes. A greater length is not that of an answer."""
+"""The largest valid length of an answer, in bytes; an answer usually has a few kilobytes."""
 PIECE = 1 << 18
 
 
 class BrokenMessage(Exception):
-    """The received bytes are not a message."""
+    """Raised if the received bytes are not a message."""
 
 
 class Channel:
-    """Send and receive messages over a connected stream socket."""
+    """Sends and receives messages over a connected stream socket."""
 
     def __init__(self, ours: socket.socket) -> None:
         ours.setblocking(False)
@@ -41,11 +41,11 @@ class Channel:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether to call `flush` when the socket becomes writable."""
+        """Whether `flush` must be called when the socket becomes writable."""
         return bool(self._out)
 
     def send(self, message: bytes) -> None:
-        """Send a message, as much of it as the socket takes without blocking.
+        """Send as much of a message as the socket accepts without blocking.
 
         Raises
         ------
@@ -61,7 +61,7 @@ class Channel:
         self.flush()
 
     def flush(self) -> None:
-        """Send as much of the rest as the socket takes; raise OSError if the other end is gone."""
+        """Send as much of the rest as the socket accepts; raise OSError if the other end left."""
         while self._out:
             piece = self._out[0]
             try:
@@ -79,7 +79,7 @@ class Channel:
         Raises
         ------
         EOFError
-            If the other end is closed and all complete messages have been returned.
+            If the other end is closed and all complete messages were returned before.
         BrokenMessage
             If the received bytes are not a message.
         OSError

@@ -1,6 +1,6 @@
 """Run units in this process, one after the other (``workers=0``).
 
-For debuggers, notebooks and tests of exactness: the code is the same as a worker's, so the
+Meant for debuggers, notebooks and tests of exactness: the code is the same as in a worker, so the
 states have the same bits. A unit runs inside `wait`, which returns when the unit has ended.
 """
 
@@ -19,7 +19,7 @@ from cerebro.worker.runner import UnitRunner
 
 
 class InlineExecutor:
-    """A single worker, number 0: the calling thread."""
+    """Has a single worker, number 0: the calling thread."""
 
     def __init__(self) -> None:
         self._runner: UnitRunner | None = None
@@ -38,7 +38,7 @@ class InlineExecutor:
         task, self._next = self._next, None
         if task is None:
             return []
-        # Trials must not change the caller's random generators and directory.
+        # Trials must not change the caller's random generators and working directory.
         device = self._runner.context.device
         keep = generators.preserved("torch" in sys.modules)
         with using(device), keep, _kept_directory(), in_trial():
@@ -54,7 +54,7 @@ class InlineExecutor:
 
 
 class _kept_directory:
-    """Restore the working directory after a unit."""
+    """Restores the working directory after a unit."""
 
     def __enter__(self) -> None:
         self._before = os.getcwd()  # noqa: PTH109

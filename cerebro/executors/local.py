@@ -1,18 +1,19 @@
 """Run units in processes on this machine.
 
-Each worker is ``python -m cerebro._worker`` at the other end of an inherited socket: there is no
-port, no ``__main__`` guard, and a worker imports from the parent only what its tasks need.
+Each worker is ``python -m cerebro._worker``, or a fork of this program after it has imported only
+PyTorch (`cerebro.executors.forked`). It is connected by an inherited socket, so no port and no
+``__main__`` guard is needed, and a worker imports from the parent only what its tasks need.
 Messages are pickles, sent only between a process and its children. If the coordinator is gone, its
 workers end themselves and all processes that their trials started. Ctrl-C reaches only the
 coordinator, because each worker leads a new session.
 
-The end of a worker is noticed at once. `TaskWatch` finds workers that are stopped or hang, and
-units that take too long. A worker is killed and reaped before its loss is reported, so that no
-two workers have the same unit.
+The executor notices the end of a worker at once. `TaskWatch` finds workers that are stopped or
+hang, and units that take too long. A worker is killed and reaped before its loss is reported, so
+that no two workers have the same unit.
 
-Workers that end a run normally stay warm for the next run of the same process: importing PyTorch
-again can take longer than a search. A worker that has imported a file which has been edited since
-is ended instead.
+Workers that end a run normally stay warm for the next run of the same process, because importing
+PyTorch again can take longer than a search. A worker is ended instead if a file that it has
+imported was edited afterwards.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ from cerebro.worker.messages import (
     Event,
     Job,
     RunContext,
+    ShardFailed,
+    ShardMade,
+    Task,
     UnitDone,
     UnitFailed,
     WarmTask,
@@ -62,19 +66,22 @@ from cerebro.worker.messages import (
 
 SILENCE_SECONDS = 10.0
 DUMP_SECONDS = 0.25
-"""Time for a worker to write the traceback of a late unit before it is killed."""
+"""The time that a worker has to write the traceback of a late unit before it is killed."""
 CHECK_SECONDS = 5.0
-"""The check of the first configuration may take three times `unit_timeout` and this much more."""
+"""The check of the first configuration may take three times `unit_timeout` plus this time."""
+
+ANSWERS = (UnitDone, UnitFailed, CheckDone, ShardMade, ShardFailed)
+"""What a worker answers to a task."""
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals for which `faulthandler` writes a traceback."""
 
 Awaited = tuple[Literal["message", "exit", "wake"], int]
-"""The meaning of a ready descriptor, and its worker."""
+"""The meaning of a ready descriptor, and the number of its worker."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickle every module by name, also instances of subclasses such as ``torch.classes``."""
+    """Pickles every module by name, including instances of subclasses such as ``torch.classes``."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
@@ -104,23 +111,26 @@ def packed(context: object) -> bytes:
 
 
 class LocalExecutor:
-    """Worker processes on this machine.
+    """Runs units in worker processes on this machine.
 
     Parameters
     ----------
     workers
         The number of workers.
     threads
-        Compute threads of each worker.
+        The number of compute threads of each worker.
     fresh
-        Whether to start new processes only, instead of using warm workers of an earlier run.
+        Whether to start only new processes, instead of using warm workers of an earlier run.
     silence
-        Seconds without a heartbeat after which a busy worker counts as lost, for example because it
-        was stopped. A heartbeat only shows that the process can run; `unit_timeout` of
+        The seconds without a heartbeat after which a busy worker counts as lost, for example
+        because it was stopped. A heartbeat only shows that the process can run; `unit_timeout` of
         `cerebro.search` limits the time of a unit.
     seats
-        The GPU of each worker, None for the CPU; default: all on the CPU. A replacement takes the
-        seat of the lost worker.
+        The GPU of each worker, or None for the CPU; default: all on the CPU. A replacement takes
+        the seat of the lost worker.
+    fork
+        Whether workers without a GPU may be forked instead of started; see
+        `cerebro.executors.forked`.
     """
 
     def __init__(
@@ -131,20 +141,22 @@ class LocalExecutor:
         fresh: bool = False,
         silence: float = SILENCE_SECONDS,
         seats: Sequence[Device | None] = (),
+        fork: bool = True,
     ) -> None:
         if not silence >= 5 * BEAT_SECONDS:
             raise InputError(f"silence must be at least {5 * BEAT_SECONDS} s, not {silence!r}")
         self._seats = list(seats) or [None] * workers
-        self._seat: dict[int, int] = {}  # of each worker, including lost ones
+        self._seat: dict[int, int] = {}  # of each worker, including lost workers
         self._places = SeatedShards(0, [])
         self._threads = threads
         self._fresh = fresh
+        self._fork = fork
         self._silence = silence
         self._workers: dict[int, WorkerProcess] = {}
         self._busy: dict[int, TaskWatch] = {}
-        self._events: list[Event] = []  # not returned yet
+        self._events: list[Event] = []  # events that are not returned yet
         self._selector: selectors.BaseSelector | None = None
-        self._clock: _core.BeatPage | None = None  # beats like the workers
+        self._clock: _core.BeatPage | None = None  # beats at the same rate as the workers
         self._next_look = 0.0
         self._context = b""
         self._unit_timeout: float | None = None
@@ -166,19 +178,19 @@ class LocalExecutor:
         self._places = SeatedShards(
             len(self._seats), context.train._shard_rows() if resident else []
         )
-        return [self._start_worker(seat) for seat in range(len(self._seats))]
+        return [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
 
     def submit(self, worker: int, task: Job) -> None:
         watch = TaskWatch(self._silence, self._limit(task))
         self._busy[worker] = watch
         self._next_look = min(self._next_look, time.monotonic() + watch.patience(None))
         process = self._workers.get(worker)
-        if process is None:  # lost: the event is not returned yet
+        if process is None:  # lost: the event will be returned
             return
         process.beat.clear()
-        process.beat.end_task()  # no task time until the worker begins this task
+        process.beat.end_task()  # the task's time starts when the worker begins it
         try:
-            process.send(("run", task))
+            process.send(("run", task), is_plain=isinstance(task, Task))
         except OSError:
             self._lose(worker)
         else:
@@ -205,15 +217,16 @@ class LocalExecutor:
         self._workers[worker].beat.cancel()
 
     def replace(self, worker: int) -> int:
-        return self._start_worker(self._seat[worker])
+        # The other workers are waiting: a fork server that must start first is used next time.
+        return self._start_worker(self._seat[worker], wait=False)
 
     def holders(self) -> dict[int, list[int]] | None:
-        """Return the worker that holds each shard on its GPU; None: every worker reads all."""
+        """Return the worker that holds each shard on its GPU; None if every worker reads all."""
         seated = {self._seat[worker]: worker for worker in self._workers}
         return self._places.holders(seated)
 
     def load(self, worker: int, shard: int) -> None:
-        """Assign a shard to a worker; the first unit on it loads it."""
+        """Assign a shard to a worker; the shard is loaded by the first unit on it."""
         self._places.give(self._seat[worker], shard)
 
     def close(self, *, kill: bool = False) -> None:
@@ -255,7 +268,8 @@ class LocalExecutor:
         assert self._selector is not None, "the executor has not been started"
         return self._selector
 
-    def _start_worker(self, seat: int) -> int:
+    def _start_worker(self, seat: int, *, wait: bool) -> int:
+        """Start a worker; `wait` says whether to wait for a fork server that is not ready."""
         number = self._next
         self._next += 1
         self._seat[number] = seat
@@ -264,8 +278,10 @@ class LocalExecutor:
         message = ("begin", number, *lists, os.getcwd(), self._context)  # noqa: PTH109
         warm = None if self._fresh else warm_workers.take(self._threads, device)
         for process in [warm, None]:
-            # A warm worker may have died since its last run: a new process replaces it.
-            the_process = process or WorkerProcess.spawn(self._threads, device)
+            # A warm worker may have died since its last run; a new process then replaces it.
+            the_process = process or WorkerProcess.spawn(
+                self._threads, device, fork=self._fork, wait=wait
+            )
             try:
                 the_process.send(message)
             except OSError as error:
@@ -285,7 +301,7 @@ class LocalExecutor:
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
     def _watch(self, worker: int) -> None:
-        """Watch a worker's socket for writing as long as there are unsent bytes."""
+        """Watch a worker's socket for writing as long as it has unsent bytes."""
         channel = self._workers[worker].channel
         wanted = selectors.EVENT_READ
         if channel.has_unsent:
@@ -297,28 +313,28 @@ class LocalExecutor:
         """Return the seconds that a task may take; None: no limit."""
         if self._unit_timeout is None or isinstance(task, WarmTask):
             return None
-        # A check builds several models and trains a few batches in several ways.
+        # A check builds several models and trains each on a few batches.
         scale, more = (3, CHECK_SECONDS) if isinstance(task, CheckTask) else (1, DUMP_SECONDS)
         return scale * self._unit_timeout + more
 
     # --- the event loop --------------------------------------------------
 
     def _wait_once(self, end: float | None) -> bool:
-        """Wait for the next descriptor or deadline and handle it; return whether it was `wake`."""
+        """Wait for a descriptor or a deadline and handle it; return whether it was `wake`."""
         woken = False
         for key, mask in self._the_selector.select(self._patience(end)):
             awaited: Awaited = key.data
             kind, worker = awaited
             if kind == "wake":
                 woken = True
-            elif worker in self._workers:  # not lost in the meantime
+            elif worker in self._workers:  # it was not lost in the meantime
                 self._attend(kind, worker, mask)
         if self._busy and time.monotonic() >= self._next_look:
             self._look_at_the_busy()
         return woken
 
     def _patience(self, end: float | None) -> float | None:
-        """Return the seconds until the next deadline; None without a deadline."""
+        """Return the seconds until the next deadline; None if there is no deadline."""
         due = [time for time in (end, self._next_look if self._busy else None) if time is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
@@ -328,7 +344,7 @@ class LocalExecutor:
             if mask & selectors.EVENT_WRITE:
                 process.channel.flush()
                 self._watch(worker)
-            # Messages from before its end come first.
+            # Messages that were sent before the worker's end come first.
             for message in process.channel.receive():
                 self._take(worker, message)
             if kind == "exit":
@@ -340,14 +356,14 @@ class LocalExecutor:
 
     def _take(self, worker: int, message: bytes) -> None:
         """Add a worker's answer to the events."""
-        if worker not in self._workers:  # lost by an earlier message
+        if worker not in self._workers:  # an earlier message made the worker count as lost
             return
         try:
             event = cloudpickle.loads(message)
         except Exception as error:
             self._lose(worker, f"the worker process sent an unreadable message ({text_of(error)})")
             return
-        answers = isinstance(event, (UnitDone, UnitFailed, CheckDone)) and event.worker == worker
+        answers = isinstance(event, ANSWERS) and event.worker == worker
         if not answers or worker not in self._busy:
             self._lose(worker, f"the worker process sent an unexpected {type(event).__name__}")
         elif isinstance(event, UnitFailed) and event.kind == "worker":
@@ -359,7 +375,7 @@ class LocalExecutor:
             self._events.append(event)
 
     def _look_at_the_busy(self) -> None:
-        """Kill workers that are silent or late; set the time of the next check."""
+        """Kill workers that do not respond or take too long; set the time of the next check."""
         assert self._clock is not None
         patience = self._silence
         for worker, watch in list(self._busy.items()):
@@ -384,7 +400,7 @@ class LocalExecutor:
     # --- losing and ending -----------------------------------------------
 
     def _lose(self, worker: int, reason: str | None = None, *, traced: bool = False) -> None:
-        """Kill and reap a worker, then report its loss; `reason` is None if it ended itself."""
+        """Kill and reap a worker, then report its loss; `reason` is None if it ended by itself."""
         process = self._workers.pop(worker, None)
         if process is None:
             return
@@ -403,7 +419,7 @@ class LocalExecutor:
         self._events.append(WorkerLost(worker, reason, signal=number, began=began, traced=traced))
 
     def _out_of_memory(self, worker: int) -> str:
-        """Return a hint after SIGKILL if the kernel's out-of-memory killer has struck again."""
+        """Return a hint after SIGKILL if the kernel's out-of-memory killer has killed again."""
         kills = memory.kills()
         if kills <= self._kills:
             return ""
@@ -413,7 +429,7 @@ class LocalExecutor:
         return f", probably out of memory (the kernel's out-of-memory killer struck{after})"
 
     def _end_runs(self, idle: list[int]) -> set[int]:
-        """Make idle workers release the run's files; return those that did."""
+        """Make idle workers release the run's files; return the workers that did."""
         ended: set[int] = set()
         for worker in idle:
             try:
@@ -434,7 +450,7 @@ class LocalExecutor:
         return ended
 
     def _has_ended(self, kind: str, worker: int, mask: int) -> bool:
-        """Whether an idle worker has answered that it has ended the run."""
+        """Return whether an idle worker has answered that it has ended the run."""
         process = self._workers.get(worker)
         if process is None:
             return False
@@ -448,6 +464,6 @@ class LocalExecutor:
                 return isinstance(process.sources, dict)
             if kind == "exit":
                 self._lose(worker)
-        except Exception:  # it is stopped in any case
+        except Exception:  # the worker is stopped in any case
             self._lose(worker)
         return False

@@ -1,9 +1,9 @@
-"""A worker process as its coordinator sees it: start, watch, kill, reap and keep it warm.
+"""Start, monitor, kill and reap a worker process, and keep it warm; the coordinator's side.
 
-Silence is measured in the coordinator's own heartbeats, which a thread like the workers' makes at
-the same rate. On a machine that is suspended, frozen or too busy for these threads both stop, and
-no worker is killed for it. A unit's time is measured by a clock that stops while the machine is
-suspended. `TaskWatch` is pure logic: the caller passes the numbers.
+Silence is measured in the coordinator's own heartbeats, which a thread makes at the same rate as in
+the workers. If the machine is suspended, frozen or too busy for these threads, both stop, and no
+worker is killed for it. A unit's time is measured by a clock that stops while the machine is
+suspended. `TaskWatch` is pure logic: its caller passes the numbers.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import math
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -20,7 +21,6 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -28,26 +28,17 @@ import cloudpickle
 import cerebro._core as _core
 from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
+from cerebro.executors.forked import UNREAD, Child, ForkServers, forks_workers
+from cerebro.executors.program import start_program
 from cerebro.machine import devices, environment, guard
 from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE, Sources, are_current
-
-PROGRAM = """
-import sys
-sys.path[:] = filter(None, sys.path)
-import runpy
-try:
-    runpy.run_module("cerebro._worker", run_name="__main__", alter_sys=True)
-except ImportError as error:
-    sys.exit(f"cerebro: a worker process cannot start: {error}")
-"""
-"""``python -m cerebro._worker``, but without the working directory first on the path: a file there
-with the name of a library would be imported instead of the library."""
+from cerebro.machine.processes import is_stopped
 
 EXIT_SECONDS = 5.0
 
 REAP_SECONDS = 60.0
-"""A killed process ends at once, unless it waits for a disk."""
+"""How long to wait for a killed process, which ends at once unless it waits for a disk."""
 
 open_workers: weakref.WeakSet[WorkerProcess] = weakref.WeakSet()
 
@@ -64,9 +55,9 @@ os.register_at_fork(after_in_child=_close_sockets_in_fork)
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A worker process, its socket and its page of heartbeats."""
+    """A worker process, its socket, and its page of heartbeats."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Child
     channel: Channel
     beat: _core.BeatPage
     threads: int
@@ -74,18 +65,32 @@ class WorkerProcess:
     """Readable once the process has ended, even if other processes hold copies of its socket."""
     owner: int = field(default_factory=os.getpid)
     sources: Sources = field(default_factory=dict)
-    """The modules it had imported when its last run ended; see `cerebro.machine.imports`."""
-    variables: dict[str, str] = field(default_factory=environment.variables)
-    """The environment variables at its start that can change the bits of its results."""
+    """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
+    variables: dict[str, str] = field(default_factory=lambda: _inherited())
+    """The environment variables that it inherited; see `_inherited`."""
     device: Device | None = None
-    """The GPU that it sees; None: the same GPUs as its parent."""
+    """The GPU that it sees; None if it sees the same GPUs as its parent."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
 
     @classmethod
-    def spawn(cls, threads: int, device: Device | None = None) -> WorkerProcess:
+    def spawn(
+        cls,
+        threads: int,
+        device: Device | None = None,
+        *,
+        fork: bool = False,
+        wait: bool = True,
+    ) -> WorkerProcess:
         """Start a worker process as the leader of a new session, and so of a process group.
+
+        Parameters
+        ----------
+        fork
+            Whether a fork server may fork it. If not, or if it gets a GPU, it is a new program.
+        wait
+            Whether to wait for a fork server that is not ready yet.
 
         Raises
         ------
@@ -97,47 +102,52 @@ class WorkerProcess:
             ours, theirs = socket.socketpair()
         except OSError as error:
             raise WorkerError(f"cannot start a worker process: {error}") from error
+        process: subprocess.Popen[bytes] | Child | None = None
+        files = theirs.fileno(), beat.fd
+        variables = _environment(threads, device)
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(theirs.fileno()), str(beat.fd)],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(), beat.fd),
-                start_new_session=True,
-                env=_environment(threads, device),
-            )
+            if fork and device is None and forks_workers():
+                process = fork_servers.fork(variables, files, wait=wait)
+            if process is None:
+                process = start_program(map(str, files), variables, files)
         except OSError as error:
-            ours.close()
             raise WorkerError(f"cannot start a worker process: {error}") from error
         finally:
             theirs.close()
+            if process is None:
+                ours.close()  # a fork that was requested ends itself
         exit_fd = _exit_descriptor(process.pid)
         return cls(process, Channel(ours), beat, threads, exit_fd, device=device)
 
     def preload(self, modules: Sequence[str]) -> None:
         """Let the worker import modules while it waits for its first run."""
-        with contextlib.suppress(OSError):  # it is dead: the run replaces it
+        with contextlib.suppress(OSError):  # it is dead: the run will replace it
             self.send(("preload", list(sys.path), list(modules)))
 
-    def send(self, message: tuple[Any, ...]) -> None:
-        self.channel.send(cloudpickle.dumps(message))
+    def send(self, message: tuple[Any, ...], *, is_plain: bool = False) -> None:
+        """Send a message.
+
+        `is_plain` promises that the message contains no object of the user's code. It is then
+        pickled by `pickle`, which takes a third of the time of `cloudpickle`.
+        """
+        if is_plain:
+            self.channel.send(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+        else:
+            self.channel.send(cloudpickle.dumps(message))
 
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it; False if that is unknown."""
-        try:
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        except OSError:
-            return False
-        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        """Return whether a signal or a debugger has stopped the worker; False if unknown."""
+        return is_stopped(self.process.pid)
 
     def stop(self, *, kill: bool) -> None:
-        """End the process and reap it. It gets time to finish, unless `kill`.
+        """End the process and reap it; give it time to finish unless `kill`.
 
         Raises
         ------
         WorkerError
             If it does not end after SIGKILL: its files must not be used again.
         """
-        if self.owner != os.getpid():  # in a fork of its parent
+        if self.owner != os.getpid():  # in a fork of the worker's parent
             return
         if kill:
             self._kill()
@@ -155,22 +165,28 @@ class WorkerProcess:
             ) from None
 
     def close(self) -> None:
-        """Close this process's ends of the worker's channels, which makes the worker exit."""
+        """Close this process's ends of the worker's channels, so that the worker exits."""
         self.channel.close()
         if self.exit_fd is not None:
             os.close(self.exit_fd)
             self.exit_fd = None
 
     def _kill(self) -> None:
-        """Kill the worker and the processes that its trials started, which share its group."""
-        if self.process.returncode is None:  # not reaped, so the pid is still its
+        """Kill the worker and the processes in its group, which its trials started."""
+        if self.process.returncode is None:  # not reaped, so its pid is not reused
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
+def _inherited() -> dict[str, str]:
+    """Return this process's environment variables, without those that workers do not read."""
+    read = {name: value for name, value in os.environ.items() if not name.startswith(UNREAD)}
+    return read | environment.variables()
+
+
 def _environment(threads: int, device: Device | None) -> dict[str, str]:
-    """Return the worker's environment: its device, its threads, and where to find this cerebro."""
-    variables = dict(os.environ)
+    """Return the worker's environment: its device, its threads, and the path of this cerebro."""
+    variables = dict(os.environ) | environment.variables()
     if device is not None:
         variables |= devices.variables(device)
     for name in environment.THREAD_VARIABLES:
@@ -182,10 +198,10 @@ def _environment(threads: int, device: Device | None) -> dict[str, str]:
 
 
 def _exit_descriptor(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when a child ends; None if the system has none.
+    """Return a descriptor that becomes readable when a child ends; None if the system lacks this.
 
-    Without it the socket shows that a worker has ended; if a process that the worker started holds
-    a copy of the socket, only the worker's silence does.
+    Without it, the socket shows that a worker has ended. If a process that the worker started holds
+    a copy of the socket, only the worker's silence shows it.
     """
     try:
         return os.pidfd_open(pid)
@@ -211,7 +227,7 @@ def signal_of(returncode: int | None) -> int | None:
 
 
 class WarmWorkers:
-    """Idle workers that are kept for the next run of this process."""
+    """The idle workers that are kept for the next run of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -219,17 +235,18 @@ class WarmWorkers:
         self._pid = os.getpid()
 
     def take(self, threads: int, device: Device | None = None) -> WorkerProcess | None:
-        variables = environment.variables()
+        variables = _inherited()
         with self._lock:
-            if self._pid != os.getpid():  # in a fork they belong to the parent
+            if self._pid != os.getpid():  # in a fork, the workers belong to the parent
                 self._idle, self._pid = [], os.getpid()
-            # The worker used last has the warmest caches.
+            # The worker that was used last has the warmest caches.
             for worker in reversed(list(self._idle)):
                 if worker.process.poll() is not None:
                     self._idle.remove(worker)
                     worker.close()
                 elif not are_current(worker.sources) or worker.variables != variables:
-                    # It would train with old code, or choose different kernels.
+                    # It would train with old code, choose different kernels, or lack a variable
+                    # that has been set since, such as the credentials of a storage.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
                 elif (worker.threads, worker.device) == (threads, device):
@@ -244,14 +261,17 @@ class WarmWorkers:
     def start_early(
         self, threads: int, seats: Sequence[Device | None], modules: Sequence[str] = ()
     ) -> None:
-        """Start the workers of a run that is still being prepared, unless they are here.
+        """Start the workers of a run that is still being prepared, unless they are already running.
+
+        If a fork server forks the workers, only the server is started; the run then gets its
+        workers from it.
 
         Parameters
         ----------
         seats
-            The GPU of each worker, None for the CPU.
+            The GPU of each worker, or None for the CPU.
         modules
-            What they import while they wait.
+            The modules to import while waiting.
 
         Raises
         ------
@@ -260,6 +280,9 @@ class WarmWorkers:
         """
         workers = [self.take(threads, seat) for seat in seats]
         try:
+            if None in workers and forks_workers() and all(seat is None for seat in seats):
+                fork_servers.start(_environment(threads, None), modules)
+                return
             for number, seat in enumerate(seats):
                 if workers[number] is None:
                     workers[number] = new = WorkerProcess.spawn(threads, seat)
@@ -270,7 +293,8 @@ class WarmWorkers:
                     self.give(worker)
 
     def close(self) -> None:
-        """Stop all of them; called when the interpreter exits."""
+        """Stop all idle workers and the fork servers; called when the interpreter exits."""
+        fork_servers.close()
         with self._lock:
             idle, self._idle = self._idle, []
         if self._pid != os.getpid():
@@ -282,16 +306,17 @@ class WarmWorkers:
 
 
 warm_workers = WarmWorkers()
+fork_servers = ForkServers()
 
 atexit.register(warm_workers.close)
 
 BEAT_SECONDS = 0.1
 
 LOOKS = 5
-"""The number of checks of a worker within the silence that it is allowed."""
+"""How often a worker is checked within the silence that it is allowed."""
 
 START_SILENCE = 120.0
-"""Seconds until a worker's first beat: Python may start from a slow disk."""
+"""The seconds allowed until a worker's first beat: Python may start from a slow disk."""
 
 
 class TaskWatch:
@@ -300,9 +325,9 @@ class TaskWatch:
     Parameters
     ----------
     silence
-        Seconds without a beat after which a worker counts as lost.
+        The seconds without a beat after which a worker counts as lost.
     limit
-        Seconds that the task may take; None: no limit.
+        The seconds that the task may take; None: no limit.
     """
 
     def __init__(self, silence: float, limit: float | None) -> None:
@@ -314,20 +339,23 @@ class TaskWatch:
         self._since = 0
 
     def is_silent(self, beats: int, own: int) -> bool:
-        """Whether the worker, now at `beats`, was silent too long; `own` counts our own beats."""
+        """Return whether the worker has been silent too long.
+
+        `beats` is the worker's count of heartbeats; `own` is the count of this process.
+        """
         if beats != self._beats:
             self._beats, self._since = beats, own
         allowed = self._silent_beats if beats > 0 else self._start_beats
         return own - self._since >= allowed
 
     def is_late(self, task_seconds: float | None) -> bool:
-        """Whether the task takes too long. `task_seconds` is None before it begins."""
+        """Return whether the task takes too long; `task_seconds` is None before it begins."""
         return self._limit is not None and task_seconds is not None and task_seconds >= self._limit
 
     def patience(self, task_seconds: float | None) -> float:
         """Return the seconds until the next check is due."""
         if self._limit is None:
             return self._look
-        # A task that has not begun cannot be late before the limit has passed.
+        # A task that has not begun cannot exceed its limit before the whole limit has passed.
         left = self._limit - (0.0 if task_seconds is None else task_seconds)
         return min(self._look, max(0.0, left))

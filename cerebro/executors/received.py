@@ -14,7 +14,7 @@ from cerebro.machine.guard import finding
 
 
 class _Unpickler(pickle.Unpickler):
-    """Import modules for the names that a pickle needs from them."""
+    """Unpickles a message; imports modules only to get the names that the pickle needs."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Import a name; the import of its module may stop as soon as the name is defined."""

@@ -1,7 +1,7 @@
-"""Which worker has which shard in its GPU's memory.
+"""Assign shards to workers that hold them in GPU memory.
 
-A seat is a GPU, or one of several worker processes that share one. Every shard is dealt to one seat
-and stays there, even if the worker is replaced, so that device memory holds the data once, for any
+A seat is a GPU, or one of several worker processes that share a GPU. Every shard is assigned to one
+seat and stays there, even if the worker is replaced. So device memory holds the data once, for any
 number of trials and workers. Trials move to the shards: for the scheduler, placement is exclusive.
 Every worker reads and holds the validation data.
 """
@@ -18,24 +18,25 @@ if TYPE_CHECKING:
     from cerebro.worker.messages import RunContext
 
 DATA_SHARE = 0.5
-"""The share of a GPU's memory for shards that stay; the rest is for models in training."""
+"""The share of a GPU's memory for the shards it keeps; the rest is for models in training."""
 
 
 class SeatedShards:
-    """The shards of each seat.
+    """The assignment of shards to seats.
 
     Parameters
     ----------
     seats
         The number of seats.
     rows
-        The rows of each shard; empty: every worker reads all shards.
+        The number of rows of each shard; empty: every worker reads all shards.
     """
 
     def __init__(self, seats: int, rows: Sequence[int]) -> None:
         self._seat_of: dict[int, int] = {}
         load = [0] * seats
-        # The largest shard goes first, to the least loaded seat; ties go to the lower number.
+        # The largest shard is assigned first, to the least loaded seat; ties go to the lower
+        # number.
         for shard in sorted(range(len(rows)), key=lambda shard: (-rows[shard], shard)):
             seat = min(range(seats), key=lambda seat: (load[seat], seat))
             load[seat] += rows[shard]
@@ -46,9 +47,9 @@ class SeatedShards:
         self._seat_of[shard] = seat
 
     def holders(self, seated: Mapping[int, int]) -> dict[int, list[int]] | None:
-        """Return the workers that have each shard, given the worker of each seat.
+        """Return the workers that hold each shard, given the worker of each seat.
 
-        None: every worker has all shards.
+        Return None if every worker has all shards.
         """
         if not self._seat_of:
             return None
@@ -61,10 +62,11 @@ class SeatedShards:
 def stay(
     train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, stagger: bool
 ) -> bool:
-    """Whether to deal shards out to GPUs and keep them in device memory.
+    """Return whether to assign shards to GPUs and keep them in device memory.
 
-    This needs several workers with GPUs, a shard for each, and data that fit beside the models.
-    With ``stagger=False`` all trials go through the shards together, and shards are not kept.
+    This requires several workers with GPUs, a shard for each, and data that fits in GPU memory
+    together with the models. With ``stagger=False`` all trials go through the shards together, and
+    shards are not kept.
     """
     gpus = [device for device in seats if device is not None]
     if len(gpus) < 2 or train.num_shards < len(gpus) or not stagger:
@@ -75,7 +77,7 @@ def stay(
 
 
 def with_shares(context: RunContext, seats: Sequence[Device | None]) -> RunContext:
-    """Return the context with the bytes of GPU memory for a worker's shards and live models.
+    """Return the context with the GPU memory, in bytes, for a worker's shards and live models.
 
     Shards get half of a GPU's memory and models a quarter, divided among the workers that share it.
     """
@@ -94,8 +96,8 @@ def kept_bytes(
     Parameters
     ----------
     dealt
-        Whether the shards are dealt out, see `stay`. If not, every worker reads all shards and
-        keeps as many as fit into its share of the GPU's memory.
+        Whether the shards are assigned to GPUs; see `stay`. If not, every worker reads all shards
+        and keeps as many as fit into its share of the GPU's memory.
     """
     gpus = [device for device in seats if device is not None]
     if not gpus:

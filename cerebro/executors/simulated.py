@@ -1,7 +1,7 @@
-"""Run a schedule on a simulated clock: how long would this search take?
+"""Run a schedule on a simulated clock, to estimate how long a search would take.
 
-The scheduler is the real one, `cerebro._core.Schedule`; only the clock and the work are
-simulated. `cerebro.plan` is built on this, and so are the tests of the scheduler.
+The scheduler is the real one, `cerebro._core.Schedule`; only the clock and the work are simulated.
+`cerebro.plan` and the scheduler's tests use this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import cerebro._core as _core
 
 @dataclass(frozen=True, slots=True)
 class SimulatedUnit:
-    """One unit; `start` and `end` in seconds, `shard` is -1 for validation."""
+    """One unit; `start` and `end` are in seconds, and `shard` is -1 for validation."""
 
     trial: int
     epoch: int
@@ -31,20 +31,20 @@ class SimulatedUnit:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The result of a simulated run; times in seconds.
+    """The result of a simulated run; times are in seconds.
 
     Attributes
     ----------
     units
-        Every unit, in the order of their ends.
+        All units, in the order in which they ended.
     makespan
-        When the last unit ended.
+        The end of the last unit.
     first_result
-        When the first trial finished; NaN without trials.
+        The time at which the first trial finished; NaN without trials.
     max_live
         The largest number of trials that were live at the same time.
     capacity
-        Seconds for which the workers were available, summed, up to the makespan.
+        The time for which workers were available until the makespan, summed over the workers.
     """
 
     units: tuple[SimulatedUnit, ...]
@@ -55,7 +55,7 @@ class Simulation:
 
     @cached_property
     def idle_share(self) -> float:
-        """The share of the workers' time without a unit."""
+        """The share of the workers' available time in which they had no unit."""
         if self.capacity <= 0:
             return 0.0
         return max(0.0, 1.0 - sum(unit.end - unit.start for unit in self.units) / self.capacity)
@@ -67,13 +67,13 @@ class SimulatedRun:
     Parameters
     ----------
     schedule
-        A scheduler without workers and trials.
+        A scheduler that has no workers and trials yet.
     weights
-        The weight of each shard, e.g. its rows.
+        The weight of each shard, e.g. its number of rows.
     eval_cost
-        The weight of the validation unit that ends an epoch; 0: there is none.
+        The weight of the validation unit that ends an epoch; 0 without validation.
     cost
-        Seconds per weight.
+        The seconds per unit of weight.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class SimulatedRun:
         self.now = 0.0
         self.workers = 0
         self.running: list[tuple[float, int, SimulatedUnit]] = []  # a heap: by end, then by start
-        self.count = 0  # of units that were started
+        self.count = 0  # the number of units that were started
         self.units: list[SimulatedUnit] = []
-        self.epochs: dict[int, int] = {}  # to train, by trial
+        self.epochs: dict[int, int] = {}  # by trial: the number of epochs to train
         self.unfinished: set[int] = set()
         self.live: set[int] = set()
         self.max_live = 0
@@ -132,7 +132,7 @@ class SimulatedRun:
         self.run(SimulatedUnit(trial, epoch, step, shard, worker, attempt, self.now, end))
 
     def run(self, unit: SimulatedUnit) -> None:
-        """Add a unit to the running ones."""
+        """Add a unit to the running units."""
         self.count += 1
         heapq.heappush(self.running, (unit.end, self.count, unit))
         self.live.add(unit.trial)

@@ -1,4 +1,4 @@
-"""Models in JAX: `Model` makes a function, its parameters and an optimizer ready to hop."""
+"""JAX models: `Model` lets a function with its parameters and an optimizer hop between workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in JAX: a function, its parameters and an optax-like optimizer, made ready to hop.
+"""JAX models: a function, its parameters and an optax-like optimizer that can hop between workers.
 
 :class:`Model` trains exactly as this loop does::
 
@@ -53,10 +53,10 @@ class Model(BaseModel):
         (updates, state)``.
     loss
         ``loss(outputs, target) -> 0-d array``, the mean over the batch's rows. None: the outputs
-        have it, as ``outputs.loss`` or ``outputs["loss"]``.
+        contain the loss, as ``outputs.loss`` or ``outputs["loss"]``.
     metrics
         ``metric(outputs, target)`` by name: a 0-d array (a mean over the rows) or ``(mean,
-        weight)``. Computed on every training and validation batch, in training on the outputs
+        weight)``. Computed on every training and validation batch; in training, on the outputs from
         before the update.
     epoch_metrics
         ``metric(outputs, targets)`` by name, for metrics that are not means over batches (AUC,
@@ -82,9 +82,9 @@ class Model(BaseModel):
 
     Notes
     -----
-    A step is one compiled program, which replaces parameters and the optimizer's state, in place
-    if possible. It is compiled for each batch shape, including that of a shorter last batch.
-    Functions are compiled, so they must be pure, as always in JAX.
+    A step is one compiled program, which replaces the parameters and the optimizer's state, in
+    place if possible. It is compiled once per batch shape, including the shape of a shorter last
+    batch. All functions are compiled, so they must be pure, as always in JAX.
 
     Raises
     ------
@@ -163,6 +163,13 @@ class Model(BaseModel):
         if self._has_variables and "variables" not in taken(function, filled):
             raise InputError(f"variables= is given, but {name} has no argument of that name")
 
+    @property
+    def columns_read(self) -> list[str] | None:  # type: ignore[override]
+        """The columns of `inputs` and `target`; None if `step` gets whole batches."""
+        if type(self) is not Model or self._step is not None:
+            return None
+        return [*column_names("inputs", self._inputs), *column_names("target", self._target)]
+
     def _parts(self) -> ProgramParts:
         return ProgramParts(
             apply=self._apply,
@@ -208,7 +215,7 @@ class Model(BaseModel):
         Parameters
         ----------
         batch
-            Arrays by column, of JAX or any type that it accepts.
+            Arrays by column: JAX arrays, or any type that JAX accepts.
 
         Returns
         -------
@@ -257,7 +264,7 @@ class Model(BaseModel):
         return state
 
     def weights(self) -> dict[str, Any]:
-        """Return the state's part that a trained model needs: ``params`` and any ``variables``."""
+        """Return the part of the state that prediction needs: ``params`` and any ``variables``."""
         state = self.state_dict()
         return {name: state[name] for name in ("params", "variables") if name in state}
 
@@ -267,7 +274,8 @@ class Model(BaseModel):
         Raises
         ------
         StateError
-            The state is a different model's; the message names the array. The model is not changed.
+            The state is from a different model; the message names the array. The model is not
+            changed.
         """
         known = {"params", "optimizer", "step", "key"} | (
             {"variables"} if self._has_variables else set()
@@ -298,10 +306,10 @@ class Model(BaseModel):
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
 
-        Parameters, moments, variables and the number of steps are the parent's. The optimizer's
+        Parameters, moments, variables and the number of steps come from the parent. The optimizer's
         settings stay as `build` made them from `config`: in optax they are not part of the state,
-        and those of `optax.inject_hyperparams` are kept. The key is kept too, so the clone draws
-        different random numbers than its parent.
+        except those of `optax.inject_hyperparams`, which are not loaded. The key stays as well, so
+        the clone draws different random numbers than its parent.
         """
         own = self.state_dict()
         optimizer = _with_own_settings(state.get("optimizer", {}), own["optimizer"])
@@ -332,10 +340,10 @@ class Model(BaseModel):
         return jax.tree.unflatten(trees[0][1], joined)
 
     def _placed(self, batch: Batch) -> Batch:
-        """Return the batch on the model's device; the batch itself if it is already there.
+        """Return the batch on the model's device; return it unchanged if it is already there.
 
-        The loader's arrays are committed to their device. Other arrays are committed too; otherwise
-        the steps would be compiled for both kinds.
+        The loader's arrays are committed to their device. Other arrays are therefore committed too;
+        otherwise the steps would be compiled once for each kind.
         """
         if self._on_host and all(isinstance(v, jax.Array) and v.committed for v in batch.values()):
             return batch
@@ -343,9 +351,9 @@ class Model(BaseModel):
 
 
 def _device() -> Any:
-    """Return JAX's device for the trial whose model is being built.
+    """Return the JAX device of the trial whose model is being built.
 
-    If JAX has no GPU, it is JAX's default device.
+    If JAX has no GPU, return JAX's default device.
     """
     name = build_device()
     if name == "cpu":

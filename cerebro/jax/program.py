@@ -1,7 +1,7 @@
 """The compiled steps of a JAX model: training, evaluation and prediction, one program each.
 
-Rebuilding a model makes them again. Within a process, models with the very same functions and
-optimizer share them; they are compiled once per batch shape.
+Programs are not part of a model's state; a rebuilt model compiles its own. Within a process, models
+with the same function and optimizer objects share programs, compiled once per batch shape.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cerebro.model import Batch, Columns, check_batch, loss_of
 Pairs = tuple[tuple[str | None, str], ...]
 
 MAX_PROGRAMS = 16
-"""The most programs that are kept for later models."""
+"""The maximum number of programs that are kept for later models."""
 
 
 @dataclass(frozen=True)
 class ProgramParts:
-    """The parts that a program is compiled from: models with equal parts share one."""
+    """The parts that a program is compiled from. Models with equal parts share a program."""
 
     apply: Callable[..., Any] | None
     step: Callable[..., Any] | None
@@ -53,12 +53,12 @@ def pairs_of(columns: Columns) -> Pairs:
 
 
 def taken(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
-    """Return which of ``train``, ``key`` and ``variables`` a function takes by name.
+    """Return which of ``train``, ``key`` and ``variables`` a function takes as keywords.
 
     Parameters
     ----------
     function
-        A function with an unknown signature takes none of them; nor does None.
+        The function; if it is None or its signature is unknown, it takes none of them.
     filled
         The number of arguments passed by position.
     """
@@ -78,7 +78,7 @@ def taken(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
 class Carry:
     """The values that training replaces: (parameters, optimizer's state, variables, steps).
 
-    A training step consumes its arrays, unless they are lent.
+    A training step consumes the arrays of the carry, except those marked by `lend`.
     """
 
     def __init__(self, tree: Any) -> None:
@@ -86,12 +86,12 @@ class Carry:
         self._is_lent = False
 
     def lend(self, part: int) -> Any:
-        """Return a part that must stay usable."""
+        """Return the part with this index and mark it, so that no step consumes it."""
         self._is_lent = True
         return self.tree[part]
 
     def take(self, device: Any) -> Any:
-        """Return the tree for consumption: a copy of it if a part is lent."""
+        """Return the tree for a step that consumes it; copy it first if `lend` returned a part."""
         return owned("the model", self.tree, device) if self._is_lent else self.tree
 
 
@@ -182,7 +182,7 @@ class Program:
     def _parted(self, returned: Any, variables: Any, train: bool, who: str, what: str) -> Any:
         """Split a function's return value into outputs and new variables.
 
-        In evaluation variables may be missing; they are ignored.
+        In evaluation, the return value may lack variables; if it has them, they are ignored.
         """
         if not self._parts.has_variables:
             return returned, variables
@@ -223,7 +223,7 @@ _programs: OrderedDict[ProgramParts, Program] = OrderedDict()
 
 
 def program_of(parts: ProgramParts) -> Program:
-    """Return the program of these parts, an existing one if possible."""
+    """Return the program of these parts; reuse an existing program if possible."""
     try:
         program = _programs.pop(parts, None)
     except TypeError:  # not hashable: cannot be looked up again
@@ -249,7 +249,7 @@ def _names(tree: Any) -> list[Any]:
 
 
 def _takes_value(update: Callable[..., Any]) -> bool:
-    """Whether an optimizer uses the loss, as optax's `reduce_on_plateau` does."""
+    """Return whether an optimizer uses the loss, as optax's `reduce_on_plateau` does."""
     try:
         parameters = inspect.signature(update).parameters.values()
     except (TypeError, ValueError):
@@ -258,19 +258,19 @@ def _takes_value(update: Callable[..., Any]) -> bool:
 
 
 def _updated(params: Any, updates: Any) -> Any:
-    """Return parameters with their updates added, in the parameters' types."""
+    """Return the parameters plus their updates, in the parameters' types."""
     if jax.tree.structure(params) != jax.tree.structure(updates):
-        raise InputError("optimizer: update must return updates of the structure of params")
+        raise InputError("optimizer: update must return updates with the structure of params")
     return jax.tree.map(lambda p, u: jnp.asarray(p + u).astype(p.dtype), params, updates)
 
 
 def _like(what: str, new: Any, old: Any, *, retyped: bool = False) -> Any:
-    """Return `new`, whose leaves must have the names, shapes and types of those of `old`.
+    """Return `new`, whose leaves must have the same names, shapes and types as those of `old`.
 
-    With `retyped`, types may change. Some of optax's optimizers need that: bfloat16 moments become
-    float32 in the first step if the settings are arrays.
+    With `retyped`, types may change. Some optimizers of optax need this: if their settings are
+    arrays, bfloat16 moments become float32 in the first step.
 
-    Weak types become ordinary ones, as after a hop.
+    JAX's weak types become ordinary types, as after a hop.
     """
     fresh = dict(named_leaves(new))
     named = named_leaves(old)

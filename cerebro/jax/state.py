@@ -1,7 +1,7 @@
 """Save and load states of JAX models: trees of arrays as nested dictionaries of named arrays.
 
-Taking a state copies no arrays that are in host memory: NumPy views keep their memory alive, and no
-compiled step then writes to it. Loading copies.
+Saving a state does not copy arrays in host memory: the state has NumPy views, which keep the memory
+alive, and no compiled step writes to it. Loading a state copies its arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HINT = "build must make the same model from the same configuration"
 
 
 def named_leaves(tree: Any) -> list[tuple[Path, Any]]:
-    """Return a tree's leaves with readable paths, such as layers, 0, kernel."""
+    """Return a tree's leaves with readable paths, such as ``("layers", "0", "kernel")``."""
     found = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(tuple(map(_part, path)) or ("value",), leaf) for path, leaf in found]
 
@@ -33,7 +33,7 @@ def _part(entry: Any) -> str:
 
 
 def owned(what: str, tree: Any, device: Any) -> Any:
-    """Return a copy of a tree on a device, sharing no memory with anything.
+    """Return a copy of a tree on a device that shares no memory with other arrays.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def owned(what: str, tree: Any, device: Any) -> Any:
 
 
 def _array(what: str, path: Path, leaf: Any) -> Any:
-    """Return a copy of a leaf in host memory; a random key becomes its words and its kind."""
+    """Return a copy of a leaf in host memory; a random key becomes a `_Key`."""
     if is_key(leaf):
         return _Key(np.array(jax.random.key_data(leaf)), jax.random.key_impl(leaf))
     array = None if callable(leaf) else np.array(leaf)
@@ -63,7 +63,7 @@ def _array(what: str, path: Path, leaf: Any) -> Any:
 
 
 class _Key:
-    """The words of a random key in host memory."""
+    """A random key's data in host memory, and the kind of key to make of it."""
 
     def __init__(self, words: Any, kind: Any) -> None:
         self.words = words
@@ -81,7 +81,7 @@ def _put(arrays: list[Any], device: Any) -> list[Any]:
 
 
 def is_key(leaf: Any) -> bool:
-    """Whether a leaf is a typed random key, as from `jax.random.key`."""
+    """Return whether a leaf is a typed random key, as from `jax.random.key`."""
     return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
@@ -100,7 +100,7 @@ def to_state(tree: Any) -> dict[str, Any]:
 
 
 def to_host(leaf: Any) -> Any:
-    """Return a NumPy array; random keys become words, and float8 (not allowed in states) bytes."""
+    """Return a NumPy array; random keys become integers, float8 (invalid in states) bytes."""
     array = np.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
     return array if _is_held(array.dtype) else array.view(np.uint8)
 

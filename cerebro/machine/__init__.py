@@ -1,1 +1,1 @@
-"""This machine and this process: files, memory, cores, GPUs, flags, signals. Internal."""
+"""Manage this machine and process: files, memory, cores, GPUs, flags, signals. Internal."""

@@ -1,8 +1,8 @@
-"""CUDA in this process: its runtime, found on first use, and its devices.
+"""Find and use CUDA in this process: its runtime, located on first use, and its devices.
 
-Importing Cerebro neither links, ships nor opens any part of CUDA. The runtime (12 or 13) is the one
-that a framework has loaded, else that of NVIDIA's wheels, else the system's: never a second one.
-``CEREBRO_CUDART`` gives a runtime's path, for unusual installations and for tests.
+Importing Cerebro does not link, ship or open any part of CUDA. The runtime (12 or 13) is the one
+that a framework has loaded, else the one in NVIDIA's wheels, else the system's; a second one is
+never loaded. ``CEREBRO_CUDART`` sets a runtime's path, for unusual installations and for tests.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ OVERRIDE = "CEREBRO_CUDART"
 CUDNN_OVERRIDE = "CEREBRO_CUDNN"
 """The environment variable with the path of the cuDNN to use."""
 
-# Inside NVIDIA's wheels; the first is CUDA 13's.
+# Folders inside NVIDIA's wheels; the first is that of CUDA 13.
 WHEEL_FOLDERS = ("nvidia/cu13/lib", "nvidia/cuda_runtime/lib", "nvidia/cudnn/lib")
 SYSTEM_FOLDERS = ("/usr/local/cuda/lib64",)
 MPS_FOLDER = "/tmp/nvidia-mps"
@@ -36,10 +35,10 @@ _log = logging.getLogger("cerebro.machine.cuda")
 
 
 def folders() -> list[str]:
-    """Return the folders that may contain CUDA's libraries, the best first.
+    """Return the existing folders that may contain CUDA's libraries, the best first.
 
-    These are the folders of NVIDIA's wheels, of this environment, of ``CUDA_HOME`` and
-    ``CUDA_PATH``, of ``LD_LIBRARY_PATH`` and the usual system folder; only those that exist.
+    The candidates are the folders of NVIDIA's wheels, of this environment, of ``CUDA_HOME`` and
+    ``CUDA_PATH``, of ``LD_LIBRARY_PATH``, and the usual system folder.
     """
     found = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
     found.append(Path(sys.prefix) / "lib")
@@ -52,10 +51,13 @@ def folders() -> list[str]:
 
 
 def preferred() -> int:
-    """Return the CUDA (12 or 13) that the installed framework is built for; 0: either.
+    """Return the CUDA version (12 or 13) for which the installed framework is built; 0 for either.
 
-    A framework that is loaded later would load its own runtime as a second one.
+    If another version were loaded first, a framework imported later would load its own runtime as a
+    second one.
     """
+    from importlib import metadata  # slow to import, because it imports the email package
+
     torch = sys.modules.get("torch")
     if torch is not None and getattr(torch, "version", None) is not None and torch.version.cuda:
         return _major(torch.version.cuda)
@@ -90,12 +92,12 @@ def open_runtime() -> dict[str, Any]:
     Returns
     -------
     dict
-        Its ``path``, its ``version`` and the version of the ``driver``: 12080 is 12.8.
+        The runtime's ``path``, its ``version``, and the ``driver``'s version: 12080 is 12.8.
 
     Raises
     ------
     DeviceError
-        There is no driver, or no runtime that it can run; the message says what to install.
+        If there is no driver, or no runtime that it can run; the message says what to install.
     """
     import cerebro._core as _core
 
@@ -104,7 +106,7 @@ def open_runtime() -> dict[str, Any]:
 
 
 def describe_devices() -> list[dict[str, Any]]:
-    """Describe the GPUs that this process may use, in order; creates no context.
+    """Describe the GPUs that this process may use, in order, without creating a context.
 
     Returns
     -------
@@ -115,7 +117,7 @@ def describe_devices() -> list[dict[str, Any]]:
     Raises
     ------
     DeviceError
-        There is no GPU, or CUDA cannot be used here.
+        If there is no GPU, or CUDA cannot be used here.
     """
     import cerebro._core as _core
 
@@ -124,12 +126,12 @@ def describe_devices() -> list[dict[str, Any]]:
 
 
 def find_cudnn() -> dict[str, Any] | None:
-    """Return cuDNN 9's ``path``, ``version`` (91300 is 9.13.0) and ``cuda``; None without it.
+    """Return cuDNN 9's ``path``, ``version`` (91300 is 9.13.0) and ``cuda``; None without cuDNN.
 
     Raises
     ------
     DeviceError
-        It exists but cannot be loaded.
+        If cuDNN exists but cannot be loaded.
     """
     import cerebro._core as _core
 
@@ -137,12 +139,12 @@ def find_cudnn() -> dict[str, Any] | None:
 
 
 def cudnn_path() -> str | None:
-    """Return the path of the cuDNN to use: that of ``CEREBRO_CUDNN``, else the one found.
+    """Return the path of the cuDNN to use: the one in ``CEREBRO_CUDNN``, else the one found.
 
     Raises
     ------
     DeviceError
-        The one that was found cannot be loaded.
+        If the cuDNN that was found cannot be loaded.
     """
     named = os.environ.get(CUDNN_OVERRIDE)
     if named:
@@ -155,7 +157,7 @@ def cudnn_path() -> str | None:
 def device(name: str) -> _core.Device:
     """Return a device of this process; one object per name.
 
-    See `share_pool` for the source of its memory.
+    See `share_pool` for where the device's memory comes from.
 
     Parameters
     ----------
@@ -165,9 +167,9 @@ def device(name: str) -> _core.Device:
     Raises
     ------
     DeviceError
-        CUDA cannot be used here.
+        If CUDA cannot be used here.
     InputError
-        The device does not exist.
+        If the device does not exist.
     """
     import cerebro._core as _core
 
@@ -186,8 +188,8 @@ def device(name: str) -> _core.Device:
 def share_pool(name: str) -> None:
     """Take a GPU's memory from PyTorch's allocator, if PyTorch is already loaded.
 
-    Otherwise two pools would compete for the memory. Call this before every request for memory:
-    PyTorch may have been imported since the device was opened.
+    Otherwise two pools would compete for the memory. Call this before every request for memory,
+    because PyTorch may have been imported since the device was opened.
     """
     if name != "cpu":
         _take_from_torch(device(name))
@@ -201,13 +203,13 @@ def _take_from_torch(opened: _core.Device) -> None:
 
 
 _opened: list[str] = []
-_pooled: dict[str, _core.Device] = {}  # these take memory from PyTorch
+_pooled: dict[str, _core.Device] = {}  # devices that take memory from PyTorch
 
 
 def describe_opened() -> dict[str, Any] | None:
-    """Describe the GPU that this process uses without a framework; None without one.
+    """Describe the GPU that this process uses without a framework; None if there is none.
 
-    The format is that of `cerebro.machine.environment.cuda`, which describes PyTorch's.
+    The format is that of `cerebro.machine.environment.cuda`, which describes PyTorch's CUDA.
     """
     if not _opened:
         return None
@@ -223,9 +225,10 @@ def describe_opened() -> dict[str, Any] | None:
 
 
 def start_torch() -> bool:
-    """Initialize PyTorch's CUDA; return whether it supports CUDA.
+    """Initialize PyTorch's CUDA; return whether PyTorch supports CUDA.
 
-    Until then, its operations fail on tensors that it received through its C table.
+    Before the initialization, PyTorch's operations fail on tensors that it received through its C
+    table.
     """
     import torch
 
@@ -236,7 +239,7 @@ def start_torch() -> bool:
 
 
 def _torch_allocate(nbytes: int, index: int) -> int:
-    """Allocate memory from PyTorch's pool of the default stream."""
+    """Allocate memory from PyTorch's pool for the default stream."""
     import torch
 
     try:
@@ -279,5 +282,5 @@ def mps_runs() -> bool:
 
 
 def version_text(number: int) -> str:
-    """Return CUDA's ``12080`` as ``"12.8"``."""
+    """Return CUDA's version number as text: ``12080`` is ``"12.8"``."""
     return f"{number // 1000}.{number % 1000 // 10}"

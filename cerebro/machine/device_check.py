@@ -1,9 +1,9 @@
-"""Check whether a GPU can be trusted with batches, before its first use, in a separate process.
+"""Check in a separate process, before a GPU's first use, whether it can be trusted with batches.
 
-A device that fails in a kernel may kill its process or hang. The check therefore runs elsewhere:
-memory, streams and every kernel (`_core.Device.check`). The verdict is stored for this GPU, driver
-and versions of PyTorch, the CUDA runtime and Cerebro, in a separate file in the user's cache
-folder. If the file cannot be read or written, the check runs again.
+A device that fails in a kernel may kill its process or hang, so the check runs in another process.
+It tests memory, streams and every kernel (`_core.Device.check`). The result is stored for this GPU,
+this driver and these versions of PyTorch, the CUDA runtime and Cerebro, in a separate file in the
+user's cache folder. If the file cannot be read or written, the check runs again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from cerebro.machine import cuda
 from cerebro.machine.environment import package_version, version
 
 SECONDS = 60.0
-"""The timeout of a check; it takes about a second, most of it to start CUDA."""
+"""The timeout of a check in seconds; a check takes about one, mostly to start CUDA."""
 END_SECONDS = 5.0
 FOLDER = "CEREBRO_CACHE"
-"""The environment variable with the folder of verdicts; default: the user's cache folder."""
+"""The environment variable with the folder of stored results; default: the user's cache folder."""
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
-MOST_BYTES = 100_000  # of a verdict
+MOST_BYTES = 100_000  # the largest stored result
 
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -45,14 +45,14 @@ def problem(name: str, *, anew: bool = False) -> str:
     name
         ``"cuda:0"`` and so on.
     anew
-        Ignore a stored verdict, check again, and store the result.
+        Whether to ignore a stored result, check again, and store the new result.
 
     Raises
     ------
     DeviceError
-        CUDA cannot be used in this process.
+        If CUDA cannot be used in this process.
     InputError
-        There is no such GPU here.
+        If there is no such GPU here.
     """
     of = identity(name)
     path = _place(of)
@@ -66,7 +66,7 @@ def problem(name: str, *, anew: bool = False) -> str:
 
 
 def identity(name: str) -> dict[str, Any]:
-    """Return the key of a verdict: this GPU, and everything that computes on it."""
+    """Return the key of a stored result: this GPU, and all software that computes on it."""
     import cerebro._core as _core
 
     runtime, devices = cuda.open_runtime(), cuda.describe_devices()
@@ -85,12 +85,12 @@ def identity(name: str) -> dict[str, Any]:
         "runtime": cuda.version_text(runtime["version"]),
         "torch": package_version("torch"),
         "cerebro": version(),
-        "core": [core.st_size, core.st_mtime_ns],  # changes if a clone is rebuilt
+        "core": [core.st_size, core.st_mtime_ns],  # changes when a clone is rebuilt
     }
 
 
 def _kernel_module() -> str:
-    """Return the driver's kernel module's description of itself; empty without one."""
+    """Return the version line of the driver's kernel module; empty without the module."""
     try:
         return one_line(KERNEL_MODULE.read_text(errors="replace").partition("\n")[0])
     except OSError:
@@ -101,7 +101,7 @@ def _kernel_module() -> str:
 
 
 def folder() -> Path | None:
-    """Return the folder of verdicts; None if this user has no cache folder."""
+    """Return the folder of stored results; None if this user has no cache folder."""
     if named := os.environ.get(FOLDER):
         return Path(named)
     if named := os.environ.get("XDG_CACHE_HOME"):
@@ -119,7 +119,7 @@ def _place(of: dict[str, Any]) -> Path | None:
 
 
 def _read(path: Path | None, of: dict[str, Any]) -> str | None:
-    """Return the stored verdict; None if there is none or it cannot be read."""
+    """Return the stored result; None if it is missing or cannot be read."""
     try:
         if path is None or not path.is_file():
             return None
@@ -134,7 +134,7 @@ def _read(path: Path | None, of: dict[str, Any]) -> str | None:
 
 
 def _write(path: Path | None, of: dict[str, Any], found: str) -> None:
-    """Store a verdict atomically: other processes may read or write it at the same time."""
+    """Store a result atomically, because other processes may read or write it at the same time."""
     if path is None:
         return
     with contextlib.suppress(OSError):
@@ -152,10 +152,10 @@ def _write(path: Path | None, of: dict[str, Any], found: str) -> None:
 
 
 def _try(name: str) -> tuple[str, bool]:
-    """Run a check; return what fails, and whether that is permanent."""
+    """Run a check; return what fails, and whether the failure is permanent."""
     variables = dict(os.environ)
     if path := cuda.open_runtime()["path"]:
-        variables[cuda.OVERRIDE] = path  # the one used here
+        variables[cuda.OVERRIDE] = path  # the runtime used by this process
     folders = json.dumps([str(entry) for entry in sys.path if entry])
     try:
         process = subprocess.Popen(
@@ -195,7 +195,7 @@ def _end_of(status: int, errors: str) -> str:
 
 
 def main(name: str) -> NoReturn:
-    """Check a GPU in this process, and print what fails and whether that is permanent."""
+    """Check a GPU in this process, and print what fails and whether the failure is permanent."""
     found, is_lasting = "", True
     try:
         cuda.device(name).check()
@@ -204,4 +204,4 @@ def main(name: str) -> NoReturn:
     except (DeviceError, InputError) as error:
         found = str(error)
     print(json.dumps([found, is_lasting]), flush=True)
-    os._exit(0)  # skip whatever the driver does at exit
+    os._exit(0)  # skip the driver's own exit handlers

@@ -1,8 +1,8 @@
-"""Training devices: their names, which ones exist, and which worker uses which.
+"""Find and assign training devices: their names, which exist, and which worker uses which.
 
 Nothing here starts CUDA in the calling process: a separate program lists the GPUs, once, and only
-if a driver is loaded. A GPU worker sees no other GPU (``CUDA_VISIBLE_DEVICES``), so code that calls
-``.cuda()`` cannot pick the wrong one.
+if a driver is loaded. A GPU worker sees no GPU other than its own (``CUDA_VISIBLE_DEVICES``), so
+code that calls ``.cuda()`` cannot choose the wrong one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cerebro.machine.resources import usable_cores
 
 CPU = "cpu"
 ALL = "cuda"
-"""All GPUs, on any machine: recorded for a run on other machines."""
+"""All GPUs of any machine; recorded for a run on other machines."""
 IN_WORKER = "cuda:0"
-"""A worker's name for its GPU, the only one that it sees."""
+"""The name that a worker uses for its GPU, the only one that it sees."""
 
 CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_WORKSPACE = ":4096:8"
-"""Makes cuBLAS give equal bits for equal inputs; read when CUDA starts."""
+"""Makes cuBLAS return equal bits for equal inputs; cuBLAS reads it when CUDA starts."""
 
 FIND_SECONDS = 120.0
 SIGNS_OF_A_DRIVER = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
@@ -73,11 +73,11 @@ class Device:
     name
         ``"cuda:0"`` and so on, in this process's order.
     label
-        The manufacturer's name for it.
+        The manufacturer's name of the GPU.
     memory
-        Total bytes.
+        The total memory in bytes.
     visible
-        ``CUDA_VISIBLE_DEVICES`` of a process that sees this GPU alone.
+        ``CUDA_VISIBLE_DEVICES`` for a process that sees only this GPU.
     about
         A description in the format of `cerebro.machine.environment.cuda`; empty if unknown.
     """
@@ -107,7 +107,7 @@ def lookup() -> Found:
 
 
 def has_driver() -> bool:
-    """Whether an NVIDIA driver is loaded; starts nothing."""
+    """Return whether an NVIDIA driver is loaded, without starting anything."""
     return any(Path(sign).exists() for sign in SIGNS_OF_A_DRIVER)
 
 
@@ -140,24 +140,24 @@ def _lookup(visible: str | None) -> Found:
 
 
 def visible_alone(index: int, visible: str | None) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for one of the GPUs that `visible` lists."""
+    """Return ``CUDA_VISIBLE_DEVICES`` for a process that sees only GPU `index` of `visible`."""
     if visible is None:
         return str(index)
     return [name.strip() for name in visible.split(",")][index]
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a device's name is that of a GPU."""
+    """Return whether a device's name is that of a GPU."""
     return name.startswith("cuda")
 
 
 def are_gpus(devices: Sequence[str]) -> bool:
-    """Whether models are trained on GPUs; GPUs are never combined with the CPU."""
+    """Return whether models are trained on GPUs, which are never combined with the CPU."""
     return is_gpu(devices[0])
 
 
 def in_worker(devices: Sequence[str]) -> str:
-    """Return a worker's name for its device, if models are trained on these."""
+    """Return the name that a worker uses for its own device, one of `devices`."""
     return IN_WORKER if are_gpus(devices) else CPU
 
 
@@ -165,7 +165,7 @@ def in_worker(devices: Sequence[str]) -> str:
 
 
 def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
-    """Return the devices that ``devices=`` selects, ``("cpu",)`` or GPUs.
+    """Return the devices that ``devices=`` selects: ``("cpu",)`` or GPUs.
 
     Parameters
     ----------
@@ -173,12 +173,12 @@ def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
         ``"auto"`` (or None): all GPUs, or the CPU if there are none; ``"cpu"``; ``"cuda"``: all
         GPUs; ``"cuda:1"``; or a list of GPUs.
     found
-        The GPUs that exist; default: those of `lookup`.
+        The GPUs that exist; default: the result of `lookup`.
 
     Raises
     ------
     InputError
-        A name is not a device, or the device is not here.
+        If a name is not that of a device, or this machine does not have the device.
     """
     wanted = named(devices)
     if wanted == [CPU]:
@@ -207,7 +207,7 @@ def named(devices: Any) -> list[str]:
     Raises
     ------
     InputError
-        A name is not a device, or occurs twice.
+        If a name is not that of a device, or occurs twice.
     """
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]
@@ -232,13 +232,13 @@ def named(devices: Any) -> list[str]:
 
 
 def _torch_name(item: Any) -> str:
-    """Return a ``torch.device``'s name; empty for anything else."""
+    """Return the name of a ``torch.device``; empty for anything else."""
     named = type(item).__module__ == "torch" and type(item).__name__ == "device"
     return str(item) if named else ""
 
 
 def mixed(devices: Sequence[str]) -> str | None:
-    """Warn that GPUs are of different kinds, on which states differ in their last bits."""
+    """Return a warning if the GPUs differ in kind, so that the last bits of states differ."""
     if not are_gpus(devices):
         return None
     known = lookup().devices
@@ -252,7 +252,7 @@ def mixed(devices: Sequence[str]) -> str | None:
 
 
 def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the devices in a run's record; runs of the first version used the CPU."""
+    """Return the devices in a run's record; older runs without devices used the CPU."""
     names = settings.get("devices")
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         return (CPU,)
@@ -260,7 +260,7 @@ def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def here(devices: Sequence[str]) -> tuple[str, ...]:
-    """Return where a run that used these devices resumes: on them, or on similar ones."""
+    """Return the devices on which to resume a run: the same ones, else similar ones."""
     if not are_gpus(devices):
         return (CPU,)
     found = lookup().names
@@ -278,7 +278,7 @@ def count_workers(
     Raises
     ------
     InputError
-        The arguments contradict each other.
+        If the arguments contradict each other.
     """
     if not are_gpus(devices):
         return max(1, usable_cores() // threads) if workers is None else workers
@@ -294,19 +294,21 @@ def count_workers(
 
 
 def seats(devices: Sequence[str], workers: int) -> list[Device | None]:
-    """Return each worker's device, assigned in turn; None: the CPU.
+    """Return each worker's device, with GPUs assigned in turn; None for the CPU.
 
     Raises
     ------
     InputError
-        A device is not here.
+        If this machine does not have a device.
     """
     if not are_gpus(devices):
         return [None] * workers
     known = {device.name: device for device in lookup().devices}
     for name in devices:
         if name not in known:
-            raise InputError(f"no {name!r} here: give devices= that exist")
+            raise InputError(
+                f"devices: this machine has no {name!r}, only {', '.join(known) or 'its CPU'}"
+            )
     return [known[devices[i % len(devices)]] for i in range(workers)]
 
 
@@ -319,13 +321,13 @@ def variables(device: Device) -> dict[str, str]:
 
 
 def computing_with(devices: Sequence[str]) -> Mapping[str, Any]:
-    """Describe the first of these GPUs; empty if unknown here."""
+    """Describe the first of `devices`; empty if this machine does not have it."""
     found = [device.about for device in lookup().devices if device.name == devices[0]]
     return found[0] if found else {}
 
 
 def memory_of(devices: Sequence[str]) -> int:
-    """Return the bytes of the smallest of these GPUs."""
+    """Return the memory of the smallest of these GPUs, in bytes."""
     return min(device.memory for device in lookup().devices if device.name in devices)
 
 
@@ -333,12 +335,12 @@ def memory_of(devices: Sequence[str]) -> int:
 def using(device: str) -> Iterator[None]:
     """Compute on a device in this process, then restore the current device.
 
-    Sets the variable that cuBLAS reads when it starts.
+    Set the variable that cuBLAS reads when it starts.
 
     Warns
     -----
     UserWarning
-        CUDA has already started without it.
+        If CUDA has already started without this variable.
     """
     if not is_gpu(device):
         yield
@@ -365,7 +367,7 @@ _building: ContextVar[str | None] = ContextVar("cerebro_building", default=None)
 
 @contextmanager
 def building_on(device: str) -> Iterator[None]:
-    """Call a user's ``build`` in this block; models are made for this device."""
+    """Let :func:`build_device` return `device` in this block, which calls a user's ``build``."""
     token = _building.set(device)
     try:
         yield
@@ -374,5 +376,5 @@ def building_on(device: str) -> Iterator[None]:
 
 
 def build_device() -> str | None:
-    """Return the device that a model is being built for; None outside Cerebro's own calls."""
+    """Return the device for which a model is being built; None outside Cerebro's own calls."""
     return _building.get()

@@ -1,7 +1,7 @@
-"""Files that survive a loss of power: synced, renamed, and their folders synced.
+"""Write files that survive a power failure: synced, renamed, and with their folders synced.
 
-A row of the run store names a state; it may be written only when the state is durable under that
-name. Data passed to a function here is safe only once the function has returned.
+A row of the run store names a state. The row may be written only when the state is durable under
+this name. Data passed to a function here is safe only once the function has returned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def sync_folder(folder: Path) -> None:
     Raises
     ------
     OSError
-        Naming the folder. EINVAL, from a file system that cannot sync folders, is ignored.
+        If the folder cannot be synced; the message names it. EINVAL, from file systems that cannot
+        sync folders, is ignored.
     """
     with _says(f"cannot open folder {os.fspath(folder)}"):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -45,13 +46,13 @@ def sync_folder(folder: Path) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file's content in one durable step.
 
-    Readers see the old bytes or the new ones, even after a loss of power.
+    Readers see either the old bytes or the new ones, even after a power failure.
 
     Raises
     ------
     OSError
-        The old file is untouched and nothing is left beside it. If only syncing the folder failed,
-        the new file is in place and may not be durable.
+        If the file cannot be replaced: the old file is untouched, and no temporary file is left. If
+        only syncing the folder failed, the new file is in place but may not be durable.
     """
     path = os.fspath(path)
     fd, temporary = _make_temporary(path)
@@ -72,20 +73,22 @@ def replace_file(path: Path, data: bytes) -> None:
 def publish(files: Iterable[tuple[Path, Path]]) -> None:
     """Make complete files durable under their final names.
 
-    First all files are synced, then all are renamed, then their folders are synced. Writing begins
-    for all files before the first is waited for, and one descriptor is open at a time.
+    First all files are synced, then all are renamed, then their folders are synced. Writing starts
+    for all files before the first one is waited for. Only one descriptor is open at a time.
 
     Parameters
     ----------
     files
-        The temporary and the final path of each; an existing file of that name is replaced.
+        The temporary and the final path of each file; an existing file at the final path is
+        replaced.
 
     Raises
     ------
     OSError
-        Naming what failed. If a file could not be synced, nothing was renamed, and that file is
-        lost: a second sync may succeed without the data. If a rename or the sync of a folder
-        failed, some files may have their final name, but none is known to be durable.
+        If a step fails; the message names the operation and the file. If a file could not be
+        synced, nothing was renamed, and that file is lost, because a second sync may succeed
+        without the data. If a rename or the sync of a folder failed, some files may have their
+        final name, but none is known to be durable.
     """
     pairs = [(os.fspath(temporary), os.fspath(final)) for temporary, final in files]
     if len(pairs) > 1:
@@ -103,10 +106,10 @@ def publish(files: Iterable[tuple[Path, Path]]) -> None:
 
 
 def _begin_writing(fd: int) -> None:
-    """Ask the system to begin writing a file, if it supports that; the sync does the rest.
+    """Ask the system to start writing a file, if supported; the later sync completes this.
 
-    On Linux this also drops pages that are already on the disk. A later reader pays a little for
-    that; without it, syncing each of many small files costs twice as much.
+    On Linux this also drops pages that are already on the disk, which makes later reads a little
+    slower. Otherwise, syncing each of many small files would cost twice as much.
     """
     if sys.platform != "darwin":
         with contextlib.suppress(OSError):
@@ -114,7 +117,7 @@ def _begin_writing(fd: int) -> None:
 
 
 def _sync(fd: int) -> None:
-    if sys.platform == "darwin":  # fsync stops at the drive's cache
+    if sys.platform == "darwin":  # fsync does not flush the drive's cache
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
             return
@@ -129,14 +132,14 @@ def _opened(path: str) -> Iterator[int]:
         try:
             yield fd
         finally:
-            os.close(fd)  # NFS writes here, and reports its failure only once
+            os.close(fd)  # NFS writes here, and reports a failure only once
 
 
 def _make_temporary(path: str) -> tuple[int, str]:
     """Open a new file beside `path`.
 
-    Its name contains the process id, and a number to avoid the files of other threads or of a dead
-    process with the same id.
+    Its name contains the process id and a number, so that it differs from the files of other
+    threads or of a dead process with the same id.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for number in range(_TRIES):
@@ -156,10 +159,10 @@ def _folder_of(path: str) -> str:
 
 @contextlib.contextmanager
 def _says(what: str) -> Iterator[None]:
-    """Add the failed operation and the file to an OSError."""
+    """Add the failed operation and the file to the message of an OSError."""
     try:
         yield
     except LinkError:
-        raise  # its message is more precise
+        raise  # its own message is more precise
     except OSError as error:
         raise OSError(error.errno, f"{what}: {error.strerror}") from None

@@ -1,33 +1,34 @@
-"""Leaves TorchDynamo out of processes that do not compile.
+"""Avoid importing TorchDynamo in processes that do not compile.
 
-``torch.optim`` imports ``torch._dynamo`` when the first optimizer is made, only to call
-``disable()`` and ``graph_break()``, which do nothing outside of ``torch.compile``. The import
-takes longer than PyTorch's own, and 67 MB. :func:`postpone` answers that import with a module
-that knows these two functions, and that becomes the real one as soon as anything else is asked
-of it: ``torch.compile`` works as ever, at the cost of the import.
+``torch.optim`` imports ``torch._dynamo`` when the first optimizer is created, only to call
+``disable()`` and ``graph_break()``, which do nothing outside ``torch.compile``. The import takes
+longer than PyTorch's own and uses 67 MB. After :func:`postpone`, such an import gets a stand-in
+module that has only these two functions. As soon as any other attribute is used, the real module
+replaces the stand-in: ``torch.compile`` works as usual, at the cost of the import.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
 NAME = "torch._dynamo"
 
 _CALLERS = ("torch.optim.optimizer", "torch._compile")
-"""The modules of PyTorch whose imports of Dynamo ask for these two functions only."""
+"""The PyTorch modules whose imports of Dynamo need only these two functions."""
 
 _lock = threading.RLock()
 
 
 class _Postponed(ModuleType):
-    """The module that stands in for ``torch._dynamo`` until more than two functions are used."""
+    """Stands in for ``torch._dynamo`` until anything beyond the two functions is used."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
@@ -45,10 +46,10 @@ class _Postponed(ModuleType):
         reason: str | None = None,
         wrapping: bool = True,
     ) -> Any:
-        """Return the function itself: nothing traces it.
+        """Return the function itself: it need not be disabled while nothing is traced.
 
-        `torch._compile` keeps the answer as an attribute of the function, which is deleted when
-        the real module arrives: from then on the function has to be disabled.
+        `torch._compile` keeps the returned function in an attribute. The attribute is deleted when
+        the real module is imported, because from then on the function must be disabled.
         """
         if fn is None:
             return lambda function: function
@@ -75,7 +76,7 @@ class _Postponed(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the stand-in for those imports that need no more."""
+    """Returns the stand-in for the imports that need only its two functions."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -95,12 +96,23 @@ _finder = _Finder()
 
 
 def postpone() -> None:
-    """Answer PyTorch's needless imports of TorchDynamo with a stand-in, from now on.
+    """From now on, answer PyTorch's unnecessary imports of TorchDynamo with a stand-in.
 
-    Does nothing where Dynamo has been imported already.
+    Do nothing if Dynamo has already been imported.
     """
     if NAME not in sys.modules and _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Run functions under ``torch.compile`` as ordinary Python code, without compiling them."""
+    real = sys.modules.get(NAME)
+    if real is None or isinstance(real, _Postponed):
+        yield
+        return
+    with sys.modules["torch"].compiler.set_stance("force_eager"):
+        yield
 
 
 def _withdraw() -> None:
@@ -109,7 +121,7 @@ def _withdraw() -> None:
 
 
 def _importer() -> str | None:
-    """The name of the module whose import statement runs."""
+    """Return the name of the module whose import statement is running."""
     frame = sys._getframe(1)
     while frame is not None and (
         frame.f_globals.get("__name__") in (__name__, "importlib", "importlib._bootstrap")

@@ -1,9 +1,9 @@
-"""The environment of a run, besides code and data: versions, CPU, threads, flags.
+"""Describe the environment of a run, besides code and data: versions, CPU, threads, flags.
 
 The same configuration gives the same bits only on the same kind of machine, with the same library
 versions, instruction set and thread count. :func:`describe` returns these for the run's record,
 :func:`differences` compares two records, and ``python -m cerebro doctor`` prints them. torch is
-examined only if it is already imported, so nothing here imports it.
+examined only if it is already imported; nothing here imports it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ import numpy as np
 
 from cerebro.machine.flags import torch_flags
 from cerebro.machine.installation import DISTRIBUTION
+from cerebro.machine.keras_settings import BACKEND_VARIABLE, keras_backend, keras_settings
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
 
-# Packages whose version can change the bits of a run, or which data can be read.
+# Packages whose versions can change the bits of a run, or determine which data can be read.
 PACKAGES = (
     "numpy",
     "torch",
@@ -43,8 +44,8 @@ PACKAGES = (
     "cloudpickle",
 )
 
-# NVIDIA's libraries, whose packages can be replaced without PyTorch's: a different version chooses
-# different kernels. And the plugins that install them for JAX.
+# NVIDIA's libraries, whose packages can be replaced independently of PyTorch: a different version
+# chooses different kernels. Also the plugins that install them for JAX.
 CUDA_LIBRARIES = ("cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cuda-runtime")
 
 CUDA_PACKAGES = (
@@ -52,13 +53,14 @@ CUDA_PACKAGES = (
     *(f"jax-cuda{major}-plugin" for major in (12, 13)),
 )
 
-# Variables that make libraries choose other kernels or orders, and so other bits.
+# Variables that make libraries choose other kernels or orders, and so change the bits.
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_WORKSPACE_CONFIG",
     "DNNL_DEFAULT_FPMATH_MODE",
     "DNNL_MAX_CPU_ISA",
     "GLIBC_TUNABLES",
+    BACKEND_VARIABLE,
     "KMP_DETERMINISTIC_REDUCTION",
     "LD_PRELOAD",
     "MKL_CBWR",
@@ -78,8 +80,8 @@ VARIABLES = (
     "XLA_FLAGS",
 )
 
-# Set to `threads` in workers, and unchanged in the caller's process.
-# The last one is read by XLA when JAX first computes in a process.
+# Set to `threads` in workers, and unchanged in the caller's process. XLA reads the last one when
+# JAX first computes in a process.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NPROC")
 
 # Patterns of library versions in PyTorch's description of its build.
@@ -92,7 +94,7 @@ TORCH_LIBRARIES = {
     "compiler": r"GCC (\S+)",
 }
 
-# Vector instruction sets by the kernel's names, best first.
+# Vector instruction sets by the Linux kernel's names, best first.
 INSTRUCTION_SETS = {
     "amx_tile": "AMX",
     "avx512f": "AVX-512",
@@ -107,15 +109,14 @@ VECTOR_FEATURES = ("amx", "avx", "f16c", "fma", "sse4", "sve", "asimd", "bf16", 
 
 
 def version() -> str:
-    """Return Cerebro's version."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:  # on the path but not installed
-        return "unknown"
+    """Return Cerebro's version; "unknown" if Cerebro is on the path but not installed."""
+    return package_version(DISTRIBUTION) or "unknown"
 
 
 def package_version(name: str) -> str | None:
-    """Return the version of an installed package, or None. Imports nothing."""
+    """Return the version of an installed package, or None, without importing the package."""
+    from importlib import metadata  # slow to import, because it imports the email package
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -124,9 +125,9 @@ def package_version(name: str) -> str | None:
 
 @functools.cache
 def cpu() -> dict[str, str]:
-    """Return the CPU's ``model``, its best vector ``instruction_set`` and all ``features``.
+    """Return the CPU's ``model``, its best vector ``instruction_set``, and all ``features``.
 
-    Features are the names of its vector and matrix instructions, separated by spaces.
+    The features are the names of its vector and matrix instructions, separated by spaces.
     """
     fields: dict[str, str] = {}
     try:
@@ -147,7 +148,7 @@ def cpu() -> dict[str, str]:
 
 @functools.cache
 def gpu() -> str | None:
-    """Return the GPUs' names and driver version, or None. Starts no driver."""
+    """Return the GPUs' names and driver version, or None, without starting a driver."""
     names = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         with contextlib.suppress(OSError):
@@ -188,7 +189,7 @@ def _torch_capability() -> str | None:
 
 
 def cuda() -> dict[str, Any] | None:
-    """Describe the CUDA that computes in this process; None if it has not started."""
+    """Describe the CUDA that PyTorch uses in this process; None if it has not started."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -205,7 +206,7 @@ def cuda() -> dict[str, Any] | None:
 def jax_backend() -> str | None:
     """Return JAX's backend in this process, such as "gpu"; None if it has not started."""
     jax = sys.modules.get("jax")
-    bridge = sys.modules.get("jax._src.xla_bridge")  # asking JAX itself would start it
+    bridge = sys.modules.get("jax._src.xla_bridge")  # calling JAX itself would start the backend
     has_started = getattr(bridge, "backends_are_initialized", None)
     if jax is None or has_started is None or not has_started():
         return None
@@ -213,7 +214,7 @@ def jax_backend() -> str | None:
 
 
 def uses_gpu(record: Mapping[str, Any]) -> bool:
-    """Whether a process computes on a GPU, according to its record from `describe`."""
+    """Return whether a process computes on a GPU, given its record from `describe`."""
     return "cuda" in record or record.get("jax_backend") in ("gpu", "cuda", "rocm")
 
 
@@ -228,7 +229,7 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     Parameters
     ----------
     threads
-        Compute threads per worker of the run.
+        The number of compute threads per worker of the run.
     device
         The computing device: "cpu", or any other name for a GPU.
 
@@ -236,8 +237,8 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     -------
     dict
         JSON values: ``cerebro python packages system libc cpu gpu device cuda cuda_packages
-        jax_backend cores threads blas torch torch_capability torch_libraries variables``;
-        ``cuda`` and ``jax_backend`` only if they have started.
+        jax_backend keras cores threads blas torch torch_capability torch_libraries variables``;
+        ``cuda``, ``jax_backend`` and ``keras`` only if they have started.
     """
     more: dict[str, Any] = {}
     if device != "cpu":
@@ -246,6 +247,8 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
             more["cuda"] = started
     if (backend := jax_backend()) is not None:
         more["jax_backend"] = backend
+    if keras := keras_settings():
+        more["keras"] = keras
     return {
         "cerebro": version(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -267,12 +270,21 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
 
 
 def variables() -> dict[str, str]:
-    """Return the members of `VARIABLES` that are set in this process."""
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    """Return the members of `VARIABLES` that are set in this process.
+
+    If Keras is imported, ``KERAS_BACKEND`` is its actual backend, however it was chosen.
+    """
+    found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    if (backend := keras_backend()) is not None:
+        found[BACKEND_VARIABLE] = backend
+    return found
 
 
 def _variables(threads: int | None) -> dict[str, str]:
-    """Return the set variables; those about threads only if they differ from `threads`."""
+    """Return :func:`variables`, and variables that set a number of threads other than `threads`.
+
+    If `threads` is None, the latter are left out.
+    """
     found = variables()
     for name in THREAD_VARIABLES:
         value = os.environ.get(name)
@@ -288,7 +300,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     -------
     list of str
         One line each, such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is
-        left out, because it changes nothing, and so are fields that an older record lacks.
+        left out, because it changes nothing, and so are fields that an older record lacks. Keras's
+        backend counts if both records have one, because a Keras model cannot load the state of
+        another backend.
     """
     both = before.keys() & now.keys()
     old, new = ({k: v for k, v in record.items() if k in both} for record in (before, now))
@@ -298,7 +312,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if key == "cores" or old.get(key) == new.get(key):
             continue
         if key.startswith("torch") and (old.get(key) is None or new.get(key) is None):
-            continue  # one side had not imported torch yet: unknown
+            continue  # unknown: one process had not imported torch yet
+        if key == f"variables.{BACKEND_VARIABLE}" and not (key in old and key in new):
+            continue  # one process had not imported Keras
         if key == "cpu.features" and key in old and key in new:
             lines.append(_features_differ(str(old[key]), str(new[key])))
         else:
@@ -315,7 +331,7 @@ def _features_differ(before: str, now: str) -> str:
 
 
 def installed(module: str) -> bool:
-    """Return whether a module could be imported, without importing it."""
+    """Return whether a module can be imported, without importing it."""
     try:
         return util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -1,9 +1,9 @@
-"""Files and the disk under them: plain files, write errors, file systems, free space.
+"""Access files and the disk below them: plain files, write errors, file systems, free space.
 
 A run's folder may contain anything: a link to a file elsewhere, a pipe without a writer, gigabytes
-where a page is expected, endlessly nested JSON. One rule keeps all of that out. *The folder itself
-may be reached by any path, links included: the user chose it. Its content is plain*: names without
-a slash and without ``..``, of files or folders, not of links.
+where a page is expected, endlessly nested JSON. One rule prevents all of these problems. *The
+folder itself may be reached by any path, even through links, because the user chose it. Its content
+must be plain*: files or folders but no links, with names that contain neither a slash nor ``..``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,22 @@ from cerebro.machine.resources import available_memory
 
 MAX_NAME_BYTES = 255
 
-MAX_DIGITS = 400  # of a whole number; Python's own limit, if any, is ten times that
+MAX_DIGITS = 400  # of an integer; Python's own limit, if any, is ten times this
 
 _NEVER_WAIT = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class LinkError(CorruptDataError, OSError):
-    """A symbolic link is in the place of a file or folder to be opened or made."""
+    """Raised if a symbolic link is in place of a file or folder to be opened or created."""
 
 
 def path_of(argument: str, value: Any) -> Path:
     """Convert an argument to a Path; raise InputError if it is not a path."""
+    if isinstance(value, str) and "://" in value:
+        raise InputError(
+            f"{argument} must be a path on this machine, not the URL {value!r}: data sets may be "
+            "in object storage, and cerebro.resume() takes the URL of a run's copy"
+        )
     try:
         return Path(value)
     except TypeError:
@@ -41,7 +46,7 @@ def path_of(argument: str, value: Any) -> Path:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether `name` can only refer to an entry of the folder it is looked up in."""
+    """Return whether `name` can refer only to an entry of the folder in which it is looked up."""
     return (
         isinstance(name, str)
         and name not in ("", ".", "..")
@@ -57,9 +62,9 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
     Raises
     ------
     FileNotFoundError
-        The file does not exist.
+        If the file does not exist.
     CorruptDataError
-        It is a link, not a regular file, or larger than `limit` bytes.
+        If it is a link, is not a regular file, or is larger than `limit` bytes.
     """
     fd = open_plain(path, os.O_RDONLY)
     with open(fd, "rb") as file:  # noqa: PTH123
@@ -75,14 +80,14 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 
 
 def open_plain(path: str | os.PathLike[str], flags: int) -> int:
-    """Open a file as `os.open`, but never follow a link or wait for a pipe's other end.
+    """Open a file like `os.open`, but never follow a link or wait for a pipe's other end.
 
     Raises
     ------
     LinkError
-        The file is a link.
+        If the file is a link.
     OSError
-        The file cannot be opened.
+        If the file cannot be opened.
     """
     try:
         return os.open(path, flags | _NEVER_WAIT, 0o644)
@@ -93,7 +98,7 @@ def open_plain(path: str | os.PathLike[str], flags: int) -> int:
 
 
 def check_folder(path: Path) -> None:
-    """Raise CorruptDataError if `path` exists and is a link or not a folder."""
+    """Raise CorruptDataError if `path` exists but is a link or is not a folder."""
     try:
         info = path.lstat()
     except FileNotFoundError:
@@ -111,12 +116,12 @@ def check_no_link(path: Path) -> None:
 
 
 def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
-    """Parse JSON strictly: UTF-8, no duplicate keys, no NaN, no endless numbers.
+    """Parse JSON strictly: only UTF-8, no duplicate keys, no NaN, no extremely long numbers.
 
     Raises
     ------
     CorruptDataError
-        The content is cut or damaged; the message names `path`.
+        If the content is truncated or damaged; the message names `path`.
     """
     try:
         return json.loads(
@@ -150,7 +155,7 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 def _whole_number(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(digits)} digits")
+        raise ValueError(f"a number with {len(digits)} digits, more than {MAX_DIGITS}")
     return int(digits)
 
 
@@ -167,21 +172,21 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class StorageError(OSError):
-    """The run's own files cannot be written; no trial is to blame."""
+    """Raised if the run's own files cannot be written; no trial is to blame."""
 
 
 class ExhaustedError(StorageError):
-    """This process has no file descriptors left for the run's files; other workers may."""
+    """Raised if this process has no file descriptors left; other workers may have some."""
 
 
 @contextlib.contextmanager
 def storing() -> Iterator[None]:
-    """Turn an OSError into a StorageError that names the cure.
+    """Convert an OSError into a StorageError whose message says how to fix the problem.
 
     Raises
     ------
     StorageError
-        Or ExhaustedError, if all descriptors are taken.
+        If a file cannot be written; ExhaustedError, a subclass, if all descriptors are in use.
     """
     try:
         yield
@@ -199,7 +204,7 @@ def storing() -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error means a full disk, wherever it occurred, such as in a print."""
+    """Return whether an error means a full disk, wherever it occurred, for example in a print."""
     return isinstance(error, OSError) and error.errno in FULL
 
 
@@ -231,7 +236,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 def file_system(path: str | os.PathLike[str]) -> str:
     """Return the type of the file system that holds `path` (which need not exist yet).
 
-    ``"unknown"`` if the system does not report it.
+    Return ``"unknown"`` if the system does not report the type.
     """
     place = Path(path).absolute()
     while not place.exists():
@@ -257,7 +262,7 @@ def mounts(table: bytes) -> Iterator[tuple[str, str]]:
 
 
 def is_network_file_system(path: str | os.PathLike[str]) -> bool:
-    """Whether `path` is on a network file system, where locks and mmap are less reliable."""
+    """Return whether `path` is on a network file system, where locks and mmap are less reliable."""
     return file_system(path) in NETWORK_FILE_SYSTEMS
 
 
@@ -265,14 +270,14 @@ MEMORY_FILE_SYSTEMS = frozenset(["tmpfs", "ramfs", "hugetlbfs"])
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the bytes that can be written to a folder, limited by memory if it is in memory."""
+    """Return how many bytes can be written to a folder; limited by memory if it is in memory."""
     status = os.statvfs(folder)
     free = status.f_bavail * status.f_frsize
     return min(free, available_memory()) if is_memory(folder) else free
 
 
 def is_memory(folder: Path) -> bool:
-    """Whether files in a folder take memory, not disk."""
+    """Return whether the files in a folder are kept in memory rather than on a disk."""
     return file_system(folder) in MEMORY_FILE_SYSTEMS
 
 

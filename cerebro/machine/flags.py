@@ -1,6 +1,6 @@
-"""Process-wide settings of PyTorch and XLA that change bits or speed.
+"""Set the process-wide options of PyTorch and XLA that change bits or speed.
 
-A model's bits depend on them, so they apply inline as well as in workers.
+A model's bits depend on these options, so they are applied inline as well as in workers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 
@@ -20,11 +20,12 @@ def compute_settings(
 ) -> Iterator[None]:
     """Run with `threads` compute threads, then restore the previous settings.
 
-    Does nothing unless PyTorch is imported. On the CPU its operators give the same bits for the
-    same number of threads by default, so only ``deterministic=True`` turns on its checks, which
-    cost time. On a GPU many operators have a deterministic version and a faster one that is not.
-    Unless `deterministic` is False, the deterministic one is chosen; with "warn", an operation
-    without one is noted (`operations_noted`), not an error.
+    Do nothing unless PyTorch is imported. On the CPU, PyTorch's operators give the same bits for
+    the same number of threads by default, so only ``deterministic=True`` turns on PyTorch's checks,
+    which take time. On a GPU, many operators have both a deterministic version and a faster one
+    that is not. Unless `deterministic` is False, the deterministic version is chosen. With "warn",
+    an operation without a deterministic version is noted (`operations_noted`) instead of raising an
+    error.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -34,12 +35,25 @@ def compute_settings(
     if before_threads != threads:
         torch.set_num_threads(threads)
     on_gpu = device.startswith("cuda") and deterministic is not False
+    try:
+        with (
+            _chosen(torch, deterministic, on_gpu) if deterministic is True or on_gpu else _AS_IT_IS
+        ):
+            yield
+    finally:
+        if torch.get_num_threads() != before_threads:
+            torch.set_num_threads(before_threads)
+
+
+_AS_IT_IS = nullcontext()
+
+
+@contextmanager
+def _chosen(torch: Any, deterministic: Literal["warn"] | bool, on_gpu: bool) -> Iterator[None]:
     before = _choices(torch)
-    wanted = dict(before)
-    if deterministic is True or on_gpu:
-        wanted |= {"deterministic": True, "warn_only": deterministic is not True}
+    wanted = before | {"deterministic": True, "warn_only": deterministic is not True}
     if on_gpu:
-        # Autotuning may pick a different kernel on the next run. Filling uninitialized memory
+        # Autotuning may choose a different kernel in the next run. Filling uninitialized memory
         # takes time and only helps to find mistakes.
         wanted |= {"cudnn_deterministic": True, "cudnn_benchmark": False}
         wanted["fill"] = deterministic is True
@@ -47,8 +61,6 @@ def compute_settings(
     try:
         yield
     finally:
-        if torch.get_num_threads() != before_threads:
-            torch.set_num_threads(before_threads)
         _choose(torch, wanted, before)
 
 
@@ -78,7 +90,7 @@ _NOTICE = r"(?i).*(does not have a deterministic|non-?deterministic|not determin
 
 
 def operation_of(message: str) -> str | None:
-    """Return the operation that a PyTorch nondeterminism warning is about; None for others."""
+    """Return the operation named by a PyTorch nondeterminism warning; None for other warnings."""
     if re.match(_NOTICE, message, re.DOTALL) is None:
         return None
     name = re.match(r"(\S+) does not have a deterministic", message)
@@ -94,7 +106,7 @@ def operation_of(message: str) -> str | None:
 
 @contextmanager
 def operations_noted(found: set[str]) -> Iterator[None]:
-    """Add operations to `found` for which PyTorch warns of nondeterminism; hide the warnings."""
+    """Add to `found` the operations that PyTorch calls nondeterministic; hide its warnings."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -106,7 +118,7 @@ def operations_noted(found: set[str]) -> Iterator[None]:
                 found.add(name)
 
         warnings.showwarning = note
-        # Once per location is enough; filters that turn warnings into errors do not apply to these.
+        # Once per location is enough; filters that turn warnings into errors do not apply here.
         warnings.filterwarnings("default", message=_NOTICE)
         yield
 
@@ -121,7 +133,7 @@ FIRST_TORCH_FLAGS = {
     "deterministic_warn_only": False,
     "flush_denormal": False,
 }
-"""The `torch_flags` of a freshly imported torch."""
+"""The `torch_flags` of a newly imported torch."""
 
 
 def torch_flags() -> dict[str, Any]:
@@ -148,7 +160,7 @@ def torch_flags() -> dict[str, Any]:
 
 
 def _flushes_denormals(torch: Any) -> bool:
-    """Whether torch treats denormal numbers as zero; torch has no getter for it."""
+    """Return whether torch treats denormal numbers as zero; torch has no getter for this."""
     smallest = torch.tensor(1e-310, dtype=torch.float64)
     return bool((smallest * 1.0).item() == 0.0)
 
@@ -156,8 +168,8 @@ def _flushes_denormals(torch: Any) -> bool:
 def set_torch_flags(flags: Mapping[str, Any]) -> None:
     """Apply settings from :func:`torch_flags` in this process.
 
-    Imports torch, which takes seconds and 200 MB, only for settings that differ from its defaults:
-    models that do not use torch train without it.
+    Import torch, which takes seconds and 200 MB, only for settings that differ from torch's
+    defaults: models that do not use torch train without it.
     """
     if not flags or (flags == FIRST_TORCH_FLAGS and "torch" not in sys.modules):
         return
@@ -179,9 +191,9 @@ def set_torch_flags(flags: Mapping[str, Any]) -> None:
 
 @contextmanager
 def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Run with the process-wide settings that a run was trained with, then restore the caller's.
+    """Run with the process-wide settings of the run, then restore the caller's settings.
 
-    Does nothing unless PyTorch is imported: `cerebro.worker.runner.build_model` handles the first
+    Do nothing unless PyTorch is imported: `cerebro.worker.runner.build_model` handles the first
     import.
     """
     before = torch_flags()
@@ -197,9 +209,9 @@ def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def xla_threads(threads: int) -> Iterator[None]:
-    """Make JAX use this many threads, if it starts computing within this block.
+    """Make JAX use this many threads, if it first computes within this block.
 
-    They cannot be changed afterwards, and they change the bits.
+    The number cannot be changed afterwards, and it changes the bits.
     """
     before = os.environ.get("NPROC")
     os.environ["NPROC"] = str(threads)

@@ -1,13 +1,13 @@
-"""Refuse to train during an import or inside a worker.
+"""Reject calls that train during an import or inside a worker.
 
 A script needs no main guard, because workers receive its ``build`` by value. If ``build`` is found
-by name instead, the script is imported, and the search that it calls would search again, in every
-worker of every search. So during such an import (`finding`), and throughout a worker's life
-(`enter_worker`), every call that trains is refused (`refuse`).
+by name instead, the script is imported. Its call of a search would then search again, in every
+worker of every search. So every call that trains is rejected (`refuse`) during such an import
+(`finding`) and throughout a worker's life (`enter_worker`).
 
-A refused call ends the import that reached it. If the module by then has the names that are sought,
-the import counts as done: the module consists of the code above the call. Otherwise the user gets
-an error with the cure. Code that catches the refusal continues, but without a run.
+A rejected call ends the import that reached it. If the module has the required names by then, the
+import counts as complete: the module consists of the code above the call. Otherwise the user gets
+an error that says how to fix the script. Code that catches the error continues, but without a run.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from cerebro.errors import InputError
 from cerebro.machine.imports import PACKAGE, is_installed
 
 VARIABLE = "CEREBRO_IN_WORKER"
-"""Set in the environment of workers, and so of every process that they start."""
+"""A variable set in the environment of workers, and so of every process that they start."""
 
 CURE = 'put it under `if __name__ == "__main__":`'
 
 BUILD = ("build",)
-"""The names that a module must have if it is only imported on the way."""
+"""The names that a module must have if it is only imported by another module."""
 
 _OWN = str(PACKAGE) + os.sep
 
 
 class Stopped(BaseException):
-    """A call that trains was reached while its module was being imported.
+    """Raised if a call that trains was reached while its module was being imported.
 
-    Not an Exception, so that a script's own ``except Exception`` does not mistake it for a failed
-    search. It never leaves `finding`, nor the outermost import of a worker.
+    It is not an Exception, so that a script's own ``except Exception`` does not mistake it for a
+    failed search. It never leaves `finding`, nor the outermost import of a worker.
     """
 
     def __init__(self, call: str, where: str) -> None:
@@ -48,7 +48,7 @@ class Stopped(BaseException):
         self.where = where
 
     def refusal(self, missing: Sequence[str] = ()) -> InputError:
-        """Return the user's error if the import cannot stop at the call."""
+        """Return the error that the user gets if the import cannot stop at the call."""
         before = ""
         if missing:
             before = f", before {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} set"
@@ -56,7 +56,7 @@ class Stopped(BaseException):
 
 
 class _Finding:
-    """A search for names in user code, or a running trial."""
+    """A period in which no search may start: user code is being imported, or a trial runs."""
 
     def __init__(self, target: str | None, names: tuple[str, ...], *, is_trial: bool) -> None:
         self.target = target
@@ -66,9 +66,11 @@ class _Finding:
         self.others = frozenset(sys._current_frames()) - {self.thread}
 
     def includes_this_thread(self) -> bool:
-        """Whether this thread does the finding or was started by the imported code.
+        """Return whether the period applies to the current thread.
 
-        New threads beside a trial may run searches that are unrelated to it.
+        While names are being found, it applies to the thread in :func:`finding` and to threads
+        started by the imported code. New threads beside a trial may run searches that are unrelated
+        to it.
         """
         here = threading.get_ident()
         return here == self.thread if self.is_trial else here not in self.others
@@ -78,7 +80,7 @@ class _Here(threading.local):
     """The state of the current thread."""
 
     def __init__(self) -> None:
-        self.imports = 0  # nested imports of users' modules
+        self.imports = 0  # the number of nested imports of users' modules
         self.found: list[_Finding] = []
 
 
@@ -90,7 +92,7 @@ _in_worker = bool(os.environ.get(VARIABLE))
 
 
 def enter_worker() -> None:
-    """Refuse training from now on, in this process and its children: it is a worker."""
+    """Mark this process as a worker: reject training from now on, in it and in its children."""
     global _in_worker
     _in_worker = True
     os.environ[VARIABLE] = "1"
@@ -98,26 +100,29 @@ def enter_worker() -> None:
 
 
 def finding(*names: str, target: str | None = None) -> AbstractContextManager[None]:
-    """Refuse training in the block, which imports a user's code to find something in it.
+    """Reject training in the block, which imports a user's code to find names in it.
+
+    A script may define the names and then start a search. Its import ends at that call, without an
+    error if the names are defined by then.
 
     Parameters
     ----------
     names
-        The names to find, ``build`` by default. An import that has them stops at a refused call.
+        The names to find; ``build`` by default.
     target
-        The module, or the path of the file, that must have them. Other modules imported on the way
+        The module, or the path of the file, that must have the names. Other modules that it imports
         must have ``build``.
 
     Raises
     ------
     InputError
-        A call that trains was reached before the names were defined.
+        If a call that trains was reached before the names were defined.
     """
     return _refusing(_Finding(target, names or BUILD, is_trial=False))
 
 
 def in_trial() -> AbstractContextManager[None]:
-    """Refuse training in the block: it runs a trial, or the user's ``build``."""
+    """Reject training in the block, which runs a trial or the user's ``build``."""
     return _refusing(_Finding(None, BUILD, is_trial=True))
 
 
@@ -140,7 +145,7 @@ def _refusing(found: _Finding) -> Iterator[None]:
 
 
 def refuse(call: str) -> None:
-    """Raise an error unless a run may be started; every call that starts one calls this first.
+    """Raise an error if no run may be started now; every call that starts a run calls this first.
 
     Parameters
     ----------
@@ -150,9 +155,9 @@ def refuse(call: str) -> None:
     Raises
     ------
     InputError
-        The message names the cure.
+        If no run may be started; the message says how to fix the code.
     Stopped
-        In an import, where the importer decides.
+        During an import; the importer handles it.
     """
     ours = [found for found in list(_findings) if found.includes_this_thread()]
     spawned = _is_spawned()
@@ -171,12 +176,12 @@ def refuse(call: str) -> None:
 
 
 def stopped_at(module: ModuleType) -> Stopped | None:
-    """Return the call at which a module's import stopped; None if it did not."""
+    """Return the call at which a module's import stopped; None if it did not stop."""
     return _stops.get(module.__name__)
 
 
 def stoppable(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """Allow the import of a user's file to stop at a refused call."""
+    """Allow the import of a user's file to stop at a rejected call."""
     loader = None if spec is None else spec.loader
     if spec is not None and type(loader) is SourceFileLoader and not is_installed(loader.path):
         spec.loader = _StoppableLoader(loader.name, loader.path)
@@ -184,7 +189,7 @@ def stoppable(spec: ModuleSpec | None) -> ModuleSpec | None:
 
 
 def _statement() -> FrameType:
-    """Return the module-level statement of the user's call; in a thread, the call itself."""
+    """Return the module-level statement that led to the call; in a thread, the call itself."""
     outside: list[FrameType] = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -198,23 +203,23 @@ def _statement() -> FrameType:
 
 
 def _is_spawned() -> bool:
-    """Whether this is a multiprocessing child that imports its parent's script."""
+    """Return whether this is a multiprocessing child that is importing its parent's script."""
     module = sys.modules.get("multiprocessing.process")
     return module is not None and getattr(module.current_process(), "_inheriting", False)
 
 
 class _StoppableLoader(SourceFileLoader):
-    """Decide the outcome of an import in which a call was refused."""
+    """Decides the outcome of an import in which a call was rejected."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module up to a refused call."""
+        """Execute the module up to a rejected call."""
         _here.imports += 1
         try:
             super().exec_module(module)
         except Stopped as stop:
             missing = [name for name in self._sought(module) if not hasattr(module, name)]
             if missing and _here.imports > 1:
-                raise  # a module that imports this one may have the names
+                raise  # the module that imports this one may have the names
             if missing:
                 raise stop.refusal(missing) from None
             _stops[module.__name__] = stop
@@ -230,7 +235,7 @@ class _StoppableLoader(SourceFileLoader):
 
 
 def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
-    """Make a stopped module explain why it lacks an attribute."""
+    """Add a ``__getattr__`` that explains missing attributes to a module whose import stopped."""
 
     def missing(name: str) -> Any:
         raise AttributeError(f"module {module.__name__!r} has no {name!r}: {stop}; {CURE}")
@@ -256,8 +261,8 @@ _finder = _Finder()
 def _watch_imports() -> None:
     """Watch imports from now on.
 
-    The finder is never removed, because an import in another thread must find all finders that it
-    began with.
+    The finder is never removed, because an import in another thread must find all finders with
+    which it began.
     """
     if _finder not in sys.meta_path:
         at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0

@@ -1,16 +1,18 @@
-"""Imported Python files: whether they have changed, and whether one hides a library.
+"""Check imported Python files: whether they have changed, and whether one hides a library.
 
 A worker that stays warm between runs keeps its imported modules. If the user has since edited one
-of them, or now means a different file of the same name, the worker would train with the wrong code.
+of these modules, or now uses a different file with the same name, the worker would train with the
+wrong code.
 
 Python looks for modules first in the script's folder. A file there that hides a library causes
-errors deep inside other code; so the file is named.
+errors deep inside other code, so messages name the file.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import os
 import sys
 import sysconfig
@@ -18,13 +20,14 @@ import traceback
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.machine.installation import install_hint
 
 PACKAGE = Path(__file__).parent.parent
-"""The folder of Cerebro itself: files below it are not the user's."""
+"""The folder of Cerebro itself: files in it are not the user's."""
 
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
@@ -32,19 +35,19 @@ _INSTALLED = tuple(
 )
 
 _GENERATED = ("<frozen ", "<__array_function__")
-"""Beginnings of the names of generated code, which has no file."""
+"""How the file names of generated code begin, which has no file."""
 
 sent_whole: set[str] = set()
-"""Modules that workers could not import by name: their code is sent."""
+"""Modules that workers cannot import by name, so that their code is sent."""
 
 _PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
 
 Sources = dict[tuple[str, str], int]
-"""Module name and file to the file's modification time in ns."""
+"""By module name and file: the file's modification time in ns."""
 
 
 def import_extra(module: str, extra: str, need: str) -> Any:
-    """Return a module that one of Cerebro's extras installs.
+    """Return a module that is installed by one of Cerebro's extras.
 
     Parameters
     ----------
@@ -63,19 +66,19 @@ def import_extra(module: str, extra: str, need: str) -> Any:
 
 
 def is_installed(file: str) -> bool:
-    """Whether a file belongs to the standard library or an installed package."""
+    """Return whether a file belongs to the standard library or an installed package."""
     return file.startswith(_INSTALLED)
 
 
 def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.FrameSummary | None:
-    """Return the last line of the user's code on the way to an exception.
+    """Return the innermost line of the user's code in an exception's traceback.
 
-    A library may have raised the exception.
+    The exception itself may have been raised by a library that the line calls.
 
     Parameters
     ----------
     libraries
-        Whether to return a library's line if there is none of the user's.
+        Whether to return a library's line if the traceback has no line of the user's code.
     """
     here = str(PACKAGE) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
@@ -85,19 +88,43 @@ def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.Fra
     return found[-1] if found else None
 
 
+def users_place() -> str:
+    """Return the line of the user's code that called the caller, as ``path:line``.
+
+    Return an empty string if there is no user code between the caller and Cerebro's next frame.
+    """
+    here = str(PACKAGE) + os.sep
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(here):
+        frame = frame.f_back
+    while frame is not None and not (file := frame.f_code.co_filename).startswith(here):
+        if not _is_library(file):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
 def _is_library(file: str) -> bool:
-    """Whether a file of a traceback is Python's or a package's, wherever that is installed."""
+    """Return whether a traceback's file belongs to Python or to a package, installed anywhere."""
     packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return bool(packaged) or is_installed(file) or file.startswith(_GENERATED)
 
 
-def note_imported(times: Sources) -> None:
-    """Add the modules imported by now.
+def note_imported(times: Sources, since: str | None = None) -> None:
+    """Add the modules that are imported by now to `times`.
 
-    Modules already in `times` keep the time at which they were first seen. The standard library and
-    installed packages are left out: they are not edited between runs.
+    Modules already in `times` keep the time recorded when they were first seen. The standard
+    library and installed packages are left out, because they are not edited between runs.
+
+    Parameters
+    ----------
+    since
+        The last module to skip. Only modules imported after it are examined, because in a fork,
+        examining a module copies the memory page that it is on.
     """
-    for name, module in list(sys.modules.items()):
+    names = list(sys.modules) if since is None else _imported_since(since)
+    for name in names:
+        module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or is_installed(file) or name in _PROGRAMS:
             continue
@@ -105,8 +132,16 @@ def note_imported(times: Sources) -> None:
             times[name, file] = _changed_at(file)
 
 
+def _imported_since(module: str) -> list[str]:
+    while True:
+        try:
+            return list(itertools.takewhile(lambda name: name != module, reversed(sys.modules)))
+        except RuntimeError:  # another thread has imported something
+            continue
+
+
 def are_current(times: Mapping[tuple[str, str], int]) -> bool:
-    """Whether this process would import the same files by these names, unchanged."""
+    """Return whether this process would import the same, unchanged files under these names."""
     return all(
         _changed_at(file) == time and ("." in name or not _is_another(name, file))
         for (name, file), time in times.items()
@@ -114,7 +149,7 @@ def are_current(times: Mapping[tuple[str, str], int]) -> bool:
 
 
 def _is_another(name: str, file: str) -> bool:
-    """Whether a module of this name comes from a different file here."""
+    """Return whether a module of this name comes from a different file here."""
     here = getattr(sys.modules.get(name), "__file__", None)
     if here is None:
         spec = PathFinder.find_spec(name)
@@ -134,7 +169,7 @@ LIBRARIES = (
     *("cloudpickle", "jax", "matplotlib", "numpy", "optuna", "pandas", "PIL", "pyarrow", "ray"),
     *("optax", "rich", "safetensors", "scipy", "sklearn", "torch", "torchvision"),
 )
-"""All of them are packages: a single file with that name is not the library."""
+"""Libraries that are packages, so a single file with the same name is not the library."""
 
 
 def refuse_shadow(library: str) -> None:
@@ -145,7 +180,7 @@ def refuse_shadow(library: str) -> None:
 
 
 def imported_shadows() -> str:
-    """Name the files that were imported instead of libraries; empty if there are none."""
+    """Return a message about files that were imported instead of libraries; empty if none."""
     said = []
     for library in LIBRARIES:
         module = sys.modules.get(library)

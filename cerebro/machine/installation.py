@@ -1,6 +1,6 @@
-"""How to install Cerebro and its extras, stated in one place.
+"""Say how to install Cerebro and its extras; no other module does.
 
-Every message about a missing extra is made here. The module imports nothing, so that it works even
+Every message about a missing extra is built here. The module imports nothing, so that it works even
 if NumPy or the C core is missing.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 DISTRIBUTION = "cerebro-mop"
 """The name to install. On the package index, ``cerebro`` is an unrelated program; the imported
-package and the command are nevertheless called ``cerebro``."""
+package and the command are still called ``cerebro``.
+"""
 
 PUBLISHED = False
 """Whether the package index has `DISTRIBUTION`. Until then, Cerebro is installed from a clone."""
@@ -32,5 +33,5 @@ def update_hint() -> str:
 
 
 def _quoted(target: str) -> str:
-    """Quote the target for a shell: some treat brackets as patterns."""
+    """Quote a target for a shell, because some shells treat brackets as patterns."""
     return f"'{target}'" if "[" in target else target

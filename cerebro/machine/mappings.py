@@ -1,4 +1,4 @@
-"""Nested mappings as flat ones."""
+"""Convert nested mappings to flat ones."""
 
 from __future__ import annotations
 

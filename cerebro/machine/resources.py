@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use."""
+"""Measure the cores and memory that this process may use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class Usage:
-    """Memory of a process, in bytes."""
+    """The memory of a process, in bytes."""
 
     resident: int
     """All resident memory, including mapped files."""
     private: int
-    """Resident memory without mapped files, which the system may reclaim at any time."""
+    """Resident memory without mapped files; the system may reclaim mapped files at any time."""
 
 
 def usage(process: str = "self") -> Usage | None:
@@ -39,8 +39,8 @@ def usage(process: str = "self") -> Usage | None:
 def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
     """Return how many processes the kernel's out-of-memory killer has killed near this one.
 
-    Counts kills in this process's control group if it has one, else on the machine; 0 if there is
-    no counter.
+    Count the kills in this process's control group if it has a counter, else those on the machine;
+    0 if there is no counter at all.
     """
     for file in _counters(groups, proc):
         try:
@@ -55,7 +55,7 @@ def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
 
 
 def _counters(groups: Path, proc: Path) -> list[Path]:
-    """Return the files that may hold the count, the closest first."""
+    """Return files that may count processes killed for lack of memory, closest group first."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -69,13 +69,13 @@ def _counters(groups: Path, proc: Path) -> list[Path]:
             found.append(groups / inside / "memory.events")
         elif "memory" in controllers.split(","):
             found.append(groups / "memory" / inside / "memory.oom_control")
-            # In a container the path is often the host's, and the group is the root.
+            # In a container, the path is often the host's, and the group is the root.
             found.append(groups / "memory" / "memory.oom_control")
     return [*found, groups / "memory.events", proc / "vmstat"]
 
 
 def usable_cores() -> int:
-    """Return the number of cores this process may use: its affinity and container quota."""
+    """Return how many cores this process may use, given its affinity and the container's quota."""
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS
@@ -93,7 +93,7 @@ def _cgroup_cores() -> float | None:
 
 
 def available_memory() -> int:
-    """Return the bytes of memory available now on the machine and within the container's limit."""
+    """Return how many bytes are available now, on the machine and within the container's limit."""
     available = 4 << 30
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -1,21 +1,21 @@
-"""Ctrl-C and SIGTERM: the first ends a run, later ones do not disturb its cleanup."""
+"""Handle Ctrl-C and SIGTERM: the first signal ends a run, later ones do not disturb its cleanup."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C."""
+"""The exit status after Ctrl-C."""
 TERMINATED = 143
-"""Exit status after SIGTERM."""
+"""The exit status after SIGTERM."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM was received; code that cleans up after Ctrl-C handles it, too."""
+    """Raised on SIGTERM; code that cleans up after Ctrl-C also handles it."""
 
 
 def _terminate(signum: int, frame: object) -> None:
@@ -26,8 +26,8 @@ def _terminate(signum: int, frame: object) -> None:
 def terminable() -> Iterator[None]:
     """Make SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt.
 
-    Only in the main thread, which alone receives signals, and only if SIGTERM has its default
-    handler.
+    This works only in the main thread, which alone receives signals, and only if SIGTERM has its
+    default handler.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -40,14 +40,32 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
+def hears_sigterm(heard: Callable[[], None]) -> Iterator[None]:
+    """Call `heard` on SIGTERM in the block instead of raising `Terminated`.
+
+    Used for code that must not be interrupted at an arbitrary point. Works only inside
+    `terminable`.
+    """
+    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not _terminate:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda signum, frame: heard())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, _terminate)
+
+
+@contextmanager
 def uninterrupted(after: BaseException | None = None) -> Iterator[None]:
-    """Defer Ctrl-C, and SIGTERM if it is ours, during a cleanup.
+    """Defer Ctrl-C during a cleanup, and also SIGTERM inside `terminable`.
 
     Parameters
     ----------
     after
-        The cause of the cleanup. After an interrupt, further ones are dropped: their request is
-        being carried out. After any other cause, they are delivered at the end of the block.
+        The cause of the cleanup. After an interrupt, further interrupts are dropped, because the
+        first is being carried out. After any other cause, they are delivered at the end of the
+        block.
     """
     heard: list[int] = []
     with ExitStack() as stack:
@@ -63,7 +81,7 @@ def uninterrupted(after: BaseException | None = None) -> Iterator[None]:
 @contextmanager
 def _noted(number: signal.Signals, heard: list[int]) -> Iterator[None]:
     before: Any = signal.getsignal(number)
-    if before is None or before is signal.SIG_IGN:  # None: set from outside Python
+    if before is None or before is signal.SIG_IGN:  # None: a handler that was not set by Python
         yield
         return
     signal.signal(number, lambda signum, frame: heard.append(signum))

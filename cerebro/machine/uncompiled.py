@@ -1,4 +1,4 @@
-"""The error if the C core does not load, usually in a checkout where it was never built."""
+"""Report that the C core does not load, usually in a checkout where it was never built."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cerebro.machine.imports import PACKAGE
 
 
 def refuse_uncompiled(folder: Path = PACKAGE) -> None:
-    """Raise ImportError if there is no core for this Python; end a command with one line.
+    """Raise ImportError if there is no core for this Python; a command exits with one line.
 
     A core that exists but does not load raises its own error.
     """
@@ -24,7 +24,7 @@ def refuse_uncompiled(folder: Path = PACKAGE) -> None:
 
 
 def explanation(folder: Path) -> str:
-    """Name what is missing, and the command that builds it."""
+    """Return a message with what is missing and the command that builds it."""
     others = sorted(file.name for file in folder.glob("_core.*") if file.suffix in (".so", ".pyd"))
     missing = f"has no compiled core for this Python {sys.version_info[0]}.{sys.version_info[1]}"
     if others:
@@ -36,9 +36,9 @@ def explanation(folder: Path) -> str:
 
 
 def _is_command() -> bool:
-    """Whether this process runs a Cerebro command, where no code would catch an exception."""
+    """Return whether this process runs a Cerebro command, so that no code catches exceptions."""
     program, *_ = sys.argv or [""]
-    if program == "-m":  # while Python is still locating the module
+    if program == "-m":  # Python is still locating the module
         at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
         return sys.orig_argv[at + 1 : at + 2] == ["cerebro"]
     return os.path.basename(program) == "cerebro"  # noqa: PTH119

@@ -1,4 +1,4 @@
-"""A pipe that wakes a thread which waits for descriptors."""
+"""Wake a thread that waits for descriptors."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 
 
 class WakePipe:
-    """Readable from `wake` until `clear`.
+    """A pipe that is readable from a call of `wake` until `clear`.
 
-    ``select`` takes it like any other descriptor. `wake` may be called from any thread, also
-    after `close`: the writing end stays open until the object is deleted, because the number of
-    a closed descriptor may by then belong to a different file.
+    ``select`` accepts it like any other descriptor. `wake` may be called from any thread, even
+    after `close`: the writing end stays open until the object is deleted, because otherwise the
+    number of the closed descriptor might by then belong to a different file.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class WakePipe:
 
     def wake(self) -> None:
         """Wake the thread that waits."""
-        with contextlib.suppress(OSError):  # full: it wakes anyway; or closed
+        with contextlib.suppress(OSError):  # a full pipe wakes it anyway; or the pipe is closed
             os.write(self._write, b"x")
 
     def clear(self) -> None:
@@ -45,4 +45,4 @@ class WakePipe:
             self.close()
             os.close(self._write)
         except (OSError, AttributeError, TypeError):
-            return  # when Python ends, `os` may be None
+            return  # when Python exits, `os` may be None

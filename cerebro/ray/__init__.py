@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["Executor", "fit", "trainable"]
 
 _LAZY = {"Executor": "cluster.executor", "fit": "tune.fit", "trainable": "tune.trainable"}
-"""Names and the modules that they come from."""
+"""By name: the module that defines it."""
 
 
 def __getattr__(name: str) -> Any:
-    if name == "trainable":  # its class derives from Ray's
+    if name == "trainable":  # its class is derived from Ray's
         import_extra("ray.tune", "ray", "cerebro.ray.trainable needs Ray Tune")
     if name in _LAZY:
         return getattr(importlib.import_module(f"cerebro.ray.{_LAZY[name]}"), name)

@@ -1,4 +1,4 @@
-"""Format numbers, times, configurations and metrics, the same way in all outputs."""
+"""Format numbers, times, configurations and metrics in the same way for all outputs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ def number(value: Any, digits: int = 4) -> str:
         if "." in mantissa:
             mantissa = mantissa.rstrip("0").rstrip(".")
         return f"{mantissa}e{int(exponent)}"
+    if abs(value) >= 10**digits:
+        return f"{value:.0f}"  # "g" would write an exponent
     return f"{value:.{digits}g}"
 
 
@@ -44,7 +46,7 @@ def counted(count: int, what: str) -> str:
 
 
 def tie(numbers: Sequence[int]) -> str:
-    """Name trials that tie, and the one that counts as best; empty if none tie."""
+    """Return a note on trials that tie and on the one that counts as best; empty if none tie."""
     if len(numbers) < 2:
         return ""
     first, *others = sorted(numbers)
@@ -73,6 +75,16 @@ def about(seconds: float | None) -> str:
         return "-"
     whole = math.ceil(seconds)
     return f"{whole} s" if whole < 60 else duration(whole)
+
+
+def percent(share: float | None) -> str:
+    """Write a share in whole percent, with 100 % only for the whole; ``?%`` for None."""
+    return "?%" if share is None else f"{math.floor(100 * min(max(share, 0.0), 1.0) + 1e-9)}%"
+
+
+def states(counts: Mapping[str, int]) -> str:
+    """Write the number of trials by status: ``12 finished, 4 failed``."""
+    return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
 def size(nbytes: float) -> str:
@@ -111,7 +123,7 @@ def metric_value(metrics: Mapping[str, float], name: str) -> float | None:
 
 
 def mean_metric(metrics: Mapping[str, float], name: str) -> str:
-    """Write a metric; over folds, with its standard deviation."""
+    """Write a metric; if it is a mean over folds, add its standard deviation."""
     text = metric(metric_value(metrics, name))
     spread = metric_value(metrics, f"{name}_std")
     return text if spread is None else f"{text} ± {metric(spread)}"

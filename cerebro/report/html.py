@@ -1,24 +1,20 @@
-"""Write a result as static HTML: for a notebook, or as one file with its pictures."""
+"""Write a result or a trial as static HTML for a notebook; `cerebro.report.page` writes a page."""
 
 from __future__ import annotations
 
-import base64
 import html
-import io
+from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
-from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
-from cerebro.report import plots, summary
+from cerebro.report import summary
+from cerebro.report.block import CELL, Block, causes, counted_states
+from cerebro.report.snapshot import TrialRow
 
 MAX_TRIALS = 20
-
-# Inline, because a notebook's sanitizer drops style sheets; the page's theme sets the colors.
-CELL = "padding:0.2em 0.8em;text-align:{align};white-space:nowrap"
-
-BEST = "font-weight:bold"
 
 
 def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
@@ -29,7 +25,7 @@ def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
     result
         A ``Result``.
     max_trials
-        How many trials to list, best first.
+        The most trials to list, best first.
 
     Returns
     -------
@@ -37,34 +33,54 @@ def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
         One ``<div>`` element.
     """
     trials = summary.ranked(result)
-    head = f"<b>{html.escape(str(result.path))}</b>: {html.escape(result.status)}; "
     has_best = bool(summary.best_lines(result))
-    parts = [f"<p>{head}{html.escape(summary.counts(result))}</p>"]
-    if trials:
-        headings, rows = summary.columns(result, trials[:max_trials])
-        parts.append(table_html(headings, rows, best=0 if has_best else None))
-    if len(trials) > max_trials:
-        parts.append(f"<p>and {len(trials) - max_trials} more</p>")
-    lines = list(filter(None, [summary.tie(result)])) if has_best else []
-    lines += [*summary.failures(result), *summary.warned(result)]
-    parts += [f"<p>{html.escape(line)}</p>" for line in lines]
-    return f"<div>{''.join(parts)}</div>"
+    hidden = Counter(trial.status for trial in trials[max_trials:])
+    failed: dict[str, list[int]] = {}
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        if trial.error:
+            cause = f"{trial.status}: {str(trial.error).strip().splitlines()[-1]}"
+            failed.setdefault(cause, []).append(trial.number)
+    return Block(
+        title=str(result.path),
+        state=result.status,
+        rows=[_row(trial, result.select) for trial in trials[:max_trials]],
+        metric=result.metric,
+        mode=result.mode,
+        best=trials[0].number if has_best else None,
+        facts=[summary.counts(result)],
+        more=f"and {hidden.total()} more: {counted_states(hidden)}" if hidden else "",
+        notes=[
+            *([summary.tie(result)] if has_best and summary.tie(result) else []),
+            *causes(failed),
+            *summary.warned(result),
+        ],
+    ).to_html()
 
 
-def table_html(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], best: int | None = None
-) -> str:
-    """Write a table; row `best` in bold. All text is escaped."""
-    head = "".join(_cell("th", text, "right") for text in headings)
-    body = []
-    for i, row in enumerate(rows):
-        cells = "".join(_cell("td", text, "right") for text in row)
-        body.append(f'<tr style="{BEST}">{cells}</tr>' if i == best else f"<tr>{cells}</tr>")
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
+def _row(trial: Any, select: str) -> TrialRow:
+    by_best = select == "best" and trial.best_epoch is not None
+    return TrialRow(
+        number=trial.number,
+        config=trial.config,
+        status=trial.status,
+        epoch=trial.epoch,
+        epochs=trial.epochs,
+        metrics=trial.metrics,
+        error=trial.error,
+        best_at=trial.best_epoch + 1 if by_best else None,
+        history=[SimpleNamespace(metrics=epoch["metrics"]) for epoch in trial.history],
+    )
 
 
-def _cell(tag: str, text: str, align: str) -> str:
-    return f'<{tag} style="{CELL.format(align=align)}">{html.escape(text)}</{tag}>'
+def _table_html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Write a table. All text is escaped."""
+    head = "".join(_cell("th", text) for text in headings)
+    body = "".join(f"<tr>{''.join(_cell('td', text) for text in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(tag: str, text: str) -> str:
+    return f'<{tag} style="{CELL.format(align="right")}">{html.escape(text)}</{tag}>'
 
 
 def trial_html(trial: Any) -> str:
@@ -76,59 +92,4 @@ def trial_html(trial: Any) -> str:
     names = fmt.full_names(trial.metrics)
     rows += [[fmt.heading(name), fmt.metric(trial.metrics[name])] for name in names]
     rows += [[k, fmt.number(v)] for k, v in flatten(trial.config).items()]
-    return f"<div>{table_html([f'trial {trial.number}', ''], rows)}</div>"
-
-
-STYLE = "body{font-family:sans-serif;margin:2em}img{display:block;max-width:100%;margin:2em 0}"
-
-DPI = 144
-
-
-def render_page(
-    result: Any,
-    kinds: Sequence[str],
-    metric: str | None = None,
-    trials: Sequence[int] | None = None,
-) -> str:
-    """Write a result's table and pictures as a standalone page.
-
-    Parameters
-    ----------
-    result
-        A ``Result``.
-    kinds
-        The pictures, as for ``Result.plot``.
-    metric, trials
-        The metric to draw, as for ``Result.plot``.
-
-    A picture that cannot be drawn, such as that of a run that has just begun, is replaced by the
-    reason.
-
-    Raises
-    ------
-    InputError
-        As ``Result.plot``, if no picture can be drawn.
-    """
-    title = html.escape(str(result.path))
-    pictures, reasons = [], []
-    for kind in kinds:
-        try:
-            pictures.append(_picture(plots.plot(result, metric, trials=trials, kind=kind), kind))
-        except InputError as error:
-            reasons.append(error)
-            pictures.append(f"<p>{html.escape(str(error))}</p>")
-    if len(reasons) == len(kinds):
-        raise reasons[0]
-    return (
-        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{STYLE}</style></head><body>\n"
-        + "\n".join([render_html(result), *pictures])
-        + "\n</body></html>\n"
-    )
-
-
-def _picture(figure: Any, kind: str) -> str:
-    out = io.BytesIO()
-    figure.savefig(out, format="png", dpi=DPI)
-    data = base64.b64encode(out.getvalue()).decode("ascii")
-    return f'<img alt="{kind}" src="data:image/png;base64,{data}">'
+    return f"<div>{_table_html([f'trial {trial.number}', ''], rows)}</div>"

@@ -1,10 +1,18 @@
-"""A snapshot of a run: the input of every progress display."""
+"""Hold a snapshot of a run: the input of every progress display."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+
+class FinishedEpoch(Protocol):
+    """A finished epoch of a trial."""
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """The epoch's metrics: ``train_*`` and ``val_*``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,26 +24,28 @@ class TrialRow:
     number
         The trial's number, from 0.
     config
-        Its configuration.
+        The trial's configuration.
     status
-        ``waiting running paused stopped finished diverged failed``.
+        One of ``waiting running paused stopped finished diverged failed``.
     epoch
-        The number of epochs that it has finished.
+        The number of epochs that the trial has finished.
     epochs
-        The number of epochs to train, as far as known.
+        The number of epochs to train, if known.
     metrics
-        Metrics of the epoch that represents the trial: ``train_*`` and ``val_*``.
+        The metrics of the epoch that represents the trial: ``train_*`` and ``val_*``.
     rows_per_second
-        Training rows per second of its last unit, or None before the first.
+        The training rows per second in the trial's last unit, or None before the first unit.
     worker
-        The worker that runs it now, or None.
+        The worker that is running the trial, or None.
     error
-        Its one-line error, for failed trials.
+        The one-line error of a failed trial.
     best_at
         The number of epochs after which the trial was best, with these metrics; None before the
-        first, or if the last epoch represents a trial.
+        first epoch, or if the last epoch represents a trial.
     last
-        Metrics of the last finished epoch.
+        The metrics of the last finished epoch.
+    history
+        The trial's finished epochs. During training, the list grows after the snapshot.
     """
 
     number: int
@@ -49,6 +59,7 @@ class TrialRow:
     error: str | None = None
     best_at: int | None = None
     last: Mapping[str, float] = field(default_factory=dict)
+    history: Sequence[FinishedEpoch] = ()
 
 
 @dataclass(frozen=True)
@@ -58,32 +69,33 @@ class Snapshot:
     Parameters
     ----------
     trials
-        The trials begun so far, by number. If many have ended, only the best of these, and those
-        that ended since the last drawing.
+        The trials begun so far, by number. Of many ended trials, only the best ones, the last
+        failed one, and those that ended since the last drawing are included. Of many trials that
+        wait for their first unit, only the first ones are included.
     share_done
-        The finished share of the work, 0 to 1.
+        The finished share of the work or of the time limit, 0 to 1; None while neither is known.
     seconds
-        Seconds since the run's start.
+        The seconds since the run's start.
     seconds_left
-        Expected time to the end; None while it is unknown.
+        The expected time to the end, in seconds; None while it is unknown.
     busy
-        Share of the workers' time spent training or validating, 0 to 1.
+        The share of the workers' time spent training or validating, 0 to 1.
     workers
         The number of workers.
     best
-        Number of the best trial so far, or None.
+        The number of the best trial so far, or None.
     metric, mode
         The metric that ranks trials, and ``"min"`` or ``"max"``.
     path
         The run's folder.
     paused
-        Whether the run is paused: no unit begins until it is continued.
+        Whether the run is paused: no unit begins until the run is continued.
     more
-        The number of other trials by status.
+        The number of trials without a row, by status.
     """
 
     trials: Sequence[TrialRow]
-    share_done: float
+    share_done: float | None
     seconds: float
     seconds_left: float | None
     busy: float
@@ -97,5 +109,5 @@ class Snapshot:
 
     @property
     def resting(self) -> bool:
-        """Whether the run is paused and its last units in flight are done."""
+        """Whether the run is paused and the last units in flight are done."""
         return self.paused and all(row.worker is None for row in self.trials)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from cerebro.errors import printable
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
+from cerebro.report.conclusions import conclude
 
 MAX_TRIALS = 20
+WIDTH = 100
+"""The width of wrapped lines, in characters."""
 
 
 def ranked(result: Any) -> list[Any]:
@@ -54,14 +58,14 @@ def _best_at(trial: Any) -> str:
 
 
 def tie(result: Any) -> str:
-    """Name the trials that share the first place; empty if there is only one."""
+    """Return a note on the trials that tie for first place; empty if there is only one."""
     best = fmt.metric_value(result.best.metrics, result.metric)
     values = [(t.number, fmt.metric_value(t.metrics, result.metric)) for t in result.trials]
     return fmt.tie([number for number, value in values if value == best])
 
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table with columns two spaces apart; numbers are right-aligned."""
+    """Lay out a table with two spaces between columns; numbers are right-aligned."""
     widths = [max(len(r[i]) for r in [headings, *rows]) for i in range(len(headings))]
     numeric = [all(_looks_numeric(row[i]) for row in rows) for i in range(len(headings))]
 
@@ -121,7 +125,7 @@ def failures(result: Any) -> list[str]:
 
 
 def warned(result: Any) -> list[str]:
-    """Return each distinct warning, and the trial that raised it or how many did."""
+    """Return each distinct warning, with the trial or the number of trials that raised it."""
     trials: dict[str, set[int]] = {}
     for event in result.events():
         if event["kind"] == "warning":
@@ -131,21 +135,23 @@ def warned(result: Any) -> list[str]:
 
 
 def _whose(trials: set[int]) -> str:
-    """Name the trial that warned, or the number of trials; without trials, it was the dry run."""
+    """Return the trial that warned, or the number of trials; without trials, the dry run warned."""
     if len(trials) == 1:
         return f"trial {min(trials)}"
     return f"{len(trials)} trials" if trials else "before the search"
 
 
 def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
-    """Write a result as text: its folder, its trials best first, the best configuration.
+    """Write a result as text: its trials, its best configuration, and how reliable they are.
+
+    The statistics come from `cerebro.report.noise` and `cerebro.report.more_trials`.
 
     Parameters
     ----------
     result
         A ``Result``.
     max_trials
-        How many trials to list.
+        The most trials to list.
 
     Returns
     -------
@@ -159,9 +165,26 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
         if len(trials) > max_trials:
             text += f"\nand {len(trials) - max_trials} more"
         parts.append(text)
-    for lines in (best_lines(result), failures(result), warned(result)):
+    found = conclude(result, trials)
+    for lines in (
+        best_lines(result),
+        _titled("how sure is that", found.sure),
+        failures(result),
+        warned(result),
+        _titled("what to try next", found.next),
+    ):
         parts += ["\n".join(lines)] if lines else []
     return printable("\n\n".join(parts))
+
+
+def _titled(title: str, lines: Sequence[str]) -> list[str]:
+    """Put a title above wrapped lines; return nothing if there are no lines."""
+    wrapped = [
+        textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ",
+                      break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    ]  # fmt: skip
+    return [title, *wrapped] if wrapped else []
 
 
 def fold_table(trial: Any) -> str:

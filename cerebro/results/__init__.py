@@ -1,1 +1,1 @@
-"""A run's results, read back: `Result`, `Trial`. Internal; import them from `cerebro`."""
+"""Read a run's results: `Result`, `Trial`. Internal; import them from `cerebro`."""

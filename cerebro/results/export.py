@@ -1,6 +1,6 @@
-"""Predict with a trained model, and export its weights to files that other programs read.
+"""Predict with a trained model, and export its weights to files for other programs.
 
-Weights come from the kept state, without ``build`` or the data. An ONNX file holds the network
+Weights come from the kept state, without ``build`` or the data. An ONNX file contains the network
 itself, which is built again and traced with rows of the run's data.
 """
 
@@ -12,6 +12,7 @@ import os
 import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +28,41 @@ from cerebro.machine.imports import import_extra
 from cerebro.model import check_batch, column_names, make_getter
 
 TORCH, JAX, SKLEARN = "cerebro.torch.Model", "cerebro.jax.Model", "cerebro.sklearn.Model"
+KERAS = "cerebro.keras.Model"
 
 OTHER = "model of another kind"
 
-# The parts of these models' states: the required and the optional ones. A model with four methods
-# whose state has the same parts is exported the same way.
+_TORCH_ALSO = {"scheduler", "scaler", "loss", "partial", "metrics", "gradients", "lightning"}
+
+# The parts of these models' states: first the required ones, then the optional ones. A model with
+# four methods whose state has the same parts is exported in the same way.
 _PARTS: dict[str, tuple[set[str], set[str]]] = {
-    TORCH: ({"net", "optimizer"}, {"scheduler", "scaler", "loss", "partial"}),
+    TORCH: ({"net", "optimizer"}, _TORCH_ALSO),
     JAX: ({"params", "optimizer", "step", "key"}, {"variables"}),
     SKLEARN: ({"estimator", "aliases", "attributes"}, set()),
+    KERAS: ({"backend", "net", "optimizer", "metrics", "shared"}, set()),
 }
 
 _NET = "/model/net/"
-"""The prefix of the names of a network's tensors in a state's file."""
+"""The prefix of a network's tensor names in a state's file."""
 
 _ONNX_ROWS = 3
 
 _ONE_FILE_BYTES = 1_900_000_000
-"""The limit in bytes for weights in an ONNX file, which must stay below 2 GB. Larger weights are
-stored beside it."""
+"""The limit, in bytes, for weights in an ONNX file, which must stay below 2 GB. Larger weights are
+stored in a separate file beside it.
+"""
 
 
 class Kept:
-    """A kept state, and the model that it belongs to, which is built when it is needed.
+    """A kept state and its model, which is built only when it is needed.
 
     Parameters
     ----------
     packed
-        The state, as it is in the run's file.
+        The state, as stored in the run's file.
     load
-        Returns the model with that state, in host memory, and the data that it was trained on.
+        Returns the model with this state, in host memory, and the data on which it was trained.
     """
 
     def __init__(self, packed: Any, load: Callable[[], tuple[Any, Dataset]]) -> None:
@@ -67,13 +73,13 @@ class Kept:
         self.kind = _kind_of(self.state)
 
     def net(self) -> Mapping[str, Any]:
-        """Return the network's ``state_dict``, with the weights that its states leave out."""
+        """Return the network's ``state_dict``, including the weights that partial states omit."""
         state: Mapping[str, Any] = self.state["net"]
         return self.load()[0].net.state_dict() if self.is_partial else state
 
     @property
     def is_partial(self) -> bool:
-        """Whether the state has only the weights that are trained."""
+        """Whether the state contains only the trained weights."""
         return bool(self.state.get("partial"))
 
 
@@ -108,12 +114,12 @@ def _kind_of(state: Any) -> str:
 
 
 def _safetensors(kept: Kept, target: Path) -> None:
-    if kept.kind == TORCH:
+    if kept.kind in (TORCH, KERAS):
         net = kept.net()
         packed = _core.pack_state({"model": {"net": dict(net)}}) if kept.is_partial else kept.packed
         target.write_bytes(_net_file(packed, net))
         return
-    # It is not known which tensors are weights: write the whole state, with paths as names, as in
+    # It is unknown which tensors are weights, so write the whole state, with paths as names, as in
     # the run's own files.
     wanted: Any = kept.state
     if kept.kind == JAX:
@@ -124,7 +130,7 @@ def _safetensors(kept: Kept, target: Path) -> None:
 def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
     """Return the network's tensors of a packed state as a safetensors file, by their own names.
 
-    The bytes are copied: no framework is needed, and types that NumPy lacks stay as they are.
+    The bytes are copied, so no framework is needed, and types that NumPy lacks stay unchanged.
     """
     others = [name for name, value in net.items() if not hasattr(value, "shape")]
     if others:
@@ -160,7 +166,7 @@ def _torch(kept: Kept, target: Path) -> None:
         raise InputError("format 'torch' cannot hold JAX arrays: use format='safetensors'")
     torch = import_extra("torch", "torch", "format 'torch' needs PyTorch")
 
-    state = OrderedDict(kept.net()) if kept.kind == TORCH else kept.state
+    state = OrderedDict(kept.net()) if kept.kind in (TORCH, KERAS) else kept.state
     foreign = _foreign(state, "")
     if foreign is not None:
         path, kind = foreign
@@ -172,7 +178,7 @@ def _torch(kept: Kept, target: Path) -> None:
 
 
 def _foreign(value: Any, path: str) -> tuple[str, str] | None:
-    """Return path and type of a value that `torch.load` rejects with ``weights_only=True``."""
+    """Return path and type of a value that ``torch.load(weights_only=True)`` rejects, or None."""
     import torch
 
     plain = (torch.Tensor, torch.Size, bool, int, float, str, bytes, type(None))
@@ -192,6 +198,10 @@ def _foreign(value: Any, path: str) -> tuple[str, str] | None:
 
 
 def _onnx(kept: Kept, target: Path) -> None:
+    if kept.kind == KERAS:
+        raise InputError(
+            'Keras writes ONNX itself: trial.load().net.export("best.onnx", format="onnx")'
+        )
     if kept.kind != TORCH:
         raise InputError(f"onnx needs a {TORCH}, not a {kept.kind}")
     for module in ("torch", "onnx", "onnxscript"):
@@ -205,33 +215,61 @@ def _onnx(kept: Kept, target: Path) -> None:
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise InputError(f"onnx needs a {TORCH}, not a {kind}")
     net = model.net.eval()
-    names = column_names("inputs", model.inputs)
-    batch = _example(data, names)
-    given = make_getter(model.inputs)(batch)
-    shapes = make_getter(model.inputs)({name: _free_sizes(data, name) for name in names})
-    by_name = isinstance(model.inputs, Mapping)
-    one = isinstance(model.inputs, str)
+    given = traced_inputs(model, data)
     nbytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
     with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
-        # PyTorch warns about its own code, and that equal sizes get one name.
+        # PyTorch warns about its own code, and about equal sizes that get one name.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "# The axis name: ")
         try:
             program = torch.onnx.export(
                 net,
-                () if by_name else (given,) if one else given,
-                kwargs=given if by_name else None,
-                input_names=list(given) if by_name else names,
-                dynamic_shapes=(shapes,) if one else shapes,
+                given.args,
+                kwargs=given.kwargs or None,
+                input_names=given.names,
+                dynamic_shapes=given.shapes,
                 dynamo=True,
                 verbose=False,
             )
-        except Exception as error:  # many kinds from PyTorch, or the network's own
+        except Exception as error:  # PyTorch and the network raise many kinds of exceptions
             raise InputError(
-                f"PyTorch cannot export the {type(net).__name__} to ONNX: {_cause(error)}"
+                f"PyTorch cannot export the {type(net).__name__} to ONNX: {cause_of(error)}"
             ) from error
     assert program is not None
     program.save(str(target), external_data=nbytes > _ONE_FILE_BYTES)
+
+
+@dataclass(frozen=True)
+class TracedInputs:
+    """Example inputs of a network's ``forward``, and which of their sizes may vary."""
+
+    columns: list[str]
+    names: list[str]
+    """The names of the columns, or the keywords if the network takes keywords."""
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    shapes: Any
+    """The argument ``dynamic_shapes`` of PyTorch's exporters."""
+
+
+def traced_inputs(model: Any, data: Dataset) -> TracedInputs:
+    """Return the first rows of the data as a network gets them in evaluation.
+
+    Parameters
+    ----------
+    model
+        A `cerebro.torch.Model`.
+    data
+        The data on which the model was trained.
+    """
+    columns = column_names("inputs", model.inputs)
+    given = make_getter(model.inputs)(_example(data, columns))
+    shapes = make_getter(model.inputs)({name: _free_sizes(data, name) for name in columns})
+    if isinstance(model.inputs, Mapping):
+        return TracedInputs(columns, list(given), (), dict(given), shapes)
+    if isinstance(model.inputs, str):
+        return TracedInputs(columns, columns, (given,), {}, (shapes,))
+    return TracedInputs(columns, columns, tuple(given), {}, shapes)
 
 
 def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
@@ -241,12 +279,12 @@ def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
     batch = next(iter(data.in_order(_ONNX_ROWS, "torch")))
     check_batch(batch, names, None)
     rows = {name: batch[name] for name in names}
-    # With a single row PyTorch would treat the number of rows as a constant.
+    # With a single row, PyTorch would treat the number of rows as a constant.
     return {n: torch.cat([r, r]) if len(r) == 1 else r.clone() for n, r in rows.items()}
 
 
 def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
-    """Return a tensor's dynamic dimensions: its rows and, for a ragged column, the length."""
+    """Return a tensor's dynamic dimensions: the rows and, for a ragged column, the length."""
     import torch
 
     source = data.columns.get(name) or data.columns.get(name.removesuffix("_mask"))
@@ -256,7 +294,7 @@ def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
     return free
 
 
-def _cause(error: BaseException) -> str:
+def cause_of(error: BaseException) -> str:
     """Return the cause of a failure in PyTorch's exporter, whose own report is long."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -264,7 +302,7 @@ def _cause(error: BaseException) -> str:
 
 
 def predict(model: Any, data: Any, batch_size: int) -> Any:
-    """Return a model's predictions, rows in the order of `data`.
+    """Return a model's predictions, with rows in the order of `data`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A run's results: `Result` and its `Trial` objects, read from the run's folder.
+"""Provide a run's results: `Result` and its `Trial` objects, read from the run's folder.
 
 Everything comes from ``run.sqlite`` and the kept states, so a result can be opened again later, in
 a different process, and during the run.
@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import cerebro.control as control
 from cerebro.arguments import whole_number
-from cerebro.errors import CorruptDataError, InputError
+from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine.mappings import flatten
 from cerebro.results.saved_run import SavedRun
-from cerebro.results.trial import Trial
+from cerebro.results.trial import Trial, absent
 from cerebro.run.records import TrialRecord, snapshot
 from cerebro.run.store import FILE, read_meta, reader
 
@@ -29,22 +29,36 @@ if TYPE_CHECKING:
     from cerebro.results.verify import Verification
 
 
+OTHER_NAMES = {
+    **dict.fromkeys(("best_params", "best_config", "best_params_"), "best.config"),
+    **dict.fromkeys(("best_value", "best_score", "best_score_"), "best.metrics[result.metric]"),
+    **dict.fromkeys(("best_trial", "best_result", "get_best_result"), "best"),
+    **dict.fromkeys(("best_model", "best_net", "best_estimator_"), "best.load()"),
+    **dict.fromkeys(("dataframe", "df", "trials_dataframe", "get_dataframe"), "to_dataframe()"),
+    "study": "to_study()",
+}
+"""The names used in other libraries, with our names for the same things."""
+
+
 class Result:
     """All trials of a run, read from its folder.
+
+    ``len(result)``, ``result[0]`` and ``for trial in result`` refer to `trials`. A copied or
+    unpickled result reads the run's folder again; a pickle contains only the path of the folder.
 
     Parameters
     ----------
     path
         The run's folder.
     build
-        The run's ``build``, where it cannot be imported again.
+        The run's ``build``, if it cannot be imported again.
 
     Raises
     ------
     InputError
         If the folder does not hold a run.
     CorruptDataError
-        If its store cannot be read.
+        If the run's store cannot be read.
     """
 
     def __init__(
@@ -53,6 +67,35 @@ class Result:
         self.saved = SavedRun(path, build=build)
         """The run's folder, for the library itself."""
         self._trials: list[Trial] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Result, (self.saved.folder,)
+
+    def __copy__(self) -> Result:
+        return Result(self.path, build=self.saved.known_build)
+
+    def __deepcopy__(self, memo: object) -> Result:
+        return self.__copy__()
+
+    def __len__(self) -> int:
+        return self.saved.trial_count
+
+    def __iter__(self) -> Iterator[Trial]:
+        return iter(self.trials)
+
+    @overload
+    def __getitem__(self, number: int) -> Trial: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[Trial]: ...
+
+    def __getitem__(self, number: int | slice) -> Trial | list[Trial]:
+        return self.trials[number]
+
+    if not TYPE_CHECKING:  # type checkers must still find misspelled names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(absent(self, name, OTHER_NAMES), name=name, obj=self)
 
     def refresh(self) -> None:
         """Read the store again, to see the progress of a live run."""
@@ -96,12 +139,12 @@ class Result:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of the search that shape its trials."""
+        """The arguments of the search that affect its trials."""
         return self.saved.settings
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, CPU, threads and flags that the run was trained with."""
+        """The versions, CPU, threads and flags with which the run was trained."""
         return self.saved.environment
 
     @property
@@ -113,7 +156,7 @@ class Result:
 
     @property
     def best(self) -> Trial:
-        """The trial with the best metric; if several tie, the lowest number.
+        """The trial with the best metric; if several tie, the one with the lowest number.
 
         Raises
         ------
@@ -135,33 +178,47 @@ class Result:
     # --- during the run --------------------------------------------------
 
     def stop(self, trial: int | None = None) -> None:
-        """Stop the active run, or one of its trials: `cerebro.control.stop`."""
+        """Stop the live run, or one of its trials; see `cerebro.control.stop`."""
         self.saved.before_reading()
         control.stop(self.saved.folder, trial)
 
     def pause(self, trial: int | None = None) -> None:
-        """Pause the run, or one of its trials, until `go_on`: `cerebro.control.pause`."""
+        """Pause the run, or one of its trials, until `go_on`; see `cerebro.control.pause`."""
         self.saved.before_reading()
         control.pause(self.saved.folder, trial)
 
     def go_on(self, trial: int | None = None) -> None:
-        """Continue the paused run, or a paused trial: `cerebro.control.go_on`."""
+        """Continue the paused run, or a paused trial; see `cerebro.control.go_on`."""
         self.saved.before_reading()
         control.go_on(self.saved.folder, trial)
 
     # --- looking at it ---------------------------------------------------
 
     def summary(self) -> str:
-        """Return a table of the trials, best first, for terminals."""
+        """Return the result as text for terminals: the trials, best first, and how reliable it is.
+
+        Below the table are the best configuration; the noise of its metric; the trials that cannot
+        be distinguished from it; its best and its last epoch; the expected gain of more trials;
+        failures and warnings; and what to try next.
+
+        The standard error of an accuracy over ``n`` rows is ``sqrt(p (1 - p) / n)``, and its
+        interval is Wilson's (1927). Trials are called inseparable if McNemar's exact test (1947)
+        cannot reach 5 % whichever rows they differ in, which is the case for a difference of up to
+        five rows. Over ``k`` folds the standard error is ``s sqrt(1/k + n_test/n_train)`` (Nadeau
+        and Bengio, 2003). A loss has no standard error, because the run does not record the losses
+        of single rows. After a random search, ``m`` more trials find a new best with a probability
+        of at most ``m / (n + m)``, and their average gain is at most that of the last ``m`` trials
+        (Tang et al., 2020).
+        """
         from cerebro.report.summary import render
 
         return render(self)
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """Return one row per trial: number, status, epoch, configuration, metrics.
+        """Return a table with one row per trial: number, status, epoch, configuration, metrics.
 
-        Columns are ``number status epoch best_epoch config.* metrics.* state_hash
-        error``; nested names are joined by dots. Needs pandas.
+        The columns are ``number status epoch best_epoch config.* metrics.* state_hash error``;
+        nested names are joined by dots. Needs pandas.
         """
         import pandas
 
@@ -184,16 +241,16 @@ class Result:
     def to_study(self, *, storage: Any = None, study_name: str | None = None) -> optuna.Study:
         """Return the run as an Optuna study, for Optuna's plots and dashboard.
 
-        Finished trials, and those that `EarlyStopping` ended, become complete, with the metric of
-        their selected epoch. Other stopped trials and unfinished ones become pruned, with their
-        last metric; failed and diverged ones become failed. Every epoch's metric is an intermediate
-        value. The user attribute ``"cerebro"`` of a trial has the run, and the trial's number,
-        status and state hash. Unfinished trials without an epoch are left out. Needs Optuna.
+        Finished trials and those ended by `EarlyStopping` become complete, with the metric of their
+        selected epoch. Other stopped trials and unfinished ones become pruned, with their last
+        metric. Failed and diverged trials become failed. Every epoch's metric is an intermediate
+        value. A trial's user attribute ``"cerebro"`` has the run and the trial's number, status and
+        state hash. Unfinished trials without an epoch are left out. Needs Optuna.
 
         Parameters
         ----------
         storage
-            Where the study is kept, as for `optuna.create_study`; default: in memory.
+            Where to keep the study, as for `optuna.create_study`; default: in memory.
         study_name
             Default: the name of the run's folder.
 
@@ -206,40 +263,83 @@ class Result:
         Raises
         ------
         InputError
-            If Optuna is missing, or the storage cannot be used or has a study of this name.
+            If Optuna is missing, if the storage cannot be used, or if it already has a study with
+            this name.
         """
         from cerebro.results.to_study import to_study
 
         return to_study(self.saved, self.trials, storage=storage, study_name=study_name)
+
+    @plainly
+    def register(self, name: str, *, alias: str | None = None, example: Any = None) -> str:
+        """Register the best trial's network in MLflow's model registry, as a new version.
+
+        The registry is the one that MLflow is set up with (``mlflow.set_tracking_uri``). The
+        network is stored as `torch.export` writes it, in evaluation mode and for any number of
+        rows; there are no pickles, and ``build`` is not needed to load it. The version's tags are
+        ``cerebro.state_hash``, ``cerebro.data_checksum`` (of the training rows), ``cerebro.trial``,
+        ``cerebro.epoch``, ``cerebro.run`` (the run's id, as in the runs of
+        `cerebro.callbacks.MLflow`) and ``cerebro.path``. Needs mlflow.
+
+        Parameters
+        ----------
+        name
+            The registered model, which is created if it does not exist.
+        alias
+            An alias to move to the new version, such as ``"champion"``.
+        example
+            Rows as the network gets them, to trace it with: an array or a tensor, or a list of
+            them for several inputs. Default: the first rows of the run's data.
+
+        Returns
+        -------
+        str
+            ``"models:/NAME/VERSION"``, for ``mlflow.pytorch.load_model``.
+
+        Raises
+        ------
+        InputError
+            If the model is not a `cerebro.torch.Model` or has inputs by keyword, PyTorch cannot
+            export its network, mlflow is missing or too old, or the registry cannot be reached.
+        """
+        from cerebro.results.register import register
+
+        return register(self.best, name, alias, example)
 
     def plot(
         self,
         metric: str | None = None,
         *,
         trials: Sequence[int] | None = None,
-        kind: Literal["curves", "parallel", "importance", "gantt"] = "curves",
+        kind: Literal["curves", "gantt", "parallel", "importance", "slice"] = "curves",
     ) -> Figure:
         """Draw the run; needs matplotlib.
+
+        The picture is dark if matplotlib's style is, as after
+        ``matplotlib.style.use("dark_background")``.
 
         Parameters
         ----------
         metric
             The metric to draw; default: the one that ranks trials.
         trials
-            Numbers of the trials to draw; default: all.
+            The numbers of the trials to draw; default: all.
         kind
-            ``"curves"`` (metric over epochs), ``"parallel"`` (coordinates),
-            ``"importance"`` or ``"gantt"`` (units on workers over time).
+            ``"curves"``: the metric over epochs. ``"gantt"``: units on workers over time.
+            ``"parallel"``: configurations as lines across the settings. ``"importance"``: the share
+            of the metric's variance that each setting explains, with its 90 % range. ``"slice"``:
+            the metric over each setting, one panel for each.
 
         Returns
         -------
         matplotlib.figure.Figure
-            A notebook shows it; ``figure.savefig(path)`` writes it.
+            A notebook shows it; ``figure.savefig(path)`` writes it to a file.
 
         Raises
         ------
         InputError
-            If matplotlib is missing, no trial has the metric, or there is no such trial.
+            If matplotlib is missing, if no trial has the metric, or if a trial in `trials` does not
+            exist.
         """
         from cerebro.report import plots
 
@@ -248,33 +348,34 @@ class Result:
     def units(self) -> list[dict[str, Any]]:
         """Return every unit that ran, with times in seconds since the run's start.
 
-        One mapping each: ``trial epoch step shard kind worker attempt start end rows hopped
-        state_bytes``; ``kind`` is ``"train"`` or ``"eval"``. With folds also ``fold``.
+        Each unit is a mapping with ``trial epoch step shard kind worker attempt start end rows
+        hopped state_bytes``; ``kind`` is ``"train"`` or ``"eval"``. With folds, it also has
+        ``fold``.
         """
         return self.saved.units()
 
     def events(self) -> list[dict[str, Any]]:
-        """Return other events: lost workers, trials sent back, warnings of trials, commands.
+        """Return all other events: lost workers, trials sent back, warnings of trials, commands.
 
-        One mapping each: ``time`` (seconds since the run's start), ``kind``, ``trial`` (None: the
-        run itself) and ``text``, a line for people. With folds also ``fold``.
+        Each event is a mapping with ``time`` (seconds since the run's start), ``kind``, ``trial``
+        (None for the run itself) and ``text``, a readable line. With folds, it also has ``fold``.
         """
         return self.saved.events()
 
     def verify(self) -> Verification:
-        """Check states and data against their checksums, and the store against itself.
+        """Check states and data against their checksums, and the store for consistency.
 
-        Changes nothing, and works during the run.
+        This changes nothing, and works during the run.
 
         Returns
         -------
         Verification
-            True if all is well; else ``.problems``, each with ``.where`` (a file or a trial),
-            ``.what`` and ``.advice``.
+            True if there are no problems; else ``.problems``, each with ``.where`` (a file or a
+            trial), ``.what`` and ``.advice``.
         """
         from cerebro.results.verify import verify_run
 
-        self.saved.before_reading()  # in a callback: wait until the finished epoch is stored
+        self.saved.before_reading()  # in a callback, wait until the finished epoch is stored
         return verify_run(self.saved.folder)
 
     def trial_of(self, record: TrialRecord) -> Trial:
@@ -298,19 +399,20 @@ class Result:
         )
 
 
+@plainly
 def open_run(
     run: str | os.PathLike[str] | Result | None = None,
     *,
     build: Callable[..., Any] | None = None,
 ) -> Result:
-    """Open a run, whether finished, stopped or active. Does not train.
+    """Open a finished, stopped or live run, without training it.
 
     Parameters
     ----------
     run
-        The run's folder, or its result; default: the newest below ``runs``.
+        The run's folder, or its result; default: the newest run in ``runs``.
     build
-        The run's ``build``, where it cannot be imported again.
+        The run's ``build``, if it cannot be imported again.
 
     Raises
     ------
@@ -329,7 +431,7 @@ def open_run(
 
 
 def _started(file: Path) -> float:
-    """Return the time of a run's start; the smallest number if the run is damaged."""
+    """Return the start time of a run; negative infinity if the run is damaged."""
     try:
         with reader(file.parent) as connection:
             return float(read_meta(connection)["started"])

@@ -1,8 +1,8 @@
-"""Reads a run's folder, for results, replay and pictures.
+"""Read a run's folder, for results, replay and pictures.
 
-Only `SavedRun` knows where a run keeps its parts: the store's rows, the kept states, the data that
-it was trained on and the identity of ``build``. Users see it through `cerebro.Result` and
-`cerebro.Trial`.
+Only `SavedRun` knows where a run keeps its parts: the rows of the store, the kept states, the data
+on which it was trained, and the identity of ``build``. Users access them through `cerebro.Result`
+and `cerebro.Trial`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from cerebro.data.manifest import Column
 from cerebro.data.validation import Folds, other_classes
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import path_of, read_bytes
+from cerebro.machine.objects import is_url
+from cerebro.report.ranges import Range
+from cerebro.results.recorded_space import ranges_of
 from cerebro.run.owner import owner_of
 from cerebro.run.recipe import Recipe, StudyBuild, check_build
 from cerebro.run.records import (
@@ -37,37 +40,37 @@ from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, r
 from cerebro.worker.messages import RunContext
 
 HELD_TRIALS = 10_000
-"""Runs with up to this many trials are read at once; larger ones trial by trial, when needed."""
+"""The trials of runs up to this size are all read at once; larger runs are read trial by trial."""
 
 
 class SavedRun:
-    """The files of a run, as of the last reading.
+    """The files of a run, as they were when last read.
 
     Parameters
     ----------
     path
         The run's folder.
     build
-        The run's ``build``, where it cannot be imported again.
+        The run's ``build``, if it cannot be imported again.
 
     Attributes
     ----------
     path, folder
         The folder as it was given, and as an absolute path.
     meta
-        The store's record of the run as a whole.
+        The store's record of the whole run.
     trial_count
         The number of trials; with folds, of configurations.
     before_reading
-        Called before files are read: during a run in this process, it waits until finished
-        epochs are on disk.
+        Called before files are read: during a run in this process, it waits until finished epochs
+        are on disk.
 
     Raises
     ------
     InputError
         If the folder does not hold a run.
     CorruptDataError
-        If its store cannot be read.
+        If the run's store cannot be read.
     """
 
     def __init__(
@@ -87,8 +90,17 @@ class SavedRun:
         self._data: dict[str, Dataset] = {}
         self.refresh()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SavedRun, (self.folder,)  # neither the code of `build` nor a store open for writing
+
+    def __copy__(self) -> SavedRun:
+        return SavedRun(self.path, build=self._build)
+
+    def __deepcopy__(self, memo: object) -> SavedRun:
+        return self.__copy__()
+
     def refresh(self) -> None:
-        """Read the store again; if it has more than `HELD_TRIALS` trials, only their number."""
+        """Read the store again; with more than `HELD_TRIALS` trials, read only their number."""
         self._refresh(HELD_TRIALS)
 
     def forget_trials(self) -> None:
@@ -97,7 +109,7 @@ class SavedRun:
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials by number; with folds, one for each fold, see `cerebro.run.records`."""
+        """All trials by number; with folds, one trial for each fold, see `cerebro.run.records`."""
         if self._records is None:
             self._refresh(None)
         assert self._records is not None
@@ -105,7 +117,7 @@ class SavedRun:
 
     @property
     def trials_each(self) -> int:
-        """The number of trials of a configuration: one, or one for each fold."""
+        """The number of trials per configuration: one, or one for each fold."""
         folds = self.meta.get("folds")
         return 1 if folds is None else len(folds["folds"])
 
@@ -124,14 +136,17 @@ class SavedRun:
         return self._records is not None
 
     def best_epoch(self, record: TrialRecord) -> int | None:
-        """The epoch whose state ``keep="best"`` keeps; for a fold, that of its configuration."""
+        """Return the epoch that ``keep="best"`` keeps; for a fold, its configuration's best."""
         number = record.number // self.trials_each
         if number < len(self.configurations):
             record = self.configurations[number]
         return record.best_epoch(self.metric, self.mode)
 
     def some(self, numbers: Sequence[int]) -> list[TrialRecord]:
-        """Return these trials, in this order; here and below, with folds, configurations."""
+        """Return the trials with these numbers, in this order.
+
+        In a run with folds, this method and the following ones return configurations.
+        """
         if self._records is not None:
             return [self.configurations[number] for number in numbers]
         self.before_reading()
@@ -151,7 +166,7 @@ class SavedRun:
         return counts
 
     def ranking(self, n: int) -> list[int]:
-        """Return the numbers of the `n` best trials, best first; omit those without a metric."""
+        """Return the numbers of the `n` best trials, best first; omit trials without a metric."""
         if self._records is not None:
             return best_trials(self.configurations, self.ranked_by, n)
         self.before_reading()
@@ -162,13 +177,13 @@ class SavedRun:
         self.before_reading()
         self._read(held)
         if self.meta["status"] == "running" and owner_of(self.folder) is None:
-            self._read(held)  # it may have ended meanwhile
+            self._read(held)  # the run may have ended meanwhile
             if self.meta["status"] == "running":
                 self.meta["status"] = "interrupted"
                 self._marked(self._records or [])
 
     def _marked(self, records: list[TrialRecord]) -> list[TrialRecord]:
-        """Correct the trials of a run that has not ended but whose process is dead."""
+        """If the run was interrupted, mark its open trials as stopped and resumable."""
         for record in records if self.meta["status"] == "interrupted" else ():
             if record.status in OPEN:
                 record.status, record.resumable = "stopped", True
@@ -193,12 +208,12 @@ class SavedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of the search that shape its trials."""
+        """The arguments of the search that affect its trials."""
         return dict(self.meta["settings"])
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Versions, CPU, threads and flags that the run was trained with."""
+        """The versions, CPU, threads and flags with which the run was trained."""
         return dict(self.meta["environment"])
 
     @property
@@ -218,7 +233,7 @@ class SavedRun:
 
     @property
     def ranked_by(self) -> Ranking:
-        """How trials are ranked."""
+        """The metric, mode and epoch by which trials are ranked."""
         return Ranking(self.metric, self.mode, self.select)
 
     @property
@@ -235,7 +250,7 @@ class SavedRun:
         return Recipe.from_json(self.meta["build"])
 
     def units(self) -> list[dict[str, Any]]:
-        """Every unit that ran; times in seconds since the run's start."""
+        """Return every unit that ran, with times in seconds since the run's start."""
         with reader(self.folder) as connection:
             check_rows(connection, "units")
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
@@ -259,7 +274,7 @@ class SavedRun:
         ]
 
     def events(self) -> list[dict[str, Any]]:
-        """Return other events in the order of their rows."""
+        """Return all other events in the order of their rows."""
         self.before_reading()
         with reader(self.folder) as connection:
             check_rows(connection, "events")
@@ -275,7 +290,7 @@ class SavedRun:
         ]
 
     def _trial_and_fold(self, number: int | None) -> dict[str, int | None]:
-        """Return the user's trial and fold of a stored trial; None: the run itself."""
+        """Return the user's trial and fold for a stored trial; None stands for the run itself."""
         each = self.trials_each
         place = {"trial": None if number is None else number // each}
         if self.meta.get("folds") is not None:
@@ -289,7 +304,7 @@ class SavedRun:
         return Path(recorded) if isinstance(recorded, str) else self.path / "states"
 
     def spans(self) -> dict[int, tuple[float, float]]:
-        """When each trial's first unit began and its last one ended; with folds, over all folds."""
+        """Return when each trial's first unit began and its last one ended, over all folds."""
         self.before_reading()
         with reader(self.folder) as connection:
             check_rows(connection, "units")
@@ -300,8 +315,30 @@ class SavedRun:
             )
             return {trial: (begin, end) for trial, begin, end in rows}
 
+    def rows_per_epoch(self, number: int) -> tuple[int, int]:
+        """Return how many rows a trial trained and validated on in its first epoch.
+
+        `number` is the number of a stored trial, which is a fold in a run with folds. Rows that no
+        unit has processed are not counted; a unit that ran again counts once.
+        """
+        self.before_reading()
+        with reader(self.folder) as connection:
+            check_rows(connection, "units", where=f"trial = {int(number)}")
+            rows = connection.execute(
+                "SELECT step >= ?, sum(most) FROM (SELECT step, max(rows) AS most FROM units "
+                "WHERE trial = ? AND epoch = (SELECT min(epoch) FROM units WHERE trial = ?2) "
+                "GROUP BY step) GROUP BY 1",
+                (self.meta["num_shards"], number),
+            )
+            counted = {bool(validates): int(count) for validates, count in rows}
+        return counted.get(False, 0), counted.get(True, 0)
+
+    def ranges(self) -> dict[str, Range]:
+        """Return the range of each setting, by its dotted name; empty if no space was recorded."""
+        return ranges_of(self.meta.get("space"))
+
     def not_exact(self, number: int) -> list[str]:
-        """The recorded operations without a deterministic version that a trial has used."""
+        """Return the recorded operations of a trial that have no deterministic version."""
         self.before_reading()
         with reader(self.folder) as connection:
             check_rows(connection, "events")
@@ -332,7 +369,7 @@ class SavedRun:
             If it is missing or damaged.
         """
         path = self.state_path(record)
-        self.before_reading()  # in a callback: wait until the finished epoch is stored
+        self.before_reading()  # in a callback, wait until the finished epoch is stored
         try:
             packed = read_bytes(path)
         except FileNotFoundError as error:
@@ -351,13 +388,13 @@ class SavedRun:
 
     @property
     def known_build(self) -> Callable[..., Any] | None:
-        """The run's ``build`` if it was given or has been found; else None."""
+        """The run's ``build`` if it was given or already found; else None."""
         return self._build
 
     def find_build(self, build: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return the given ``build``, or import the run's again; warn if it has changed.
 
-        In a run of an Optuna study, ``build`` is called with a trial, as in that run.
+        In a run of an Optuna study, ``build`` is called with an Optuna trial, as in that run.
         """
         if build is not None:
             check_build(build)
@@ -370,9 +407,12 @@ class SavedRun:
         return found
 
     def _with_own_rows(self, meta: dict[str, Any]) -> dict[str, Any]:
-        """Point to rows that were given to the search, in the run's current folder."""
+        """Replace the path of rows that were passed to the search by the run's current folder."""
         for name in ("data", "validation"):
-            path = Path(((meta.get(name) or {}).get("path")) or "")
+            where = (meta.get(name) or {}).get("path") or ""
+            if is_url(where):
+                continue
+            path = Path(where)
             here = self.folder / path.name
             if path.name in FOLDERS and not path.exists() and here.exists():
                 meta = {**meta, name: {**meta[name], "path": str(here.absolute())}}
@@ -385,47 +425,47 @@ class SavedRun:
         return self._data[name]
 
     def columns(self) -> Mapping[str, Column]:
-        """The columns of the run's data; empty if the data are missing."""
+        """Return the columns of the run's data; empty if the data is missing."""
         try:
             return self.dataset("data").columns
         except (InputError, CorruptDataError, OSError):
             return {}
 
     def folds(self) -> Folds | None:
-        """Return the run's folds; None if it has none."""
+        """Return the run's folds; None if the run has none."""
         if self._folds is None and self.meta.get("folds") is not None:
             self._folds = self.folds_of(self.dataset("data"))
         return self._folds
 
     def folds_of(self, data: Dataset | None) -> Folds | None:
-        """Return the run's folds of `data`, the run's data; None if it has none."""
+        """Return the run's folds, given the run's data; None if the run has none."""
         described = self.meta.get("folds")
         return None if described is None or data is None else Folds.from_json(data, described)
 
     def view(self, name: str, moved: Dataset | None) -> Dataset | None:
-        """Return the run's data, or `moved` in their place.
+        """Return the run's data, read from `moved` if that is given.
 
-        If `moved` has more rows, only those that the run trained on are used: it may be the data
-        set that was passed to `search` with a fraction for validation.
+        If `moved` has more rows, only the rows on which the run was trained are used: `moved` may
+        be the data set that was passed to `search` with a fraction for validation.
         """
         spec = self.meta[name]
         if spec is None:
             return None
         if moved is not None:
             if name == "data":
-                known = {**spec, "path": str(moved.path)}
+                known = {**spec, "path": moved._place}
                 if not moved._is_whole():
                     view = Dataset.from_spec(known, check=False)
                     return view if moved._holds(view) else moved
                 spec = {**known, "transforms": moved.spec()["transforms"] or spec["transforms"]}
             elif spec["path"] == self.meta["data"]["path"]:
-                spec = {**spec, "path": str(moved.path)}
+                spec = {**spec, "path": moved._place}
         return Dataset.from_spec(spec, check=False)
 
     def data_for(self, data: Any, number: int, rows: ExitStack) -> Dataset:
-        """Return the data set to evaluate on: the given one, or trial `number`'s validation data.
+        """Return the data set to evaluate on: `data`, or the validation data of trial `number`.
 
-        Data given in memory are written to a temporary folder, which is removed when `rows` is
+        Data given in memory is written to a temporary folder, which is removed when `rows` is
         closed.
         """
         if isinstance(data, (str, os.PathLike)):
@@ -450,7 +490,10 @@ class SavedRun:
         return self.dataset("validation")
 
     def other_classes(self, data: Dataset) -> str | None:
-        """See `cerebro.data.validation.other_classes`; None also if the data are missing."""
+        """Describe a column whose classes differ from those of the run's training data.
+
+        Return None if all classes agree, or if the run's data is missing.
+        """
         try:
             train = self.dataset("data")
         except (InputError, CorruptDataError, OSError):
@@ -468,6 +511,7 @@ class SavedRun:
             "epoch_dir": str(self.folder / "states"),
             "log_dir": str(self.folder / "trials"),
             "torch_flags": self.meta["environment"].get("torch", {}),
+            "keras": self.meta["environment"].get("keras", {}),
         }
         if "train" not in changes:
             has_validation = self.meta["validation"] is not None

@@ -1,4 +1,4 @@
-"""Convert a run to an Optuna study: `Result.to_study`."""
+"""Convert a run to an Optuna study; see `Result.to_study`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _frozen(
 
 
 def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
-    """Return Optuna's state and value; a trial that a stopping rule ended is complete."""
+    """Return a trial's Optuna state and value; a trial that a stopping rule ended is complete."""
     states = optuna.trial.TrialState
     value = trial.metrics.get(saved.metric, math.nan)
     if trial.status in ("failed", "diverged") or not math.isfinite(value):
@@ -108,14 +108,14 @@ def _attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dic
 
 
 class Times:
-    """The times at which trials began and ended."""
+    """Finds the times at which trials began and ended."""
 
     def __init__(self, saved: SavedRun) -> None:
         self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
         self._spans = saved.spans()
 
     def of(self, trial: int) -> tuple[datetime, datetime]:
-        """Return the first unit's start and the last one's end, or twice the run's start."""
+        """Return when a trial began and ended; without recorded units, the run's start for both."""
         begin, end = self._spans.get(trial, (0.0, 0.0))
         return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
 
@@ -123,9 +123,9 @@ class Times:
 class RunParameters:
     """The parameters of a run's configurations, and their distributions.
 
-    Dimensions of the space keep their bounds, widened for trials outside of them (points may be).
-    Names that are not in the space, and normal distributions, which Optuna does not have, are
-    bounded by the trials' own values. Constants are not parameters.
+    The dimensions of the space keep their bounds, widened for trials outside them, as points may
+    be. The bounds of all other names, and of normal distributions, which Optuna lacks, are those of
+    the trials' own values. Constants are not parameters.
     """
 
     def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
@@ -169,7 +169,7 @@ class RunParameters:
 def leaves(
     config: Mapping[str, Any], whole: Container[Path] = (), above: Path = ()
 ) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the value of every entry of a configuration; do not enter `whole`."""
+    """Yield the path and value of each entry; a mapping whose path is in `whole` is one entry."""
     for name, value in config.items():
         path = (*above, name)
         if isinstance(value, Mapping) and path not in whole:

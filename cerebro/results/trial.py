@@ -1,4 +1,4 @@
-"""`Trial`: one configuration of a run and how it went, as users see it."""
+"""Provide `Trial`: one configuration of a run and its results, as shown to users."""
 
 from __future__ import annotations
 
@@ -8,46 +8,69 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import users_level, whole_number
 from cerebro.data import Dataset
 from cerebro.data.given import is_rows, narrowed, temporary
 from cerebro.data.sources.bunches import is_bunch
-from cerebro.errors import CorruptDataError, InputError
+from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine import generators
 from cerebro.machine.devices import CPU, here, recorded, using
 from cerebro.machine.files import path_of
 from cerebro.machine.flags import flags_of_run
+from cerebro.machine.keras_settings import keras_kept
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
+from cerebro.run.settings import Training
 from cerebro.worker.messages import RunContext
+
+OTHER_NAMES = {
+    **dict.fromkeys(("params", "hyperparameters"), "config"),
+    **dict.fromkeys(("value", "score"), "metrics[result.metric]"),
+    **dict.fromkeys(("net", "model"), "load()"),
+    "state": "status",
+}
+"""The names used in other libraries, with our names for the same things."""
+
+
+def absent(of: object, name: str, others: Mapping[str, str]) -> str:
+    """Return the error message for a name that an object does not have."""
+    kind = type(of).__name__
+    text = f"{kind!r} object has no attribute {name!r}"
+    return f"{text}: use {kind.lower()}.{others[name]}" if name in others else text
 
 
 class Trial:
-    """One configuration of a run and how it went.
+    """One configuration of a run and its results.
 
     A trial is a snapshot: it does not change during the run. In a search with folds it has `folds`,
-    which are trials, too. Its metrics are means over the folds, each with its standard deviation
-    (``accuracy_std``), and an epoch is finished when all folds have finished it. Only the folds
-    have models.
+    each of which is also a `Trial`. Its metrics are means over the folds, each with its standard
+    deviation (``accuracy_std``), and an epoch is finished when all folds have finished it. Only the
+    folds have models.
     """
 
     def __init__(
         self, saved: SavedRun, record: TrialRecord, whole: TrialRecord | None = None
     ) -> None:
         self.saved = saved
-        """The run's folder, for the library itself."""
+        """The run's folder, for internal use."""
         self.record = record
-        """The trial as it is in the store, for the library itself."""
+        """The trial's record in the store, for internal use."""
         self._whole = whole  # for a fold: its configuration
+
+    if not TYPE_CHECKING:  # type checkers must still find misspelled names
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(absent(self, name, OTHER_NAMES), name=name, obj=self)
 
     @property
     def number(self) -> int:
         """The trial's number, from 0.
 
-        Folds have separate numbers: fold ``f`` of ``n`` of trial ``t`` is ``t * n + f``. Its seed
-        is ``trial_seed(seed, t * n + f)``, and its states and its log have that number.
+        Folds have separate numbers: fold ``f`` of ``n`` of trial ``t`` has the number ``t * n +
+        f``. Its seed is ``trial_seed(seed, t * n + f)``, and its states and its log are named by
+        this number.
         """
         return self.record.number
 
@@ -63,17 +86,17 @@ class Trial:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The configuration that ``build`` was called with."""
+        """The configuration with which ``build`` was called."""
         return plain(self.record.config)
 
     @property
     def status(self) -> Status:
-        """``waiting running paused stopped finished diverged failed``."""
+        """One of ``waiting running paused stopped finished diverged failed``."""
         return self.record.status
 
     @property
     def epoch(self) -> int:
-        """Epochs finished so far; a clone's count includes its parent's."""
+        """The number of epochs finished so far, including those of a clone's parent."""
         return self.record.done
 
     @property
@@ -83,22 +106,22 @@ class Trial:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the selected epoch: ``train_*``, ``val_*`` and short names.
+        """The metrics of the selected epoch: ``train_*``, ``val_*`` and short names.
 
-        A short name (``"accuracy"``) is the validation metric or, without validation, the training
-        metric. Empty before the first epoch is finished.
+        A short name (``"accuracy"``) refers to the validation metric or, without validation, to the
+        training metric. Empty before the first epoch is finished.
         """
         epoch = self._selected()
         return {} if epoch is None else dict(epoch.metrics)
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """One mapping per epoch: ``epoch``, ``metrics``, ``seconds``, ``state_hash``."""
+        """A mapping per epoch with ``epoch``, ``metrics``, ``seconds`` and ``state_hash``."""
         return [epoch.to_history() for epoch in self.record.epochs]
 
     @property
     def best_epoch(self) -> int | None:
-        """Number of the epoch with the best metric, from 0; None before the first.
+        """The number of the epoch with the best metric, from 0; None before the first epoch.
 
         For a fold, it is the epoch with the best mean over all folds.
         """
@@ -107,7 +130,7 @@ class Trial:
 
     @property
     def state_hash(self) -> str | None:
-        """XXH3-128 of the state after the selected epoch, 32 hexadecimal digits.
+        """The XXH3-128 of the state after the selected epoch, as 32 hexadecimal digits.
 
         With folds, a digest of the folds' hashes.
         """
@@ -116,12 +139,12 @@ class Trial:
 
     @property
     def parent(self) -> int | None:
-        """Number of the trial that this one was cloned from, or None."""
+        """The number of the trial from which this one was cloned, or None."""
         return self.record.parent
 
     @property
     def parent_epoch(self) -> int | None:
-        """The epoch of its parent whose state a clone began with, or None.
+        """For a clone, the epoch of its parent with whose state it began; else None.
 
         The clone's own epochs continue from there.
         """
@@ -129,7 +152,7 @@ class Trial:
 
     @property
     def error(self) -> str | None:
-        """The reason why the trial failed, diverged or stopped itself, in one line; else None."""
+        """Why the trial failed, diverged or stopped itself, in one line; else None."""
         return self.record.error
 
     @property
@@ -139,21 +162,22 @@ class Trial:
 
     @property
     def not_exact(self) -> list[str]:
-        """Operations without a deterministic version that the trial has used; empty if it is exact.
+        """The trial's operations that have no deterministic version; empty if it is exact.
 
-        These operations exist only on GPUs; states may then differ between runs.
+        Such operations exist only on GPUs; because of them, states may differ between runs.
         """
         parts = self.record.folds or [self.record]
         return sorted({name for part in parts for name in self.saved.not_exact(part.number)})
 
     @property
     def log(self) -> str:
-        """Return the trial's output and logs; with folds, those of each fold."""
+        """The trial's output and logs; with folds, those of each fold."""
         if not self.record.folds:
             return self.saved.read_log(self.number)
         logs = [(fold.fold, fold.log) for fold in self.folds]
         return "".join(f"--- fold {fold}\n{log}" for fold, log in logs if log)
 
+    @plainly
     def load(
         self,
         epoch: Literal["best", "last"] | int = "best",
@@ -168,10 +192,10 @@ class Trial:
         epoch
             ``"best"``, ``"last"`` or the number of an epoch whose state was kept.
         build
-            The run's ``build``, where it cannot be imported again.
+            The run's ``build``, if it cannot be imported again.
         fold
             The fold whose model to load, if the trial has folds. Each fold has its own model, which
-            has not seen the rows that it held out.
+            has not seen the rows that the fold held out.
 
         Returns
         -------
@@ -183,8 +207,8 @@ class Trial:
         Raises
         ------
         InputError
-            If no state was kept for the epoch, ``build`` cannot be found, or the trial has folds
-            and `fold` is not one of them.
+            If no state was kept for the epoch, if ``build`` cannot be found, or if the trial has
+            folds and `fold` is not one of them.
         CorruptDataError
             If the state's file is damaged.
         """
@@ -219,19 +243,23 @@ class Trial:
             fold=self.fold,
             device=device,
         )
-        with generators.preserved(_torch_imported()), flags_of_run(context.torch_flags):
+        with (
+            generators.preserved(_torch_imported()),
+            flags_of_run(context.torch_flags),
+            keras_kept(),
+        ):
             model, torch = build_model(context, self.number, self.record.config, info)
             live = LiveModel(model, torch, progress=EpochProgress())
             load_tree(live, packed, batch_device(model, device))
-        # Otherwise dropout and batch norm would stay in training mode in the user's predictions;
-        # train_batch returns to training mode by itself.
+        # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
+        # train_batch switches back to training mode by itself.
         net: Any = getattr(model, "net", None)
         if torch and hasattr(net, "eval"):
             net.eval()
         return model
 
     def state_path(self, epoch: Literal["best", "last"] | int = "best") -> Path:
-        """Path of a kept state, a safetensors file.
+        """Return the path of a kept state, a safetensors file.
 
         Raises
         ------
@@ -241,28 +269,29 @@ class Trial:
         record = self._epoch_record(epoch)
         return self.saved.state_path(record)
 
+    @plainly
     def evaluate(
         self, data: Any = None, *, build: Callable[..., Any] | None = None
     ) -> dict[str, float]:
         """Return the mean metrics of the best epoch's model over a data set.
 
-        Evaluation is as in the run (batches, threads, generators, and a GPU if the run used one and
-        this machine has one). For the run's validation data it returns the recorded metrics, bit
-        for bit.
+        The evaluation uses the same batches, threads and generators as the run, and a GPU if the
+        run used one and this machine has one. For the run's validation data it returns the recorded
+        metrics, bit for bit.
 
         Parameters
         ----------
         data
-            A `cerebro.Dataset` or its path; or data in memory as for `cerebro.search`, which get
+            A `cerebro.Dataset` or its path; or data in memory as for `cerebro.search`, which gets
             the types, classes and transforms of the training data. Default: the run's validation
             data or, for a fold, the rows that it held out.
         build
-            The run's ``build``, where it cannot be imported again.
+            The run's ``build``, if it cannot be imported again.
 
         Returns
         -------
         dict
-            Means over all rows, by the model's names for the metrics.
+            The means over all rows, under the model's names of the metrics.
 
         Raises
         ------
@@ -286,7 +315,8 @@ class Trial:
             seed=settings["seed"],
             shuffle=False,
             augment=False,
-            residence="streamed",  # it is read once
+            channels_last=Training.recorded(settings)["channels_last"],
+            residence="streamed",  # the data is read only once
         )
         epoch = self._epoch_record("best").epoch
         seed = evaluation_seed(settings["seed"], self.number, epoch)
@@ -300,8 +330,9 @@ class Trial:
             where = batch_device(model, device)
             return evaluate_model(model, loader, device=where)[1]
 
+    @plainly
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
-        """Return the best epoch's predictions for a data set's rows, in row order.
+        """Return the best epoch's predictions for the rows of a data set, in row order.
 
         Parameters
         ----------
@@ -309,13 +340,13 @@ class Trial:
             A `cerebro.Dataset` or its path; a table, a pair ``(x, y)`` or a PyTorch dataset, as for
             `evaluate`; or an argument of the model's own ``predict``, such as an array.
         build
-            The run's ``build``, where it cannot be imported again.
+            The run's ``build``, if it cannot be imported again.
 
         Returns
         -------
         tensor or ndarray
-            The model's ``predict``, or the concatenated outputs of the batches: shape
-            ``(rows, ...)``.
+            The result of the model's ``predict``, or the concatenated outputs of the batches, of
+            shape ``(rows, ...)``.
 
         Raises
         ------
@@ -328,8 +359,8 @@ class Trial:
             data = Dataset(data)
         model = self.load(build=build)
         other = self.saved.other_classes(data) if isinstance(data, Dataset) else None
-        if other is not None:  # matters only if the model reads that column
-            warnings.warn(f"{data.path}: {other}", stacklevel=2)
+        if other is not None:  # relevant only if the model reads this column
+            warnings.warn(f"{data.path}: {other}", stacklevel=users_level())
         with generators.preserved(_torch_imported()), contextlib.ExitStack() as rows:
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
             if is_array or (isinstance(data, Mapping) and not is_bunch(data)):
@@ -338,6 +369,46 @@ class Trial:
                 data = rows.enter_context(temporary(data, self.saved.dataset("data"), "predict"))
             return predict(model, data, self._batch_size())
 
+    @plainly
+    def out_of_fold(self, *, build: Callable[..., Any] | None = None) -> Any:
+        """Return predictions for all rows of the run's data, by models that have not seen them.
+
+        Every fold predicts the rows that it held out, after the configuration's best epoch.
+
+        Parameters
+        ----------
+        build
+            The run's ``build``, if it cannot be imported again.
+
+        Returns
+        -------
+        ndarray
+            Shape ``(rows, ...)``, in the order of the rows in the run's data set: first those of
+            ``data.shard(0)``, then those of ``data.shard(1)``, and so on. NaN for rows that no fold
+            held out, as with scikit-learn's ``TimeSeriesSplit``.
+
+        Raises
+        ------
+        InputError
+            If the trial has no folds, if a row is held out twice, or if the model has several
+            outputs; also as for `load`.
+        """
+        from cerebro.results.export import predict
+        from cerebro.results.out_of_fold import joined_by_row
+
+        folds = self.saved.folds()
+        if folds is None or not self.record.folds:
+            what = "is a fold" if self._whole is not None else "has no folds"
+            raise InputError(f"trial {self.number} {what}: out_of_fold needs a trial with folds")
+        views = [folds.of_trial(fold.number)[1] for fold in self.folds]
+        with generators.preserved(_torch_imported()):
+            predictions = [
+                predict(fold.load(build=build), view, self._batch_size())
+                for fold, view in zip(self.folds, views, strict=True)
+            ]
+        return joined_by_row(self.saved.dataset("data"), views, predictions)
+
+    @plainly
     def export(
         self,
         path: str | os.PathLike[str],
@@ -347,7 +418,7 @@ class Trial:
         build: Callable[..., Any] | None = None,
         data: Any = None,
     ) -> Path:
-        """Write the model's weights (for ``onnx`` the network) to a file.
+        """Write the model's weights, or for ``onnx`` the network, to a file.
 
         Weights come from the kept state, without ``build`` and the data. Only ``onnx``, and weights
         that states leave out (``state="trainable"``), need both.
@@ -355,23 +426,23 @@ class Trial:
         Parameters
         ----------
         path
-            The file. An existing one is replaced.
+            The file. An existing file is replaced.
         format
             ``"safetensors"``: for a `cerebro.torch.Model`, the entries of ``net.state_dict()`` by
-            name; for a `cerebro.jax.Model`, its parameters and variables, and for any other model,
-            all tensors of its state, both by path, such as ``/params/hidden``. ``"torch"``: the
-            ``state_dict`` of the network (for a model with four methods, the whole state), for
-            ``torch.load(path, weights_only=True)``. ``"onnx"``: the network of a
-            `cerebro.torch.Model` in evaluation mode, for any number of rows. Its inputs are named
-            like the columns or, if ``inputs`` is a mapping, like its keywords. Needs the extra
-            ``onnx``.
+            name; for a `cerebro.keras.Model`, its variables by their paths in Keras; for a
+            `cerebro.jax.Model`, its parameters and variables, and for any other model, all tensors
+            of its state, both by path, such as ``/params/hidden``. ``"torch"``: the ``state_dict``
+            of the network (for a model with four methods, the whole state), for ``torch.load(path,
+            weights_only=True)``. ``"onnx"``: the network of a `cerebro.torch.Model` in evaluation
+            mode, for any number of rows. Its inputs have the names of the columns or, if ``inputs``
+            is a mapping, of its keywords. Needs the extra ``onnx``.
         epoch
             As for `load`.
         build
             The run's ``build``, if it is needed and cannot be imported again.
         data
-            The run's training data, or a data set that contains them, if they are needed and have
-            moved. May be a path.
+            The run's training data or a data set that contains it, or the path of one; given if the
+            data is needed and has moved.
 
         Returns
         -------
@@ -381,8 +452,8 @@ class Trial:
         Raises
         ------
         InputError
-            If the format is unknown or cannot hold the model, a package is missing, or ``build`` or
-            the data are needed and cannot be found.
+            If the format is unknown or cannot hold the model, if a package is missing, or if
+            ``build`` or the data is needed and cannot be found.
         CorruptDataError
             If the state's file is damaged.
         """
@@ -397,8 +468,71 @@ class Trial:
 
         return export(path, format, read, load)
 
+    @plainly
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        epoch: Literal["best", "last"] | int = "best",
+        build: Callable[..., Any] | None = None,
+        data: Any = None,
+    ) -> Path:
+        """Save the model as a folder for use without Cerebro.
+
+        The folder has ``load.py``, a short program that loads the model; ``model.json`` with the
+        configuration, metrics, input columns with their statistics, class names and versions;
+        ``build.py``, the source of ``build``; and the model: for PyTorch ``weights.safetensors``
+        and ``model.pt2`` (`torch.export`, any number of rows), for scikit-learn ``model.joblib``,
+        for others ``weights.safetensors``.
+
+        Parameters
+        ----------
+        folder
+            A new folder, or a saved model to replace.
+        epoch
+            As for `load`.
+        build
+            The run's ``build``, if it cannot be imported again.
+        data
+            The run's training data or a data set that contains it, or the path of one; given if the
+            data has moved.
+
+        Returns
+        -------
+        Path
+            The folder.
+
+        Raises
+        ------
+        InputError
+            If the folder exists and is not a saved model, or if ``build`` or the data cannot be
+            found.
+        CorruptDataError
+            If the state's file is damaged.
+        """
+        from cerebro.results.save import save
+
+        record = self._epoch_record(epoch)
+        context = self._context(build, data)
+        about = {
+            "run": str(self.saved.path),
+            "trial": self.number,
+            "epoch": record.epoch,
+            "state_hash": record.state_hash,
+            "config": self.config,
+            "metrics": dict(record.metrics),
+        }
+
+        def load() -> tuple[Any, Dataset]:
+            return self._load(epoch, build, CPU, context), context.views(self.number)[0]
+
+        def read() -> bytes:
+            return self.saved.read_state(self.number, record)
+
+        return save(folder, about, context.build, read, load)
+
     def _context(self, build: Callable[..., Any] | None, data: Any) -> RunContext:
-        """Return the run's context, with the data at their current path."""
+        """Return the run's context, with the data at its current path."""
         if data is None:
             self._check_data()
             return self.saved.context(build)
@@ -417,7 +551,7 @@ class Trial:
             self.saved.dataset("data")
         except (InputError, CorruptDataError) as error:
             raise InputError(
-                f"the model cannot be built without the run's data ({error}): if they have been "
+                f"the model cannot be built without the run's data ({error}): if it has been "
                 "moved, give data= (on the command line: --data PATH)"
             ) from error
 
@@ -435,7 +569,7 @@ class Trial:
         return self.record.selected(by)
 
     def _fold(self, fold: int) -> Trial:
-        """Return one of the folds."""
+        """Return the fold with this index."""
         folds = self.folds
         if not folds:
             raise InputError(f"trial {self.number} has no folds: leave out fold=")

@@ -1,10 +1,9 @@
-"""`Result.verify` and ``python -m cerebro verify``: check a run for damage.
+"""Check a run for damage, for `Result.verify` and ``python -m cerebro verify``.
 
-Three things are compared: the data with the manifest's checksums, every kept
-state with the hash that its epoch recorded, and the store with itself: rows that
-belong together, files that rows name, files that no row names. Nothing is
-changed, and a live run is not disturbed: it is examined twice, and only problems
-found both times are reported.
+Three things are compared: the data with the manifest's checksums, every kept state with the hash
+that its epoch recorded, and the store with itself: rows that belong together, files that rows name,
+and files that no row names. Nothing is changed, and a live run is not disturbed: it is examined
+twice, and only problems found both times are reported.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from cerebro.data import Dataset
 from cerebro.data.damage import find_damage, hash_of_file
 from cerebro.errors import CerebroError, CorruptDataError
 from cerebro.machine.files import LinkError
+from cerebro.machine.objects import is_url
 from cerebro.report.format import counted
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import ENDED, TrialRecord
@@ -30,17 +30,17 @@ from cerebro.run.store import FILE, reader
 
 PUT_BACK = "restore a copy of it, or extract the readable rows (sqlite3 run.sqlite .recover)"
 MOST_OF_A_KIND = 20
-"""The number of problems of one kind that are listed one by one."""
+"""The most problems of one kind that are listed one by one."""
 
 LOG_FILE = re.compile(r"(\d+)\.log", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem: its place, its description and the cure."""
+    """A problem: where it is, what is wrong, and how to fix it."""
 
     where: str
-    """A file's path, or a trial: ``"trial 3, epoch 2"``."""
+    """The path of a file, or a trial: ``"trial 3, epoch 2"``."""
     what: str
     advice: str
 
@@ -102,7 +102,7 @@ def _may_go_on(path: Path) -> bool:
 
 
 def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
-    # List files first: a file that is written later has a row then.
+    # List the files first: by then, every file in the list has its row.
     files = _files(path / "states") + _files(path / "trials")
     store = path / FILE
     problems: list[Problem] = []
@@ -136,7 +136,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _store_problems(path: Path) -> Iterator[Problem]:
-    """Find damage that SQLite reports, and rows without the rows they belong to."""
+    """Find damage that SQLite reports, and rows whose related rows are missing."""
     store = path / FILE
     with reader(path) as connection:
         for (text,) in connection.execute(f"PRAGMA integrity_check({MOST_OF_A_KIND})"):
@@ -166,7 +166,7 @@ LONELY_ROWS = (
         "a unit's trial has no row",
     ),
 )
-"""Queries for (trial, epoch), and what is wrong with each pair found."""
+"""Queries for pairs (trial, epoch), and what is wrong with each pair found."""
 
 
 def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) -> Iterator[Problem]:
@@ -185,7 +185,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
     for expected, record in enumerate(saved.records):
         if record.number != expected:
             yield Problem(f"trial {expected}", "it has no row", advice)
-            break  # the numbers of all later trials are shifted
+            break  # the numbers of all later trials would be shifted
     missing = -len(saved.records) % saved.trials_each
     if missing:
         where = f"trial {len(saved.records) - 1}"
@@ -232,7 +232,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
             latest[trial] = epoch
         resumed = connection.execute("SELECT 1 FROM events WHERE kind LIKE 'resume%'").fetchone()
     for record in saved.records:
-        # Units are committed by states, not by rows: an interrupted run may lack some rows.
+        # Units are committed with states, not with rows: an interrupted run may lack some rows.
         for number in () if resumed else (epoch.epoch for epoch in record.epochs):
             count = counts.get((record.number, number), 0)
             if count < per_epoch:
@@ -244,7 +244,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
 
 
 def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str | None:
-    """Return what is wrong with a unit's number in its epoch or with its shard, or None."""
+    """Return what is wrong with a unit's step in its epoch or with its shard, or None."""
     if not 0 <= step < per_epoch:
         return f"unit {step} of {per_epoch}"
     if step < len(order) and shard != order[step]:
@@ -295,7 +295,7 @@ def _state_problem(path: Path, recorded: str) -> str | None:
     except OSError as error:
         return f"it cannot be read ({error.strerror or error})"
     except (CerebroError, ValueError):
-        pass  # not even a state
+        pass  # it is not even a state
     return "it is damaged: its checksum differs from the recorded one"
 
 
@@ -316,10 +316,10 @@ def _check_slots(saved: SavedRun) -> tuple[int, list[Problem]]:
 
 
 def _is_own(saved: SavedRun, folder: Path) -> bool:
-    """Whether a folder of slots belongs to this run; a separate folder must name the run."""
+    """Return whether a folder of slots is this run's; a separate folder must name the run."""
     if folder == saved.path / "states":
         return True
-    try:  # it may have been emptied, such as by a restart of the machine
+    try:  # it may be empty, for example after a reboot
         claimed = claimant(folder)
     except (OSError, CorruptDataError):
         return False
@@ -327,7 +327,7 @@ def _is_own(saved: SavedRun, folder: Path) -> bool:
 
 
 def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
-    """Find epochs whose states ``keep=`` requires, but whose rows name no file."""
+    """Find epochs whose states ``keep=`` requires but whose rows name no file."""
     keep = saved.settings.get("keep", "last")
     if not record.epochs:
         return
@@ -356,7 +356,7 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     status = saved.meta["status"]
 
     def is_known(number: int) -> bool:
-        """Whether the trial exists; its row may not have been written yet."""
+        """Return whether the trial may exist: in a live run, its row may not be written yet."""
         return number in by_number or status == "running"
 
     def is_needed(path: Path) -> bool:
@@ -370,7 +370,7 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
         record = by_number.get(state.trial)
         if record is None or status != "finished":
             return is_known(state.trial)
-        return record.is_open  # it may still train: slots and unpublished states belong to it
+        return record.is_open  # it may still train: its slots and unpublished states are needed
 
     for path in files:
         if not is_needed(path):
@@ -384,6 +384,16 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
     for name in ("data", "validation"):
         spec: Any = saved.meta.get(name)
         if spec is None:
+            continue
+        if is_url(spec["path"]):
+            try:
+                data = Dataset.from_spec(spec)
+                if data.path not in paths:
+                    paths.append(data.path)
+                    data.verify()
+            except (CerebroError, OSError) as error:
+                what = f"the run's {name} cannot be used ({error})"
+                problems.append(Problem(spec["path"], what, "restore the data set of the run"))
             continue
         path = Path(spec["path"])
         if path not in paths:

@@ -1,1 +1,1 @@
-"""A run's folder on disk: records, settings, store, states, owner. Internal."""
+"""Read and write a run's folder on disk: records, settings, store, states, owner. Internal."""

@@ -1,8 +1,8 @@
-"""Make, claim and describe the folder of a run, and sweep it at the end.
+"""Create, claim and describe the folder of a run, and sweep it at the end.
 
-Sweeping usually finds nothing: a state is deleted after the row that named it, slots with their
-trial. It deletes files that a killed worker left half-written, and those that a process could not
-delete because it died after the commit.
+Sweeping usually finds nothing: a state is deleted after the row that named it, and slots are
+deleted with their trial. Sweeping deletes files that a killed worker left half-written, and files
+that a process could not delete because it died after the commit.
 """
 
 from __future__ import annotations
@@ -13,41 +13,52 @@ import shutil
 import sys
 import time
 import uuid
+import warnings
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cerebro.arguments import one_of
+from cerebro.arguments import one_of, users_level
 from cerebro.data.given import FOLDERS
-from cerebro.errors import InputError
+from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable, environment
 from cerebro.machine.files import path_of
 from cerebro.run.owner import FILE as OWNER_FILE
-from cerebro.run.owner import Owner
+from cerebro.run.owner import Owner, owner_of
 from cerebro.run.recipe import Recipe
 from cerebro.run.records import ENDED
 from cerebro.run.settings import Settings
 from cerebro.run.states import CLAIM, claimant, remove_unneeded
-from cerebro.run.store import FILE, PARTS, Store, default_run_path, reader, unused_folder
+from cerebro.run.store import (
+    FILE,
+    PARTS,
+    Store,
+    default_run_path,
+    read_meta,
+    reader,
+    unused_folder,
+)
 
 
 def make_run(settings: Settings) -> OwnedRun:
-    """Make the run's folder and its store, or leave nothing behind."""
+    """Create the run's folder and its store, or leave nothing behind."""
     folder = settings.folder
+    if gives_way(folder):
+        make_way(folder)
     existed = folder.exists()
     owner = None
     try:
         make_durable_folder(folder)
         owner = Owner.take(folder)
-        if (folder / FILE).exists():  # a different process has made it meanwhile
+        if (folder / FILE).exists():  # a different process has created it meanwhile
             refuse_folder(folder)
         make_folders(folder, settings.state_dir)
         record = run_record(settings)
         claim_state_dir(settings.state_dir, folder, record["id"])
         return OwnedRun(owner, Store.create(folder, record))
     except BaseException as error:
-        if isinstance(error, InputError):  # it belongs to a different process
+        if isinstance(error, InputError):  # the run belongs to a different process
             if owner is not None:
                 owner.release()
             raise
@@ -67,12 +78,12 @@ def _why_not_made(run: Path, state_dir: Path, error: OSError) -> str:
         what, argument = f"state_dir {state_dir}", "state_dir="
     return (
         f"cannot make {what}: {error.strerror or error}: choose another {argument} that can be "
-        "written and has room"
+        "written and has free space"
     )
 
 
 def remove_run(folder: Path, *, keep: bool) -> None:
-    """Remove an incomplete run, and its folder unless it was there before."""
+    """Remove an incomplete run; remove its folder, too, unless it existed before (`keep`)."""
     for name in PARTS:
         shutil.rmtree(folder / name, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -83,7 +94,7 @@ def remove_run(folder: Path, *, keep: bool) -> None:
 
 
 def make_durable_folder(folder: Path) -> None:
-    """Make a folder and its parents so that their names survive a power failure."""
+    """Create a folder and its parents so that their names survive a power failure."""
     folder = folder.absolute()
     if not folder.parent.exists():
         make_durable_folder(folder.parent)
@@ -93,7 +104,7 @@ def make_durable_folder(folder: Path) -> None:
 
 
 def make_folders(run: Path, state_dir: Path) -> None:
-    """Make the missing folders of a run."""
+    """Create the missing folders of a run."""
     for folder in (*(run / name for name in PARTS), state_dir):
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -134,7 +145,7 @@ def slots_folder(
 
 
 def run_record(settings: Settings) -> dict[str, Any]:
-    """Return the description of the run as a whole, as the store keeps it."""
+    """Return the description of the whole run, as the store keeps it."""
     validation = settings.validation
     return {
         "id": uuid.uuid4().hex,
@@ -148,13 +159,14 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "searcher_class": settings.searcher_class,
         "build": Recipe.of(settings.build).to_json(),
         "data": settings.train.spec(),
+        "own_rows": rows_in.get() == settings.folder,
         "data_checksum": settings.train.checksum,
         "validation": None if validation is None else validation.spec(),
         "validation_checksum": None if validation is None else validation.checksum,
         "folds": None if settings.folds is None else settings.folds.to_json(),
         "folds_checksum": None if settings.folds is None else settings.folds.checksum,
         "num_shards": settings.train.num_shards,
-        # None: in the run's folder, which may be moved.
+        # None means inside the run's folder, which may be moved.
         "state_dir": None
         if settings.state_dir == settings.folder / "states"
         else str(settings.state_dir.resolve()),
@@ -170,7 +182,7 @@ def sweep(run: Path, state_dir: Path) -> list[str]:
     run
         The run's folder. No process may be writing to the run.
     state_dir
-        Where its slots are.
+        The folder of the run's slots.
     """
     with reader(run) as connection:
         named = {
@@ -193,7 +205,7 @@ def sweep(run: Path, state_dir: Path) -> list[str]:
 
 @dataclass
 class OwnedRun:
-    """A run that this process owns, open for writing."""
+    """A run that this process owns and has open for writing."""
 
     owner: Owner
     store: Store
@@ -204,14 +216,15 @@ UNFINISHED = {
     *PARTS,
     *FOLDERS,
 }
-"""The entries that a process leaves behind if it is killed while making a run."""
+"""The entries that a process leaves behind if it is killed while creating a run."""
 
 rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
-"""The folder of the run that is being made, if it already holds the rows passed to the search."""
+"""The folder of the run that is being created, if it already holds the rows passed to the search.
+"""
 
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
-    """Return the folder of a new run, without making it."""
+    """Return the folder of a new run without creating it."""
     one_of("if_exists", if_exists, ("error", "resume", "new"))
     if run is None and if_exists == "resume":
         raise InputError(
@@ -227,13 +240,57 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     if names and folder != rows_in.get():
         if if_exists == "new":
             return unused_folder(folder)
+        if if_exists == "error" and gives_way(folder):
+            return folder
         if if_exists == "error" or (FILE not in names and not names <= UNFINISHED):
             refuse_folder(folder)
     return folder
 
 
+def gives_way(folder: Path) -> bool:
+    """Return whether a new run may replace the run in a folder.
+
+    A run may be replaced if no process is training it, it has not finished an epoch, and the folder
+    holds nothing else: the search was called again after a mistake or an early interrupt.
+    """
+    if not (folder / FILE).is_file() or folder.is_symlink() or owner_of(folder) is not None:
+        return False
+    others = {entry.name for entry in folder.iterdir()} - UNFINISHED
+    if any(not name.startswith(FILE) for name in others):
+        return False
+    try:
+        with reader(folder) as connection:
+            if connection.execute("SELECT 1 FROM epochs LIMIT 1").fetchone() is not None:
+                return False
+            # Otherwise a folder of this name belongs to the user, not to the run.
+            return read_meta(connection).get("own_rows") is True or not any(
+                (folder / name).exists() for name in FOLDERS
+            )
+    except (CorruptDataError, OSError):
+        return False
+
+
+def make_way(folder: Path) -> None:
+    """Remove a run that `gives_way`; if it has trained units, rename its folder and warn."""
+    with Owner.take(folder):
+        with reader(folder) as connection:
+            has_units = connection.execute("SELECT 1 FROM units LIMIT 1").fetchone() is not None
+        if has_units:
+            aside = unused_folder(folder.with_name(f"{folder.name}-unfinished"))
+            folder.rename(aside)
+            warnings.warn(
+                f"the run in {folder}, which has not finished an epoch, is now in {aside}: "
+                "cerebro.resume() continues it; delete it if you do not need it",
+                stacklevel=users_level(),
+            )
+            return
+        for name in FOLDERS:
+            shutil.rmtree(folder / name, ignore_errors=True)
+    remove_run(folder, keep=False)
+
+
 def refuse_folder(folder: Path) -> NoReturn:
-    """Raise InputError because a run's folder exists."""
+    """Raise InputError because a run's folder already exists."""
     raise InputError(
         f"run folder {folder} exists already: choose another run=, delete it, open it with "
         "cerebro.open(), start a new one beside it with if_exists='new', or continue it with "

@@ -1,13 +1,13 @@
-"""The owner of a run: the one process that may train it.
+"""Determine the owner of a run: the one process that may train it.
 
-A process that trains a run holds a lock on ``owner.lock`` in the run's folder, which also
-names the process: ``{"pid": 4711, "host": "node7"}``. The lock (POSIX, of the whole file)
-ends with its process, however it dies, and forks do not inherit it. On network file systems, where
-a lock may be visible on one host only, the owner also renews the file's modification time; an owner
-on a different host counts as dead when that time is old.
+A process that trains a run holds a lock on ``owner.lock`` in the run's folder; the file also names
+the process: ``{"pid": 4711, "host": "node7"}``. The lock (POSIX, on the whole file) ends with its
+process, no matter how the process dies, and forks do not inherit it. On a network file system a
+lock may be visible on one host only. There, the owner also renews the file's modification time; an
+owner on a different host counts as dead if this time is old.
 
-A process loses its locks on a file when it closes any descriptor of it. For a run that this process
-itself trains, the answers therefore come from memory.
+A process loses its locks on a file when it closes any descriptor of that file. For a run that this
+process itself trains, the answers therefore come from memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cerebro.machine.files import is_network_file_system, open_plain
 FILE = "owner.lock"
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 60.0
-"""The age at which the file of an owner on a different host counts as abandoned."""
+"""The file's age after which an owner on a different host counts as dead."""
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
@@ -54,7 +54,7 @@ class Process:
 
 
 class Owner:
-    """The right to train a run; see the module's docstring. Use `take` to get it."""
+    """The right to train a run; see the module's docstring. Call `take` to get it."""
 
     def __init__(self, folder: Path, fd: int, key: tuple[int, int]) -> None:
         self.process = Process.current()
@@ -72,7 +72,7 @@ class Owner:
         Raises
         ------
         InputError
-            If another process trains it, which the message names, or this process already does.
+            If this process or another one already trains the run; the message names the process.
         OSError
             If the folder cannot be written.
         """
@@ -104,7 +104,7 @@ class Owner:
 
     def _renew(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
-            with contextlib.suppress(OSError):  # the folder may be unreachable for a while
+            with contextlib.suppress(OSError):  # the folder may be unreachable for some time
                 os.utime(self._fd)
 
     def __enter__(self) -> Owner:
@@ -115,7 +115,7 @@ class Owner:
 
 
 def owner_of(folder: Path) -> Process | None:
-    """Return the process that trains a run now, or None. Takes no lock."""
+    """Return the process that is training a run, or None. Does not take the lock."""
     with _guard, contextlib.suppress(OSError):
         owner = _mine(_key_of(folder))
         if owner is not None:
@@ -127,7 +127,7 @@ def owner_of(folder: Path) -> Process | None:
 
 
 _owners: dict[tuple[int, int], Owner] = {}
-"""Owners in this process, or inherited by a fork, by device and inode of the folder."""
+"""Owners in this process or inherited by a fork, by device and inode of the folder."""
 _guard = threading.Lock()
 os.register_at_fork(after_in_child=lambda: globals().update(_guard=threading.Lock()))
 
@@ -159,7 +159,11 @@ def _opened(file: Path) -> Iterator[int]:
 
 
 def _lock(fd: int) -> bool:
-    """Take the lock; return False if another process has it. Some file systems have no locks."""
+    """Take the lock; return False if another process has it.
+
+    On a file system without locks, return False if the owner named in the file is alive on this
+    host.
+    """
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -172,7 +176,7 @@ def _lock(fd: int) -> bool:
 
 
 def _is_locked(fd: int) -> bool:
-    """Whether another process has the lock. Does not take it."""
+    """Return whether another process has the lock. Does not take it."""
     # struct flock, of type F_WRLCK, from 0 to the end.
     layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
     fields = {"l_type": fcntl.F_WRLCK, "l_whence": os.SEEK_SET, "l_start": 0, "l_len": 0}
@@ -196,7 +200,7 @@ def _read(fd: int) -> Process | None:
         return None
     return (
         process if 0 < process.pid < 2**31 else None
-    )  # to kill(), other numbers mean groups of processes
+    )  # kill() takes other numbers as groups of processes
 
 
 def _write(fd: int, text: str) -> None:
@@ -205,7 +209,7 @@ def _write(fd: int, text: str) -> None:
 
 
 def _lives_here(fd: int) -> bool:
-    """Whether the process runs on this host, for file systems without locks."""
+    """Return whether the process named in the file runs on this host; used without locks."""
     process = _read(fd)
     if process is None or process.host != os.uname().nodename or process.pid == os.getpid():
         return False
@@ -219,17 +223,20 @@ def _lives_here(fd: int) -> bool:
 
 
 def _lives_elsewhere(folder: Path, fd: int, *, writable: bool) -> bool:
-    """Whether an owner on another host, whose lock is not visible here, has renewed the file."""
+    """Return whether an owner on another host, whose lock is not visible here, is still alive.
+
+    It is alive if it has renewed the file recently.
+    """
     process = _read(fd)
     if process is None or process.host == os.uname().nodename:
         return False
     if not is_network_file_system(folder):
-        return False  # the folder was moved here: the lock would be visible
+        return False  # a moved folder: a lock would be visible here
     return _file_time(folder, writable=writable) - os.fstat(fd).st_mtime < STALE_SECONDS
 
 
 def _file_time(folder: Path, *, writable: bool) -> float:
-    """Return the time of the clock that sets the modification times of files."""
+    """Return the time of the clock that sets the modification times of the folder's files."""
     if writable:
         with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
             return os.fstat(file.fileno()).st_mtime

@@ -1,6 +1,6 @@
 """Identify a run's ``build`` function, so that it can be imported again.
 
-A run stores names and hashes, never code: ``module:qualname``, the file and the hash of the
+A run stores names and hashes, never code: ``module:qualname``, the file, and the hash of the
 function's source. Resuming a run imports the function again; for lambdas, nested functions and
 notebook cells the user passes ``build=``.
 """
@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 import cerebro._core as _core
+from cerebro.arguments import users_level
 from cerebro.errors import InputError
 from cerebro.machine import imports as sources
 from cerebro.machine.guard import BUILD, finding, stoppable
@@ -33,7 +34,7 @@ MOVED = {
     "cerebro.proof": "cerebro.cli.self_test",
     "cerebro.sklearn_search": "cerebro.sklearn.search_cv",
 }
-"""The current names of Cerebro's modules that older runs name for their ``build``."""
+"""The current names of Cerebro modules that older runs recorded for their ``build``."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Recipe:
     file: str | None
     source_hash: str | None
     file_hash: str | None
-    takes_trial: bool = False  # called with an Optuna trial, not with a configuration
+    takes_trial: bool = False  # called with an Optuna trial, not a configuration
 
     @classmethod
     def of(cls, build: Callable[..., Any]) -> Recipe:
@@ -90,8 +91,10 @@ class Recipe:
                 found = getattr(found, part)
         except (ImportError, AttributeError, OSError) as error:
             if self.module == "__main__":
+                again = "run the cell that defines it, or " if is_interactive() else ""
                 raise InputError(
-                    f"this run's {self.qualname}() was defined in a script or notebook: {_PASS_IT}"
+                    f"this run's {self.qualname}() was defined in a script or notebook: "
+                    f"{again}{_PASS_IT}"
                 ) from error
             raise InputError(
                 f"this run's build(), {self.name}, cannot be imported here ({error}): {_PASS_IT}"
@@ -100,25 +103,22 @@ class Recipe:
         return found  # type: ignore[no-any-return]
 
     def warn_if_changed(self, build: Callable[..., Any]) -> None:
-        """Warn if the source of ``build`` differs from the one that the run was trained with."""
+        """Warn if the source of ``build`` has changed since the run was trained."""
         now = source_hash(build)
+        what = None
         if self.source_hash is not None and now is not None and now != self.source_hash:
-            warnings.warn(
-                f"the source of build ({self.name}) has changed since the run", stacklevel=3
-            )
+            what = f"the source of build ({self.name})"
         elif self.file_hash is not None and _file_hash(build) not in (None, self.file_hash):
-            warnings.warn(
-                f"{self.file}, which defines build, has changed since the run", stacklevel=3
-            )
+            what = f"{self.file}, which defines build,"
+        if what is not None:
+            warnings.warn(f"{what} has changed since the run", stacklevel=users_level())
 
     def _module(self) -> ModuleType:
         if self.module == "__main__":
             main = sys.modules.get("__main__")
-            if main is None or getattr(main, "__file__", None) is None:
-                raise ImportError("it was defined in another program")
-            if self.file is None or str(Path(str(main.__file__)).resolve()) != self.file:
-                raise ImportError("it was defined in another program")
-            return main
+            if main is not None and (self._is_in(main) or is_interactive()):
+                return main
+            raise ImportError("it was defined in another program")
         try:
             with finding(self._first_name, target=self.module):
                 return importlib.import_module(MOVED.get(self.module, self.module))
@@ -127,10 +127,29 @@ class Recipe:
                 raise
             return import_file(self.file, self.module, sought=(self._first_name,))
 
+    def _is_in(self, main: ModuleType) -> bool:
+        """Return whether the program `main` defined the function, judged by file or source."""
+        file = getattr(main, "__file__", None)
+        if file is not None and self.file == str(Path(str(file)).resolve()):
+            return True
+        try:
+            found: Any = main
+            for part in self.qualname.split("."):
+                found = getattr(found, part)
+        except AttributeError:
+            return False
+        return self.source_hash is not None and source_hash(found) == self.source_hash
+
     @property
     def _first_name(self) -> str:
-        """The module's name for the function, or for the class that it is in."""
+        """The module-level name of the function, or of the class that contains it."""
         return self.qualname.partition(".")[0]
+
+
+def is_interactive() -> bool:
+    """Return whether names are defined in notebook cells or at a prompt, not by a script."""
+    main = sys.modules.get("__main__")
+    return main is not None and getattr(main, "__file__", None) is None
 
 
 def import_file(
@@ -138,11 +157,11 @@ def import_file(
 ) -> ModuleType:
     """Import a Python file by its path, under ``name`` (default: its stem).
 
-    The file's folder is put first on ``sys.path``, as for a script. A file with the name of
-    a different module, such as ``torch.py``, does not replace that module: the file gets a
-    different name, its folder comes last, and workers receive its code.
+    The file's folder is put first on ``sys.path``, as for a script. If the file has the name of a
+    different module, such as ``torch.py``, it does not replace that module: the file is imported
+    under a different name, its folder is put last, and workers receive its code.
 
-    The import of a script stops at its search if the names in `sought` are defined by then.
+    If the names in `sought` are defined by then, the import of a script stops at its search.
     """
     file = Path(path).resolve()
     wanted = name or file.stem
@@ -168,13 +187,13 @@ def import_file(
     except BaseException:
         del sys.modules[own_name]
         raise
-    if own_name != file.stem:  # workers cannot import it by that name
+    if own_name != file.stem:  # workers cannot import it by its own name
         sources.sent_whole.add(own_name)
     return module
 
 
 def _is_taken(name: str, file: Path) -> bool:
-    """Whether the name already belongs to a different module, imported or not."""
+    """Return whether the name already belongs to a different module, imported or not."""
     if name in sys.modules:
         return True
     try:
@@ -185,7 +204,7 @@ def _is_taken(name: str, file: Path) -> bool:
 
 
 def accepts_info(build: Callable[..., Any]) -> bool:
-    """Whether to call ``build`` as ``build(config, info)``."""
+    """Return whether to call ``build`` as ``build(config, info)``."""
     try:
         parameters = list(inspect.signature(build).parameters.values())
     except (TypeError, ValueError):
@@ -205,14 +224,14 @@ def accepts_info(build: Callable[..., Any]) -> bool:
             f"build takes ({names}), but it is called as build(config) or build(config, info): "
             "give the other parameters defaults"
         )
-    # A second parameter with a default and a name other than info is the user's.
+    # `info` is not passed to a second parameter that has a default and another name.
     return len(positional) >= 2 and (
         positional[1].name == "info" or positional[1].default is inspect.Parameter.empty
     )
 
 
 def source_hash(build: Callable[..., Any]) -> str | None:
-    """Return the XXH3-128 of the function's source, or None without a source."""
+    """Return the XXH3-128 of the function's source; None if it has no source."""
     try:
         return _core.xxh3_128(inspect.getsource(build).encode())
     except (OSError, TypeError):
@@ -238,14 +257,14 @@ def _file_hash(build: Callable[..., Any]) -> str | None:
 
 
 def call_build(build: Callable[..., Any], config: Any, info: Any) -> Any:
-    """Call ``build`` with `info` if it takes one."""
+    """Call ``build``, with `info` if it accepts that argument."""
     return build(config, info) if accepts_info(build) else build(config)
 
 
 class WrappedBuild:
     """A ``build`` that calls the user's ``build`` with different arguments.
 
-    It takes over the name and the source of the user's, so that the run records those.
+    It takes over the name and source of the user's ``build``, so that the run records these.
     """
 
     def __init__(self, build: Callable[..., Any]) -> None:
@@ -260,19 +279,20 @@ class WrappedBuild:
 
 
 class StudyBuild(WrappedBuild):
-    """Calls ``build`` in a worker with an Optuna trial that suggests the recorded values.
+    """A ``build`` that calls the user's ``build`` with an Optuna trial.
 
-    Each of the study's trials is `folds` trials of the run.
+    The Optuna trial suggests the recorded values in a worker. Each trial of the study corresponds
+    to `folds` trials of the run.
     """
 
-    takes_trial = True  # recorded, so that a resumed run calls `build` the same way
+    takes_trial = True  # recorded, so that a resumed run also passes an Optuna trial
 
     def __init__(self, build: Callable[..., Any], folds: int = 1) -> None:
         super().__init__(build)
         self.folds = folds
 
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
-        known = config.get(STUDY, {})  # older runs have none
+        known = config.get(STUDY, {})  # older runs do not have it
         trial = _trial_class()(plain(config), known.get("number", info.trial // self.folds))
         trial.user_attrs.update(known.get("user_attrs", {}))
         trial.system_attrs.update(known.get("system_attrs", {}))
@@ -282,7 +302,7 @@ class StudyBuild(WrappedBuild):
 
 @functools.cache
 def _trial_class() -> Any:
-    """Make the class of the trials here, so that Optuna is imported only where it is used."""
+    """Define the trials' class here, so that Optuna is imported only where it is used."""
     from optuna.trial import FixedTrial
 
     class StudyTrial(FixedTrial):
@@ -292,7 +312,7 @@ def _trial_class() -> Any:
 
 
 class StudyStandIn:
-    """A trial's ``study`` in a worker, which does not have the study itself."""
+    """Replaces a trial's ``study`` in a worker, which does not have the study itself."""
 
     def __init__(self, name: str, direction: str) -> None:
         from optuna.study import StudyDirection
@@ -302,7 +322,7 @@ class StudyStandIn:
         self.directions = [self.direction]
 
     def stop(self) -> None:
-        """Do nothing: the study stopped when `build` was called in its own process."""
+        """Do nothing: the study has stopped when `build` was called in the study's own process."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(

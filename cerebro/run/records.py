@@ -1,9 +1,9 @@
-"""Plain records of trials and of their folds; no files and no models.
+"""Define plain records of trials and of their folds; without files or models.
 
 In a run with ``n`` folds, trial ``t`` is fold ``t % n`` of configuration ``t // n``. The searcher
 and the user see configurations; workers train trials. A configuration has finished an epoch when
-all its folds have, and its metrics are the means over the folds, with their standard deviations.
-None of this is stored: it is computed from the trials.
+all its folds have finished it. Its metrics are the means over the folds, with their standard
+deviations. None of this is stored: it is computed from the trials.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
 ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 
 NOT_EXACT = "not exact"
-"""The kind of an event that names an operation without a deterministic version."""
+"""The kind of an event that names an operation for which there is no deterministic version."""
 
 STUDY = "cerebro:study"
-"""The key of a stored configuration under which `build` finds the data of an Optuna trial besides
-its parameters. Not shown to users; see `cerebro.run.recipe`."""
+"""The key of a stored configuration that holds the data of an Optuna trial, other than its
+parameters, for `build`. Not shown to users; see `cerebro.run.recipe`.
+"""
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration as users see it."""
+    """Return a configuration as shown to users."""
     return {name: value for name, value in config.items() if name != STUDY}
 
 
@@ -40,7 +41,7 @@ def class_name(kind: type) -> str:
 
 @dataclass(frozen=True)
 class Ranking:
-    """How trials are ranked."""
+    """The metric, mode and epoch by which trials are ranked."""
 
     metric: str
     mode: str
@@ -51,13 +52,14 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """Describes an exception of the user's code, without the exception itself."""
+    """Describes an exception of the user's code, without the exception object."""
 
     bases: tuple[str, ...] = ()
-    """Full names of its class and base classes, in method resolution order; empty if nothing was
-    raised."""
+    """The full names of the exception's class and base classes, in method resolution order; empty
+    if nothing was raised.
+    """
     place: str = ""
-    """The user's line that raised it; empty if none did."""
+    """The line of the user's code that raised it; empty if no such line is known."""
 
 
 NOTHING_RAISED = Raised()
@@ -84,7 +86,7 @@ class EpochRecord:
 
 @dataclass(slots=True)
 class _BestSoFar:
-    """The best of the first `seen` epochs."""
+    """The best epoch among the first `seen` epochs."""
 
     metric: str = ""
     mode: str = ""
@@ -102,32 +104,32 @@ class TrialRecord:
     status: Status = "waiting"
     target_epochs: int = 0
     parent: int | None = None
-    """The trial whose state a clone began with."""
+    """For a clone: the trial from whose state it started."""
     parent_epoch: int | None = None
-    """The epoch of the parent's state; the clone's own epochs continue its numbers."""
+    """For a clone: the epoch of the parent's state; the clone's own epochs continue its numbers."""
     resumable: bool = False
-    """Whether the run left it unfinished."""
+    """Whether the run left the trial unfinished."""
     error: str | None = None
     traceback: str | None = None
     raised: Raised = NOTHING_RAISED
-    """The user's exception that ended the trial."""
+    """The exception of the user's code that ended the trial."""
     epochs: list[EpochRecord] = field(default_factory=list)
-    """The trial's own epochs, by number; never removed while it trains."""
+    """The trial's own epochs, by number; none is removed while the trial trains."""
     extensions: tuple[tuple[int, int], ...] = ()
-    """Pairs of a position and ``info.epochs`` from there on, if that has changed."""
+    """If ``info.epochs`` has changed: pairs of a position and the value from there on."""
     fold: int | None = None
-    """The fold of its configuration that the trial is; None without folds."""
+    """The number of the fold that this trial is in its configuration; None without folds."""
     folds: tuple[TrialRecord, ...] = ()
-    """The trials of a configuration with folds."""
+    """In a configuration with folds: the trials of its folds."""
     _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
 
     @property
     def is_open(self) -> bool:
-        """Whether it has epochs left to train, now or when its run is resumed."""
+        """Whether the trial has epochs left to train, now or when its run is resumed."""
         return self.status not in ENDED or (self.status == "stopped" and self.resumable)
 
     def info_epochs(self, position: int, default: int) -> int:
-        """Return ``info.epochs`` for the unit at a position."""
+        """Return the value of ``info.epochs`` for the unit at a position."""
         known = [epochs for begin, epochs in self.extensions if begin <= position]
         return known[-1] if known else default
 
@@ -138,16 +140,16 @@ class TrialRecord:
 
     @property
     def done(self) -> int:
-        """The epochs that its state was trained for, including those of a clone's parent."""
+        """The epochs trained into the trial's state, including those of a clone's parent."""
         return self.first_epoch + len(self.epochs)
 
     def best_epoch(self, metric: str, mode: str) -> int | None:
-        """Return the number of the epoch with the best metric, the earliest if several tie."""
+        """Return the number of the epoch with the best metric; the earliest if several tie."""
         best = self._best_record(metric, mode)
         return None if best is None else best.epoch
 
     def selected(self, by: Ranking) -> EpochRecord | None:
-        """Return the epoch that represents the trial: its best or its last."""
+        """Return the epoch that represents the trial: its best or its last one."""
         if not self.epochs:
             return None
         if by.select == "last":
@@ -155,7 +157,7 @@ class TrialRecord:
         return self._best_record(by.metric, by.mode) or self.epochs[-1]
 
     def _best_record(self, metric: str, mode: str) -> EpochRecord | None:
-        """Return the best epoch. Displays ask often, so each epoch is compared only once."""
+        """Return the best epoch; compare each epoch only once, because displays ask often."""
         best = self._best
         if (best.metric, best.mode) != (metric, mode):
             best = self._best = _BestSoFar(metric, mode)
@@ -168,7 +170,7 @@ class TrialRecord:
 
 
 def snapshot(record: TrialRecord) -> TrialRecord:
-    """Return a copy that does not change while the trial trains."""
+    """Return a copy of a record that does not change while the trial trains."""
     return replace(
         record,
         epochs=[replace(epoch) for epoch in record.epochs],
@@ -185,13 +187,13 @@ def score(metrics: dict[str, float], metric: str, mode: str) -> float | None:
 
 
 def best_trials(records: Iterable[TrialRecord], by: Ranking, n: int) -> list[int]:
-    """Return the numbers of the `n` best trials, best first; trials that tie, by number."""
+    """Return the numbers of the `n` best trials, best first; ties are ordered by number."""
     scores = (best_score([record], by) for record in records)
     return [number for _, number in sorted(s for s in scores if s is not None)[:n]]
 
 
 def best_score(records: Iterable[TrialRecord], by: Ranking) -> tuple[float, int] | None:
-    """Return the best trial's metric as a number to minimize, and its number."""
+    """Return the best trial's metric, as a number to minimize, and its number."""
     best: tuple[float, int] | None = None
     for record in records:
         epoch = record.selected(by)
@@ -202,13 +204,13 @@ def best_score(records: Iterable[TrialRecord], by: Ranking) -> tuple[float, int]
 
 
 STD = "_std"
-"""The suffix of the name of a metric's standard deviation."""
+"""The suffix that a metric's name gets for its standard deviation."""
 
 
 def gather(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
     """Return the configurations of trials that are sorted by number.
 
-    A configuration with missing trials, which only a damaged store has, is left out.
+    A configuration with missing trials is left out; only a damaged store has one.
     """
     return [
         configuration(records[first : first + folds])
@@ -217,7 +219,7 @@ def gather(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
 
 
 def configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
-    """Return the record of the configuration whose folds are these trials."""
+    """Return the record of the configuration whose folds are `folds`."""
     first = folds[0]
     for fold, record in enumerate(folds):
         record.fold = fold
@@ -246,7 +248,7 @@ def update(whole: TrialRecord) -> list[EpochRecord]:
     whole.resumable = any(fold.resumable for fold in whole.folds)
     whole.error = whole.traceback = None
     whole.raised = NOTHING_RAISED
-    if culprit is None:  # a fold may have stopped itself by an exception
+    if culprit is None:  # an exception may have stopped one fold
         culprit = next((fold for fold in whole.folds if fold.raised.bases), None)
     if culprit is not None and whole.status == culprit.status:
         whole.error = f"{culprit.error}; in fold {culprit.fold}"
@@ -255,7 +257,7 @@ def update(whole: TrialRecord) -> list[EpochRecord]:
 
 
 def failed_fold(folds: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the fold that made a configuration fail: the first in the earliest epoch."""
+    """Return the fold that made a configuration fail: the first one in the earliest epoch."""
     failed = [fold for fold in folds if fold.status in ("failed", "diverged")]
     return min(failed, key=lambda fold: fold.done, default=None)
 
@@ -270,7 +272,7 @@ def _status(folds: Sequence[TrialRecord]) -> Status:
 
 
 def mean_epoch(folds: Sequence[EpochRecord]) -> EpochRecord:
-    """Return a configuration's epoch: the means over the folds, summed in the folds' order."""
+    """Return a configuration's epoch: the means over the folds, summed in their order."""
     metrics: dict[str, float] = {}
     for name in folds[0].metrics:
         values = [fold.metrics[name] for fold in folds if name in fold.metrics]
@@ -291,7 +293,7 @@ def joint_hash(hashes: Iterable[str]) -> str:
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and the population standard deviation, as scikit-learn does."""
+    """Return the mean and the population standard deviation, as in scikit-learn."""
     count = len(values)
     if not all(map(math.isfinite, values)):
         return sum(values) / count, math.nan

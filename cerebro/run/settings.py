@@ -1,4 +1,4 @@
-"""The arguments of a search, checked once and written to the run's record."""
+"""Hold the arguments of a search, checked once and written to the run's record."""
 
 from __future__ import annotations
 
@@ -31,23 +31,25 @@ MAX_SEED = 2**64 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The settings of a search that shape training in the workers.
+    """The settings of a search that affect training in the workers.
 
-    `Settings` and `cerebro.worker.messages.RunContext` both have these fields. A new setting that
-    shapes training is added here and to `cerebro.search`, and nowhere else.
+    `Settings` and `cerebro.worker.messages.RunContext` both have these fields. To add a setting
+    that affects training, add it here and to `cerebro.search`, and nowhere else.
     """
 
     seed: int = 0
     epochs: int = 1
     batch_size: int | None = None
     eval_batch_size: int | None = None
+    channels_last: bool = False
+    """Whether images have the layout ``channels_last`` for networks that compute in this layout."""
     drop_last: bool = False
     stagger: bool = True
     threads: int = 1
     deterministic: Literal["warn"] | bool = "warn"
     live_models: int | None = 1
     unit_timeout: float | None = None
-    """Seconds that a unit may take, for executors that can kill their workers."""
+    """The seconds that a unit may take, for executors that can kill their workers."""
 
     def training(self) -> dict[str, Any]:
         """Return these settings by name."""
@@ -55,14 +57,15 @@ class Training:
 
     @staticmethod
     def recorded(record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return these settings by name, as a run's record has them.
+        """Return these settings by name, as a run's record stores them.
 
         Raises
         ------
         KeyError
             If one is missing.
         """
-        complete = {"unit_timeout": None, **record}  # older runs do not have it
+        older = {"unit_timeout": None, "channels_last": False}
+        complete = {**older, **record}
         return {f.name: complete[f.name] for f in fields(Training)}
 
 
@@ -91,14 +94,14 @@ class Settings(Training):
     progress: Any
     executor: Any
     devices: tuple[str, ...] = (CPU,)
-    """The CPU, or GPUs, which are assigned to workers in turn."""
+    """The CPU, or the GPUs, which are assigned to workers in turn."""
     searcher_name: str = ""
     space: str = ""
     points: tuple[Mapping[str, Any], ...] = field(default=())
     space_json: Mapping[str, Any] | None = None
     """The space, in the form that `cerebro.space.Space.from_json` reads."""
     searcher_class: Mapping[str, Any] | None = None
-    """How to make the searcher again; see `cerebro.coordinator.searcher_record`."""
+    """How to recreate the searcher; see `cerebro.coordinator.searcher_record`."""
 
     @property
     def validates(self) -> bool:
@@ -107,16 +110,16 @@ class Settings(Training):
 
     @property
     def ranking(self) -> Ranking:
-        """How trials are ranked."""
+        """The metric, mode and epoch by which trials are ranked."""
         return Ranking(self.metric, self.mode, self.select)
 
     @property
     def trials_each(self) -> int:
-        """The number of trials of a configuration: one, or one for each fold."""
+        """The number of trials per configuration: one, or one for each fold."""
         return 1 if self.folds is None else len(self.folds)
 
     def record(self) -> dict[str, Any]:
-        """Return the settings that the run's store keeps: all that shape the trials."""
+        """Return the settings that the run's store keeps: all that affect the trials."""
         left_out = {
             "build", "train", "validation", "folds", "stop", "folder", "state_dir", "callbacks",
             "progress", "executor", "points", "space_json", "searcher_class",

@@ -25,7 +25,7 @@ from cerebro.errors import CorruptDataError
 from cerebro.machine.files import open_plain, read_bytes
 
 CLAIM = "cerebro-run"
-"""The file in a separate folder for slots that holds the id of the run that owns them."""
+"""The name of the file, in a separate folder for slots, with the id of the run that owns it."""
 
 _KEPT = re.compile(
     r"(\d+)-epoch-(\d+)(?:\.safetensors|(?:\.([0-9a-f]{32}))?(\.safetensors\.new))", re.ASCII
@@ -38,7 +38,7 @@ _SLOTS = re.compile(r"(\d+)(?:\.moving)?\.(?:a|b|slots)", re.ASCII)
 
 @dataclass(frozen=True)
 class KeptState:
-    """A state in a file, and its hash."""
+    """A state in a file, and the state's hash."""
 
     file: str
     state_hash: str
@@ -46,24 +46,25 @@ class KeptState:
 
 @dataclass(frozen=True)
 class CloneOf(KeptState):
-    """The kept state, of a different trial, that a trial begins with."""
+    """The kept state of a different trial, from which a clone begins."""
 
 
 @dataclass(frozen=True)
 class StateFile:
-    """A file of a trial's states, as its name describes it."""
+    """A file of a trial's states, as described by its name."""
 
     path: Path
     trial: int
     epoch: int | None
-    """The epoch of a kept state; None for a part of the trial's slots."""
+    """The epoch of a kept state; None for a file of the trial's slots."""
     state_hash: str | None = None
-    """The hash in the name of an unpublished state, empty if the name has none; None for
-    any other file."""
+    """For an unpublished state, the hash in its name, or an empty string if the name has none. None
+    for any other file.
+    """
 
 
 def state_file(path: Path) -> StateFile | None:
-    """Parse the name of a state file; return None if the file is not one."""
+    """Parse the name of a state file; return None if the path is not one."""
     if match := _KEPT.fullmatch(path.name):
         state_hash = (match[3] or "") if match[4] else None
         return StateFile(path, int(match[1]), int(match[2]), state_hash)
@@ -73,7 +74,7 @@ def state_file(path: Path) -> StateFile | None:
 
 
 def kept_files(folder: Path) -> dict[int, list[StateFile]]:
-    """Find the kept states in a folder, by trial, the published ones last."""
+    """Find the kept states in a folder, by trial, with published states last."""
     found: dict[int, list[StateFile]] = defaultdict(list)
     for file in _state_files(folder):
         if file.epoch is not None:
@@ -84,7 +85,7 @@ def kept_files(folder: Path) -> dict[int, list[StateFile]]:
 
 
 def trials_with_slots(folder: Path) -> set[int]:
-    """Return the numbers of the trials that have slots, or parts of them, in a folder."""
+    """Return the numbers of the trials that have slots, or parts of slots, in a folder."""
     return {file.trial for file in _state_files(folder) if file.epoch is None}
 
 
@@ -99,17 +100,17 @@ def epoch_state_file(trial: int, epoch: int) -> str:
 
 
 def unpublished(file: str, state_hash: str) -> str:
-    """Return the name of a kept state until it is durable; its hash shows if it is complete."""
+    """Return a kept state's name until it is durable; its hash shows whether it is complete."""
     return f"{file.removesuffix('.safetensors')}.{state_hash}.safetensors.new"
 
 
 def slots_stem(folder: Path, trial: int) -> Path:
-    """Return the path that the names of a trial's slots begin with."""
+    """Return the path with which the names of a trial's slots begin."""
     return folder / str(trial)
 
 
 def claimant(folder: Path) -> str | None:
-    """Return the id of the run that owns a separate folder of slots; None if none does.
+    """Return the id of the run that owns a separate folder of slots; None if no run owns it.
 
     Raises
     ------
@@ -126,7 +127,7 @@ def claimant(folder: Path) -> str | None:
 
 
 def remove_state(file: str | os.PathLike[str]) -> None:
-    """Delete a kept state, if it is there. No row of the store may name it any more."""
+    """Delete a kept state, if it exists. No row of the store may still name it."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(file)  # noqa: PTH108
 
@@ -137,7 +138,7 @@ def remove_slots(folder: Path, trial: int) -> None:
 
 
 def _remove_parts(folder: Path, trial: int, suffixes: Collection[str]) -> None:
-    stem = f"{folder}{os.sep}{trial}"  # a string: a search may have 100,000 trials
+    stem = f"{folder}{os.sep}{trial}"  # a str is faster: a search may have 100,000 trials
     for suffix in suffixes:
         remove_state(stem + suffix)
 
@@ -147,17 +148,17 @@ def remove_unneeded(
 ) -> list[str]:
     """Delete the state files that a closed run does not need; return their names.
 
-    The run needs the kept states that rows name, and all files of its open trials: one of them may
-    belong to an epoch whose row could not be written.
+    The run needs the kept states that rows name, and all files of its open trials, because one of
+    these files may belong to an epoch whose row could not be written.
 
     Parameters
     ----------
     epoch_dir, state_dir
-        Where kept states and slots are.
+        The folders of the kept states and of the slots.
     named
         The kept states that rows name.
     is_open
-        For each trial, whether it has something left to train.
+        For each trial, whether it has anything left to train.
     """
 
     def is_needed(file: StateFile) -> bool:
@@ -182,7 +183,7 @@ def remove_unneeded(
 
 
 def read_state(kept: KeptState) -> bytes:
-    """Read a kept state, which may be about to get its final name.
+    """Read a kept state, even if it is about to get its final name.
 
     Raises
     ------
@@ -205,7 +206,7 @@ def read_state(kept: KeptState) -> bytes:
 def write_unpublished(folder: Path, file: str, state_hash: str, packed: _core.StateBuffer) -> None:
     """Write a kept state under the name that it has until it is published."""
     path = folder / unpublished(file, state_hash)
-    remove_state(path)  # a worker may have been killed writing it
+    remove_state(path)  # a worker may have been killed while writing it
     fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with open(fd, "wb") as opened:  # noqa: PTH123
         opened.write(packed)
@@ -219,11 +220,11 @@ def finish_move(folder: Path, trial: int) -> None:
 def move_slots(
     folder: Path, trial: int, packed: _core.StateBuffer, attempt: int, position: int
 ) -> None:
-    """Put a trial's state into new slots, which no other process has open.
+    """Move a trial's state to new slots, which no other process has open.
 
-    If this process is killed at any moment, the old files or the new ones are valid: until
-    the page is replaced, the new ``.a`` holds the same state or one that the old page's seal
-    does not fit.
+    If this process is killed at any moment, either the old files or the new ones are valid. Until
+    the page is replaced, the new ``.a`` holds either the same state or a state that does not match
+    the seal on the old page.
     """
     stem = slots_stem(folder, trial)
     moving = f"{stem}.moving"
@@ -238,13 +239,13 @@ def move_slots(
 # --- verifying slots ---------------------------------------------------------
 
 _ATTEMPTS = 10
-"""The number of reads of slots whose page keeps changing; after that they count as in use."""
+"""How often to read slots whose page keeps changing, before they count as in use."""
 
 
 def slot_damage(folder: Path, trial: int) -> tuple[Path, str] | None:
     """Return the damaged file of a trial's slots and what is wrong with it.
 
-    None if nothing is wrong, the slots are gone, or they keep changing.
+    Return None if nothing is wrong, if the slots are gone, or if they keep changing.
     """
     stem = slots_stem(folder, trial)
     for _ in range(_ATTEMPTS):

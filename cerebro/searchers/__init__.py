@@ -1,4 +1,4 @@
-"""Searchers: they decide which configuration is trained next, and for how long."""
+"""Decide which configuration is trained next, and for how long."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
 
 
 def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
-    """Return a searcher from a name, an object or a class.
+    """Return a searcher, given its name, an object or a class.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
     Raises
     ------
     InputError
-        The name is unknown, or the object lacks a method of
+        If the name is unknown, or the object lacks a method of
         :class:`~cerebro.searchers.base.Searcher`.
     """
     if isinstance(searcher, str):

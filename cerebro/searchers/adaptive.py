@@ -1,4 +1,4 @@
-"""The base of Cerebro's adaptive searchers."""
+"""Define the base class of Cerebro's adaptive searchers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from cerebro.searchers.base import Decision, SpaceSearcher, Suggestion
 
 
 class AdaptiveSearcher(SpaceSearcher):
-    """A searcher that decides by reports; its new configurations are random.
+    """A searcher whose decisions depend on reports; its new configurations are random.
 
-    Trial ``t`` is ``space.sample(seed, t)``, points first, as in random search. Subclasses
-    define what comes next (:meth:`suggest`) and how a trial proceeds (:meth:`_decide`).
+    Trial ``t`` is ``space.sample(seed, t)``, after the points, as in random search. Subclasses
+    define what to suggest next (:meth:`suggest`) and how a trial proceeds (:meth:`_decide`).
     """
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Receive the metrics of a trial's epoch (from 0) and decide how the trial proceeds.
 
-        A metric that is not finite, such as that of a failed trial, ends the trial: it counts
-        as the worst of all.
+        A metric that is not finite, such as that of a failed trial, ends the trial and counts as
+        the worst of all.
         """
         value = metrics.get(self._metric, math.nan) * self._sign
         return self._decide(trial, epoch, value if math.isfinite(value) else math.inf)
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
-        """Decide by a value to minimize; infinity means that the trial is over."""
+        """Decide by a value to minimize; infinity means that the trial has ended."""
         raise NotImplementedError
 
     def _new(self, epochs: int) -> Suggestion:
@@ -43,11 +43,11 @@ class AdaptiveSearcher(SpaceSearcher):
         return Suggestion({}, epochs, trial=trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, the state from which a fresh searcher continues after :meth:`setup`."""
+        """Return the state, as JSON, from which a new searcher continues after :meth:`setup`."""
         return {"count": self._next, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; called after :meth:`setup`."""
+        """Continue from a state that :meth:`state_dict` returned; called after :meth:`setup`."""
         self._next = int(state["count"])
         self._load(state)
 
@@ -61,7 +61,7 @@ class AdaptiveSearcher(SpaceSearcher):
 def check_rungs(
     min_epochs: int, reduction_factor: int, epochs: int | None = None
 ) -> tuple[int, int]:
-    """Return the first two as ints; raise InputError unless they define valid rungs."""
+    """Return the first two parameters as ints; raise InputError unless they define valid rungs."""
     min_epochs = whole_number("min_epochs", min_epochs, 1, math.inf)
     reduction_factor = whole_number("reduction_factor", reduction_factor, 2, math.inf)
     if epochs is not None and min_epochs > epochs:
@@ -73,7 +73,7 @@ def check_rungs(
 
 
 def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int]:
-    """Return the epochs at which trials are compared: geometric, ending with `epochs`."""
+    """Return the epochs at which trials are compared: a geometric series ending with `epochs`."""
     rungs = []
     at = min_epochs
     while at < epochs:

@@ -1,4 +1,4 @@
-"""ASHA: successive halving that never waits for a rung to fill."""
+"""Implement ASHA: successive halving that never waits for a rung to fill."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import heapq
 import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 from cerebro.errors import InputError
@@ -20,9 +21,9 @@ from cerebro.searchers.base import DONE, Decision, Suggested, needs_end
 
 
 class _Rung:
-    """The trials that reached a rung, and which of them have not been promoted.
+    """The trials that reached a rung, with a record of which have not been promoted.
 
-    Kept sorted by insertion, so that decisions need no sorting.
+    The trials are kept sorted, so that decisions need no sorting.
     """
 
     def __init__(self, reduction_factor: int) -> None:
@@ -34,24 +35,35 @@ class _Rung:
         return len(self._ranked)
 
     def add(self, trial: int, value: float, *, moved: bool = False) -> None:
-        """Add a trial that reached the rung; infinity: the trial is over, but counts."""
+        """Add a trial that reached the rung; infinity: it has ended, but counts."""
         insort(self._ranked, (value, trial))
         if math.isfinite(value) and not moved:
             heapq.heappush(self._stayed, (value, trial))
 
     def is_good(self, value: float, trial: int) -> bool:
-        """Whether a trial at this rung is among the best ``1/reduction_factor``."""
+        """Return whether a trial at this rung is among the best ``1/reduction_factor``."""
         rank = bisect_left(self._ranked, (value, trial))
         return rank < len(self._ranked) // self._factor
 
+    @property
+    def moved(self) -> int:
+        """The number of trials that were promoted."""
+        return bisect_left(self._ranked, (math.inf, -1)) - len(self._stayed)
+
+    @property
+    def promotable(self) -> int:
+        """The number of trials that can be promoted now."""
+        stayed = set(self._stayed)
+        return sum(entry in stayed for entry in self._ranked[: len(self) // self._factor])
+
     def promoted(self) -> int | None:
-        """Remove and return the best trial that stayed, if it is good enough."""
+        """Remove and return the best trial not yet promoted, or None if it is not good enough."""
         if self._stayed and self.is_good(*self._stayed[0]):
             return heapq.heappop(self._stayed)[1]
         return None
 
     def state_dict(self) -> list[list[Any]]:
-        """Return, as JSON, each trial, its value, and 1 if it was promoted."""
+        """Return, as JSON, each trial with its value and with 1 if it was promoted, else 0."""
         stayed = {trial for _, trial in self._stayed}
         return [[trial, encode_value(v), int(trial not in stayed)] for v, trial in self._ranked]
 
@@ -70,19 +82,19 @@ class ASHA(AdaptiveSearcher):
     Parameters
     ----------
     min_epochs
-        Epochs before the first comparison.
+        The number of epochs before the first comparison.
     reduction_factor
         One in this many trials is promoted from a rung.
     variant
         ``"promotion"``, as published: a trial pauses at a rung and continues once it is among the
         best ``1/reduction_factor`` of the trials that reached the rung. ``"stopping"``: a trial is
-        stopped for good unless it is among the best on arrival; the first ``reduction_factor - 1``
-        at a rung continue (in Ray Tune and Syne Tune only the first). It may lose the best trial
-        if that arrives early.
+        stopped permanently unless it is among the best when it reaches the rung; the first
+        ``reduction_factor - 1`` trials at a rung continue (in Ray Tune and Syne Tune only the
+        first). The stopping variant may lose the best trial if that trial reaches a rung early.
 
     Notes
     -----
-    ``n_trials`` or ``time_limit`` limits the number of trials. As for every adaptive searcher,
+    ``n_trials`` or ``time_limit`` limits the number of trials. As with every adaptive searcher,
     reports are delivered in rounds, and the outcome does not depend on timing, unless the search
     has ``asynchronous=True``.
     """
@@ -98,7 +110,7 @@ class ASHA(AdaptiveSearcher):
             raise InputError(f"variant must be 'promotion' or 'stopping', not {variant!r}")
         self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
         self._variant = variant
-        self._epochs_of: list[int] = []  # of each rung
+        self._epochs_of: list[int] = []  # by rung
         self._rungs: list[_Rung] = []
         self._live: set[int] = set()
 
@@ -110,7 +122,7 @@ class ASHA(AdaptiveSearcher):
         self._live = set()
 
     def suggest(self) -> Suggested:
-        """Return the trial to promote in the highest rung that has one, else a new one."""
+        """Return the trial to promote from the highest rung that has one, else a new trial."""
         promoted = self._promoted()
         if promoted is not None:
             trial, epochs = promoted
@@ -124,7 +136,7 @@ class ASHA(AdaptiveSearcher):
         return None if self._live else DONE
 
     def _promoted(self) -> tuple[int, int] | None:
-        """Return a trial to promote and the epoch until which it trains."""
+        """Return a trial to promote and the epochs until which it trains; None if there is none."""
         if self._variant == "stopping":
             return None
         for level in range(len(self._rungs) - 2, -1, -1):
@@ -149,11 +161,36 @@ class ASHA(AdaptiveSearcher):
         if self._variant == "promotion":
             self._live.discard(trial)
             return Decision.PAUSE
-        # The first to arrive cannot be compared with others: it continues.
+        # The first trials to arrive cannot be compared with others, so they continue.
         if len(rung) < self._reduction_factor or rung.is_good(value, trial):
             return Decision.CONTINUE
         self._live.discard(trial)
         return Decision.STOP
+
+    def epochs_to_come(self) -> float | None:
+        """Return how many more epochs the searcher will request; None if it does not promote."""
+        if self._variant == "stopping":
+            return None
+        assert self._n_trials is not None
+        reach = float(self._n_trials)
+        epochs = (reach - self._next) * self._epochs_of[0]
+        for rung, (before, after) in zip(self._rungs, pairwise(self._epochs_of), strict=False):
+            more = max(0.0, self._promotions(reach) - self._promotions(len(rung)))
+            promoted = rung.promotable + more
+            epochs += promoted * (after - before)
+            reach = rung.moved + promoted
+        return epochs
+
+    def _promotions(self, trials: float) -> float:
+        """Return how many of the trials that reach a rung are promoted, on average.
+
+        This is more than one in `reduction_factor`, because trials that were among the best when
+        they arrived count, too. The excess grows with the square root; its factors come from a
+        simulation.
+        """
+        if trials < self._reduction_factor:
+            return 0.0
+        return trials / self._reduction_factor + max(0.0, 0.4 * math.sqrt(trials) - 0.5)
 
     def _state(self) -> dict[str, Any]:
         return {"rungs": [rung.state_dict() for rung in self._rungs], "live": sorted(self._live)}

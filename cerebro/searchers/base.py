@@ -1,8 +1,8 @@
-"""Searchers: they suggest configurations, receive reports and decide how trials proceed.
+"""Define the interface of searchers.
 
-A searcher decides only *which*: which configuration comes next, up to which epoch, and
-whether a trial continues. It holds no models, files or clocks, so its decisions are a pure
-function of its setup and its reports.
+A searcher decides which configuration to suggest next, until which epoch it trains, and whether a
+trial continues. It uses no models, files or clocks, so its decisions are a pure function of its
+setup and its reports.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Decision(enum.Enum):
     """What happens to a trial after a reported epoch."""
 
     CONTINUE = "continue"  # train on, until the epochs of its suggestion are done
-    PAUSE = "pause"  # wait, at no cost, until it is suggested again; stop if it never is
-    STOP = "stop"  # end for good
+    PAUSE = "pause"  # wait, at no cost, until suggested again; stop if it never is
+    STOP = "stop"  # end permanently
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,17 @@ class Suggestion:
     Attributes
     ----------
     config
-        The configuration of a new trial, or of a clone.
+        The configuration of a new trial or of a clone.
     epochs
-        Train until this many epochs are done, including those of the resumed trial or of a
+        The number of epochs until which to train, including those of the resumed trial or of a
         clone's parent; None: the search's epochs.
     trial
-        The number of a paused trial to resume; `config` is then ignored. None: start a new
-        trial.
+        The number of a paused trial to resume; `config` is then ignored. None: start a new trial.
     parent
-        The number of the trial that a new trial is a clone of: the clone begins with the
-        parent's state after its last reported epoch, and continues its epoch numbers.
+        The number of the trial to clone. The clone is a new trial that begins with the parent's
+        state after its last reported epoch, and continues the parent's epoch numbers.
     parent_epoch
-        An earlier epoch of the parent, whose state the clone begins with; it must be in the
+        An earlier epoch of the parent, with whose state the clone begins; it must be in the
         searcher's `pinned`.
     """
 
@@ -71,7 +70,7 @@ Suggested: TypeAlias = Suggestion | Literal[_Done.DONE] | None
 
 
 def suggestion_problem(suggestion: Any) -> str | None:
-    """Return why a suggestion is invalid, regardless of the trials; None if it is valid."""
+    """Return why a suggestion is invalid for any trials; None if it is valid."""
     if not isinstance(suggestion, Suggestion):
         return f"suggests {suggestion!r}: suggest() must return a Suggestion, None or DONE"
     epochs = suggestion.epochs
@@ -90,41 +89,42 @@ def suggestion_problem(suggestion: Any) -> str | None:
 class Searcher(ABC):
     """The interface that :func:`cerebro.search` uses; subclass it to write a searcher.
 
-    Trials are numbered from 0 in the order in which they are suggested. All state is JSON, so
-    that a run can be resumed. A configuration is what ``build`` receives: it need not be inside
-    the space, and several trials may have the same one.
+    Trials are numbered from 0 in the order in which they are suggested. All state is JSON, so that
+    a run can be resumed. A configuration is the argument of ``build``: it may be outside the space,
+    and several trials may have the same one.
 
-    A subclass defines `suggest`, `report`, `state_dict` and `load_state_dict`; everything else
-    has a default. An object with these four methods that is not a subclass is accepted too: it
+    A subclass defines `suggest`, `report`, `state_dict` and `load_state_dict`; everything else has
+    a default. An object that has these four methods without being a subclass is also accepted; it
     gets the defaults that it lacks.
 
     Attributes
     ----------
     adaptive
-        Whether decisions depend on reports. Reports to an adaptive searcher come in rounds, so
-        that its decisions do not depend on timing: the k-th epoch of every live trial, by number.
-        At the end of a round it is asked for suggestions, while fewer than ``width`` trials are
-        live; paused ones do not count.
+        Whether decisions depend on reports. An adaptive searcher receives its reports in rounds, so
+        that its decisions do not depend on timing: in round k, the k-th epoch of every live trial,
+        by trial number. At the end of a round it is asked for suggestions while fewer than
+        ``width`` trials are live; paused trials do not count.
     repeatable
-        Whether an adaptive searcher depends on its seed and its reports alone. Its state is then
-        not recorded with every answer: when a run is resumed, it may receive the reports since
-        that state again and be asked again, and must answer the same; a `suggest` that returned
-        None or `DONE` is not repeated. False: the state is recorded with every answer.
+        Whether an adaptive searcher depends only on its seed and its reports. If True, its state is
+        not recorded with every answer. When a run is resumed, the searcher may then receive the
+        reports since the recorded state again and be asked again, and it must give the same
+        answers; a `suggest` that returned None or `DONE` is not repeated. If False, the state is
+        recorded with every answer.
     exact_metrics
-        Whether metrics that are not numbers are reported as they are, and a trial that failed or
-        diverged without metrics instead of with the worst.
+        Whether NaN metrics are reported unchanged, and whether a trial that failed or diverged is
+        reported without metrics instead of with the worst value.
     expects_failures
-        Whether a run continues even if its first trials fail alike.
+        Whether a run continues even if its first trials fail in the same way.
     cut_short
-        Whether the search ended while there was more to suggest: the run is then stopped, not
-        finished, so that the same call resumes it.
+        Whether the search ended although there was more to suggest. The run then counts as stopped,
+        not finished, so that the same call resumes it.
     waits
-        Whether the run waits for more suggestions when no trial is live and `suggest` returns
-        None, because they come from elsewhere. False: that ends the run.
+        What happens when no trial is live and `suggest` returns None. If True, the run waits for
+        more suggestions, because they come from outside; if False, the run ends.
     is_recorded
         Whether the run's store keeps the searcher's state.
     total
-        The number of trials, if `setup` knows it; for displays.
+        The number of trials, if `setup` can determine it; for displays.
     pinned
         Pairs (trial, epoch) whose states are kept for clones, regardless of ``keep``.
     """
@@ -155,8 +155,8 @@ class Searcher(ABC):
         Parameters
         ----------
         n_trials
-            The number of trials; None if the user gave none; ``math.inf`` if something else (a
-            time limit) ends the search.
+            The number of trials; None if the user gave none; ``math.inf`` if something else (a time
+            limit) ends the search.
         metric, mode
             The metric by which trials are compared; "min" or "max".
         points
@@ -165,63 +165,75 @@ class Searcher(ABC):
         Raises
         ------
         InputError
-            If the searcher cannot search this space, or arguments do not fit each other.
+            If the searcher cannot search this space, or if the arguments contradict each other.
         """
         return
 
     @abstractmethod
     def suggest(self) -> Suggested:
-        """Return the next suggestion; None if there is none now, `DONE` if never again.
+        """Return the next suggestion; None if there is none now, `DONE` if there will be no more.
 
-        After None, the searcher is asked again after further reports. The search is over when
-        no trial is live and there is no suggestion.
+        After it returned None, the searcher is asked again after further reports. The search is
+        over when no trial is live and there is no suggestion.
         """
 
     @abstractmethod
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Receive the metrics of a trial's epoch (from 0) and decide how the trial proceeds.
 
-        A trial that failed or diverged is reported once, with its unfinished epoch and only
-        the metric by which trials are compared: ``inf``, or ``-inf`` if more is better. It is
-        over, regardless of the decision.
+        A trial that failed or diverged is reported once, with its unfinished epoch and only the
+        metric by which trials are compared: ``inf``, or ``-inf`` if more is better. The trial has
+        ended, whatever the decision is.
 
         After `EarlyStopping` has ended a trial, its last metrics are reported for each further
-        epoch, until it is paused or stopped or its epochs are over.
+        epoch, until the searcher pauses or stops it or its epochs are over.
         """
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return, as JSON, what a fresh searcher needs after :meth:`setup` to continue."""
+        """Return the state, as JSON, from which a new searcher continues after :meth:`setup`."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; called after :meth:`setup`."""
+        """Continue from a state that :meth:`state_dict` returned; called after :meth:`setup`."""
+
+    def epochs_to_come(self) -> float | None:
+        """Return how many epochs the searcher will still request, beyond its suggestions so far.
+
+        Displays use it to estimate the time left. None, the default, means that it depends on
+        reports.
+        """
+        return None
+
+    def trials_to_come(self) -> int | None:
+        """Return how many new trials will still come, if only the searcher knows; for displays."""
+        return None
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not be resumed.
+        """Return the paused trials that will not be resumed, each only once.
 
-        They end as stopped, and the states kept for resuming them are freed. By default paused
-        trials wait for the end of the run.
+        They end as stopped, and the states kept for resuming them are deleted. By default, paused
+        trials wait until the end of the run.
         """
         return []
 
     def shelved(self) -> list[int]:
-        """Return, once, the paused trials that will not be resumed soon.
+        """Return the paused trials that will not be resumed soon, each only once.
 
-        Their slots are freed; they resume from the kept state of their last epoch.
+        Their slots are freed; the trials resume from the kept state of their last epoch.
         """
         return []
 
 
 def add_defaults(searcher: Any) -> None:
-    """Give the class of a searcher that does not subclass `Searcher` the defaults it lacks."""
+    """Add the missing defaults to the class of a searcher that does not subclass `Searcher`."""
     for name, default in vars(Searcher).items():
         if not name.startswith("_") and not hasattr(searcher, name):
             setattr(type(searcher), name, default)
 
 
 class SpaceSearcher(Searcher):
-    """A searcher that keeps the arguments of `setup`; the base of Cerebro's own searchers."""
+    """A searcher that keeps the arguments of `setup`; the base class of Cerebro's own searchers."""
 
     def __init__(self) -> None:
         self._space = Space({})
@@ -230,12 +242,12 @@ class SpaceSearcher(Searcher):
         self._n_trials: int | float | None = None
         self._metric = ""
         self._sign = 1.0
-        """1 if less of the metric is better, else -1."""
+        """1 if a lower metric is better, else -1."""
         self._points: list[Mapping[str, Any]] = []
         self._completed: list[dict[str, Any]] = []
-        """The points as configurations: missing dimensions are drawn."""
+        """The points as complete configurations: missing dimensions are drawn at random."""
         self._next = 0
-        """Trials suggested so far, which is the number of the next one."""
+        """The number of trials suggested so far, which is also the number of the next trial."""
 
     def setup(
         self,
@@ -253,9 +265,9 @@ class SpaceSearcher(Searcher):
         Raises
         ------
         InputError
-            If the searcher cannot search this space (naming the dimension) or this long, if a
-            point does not fit the space, if `n_trials` is below 1, below the number of points,
-            or missing for a searcher that never ends by itself, or if a package is missing.
+            If the searcher cannot search this space (the message names the dimension) or for this
+            long, if a point does not fit the space, if `n_trials` is below 1, below the number of
+            points, or missing for a searcher that never ends by itself, or if a package is missing.
         """
         check_n_trials(n_trials, points)
         self._space, self._seed, self._epochs = space, seed, epochs
@@ -273,7 +285,7 @@ class SpaceSearcher(Searcher):
 class SequenceSearcher(SpaceSearcher):
     """A searcher whose configurations are known beforehand, one by one.
 
-    Subclasses define their number and each of them; every trial trains to the end.
+    Subclasses define the number of configurations and each of them; every trial trains to the end.
     """
 
     adaptive = False
@@ -283,11 +295,11 @@ class SequenceSearcher(SpaceSearcher):
         self.total = None if count == math.inf else int(count)
 
     def _count(self) -> int | float:
-        """Return how many configurations there are, points included."""
+        """Return the number of configurations, including the points."""
         raise NotImplementedError
 
     def _config(self, trial: int) -> dict[str, Any]:
-        """Return the configuration of trial `trial`, which is not a point."""
+        """Return the configuration of a trial that is not one of the user's points."""
         raise NotImplementedError
 
     def suggest(self) -> Suggested:
@@ -308,7 +320,7 @@ class SequenceSearcher(SpaceSearcher):
         return Decision.CONTINUE
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of the trial that is suggested next."""
+        """Return the number of the trial that will be suggested next."""
         return {"next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -323,7 +335,7 @@ def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
 
 
 def needs_end(title: str, n_trials: int | float | None) -> int | float:
-    """Return the number of trials of a searcher that never ends by itself.
+    """Return `n_trials` for a searcher that never ends by itself.
 
     Raises
     ------
@@ -339,7 +351,7 @@ def needs_end(title: str, n_trials: int | float | None) -> int | float:
 
 
 def check_n_trials(n_trials: int | float | None, points: Sequence[object]) -> None:
-    """Raise InputError if `n_trials` is not a positive number or below the number of points."""
+    """Raise InputError if `n_trials` is not a positive number, or is below the number of points."""
     if n_trials is None:
         return
     if isinstance(n_trials, bool) or n_trials != n_trials or n_trials < 1:

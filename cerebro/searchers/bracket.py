@@ -1,8 +1,8 @@
-"""A bracket of successive halving: rungs that are filled, compared and thinned out.
+"""Implement a bracket of successive halving: rungs that are filled, compared and reduced.
 
-Every rung waits for all of its trials; then the best are promoted to the next. This is the papers'
-definition, which needs trials that can pause. Variants that decide on a trial's arrival may lose
-the best one to the order of arrival.
+Every rung waits for all of its trials; then the best are promoted to the next rung. This is the
+definition in the papers, which needs trials that can pause. Variants that decide when a trial
+arrives may lose the best trial because of the order of arrival.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from cerebro.searchers.adaptive import decode_value, encode_value
@@ -18,7 +19,7 @@ from cerebro.searchers.base import Decision
 
 @dataclass(frozen=True)
 class Rung:
-    """A number of trials, compared after a number of epochs."""
+    """A number of trials that are compared after a number of epochs."""
 
     trials: int
     epochs: int
@@ -33,17 +34,17 @@ class Bracket:
     rungs
         Rungs with decreasing sizes and increasing epochs.
     level
-        The rung that is being filled.
+        The index of the rung that is being filled.
     begun
-        Trials begun in the first rung.
+        The number of trials begun in the first rung.
     values
         The values of this rung's trials, to be minimized; infinity for a trial that has ended.
     members
-        Trials of this rung.
+        The trials of this rung.
     waiting
         Promoted trials that have not been suggested yet, best first.
     dropped
-        Paused trials that will not continue and have not been reported yet.
+        Paused trials that will not continue and that `Searcher.dropped` has not returned yet.
     """
 
     rungs: Sequence[Rung]
@@ -71,17 +72,32 @@ class Bracket:
             and len(self.values) == len(self.members)
         )
 
+    @property
+    def epochs_to_come(self) -> int:
+        """The epochs of trials that are still to be suggested, new or promoted."""
+        alive = len(self.members) - sum(map(math.isinf, self.values.values()))
+        if self.level == 0:
+            new = self.rungs[0].trials - self.begun
+            alive += new
+            epochs = new * self.rung.epochs
+        else:
+            epochs = len(self.waiting) * (self.rung.epochs - self.rungs[self.level - 1].epochs)
+        for before, rung in pairwise(self.rungs[self.level :]):
+            alive = min(alive, rung.trials)
+            epochs += alive * (rung.epochs - before.epochs)
+        return epochs
+
     def begin(self, trial: int) -> None:
         """Begin a new trial in the first rung."""
         self.members.append(trial)
         self.begun += 1
 
     def promoted(self) -> int | None:
-        """Return the next trial that is promoted to the current rung, or None."""
+        """Return the next trial promoted to the current rung, or None."""
         return self.waiting.pop(0) if self.waiting else None
 
     def decide(self, trial: int, epoch: int, value: float) -> Decision:
-        """Decide on a member; called in an order that does not depend on timing."""
+        """Decide how a member proceeds; called in an order that does not depend on timing."""
         last = self.level == len(self.rungs) - 1
         if epoch + 1 < self.rung.epochs and math.isfinite(value):
             return Decision.CONTINUE
@@ -95,14 +111,14 @@ class Bracket:
         return Decision.PAUSE if math.isfinite(value) else Decision.STOP
 
     def _promote(self) -> None:
-        """Promote the best trials, on a tie the lowest numbers, but never those that are over."""
+        """Promote the best trials that have not ended; ties are decided by the lowest number."""
         self.level += 1
         ranked = sorted((value, trial) for trial, value in self.values.items())
         best = [trial for value, trial in ranked if math.isfinite(value)]
         self.members = best[: self.rung.trials]
         self.waiting = list(self.members)
         self.values = {}
-        if not self.members:  # no trial is left to promote
+        if not self.members:  # there is no trial to promote
             self.level = len(self.rungs) - 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,7 +135,7 @@ class Bracket:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Bracket:
-        """Return the bracket that :meth:`state_dict` was called on."""
+        """Return a bracket with the progress that :meth:`state_dict` returned."""
         return cls(
             [Rung(trials, epochs) for trials, epochs in state["rungs"]],
             state["level"],
@@ -132,9 +148,9 @@ class Bracket:
 
 
 class Brackets:
-    """Several brackets side by side: the first in order that needs a trial gets the worker.
+    """Several brackets in parallel: the first one that needs a trial gets the worker.
 
-    Brackets that are over are forgotten.
+    Finished brackets are removed.
     """
 
     def __init__(self, brackets: Sequence[Bracket]) -> None:
@@ -147,11 +163,15 @@ class Brackets:
     def is_over(self) -> bool:
         return all(bracket.is_over for bracket in self.brackets)
 
+    @property
+    def epochs_to_come(self) -> int:
+        return sum(bracket.epochs_to_come for bracket in self.brackets)
+
     def add(self, bracket: Bracket) -> None:
         self.brackets.append(bracket)
 
     def promoted(self) -> tuple[int, int] | None:
-        """Return a promoted trial and its last epoch, in the order of promotion."""
+        """Return a promoted trial of the first bracket that has one, and its epochs; or None."""
         for bracket in self.brackets:
             trial = bracket.promoted()
             if trial is not None:
@@ -159,7 +179,7 @@ class Brackets:
         return None
 
     def wanting(self) -> Bracket | None:
-        """Return the first bracket that needs another trial."""
+        """Return the first bracket that needs another trial, or None."""
         return next((bracket for bracket in self.brackets if bracket.wants_new), None)
 
     def begin(self, bracket: Bracket, trial: int) -> None:
@@ -175,7 +195,7 @@ class Brackets:
         return decision
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not continue."""
+        """Return the paused trials that will not continue, each only once."""
         found = []
         for bracket in self.brackets:
             found += bracket.dropped

@@ -1,4 +1,4 @@
-"""Grid search: every combination of the space's values."""
+"""Implement grid search: every combination of the space's values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cerebro.space import json_value
 class GridSearch(SequenceSearcher):
     """Try every configuration of the space, in the order of :meth:`Space.grid`.
 
-    Points come first and are not repeated if the grid contains them. ``n_trials`` limits the number
-    of configurations.
+    Points come first, and the grid does not repeat them. ``n_trials`` limits the number of
+    configurations.
     """
 
     def __init__(self) -> None:

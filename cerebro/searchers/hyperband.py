@@ -1,4 +1,4 @@
-"""Hyperband: successive halving in several brackets, from many short to few long trials."""
+"""Implement Hyperband: brackets of successive halving, from many short to few long trials."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from cerebro.searchers.bracket import Bracket, Brackets, Rung
 def hyperband_brackets(
     max_epochs: int, reduction_factor: int = 3, min_epochs: int = 1
 ) -> list[list[tuple[int, int]]]:
-    """Return Hyperband's brackets: for each rung the number of trials and of epochs.
+    """Return Hyperband's brackets: for each rung, the number of trials and of epochs.
 
     Algorithm 1 of Li, Jamieson, DeSalvo, Rostamizadeh and Talwalkar, "Hyperband: A Novel
-    Bandit-Based Approach to Hyperparameter Optimization", JMLR 18 (2018), with
-    ``R = max_epochs / min_epochs``; epochs are rounded to whole numbers.
+    Bandit-Based Approach to Hyperparameter Optimization", JMLR 18 (2018), with ``R = max_epochs /
+    min_epochs``; epochs are rounded to whole numbers.
 
     Parameters
     ----------
     max_epochs
-        Epochs of the longest trials.
+        The number of epochs of the longest trials.
     reduction_factor
         The paper's eta.
     min_epochs
-        Epochs of the shortest trials.
+        The number of epochs of the shortest trials.
     """
     check_rungs(min_epochs, reduction_factor, max_epochs)
     s_max = 0
@@ -46,7 +46,7 @@ def hyperband_brackets(
 
 
 class Hyperband(AdaptiveSearcher):
-    """Brackets of successive halving that hedge between many trials and long ones.
+    """Run brackets of successive halving that balance many trials against long ones.
 
     As published (Li et al., JMLR 2018): trials pause at a rung until it is complete, and continue
     from there. Brackets run in parallel, which keeps workers busy while a rung waits for its last
@@ -55,14 +55,14 @@ class Hyperband(AdaptiveSearcher):
     Parameters
     ----------
     min_epochs
-        Epochs of the shortest trials; the longest train for the search's ``epochs``.
+        The number of epochs of the shortest trials; the longest train for the search's ``epochs``.
     reduction_factor
         The paper's eta.
 
     Notes
     -----
-    Without ``n_trials``, each bracket runs once: ``epochs=81`` begins 143 trials. With it,
-    brackets run again, or the last one is reduced, until ``n_trials`` trials have begun.
+    Without ``n_trials``, each bracket runs once: ``epochs=81`` begins 143 trials. With it, brackets
+    run again, or the last one is reduced, until ``n_trials`` trials have begun.
     """
 
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
@@ -70,7 +70,7 @@ class Hyperband(AdaptiveSearcher):
         self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
         self._brackets = Brackets([])
         self._sizes: list[list[tuple[int, int]]] = []
-        self._opened = 0  # brackets, including earlier rounds
+        self._opened = 0  # the number of brackets opened, including earlier rounds
 
     def _prepare(self) -> None:
         self._sizes = hyperband_brackets(self._epochs, self._reduction_factor, self._min_epochs)
@@ -89,30 +89,50 @@ class Hyperband(AdaptiveSearcher):
         return self._new(bracket.rung.epochs)
 
     def _open(self) -> Bracket | None:
-        """Open the next bracket, unless all requested ones are open."""
+        """Open the next bracket, unless all requested brackets are open."""
+        bracket = self._bracket(self._opened, self._next)
+        if bracket is not None:
+            self._brackets.add(bracket)
+            self._opened += 1
+        return bracket
+
+    def _bracket(self, number: int, begun: int) -> Bracket | None:
+        """Return a bracket, given that earlier ones began `begun` trials; None if not needed."""
         n = self._n_trials
-        if n is None and self._opened == len(self._sizes):
+        if n is None and number == len(self._sizes):
             return None
-        if n is not None and self._next >= n:
+        if n is not None and begun >= n:
             return None
-        sizes = self._sizes[self._opened % len(self._sizes)]
+        sizes = self._sizes[number % len(self._sizes)]
         first = sizes[0][0]
         if n is not None and n != math.inf:
-            first = min(first, int(n) - self._next)
-        rungs = [
-            Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
-            for i, (trials, epochs) in enumerate(sizes)
-        ]
-        bracket = Bracket(rungs)
-        self._brackets.add(bracket)
-        self._opened += 1
-        return bracket
+            first = min(first, int(n) - begun)
+        return Bracket(
+            [
+                Rung(max(1, min(trials, first // self._reduction_factor**i)), epochs)
+                for i, (trials, epochs) in enumerate(sizes)
+            ]
+        )
+
+    def epochs_to_come(self) -> float:
+        """Return how many more epochs the searcher will request."""
+        if self._n_trials == math.inf:
+            return math.inf
+        open_now = self._brackets.brackets
+        epochs = self._brackets.epochs_to_come
+        begun = self._next + sum(b.rungs[0].trials - b.begun for b in open_now if b.level == 0)
+        number = self._opened
+        while (bracket := self._bracket(number, begun)) is not None:
+            epochs += bracket.epochs_to_come
+            begun += bracket.rungs[0].trials
+            number += 1
+        return epochs
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         return self._brackets.decide(trial, epoch, value)
 
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not be resumed."""
+        """Return the paused trials that will not be resumed, each only once."""
         return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:

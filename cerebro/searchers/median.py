@@ -1,4 +1,4 @@
-"""The median stopping rule: a trial that is worse than half of the others ends."""
+"""Implement the median stopping rule, which ends a trial that is worse than half of the others."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MedianStopping(AdaptiveSearcher):
     Parameters
     ----------
     grace_epochs
-        Epochs before a trial may be stopped.
+        The number of epochs before a trial may be stopped.
     min_trials
-        Other trials that must have reached the same epoch.
+        The number of other trials that must have reached the same epoch.
     """
 
     def __init__(self, grace_epochs: int = 1, min_trials: int = 3) -> None:
@@ -63,7 +63,7 @@ class MedianStopping(AdaptiveSearcher):
         return Decision.STOP if stops else Decision.CONTINUE
 
     def _forget(self, trial: int) -> None:
-        """Drop values that are only needed while the trial trains."""
+        """Drop values that are needed only while the trial trains."""
         self._best.pop(trial, None)
         self._sums.pop(trial, None)
 

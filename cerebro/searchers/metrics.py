@@ -1,4 +1,4 @@
-"""Whether a metric should be minimized or maximized."""
+"""Determine whether a metric should be minimized or maximized."""
 
 from __future__ import annotations
 
@@ -27,6 +27,18 @@ _MAX = """
 """
 
 
+def known_mode(metric: str) -> Mode | None:
+    """Return whether a well-known metric is minimized or maximized; None for others."""
+    name = _name(metric)
+    if name in _MIN.split():
+        return "min"
+    return "max" if name in _MAX.split() else None
+
+
+def _name(metric: str) -> str:
+    return metric.lower().removeprefix("val_").removeprefix("train_").replace("-", "_")
+
+
 def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric") -> Mode:
     """Return whether `metric` is minimized or maximized.
 
@@ -37,12 +49,12 @@ def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric
     mode
         The user's "min" or "max", or None.
     argument
-        The name of the user's argument, for errors.
+        The name of the user's argument, for error messages.
 
     Raises
     ------
     InputError
-        `mode` is neither, or it is None and the metric is not well known.
+        If `mode` is invalid, or if it is None and the metric is not well known.
     """
     if mode is not None:
         if mode not in ("min", "max"):
@@ -50,15 +62,14 @@ def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric
         return cast(Mode, mode)
     if not isinstance(metric, str):
         raise InputError(f"{argument} must be the name of a metric, not {metric!r}")
-    name = metric.lower().removeprefix("val_").removeprefix("train_").replace("-", "_")
-    if name in _MIN.split():
-        return "min"
-    if name in _MAX.split():
-        return "max"
+    known = known_mode(metric)
+    if known is not None:
+        return known
+    name = _name(metric)
     place = "" if argument == "metric" else f"{argument}: "
     near = difflib.get_close_matches(name, [*_MIN.split(), *_MAX.split()], 1)
     meant = ": for"
-    if near:  # under the prefix that was given
+    if near:  # with the prefix of the given name
         meant = f"; did you mean {metric[: len(metric) - len(name)] + near[0]!r}? For"
     raise InputError(
         f"{place}unknown metric {metric!r}{meant} a metric of your own, pass mode='min' or "

@@ -1,8 +1,8 @@
-"""Model-based search with Optuna's samplers: TPE and Gaussian processes.
+"""Search with models: Optuna's samplers TPE and Gaussian processes.
 
 Only the sampler is Optuna's. Trials are Cerebro's, trained in rounds, so the same seed gives the
 same trials with any number of workers. A sampler works on a study in memory. Its random state
-cannot be stored; the run's store keeps the log of suggestions and reports instead, which is
+cannot be stored. Instead, the run's store keeps the log of suggestions and reports, which is
 replayed when the run is resumed.
 """
 
@@ -26,7 +26,7 @@ MAX_SAMPLER_SEED = 2**32
 
 
 class SamplerSearch(AdaptiveSearcher):
-    """Ask an Optuna sampler for configurations; every trial trains to the end.
+    """Asks an Optuna sampler for configurations; every trial trains to the end.
 
     The trials of earlier runs are the sampler's initial history.
     """
@@ -92,7 +92,7 @@ class SamplerSearch(AdaptiveSearcher):
                 return parameters.suggest(asked, node)
 
             config = self._space.fill(point, choose)
-            for node in self._space.nodes:  # the sampler also learns the point's values
+            for node in self._space.nodes:  # the sampler also receives the point's values
                 if node.applies(config) and path_name(node.path) in given:
                     parameters.suggest(asked, node)
         self._asked[trial] = asked
@@ -145,7 +145,7 @@ class TPE(SamplerSearch):
     Parameters
     ----------
     startup_trials
-        Random trials before the model is used.
+        The number of random trials before the model is used.
     earlier
         Results of earlier runs of the same space to learn from (warm start).
     """
@@ -164,7 +164,7 @@ class GaussianProcess(SamplerSearch):
     Parameters
     ----------
     startup_trials
-        Random trials before the model is used.
+        The number of random trials before the model is used.
     earlier
         Results of earlier runs of the same space to learn from (warm start).
     """

@@ -1,4 +1,4 @@
-"""Spaces as Optuna distributions, and the storage of Optuna studies."""
+"""Convert spaces to Optuna distributions, and report errors of Optuna's storages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from cerebro.space import (
 )
 
 ATTRIBUTE = "cerebro"
-"""User attribute of a study's trials: the run's folder, the trial's number there, and more."""
+"""The user attribute of a study's trials with the run's folder, the trial's number there, and more.
+"""
 
 
 def import_optuna(what: str) -> Any:
@@ -34,19 +35,19 @@ def import_optuna(what: str) -> Any:
 
 
 class Parameters:
-    """The varying dimensions of a space, as Optuna's distributions.
+    """The varying dimensions of a space, as Optuna distributions.
 
     Bounds are inclusive on both sides. See `storable` for options that Optuna cannot hold.
 
     Parameters
     ----------
     left_out
-        Kinds of dimensions that are not parameters.
+        The kinds of dimensions that are not parameters.
 
     Raises
     ------
     InputError
-        Optuna has no equivalent distribution; the message names the dimension.
+        If Optuna has no equivalent distribution; the message names the dimension.
     """
 
     def __init__(
@@ -55,14 +56,14 @@ class Parameters:
         self._nodes = [
             node for node in space.nodes if node.varies and not isinstance(node.dimension, left_out)
         ]
-        # Conditional dimensions of one name may differ: each has its own distribution.
+        # Conditional dimensions with the same name may differ, so each has its own distribution.
         self._kinds = {
             id(node): distribution(optuna, path_name(node.path), node.dimension)
             for node in self._nodes
         }
 
     def suggest(self, trial: Any, node: Node) -> Any:
-        """Have an Optuna trial choose a node's value; return the value for the configuration."""
+        """Let an Optuna trial choose a node's value; return the value for the configuration."""
         name, kind = path_name(node.path), self._kinds[id(node)]
         dimension = node.dimension
         if isinstance(dimension, Choice):
@@ -74,14 +75,14 @@ class Parameters:
         return suggest(name, kind.low, kind.high, log=kind.log, **step)
 
     def values(self, config: Mapping[str, Any]) -> Iterator[tuple[Node, Any, Any]]:
-        """Yield each node that a configuration has, its value for Optuna and its distribution."""
+        """Yield each node in a configuration with its value for Optuna and its distribution."""
         for node in self._nodes:
             there, value = value_at(config, node.path)
             if there:
                 yield node, storable(value), self._kinds[id(node)]
 
     def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return a configuration's parameters and distributions, if within bounds."""
+        """Return a configuration's parameters within their bounds, and their distributions."""
         params, kinds = {}, {}
         for node, value, kind in self.values(config):
             if contains(kind, value):
@@ -99,7 +100,7 @@ def contains(kind: Any, value: Any) -> bool:
 
 
 def storable(value: Any) -> Any:
-    """Return a value as Optuna holds it: lists, mappings and other objects as their JSON."""
+    """Return a value as Optuna can hold it: JSON for lists, mappings and other objects."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return json.dumps(value, default=repr)
@@ -111,7 +112,7 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
     Raises
     ------
     InputError
-        Optuna has no equivalent distribution.
+        If Optuna has no equivalent distribution.
     """
     kinds = optuna.distributions
     if isinstance(dimension, Uniform):
@@ -129,7 +130,7 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
 
 
 class quiet:
-    """Silence Optuna's log and its warnings of experimental features."""
+    """Silences Optuna's log and its warnings about experimental features."""
 
     def __init__(self, optuna: Any) -> None:
         self._optuna = optuna
@@ -156,7 +157,8 @@ _ADVICE = {
     "readonly": "make it writable, or give another storage=",
     "unable to open": "its folder must exist and be writable",
     "no such table": "not an Optuna storage, or only partly created: give another storage=",
-    "table schema": "",  # Optuna names the cure
+    "table schema": "",  # Optuna names the fix
+    "connect": "start its server, with optuna.storages.run_grpc_proxy_server",
 }
 
 
@@ -164,12 +166,12 @@ _ADVICE = {
 def storage_errors(
     optuna: Any, storage: Any, name: str, *, kind: type[CerebroError] = InputError, more: str = ""
 ) -> Iterator[None]:
-    """Turn storage errors into one line: which storage fails, why, and the cure.
+    """Convert storage errors to one line: which storage fails, why, and how to fix it.
 
     Parameters
     ----------
     kind
-        The exception to raise instead of the storage's.
+        The exception to raise instead of the storage's own.
     more
         Text to append.
     """
@@ -187,8 +189,10 @@ def storage_errors(
 
 
 def address(storage: Any) -> str:
-    """Return a storage's URL without its password, or its type."""
+    """Return a storage's URL without its password, the address of its server, or its type."""
     backend = getattr(storage, "_backend", storage)
+    if type(backend).__name__ == "GrpcStorageProxy":
+        return f"{backend._host}:{backend._port}"
     url = backend if isinstance(backend, str) else getattr(backend, "url", None)
     if url is None:
         return type(backend).__name__
@@ -198,14 +202,16 @@ def address(storage: Any) -> str:
 def _is_of_storage(optuna: Any, error: BaseException) -> bool:
     if isinstance(error, optuna.exceptions.StorageInternalError):
         return True
-    if type(error).__module__.startswith(("sqlalchemy.", "alembic.")):
+    if type(error).__module__.startswith(("sqlalchemy.", "alembic.", "grpc.")):
         return True
     return isinstance(error, RuntimeError) and "table schema" in str(error)
 
 
 def _cause(error: BaseException) -> str:
-    """Return the database's own error, without the SQL statement."""
+    """Return the database's own error, without the SQL statement, or that of the connection."""
     inner: Any = error
     while inner.__cause__ is not None:
         inner = inner.__cause__
+    if hasattr(inner, "details"):  # gRPC's, whose text has many lines
+        return text_of(RuntimeError(inner.details()), 300)
     return text_of(getattr(inner, "orig", None) or inner, 300)

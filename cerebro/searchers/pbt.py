@@ -1,4 +1,4 @@
-"""Population-based training: the worst trials copy the best and continue with new settings."""
+"""Implement population-based training: the worst trials copy the best and change their settings."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from cerebro.space import (
 
 class PBT(AdaptiveSearcher):
     """Population based training (Jaderberg et al., "Population Based Training of Neural
-    Networks", 2017), synchronous: a generation is compared when the whole population is done.
+    Networks", 2017), synchronous: trials are compared when the whole population is done.
 
-    A replaced trial ends; a clone takes its place: a new trial that begins with the committed
-    state of one of the best (weights, optimizer moments), but has its own hyperparameters and
-    generators. Its lineage is stored in `Trial.parent`.
+    A replaced trial ends, and a clone takes its place. The clone is a new trial that begins with
+    the committed state of one of the best (weights, optimizer moments), but has its own
+    hyperparameters and generators. `Trial.parent` records its lineage.
 
     Parameters
     ----------
     interval
-        Epochs between comparisons.
+        The number of epochs between comparisons.
     quantile
-        The share of the population that is replaced, by clones of an equal share of the best;
-        above 0, at most 0.5.
+        The share of the population that is replaced by clones of an equal share of the best; above
+        0, at most 0.5.
     mutate
-        Names of the hyperparameters that a clone changes (dotted if nested). Default: the
-        continuous ones (`uniform` without a step, `loguniform`, `normal`), because those that
-        shape the model would not fit the copied state.
+        The names of the hyperparameters that a clone changes (dotted if nested). Default: the
+        continuous ones (`uniform` without a step, `loguniform`, `normal`), because hyperparameters
+        that shape the model would not fit the copied state.
     factors
-        A mutated number is multiplied by one of these and clipped to its bounds; a choice moves to
-        a neighbor.
+        A number is mutated by multiplying it by one of these and clipping it to its bounds; a
+        choice moves to a neighbor.
     resample
         The probability of drawing a new value instead.
     population
@@ -76,11 +76,11 @@ class PBT(AdaptiveSearcher):
         self._resample = resample
         self._population = population
         self._size = population
-        self._members: list[int] = []  # the trial at each place in the population
+        self._members: list[int] = []  # by place in the population: the trial
         self._configs: dict[int, dict[str, Any]] = {}
         self._values: dict[int, float] = {}
         self._generation = 0
-        self._waiting: list[list[int]] = []  # (place, trial, parent or -1) to be suggested
+        self._waiting: list[list[int]] = []  # to be suggested: (place, trial, parent or -1)
         self._dropped: list[int] = []
 
     def _prepare(self) -> None:
@@ -105,7 +105,7 @@ class PBT(AdaptiveSearcher):
         return min((self._generation + 1) * self._interval, self._epochs)
 
     def suggest(self) -> Suggested:
-        """Return a trial to resume, a clone, or a first trial; None while a generation trains."""
+        """Return a trial to resume, a clone, or a new trial; None while a generation trains."""
         if len(self._members) < self._size:
             trial = self._next
             suggestion = self._new(self._target)
@@ -131,6 +131,13 @@ class PBT(AdaptiveSearcher):
         self._configs[trial] = config
         return Suggestion(config, self._target, parent=parent)
 
+    def epochs_to_come(self) -> float:
+        """Return how many more epochs the searcher will request."""
+        begun = self._generation * self._interval
+        new = (self._size - len(self._members)) * self._target
+        again = len(self._waiting) * (self._target - begun)
+        return new + again + self._size * (self._epochs - self._target)
+
     # --- exploit ---------------------------------------------------------
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
@@ -155,14 +162,14 @@ class PBT(AdaptiveSearcher):
         self._generation += 1
         self._values = {}
         self._waiting = []
-        if not best:  # no trial is left to copy
+        if not best:  # there is no trial to copy
             self._generation = -(-self._epochs // self._interval) - 1
             self._values = dict.fromkeys(self._members, math.inf)
             return []
         for place, trial in enumerate(self._members):
             parent = self._pick(best, place) if trial in losers else -1
             self._waiting.append([place, trial, parent])
-        # Clones first, before their parents train further.
+        # Suggest clones first, before their parents train further.
         self._waiting.sort(key=lambda item: item[2] < 0)
         return [trial for trial in self._members if trial in losers and trial in alive]
 
@@ -171,7 +178,7 @@ class PBT(AdaptiveSearcher):
         return best[min(int(share * len(best)), len(best) - 1)]
 
     def dropped(self) -> list[int]:
-        """Return the paused trials that will not be resumed, each of them once."""
+        """Return the paused trials that will not be resumed, each only once."""
         found, self._dropped = self._dropped, []
         return found
 

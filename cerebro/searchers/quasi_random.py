@@ -1,4 +1,4 @@
-"""Quasi-random search: configurations that cover the space more evenly than chance."""
+"""Implement quasi-random search, which covers the space more evenly than random draws."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cerebro.searchers.random import DrawnSearch
 from cerebro.space import Node
 
 MAX_DIMENSIONS = 21_201
-"""The most dimensions for which SciPy has direction numbers."""
+"""The largest number of dimensions for which SciPy has direction numbers."""
 
 
 class QuasiRandomSearch(DrawnSearch):
@@ -20,8 +20,8 @@ class QuasiRandomSearch(DrawnSearch):
 
     I. M. Sobol, "On the distribution of points in a cube and the approximate evaluation of
     integrals", 1967, with Owen's scrambling. Needs SciPy (the extra ``search``). Trial ``t``
-    depends only on the seed, the space and ``t``; dimensions whose condition does not hold leave
-    their coordinate unused. The first ``2**m`` trials are the most even.
+    depends only on the seed, the space and ``t``. A dimension whose condition is false leaves its
+    coordinate unused. The first ``2**m`` trials are the most even.
     """
 
     _title = "quasi-random search"
@@ -55,7 +55,7 @@ class QuasiRandomSearch(DrawnSearch):
         return self._space.fill({}, choose)
 
     def _shares(self, trial: int) -> Any:
-        """Return a trial's point of the sequence, each coordinate in [0, 1)."""
+        """Return a trial's point in the sequence, with each coordinate in [0, 1)."""
         if trial < self._at:
             self._engine.reset()
             self._at = 0

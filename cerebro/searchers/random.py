@@ -1,4 +1,4 @@
-"""Random search: every trial draws its configuration independently."""
+"""Implement random search: every trial draws its configuration independently."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class DrawnSearch(SequenceSearcher):
 
 
 REDRAWS = 32
-"""Draws for a trial before an unused configuration is taken from the grid instead."""
+"""How often to draw for a trial before taking an unused configuration from the grid."""
 
 
 class RandomSearch(DrawnSearch):
     """Draw configurations from the space; trial ``t`` is ``space.sample(seed, t)``.
 
     If every dimension has finitely many values, a draw that repeats an earlier configuration is
-    discarded, until all configurations are used; then they may repeat, each with a different trial
+    discarded until all configurations are used. Then they may repeat, each with a different trial
     seed. Points count as used.
 
     A search with more trials begins with the same ones: configurations depend only on the seed, the
@@ -50,15 +50,16 @@ class RandomSearch(DrawnSearch):
         self._used: set[str] = set()
         self._drawn: list[
             dict[str, Any]
-        ] = []  # for a finite space: those of the trials after the points
-        self._all: dict[str, dict[str, Any]] | None = None  # every configuration, once needed
+        ] = []  # for a finite space: configurations after the points
+        self._all: dict[str, dict[str, Any]] | None = None  # every configuration, once it is needed
 
     def _config(self, trial: int) -> dict[str, Any]:
         if not self._is_finite:
             return self._space.sample(self._seed, trial)
         if not self._drawn:
             self._used.update(map(_key, self._completed))
-        # Draw earlier ones first, also after a resume: which are unused depends on them.
+        # Draw earlier trials first, also after a resume: which configurations are unused depends on
+        # them.
         while len(self._points) + len(self._drawn) <= trial:
             self._drawn.append(self._unused(len(self._points) + len(self._drawn)))
             self._used.add(_key(self._drawn[-1]))
@@ -79,7 +80,7 @@ class RandomSearch(DrawnSearch):
         return first
 
     def _left(self) -> list[dict[str, Any]]:
-        """Return the configurations that no trial has; empty if there are too many to enumerate."""
+        """Return the configurations that no trial has used; empty if they are too many to list."""
         if self._all is None:
             try:
                 self._all = {_key(config): config for config in self._space.grid()}

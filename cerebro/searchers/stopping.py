@@ -24,7 +24,8 @@ class EarlyStopping:
     monitor
         The metric's name, as in ``history``: ``"loss"``, ``"val_accuracy"``.
     patience
-        The epochs without improvement after which a trial stops, at least 1.
+        The number of epochs without improvement after which a trial stops; 0 means 1, as in Keras
+        and Lightning.
     min_delta
         The smallest change that counts as an improvement, at least 0.
     mode
@@ -33,7 +34,7 @@ class EarlyStopping:
     Raises
     ------
     InputError
-        A value is out of range, or the metric's mode is unknown.
+        If a value is out of range, or the metric's mode is unknown.
     """
 
     monitor: str = "loss"
@@ -42,14 +43,14 @@ class EarlyStopping:
     mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
-        patience = whole_number("EarlyStopping: patience", self.patience, 1, math.inf)
+        patience = whole_number("EarlyStopping: patience", self.patience, 0, math.inf)
         min_delta = real_number("EarlyStopping: min_delta", self.min_delta, least=0)
         object.__setattr__(self, "patience", patience)
         object.__setattr__(self, "min_delta", min_delta)
         metric_mode(self.monitor, self.mode, argument="EarlyStopping: monitor")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Return whether a trial with these epochs should stop."""
+        """Return whether a trial with this history should stop."""
         sign = 1.0 if metric_mode(self.monitor, self.mode) == "min" else -1.0
         best, waited = float("inf"), 0
         for epoch in history:
@@ -63,4 +64,4 @@ class EarlyStopping:
                 best, waited = value, 0
             else:
                 waited += 1
-        return waited >= self.patience
+        return waited >= max(self.patience, 1)

@@ -1,4 +1,4 @@
-"""Successive halving: train many trials briefly, and the best of them longer."""
+"""Implement successive halving: train many trials briefly, and the best of them longer."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class SuccessiveHalving(AdaptiveSearcher):
 
     The synchronous algorithm of Jamieson and Talwalkar ("Non-stochastic Best Arm Identification and
     Hyperparameter Optimization", AISTATS 2016): a rung is compared when all of its trials are done;
-    the promoted ones continue from where they paused.
+    the promoted trials continue from where they paused.
 
     Parameters
     ----------
     min_epochs
-        Epochs before the first comparison.
+        The number of epochs before the first comparison.
     reduction_factor
         One in this many trials is promoted, and trains this many times as long.
 
     Notes
     -----
-    The search's ``n_trials`` is the number of configurations; by default, as many as leave one for
-    the last rung. With only a time limit, brackets follow each other.
+    The search's ``n_trials`` is the number of configurations. By default, it is the number that
+    leaves one configuration for the last rung. With only a time limit, brackets follow each other.
     """
 
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
@@ -68,8 +68,12 @@ class SuccessiveHalving(AdaptiveSearcher):
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         return self._brackets.decide(trial, epoch, value)
 
+    def epochs_to_come(self) -> float:
+        """Return how many more epochs the searcher will request."""
+        return math.inf if self._n_trials == math.inf else self._brackets.epochs_to_come
+
     def dropped(self) -> list[int]:
-        """Return, once, the paused trials that will not be resumed."""
+        """Return the paused trials that will not be resumed, each only once."""
         return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:

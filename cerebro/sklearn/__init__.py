@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cerebro.sklearn.model import SUPPORTED, Model
+from cerebro.sklearn.model import Model
+from cerebro.sklearn.steps import SUPPORTED
 
 if TYPE_CHECKING:
     from cerebro.sklearn.search_cv import SearchCV

@@ -1,10 +1,10 @@
 """Train scikit-learn estimators that learn batch by batch (`partial_fit`).
 
 :class:`Model` lets these estimators hop. The state consists of the fitted attributes, as arrays and
-JSON, never a pickle. So only estimators whose fitted attributes are all listed here are supported;
-others are rejected by name.
+JSON, never a pickle. Only estimators whose fitted attributes are known to fit into such a state are
+supported; for others, an error names the estimator.
 
-`SearchCV` is a whole search, with folds, as a scikit-learn estimator.
+`SearchCV` is a search with folds in the form of a scikit-learn estimator.
 """
 
 from __future__ import annotations
@@ -20,34 +20,15 @@ from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from cerebro.errors import InputError, StateError
 from cerebro.model import BaseModel, Batch, check_batch
-
-#: Estimators whose state survives a hop bit for bit, and their kinds.
-SUPPORTED = {
-    "SGDClassifier": "classifier",
-    "Perceptron": "classifier",
-    "PassiveAggressiveClassifier": "classifier",
-    "MLPClassifier": "classifier",
-    "GaussianNB": "classifier",
-    "MultinomialNB": "classifier",
-    "ComplementNB": "classifier",
-    "BernoulliNB": "classifier",
-    "CategoricalNB": "classifier",
-    "SGDRegressor": "regressor",
-    "PassiveAggressiveRegressor": "regressor",
-    "MLPRegressor": "regressor",
-    "MiniBatchKMeans": "clusterer",
-    "IncrementalPCA": "transformer",
-}
-
-# Weights for early stopping, which partial_fit does not use; not part of the state.
-_KEPT_IN_VAIN = ("_best_coefs", "_best_intercepts")
+from cerebro.sklearn.steps import KEPT_IN_VAIN, kind_of, learn, steps_of, takes_weights
 
 # Fitted attributes that no later training or prediction reads.
 _SKIPPED = {
-    *_KEPT_IN_VAIN,
+    *KEPT_IN_VAIN,
     "_loss_function_",  # created by every call of partial_fit
-    "labels_",  # those of the last batch
-    "_n_threads",  # that of this machine
+    "labels_",  # of the last batch
+    "_n_threads",  # of this machine
+    "_sklearn_output_config",  # set by build
 }
 
 _OBJECTS = {
@@ -65,14 +46,17 @@ class Model(BaseModel):
     Parameters
     ----------
     estimator
-        An estimator of one of the classes in :data:`SUPPORTED`, not fitted yet.
+        An estimator of one of the classes in :data:`SUPPORTED`, not fitted yet; or a pipeline that
+        ends with one, after scalers, ``IncrementalPCA``, ``Normalizer`` or ``Binarizer``. A
+        pipeline's steps learn from every batch in order, each from the batch as the previous steps
+        have just transformed it.
     inputs
         A column, or a list of columns to concatenate; rows of more than one dimension are
         flattened.
     target
         The column to predict; not used by clusterers and transformers.
     classes
-        All classes of the target. None: the data's classes or, if the data have none, all values of
+        All classes of the target. None: the column's class names or, if it has none, all values of
         the target in the training data.
     metrics
         A mapping of names to functions ``metric(y_true, y_pred)``, as in `sklearn.metrics`, or to
@@ -82,7 +66,10 @@ class Model(BaseModel):
         ``loss(y_true, y_pred)``, a mean over rows. None: for classifiers, the log loss if they
         predict probabilities, else the share of wrong predictions; for regressors, the mean squared
         error; for clusterers, the mean squared distance to the nearest center; for transformers,
-        that to the reconstruction.
+        the mean squared distance to the reconstruction.
+    weight
+        A column of sample weights, passed to the estimator's ``partial_fit`` (in a pipeline, to
+        that of the last step). Loss and metrics are not weighted.
 
     Attributes
     ----------
@@ -97,7 +84,7 @@ class Model(BaseModel):
     Raises
     ------
     InputError
-        If the estimator is not supported, or an argument is not for its kind.
+        If the estimator is not supported, or an argument does not apply to its kind.
     """
 
     framework = "numpy"
@@ -113,6 +100,7 @@ class Model(BaseModel):
         classes: Sequence[Any] | None = None,
         metrics: Mapping[str, Callable[..., Any] | str] | None = None,
         loss: Callable[[Any, Any], float] | None = None,
+        weight: str | None = None,
     ) -> None:
         self.estimator = estimator
         self._kind = kind_of(estimator)
@@ -123,7 +111,12 @@ class Model(BaseModel):
         self._metrics, self._scorers = _split_metrics(metrics)
         if self._kind in ("clusterer", "transformer") and (metrics or loss is not None):
             raise InputError(f"a {self._kind} has no target: leave out metrics and loss")
-        self._parameters = set(estimator.get_params(deep=False))
+        if weight is not None and not isinstance(weight, str):
+            raise InputError(f"weight must be a column's name, not {weight!r}")
+        if weight is not None and not takes_weights(estimator):
+            name = type(steps_of(estimator)[-1][1]).__name__
+            raise InputError(f"{name}.partial_fit takes no sample_weight: leave out weight")
+        self._weight = weight
 
     def bind_info(self, info: Any) -> None:
         """Take the classes from the training data unless they were given."""
@@ -132,30 +125,31 @@ class Model(BaseModel):
 
     # --- training and evaluation ----------------------------------------------
 
+    @property
+    def columns_read(self) -> list[str] | None:  # type: ignore[override]
+        """The columns of `inputs`, `target` and `weight`; None for a subclass."""
+        if type(self) is not Model:
+            return None
+        return [*self._inputs, self._target, *filter(None, [self._weight])]
+
+    @property
+    def inputs(self) -> list[str]:
+        """The columns that the estimator reads."""
+        return list(self._inputs)
+
     def train_batch(self, batch: Batch) -> dict[str, Any]:
         """Learn one batch and return its loss and metrics."""
         x, y = self._columns(batch)
         fitted = self._is_fitted()
         values = self._values(x, y) if fitted else None
+        options: dict[str, Any] = {}
         if self._kind == "classifier" and not fitted:
-            self.estimator.partial_fit(x, y, classes=self._known_classes())
-        elif y is None:
-            self.estimator.partial_fit(x)
-        else:
-            self.estimator.partial_fit(x, y)
-        self._settle()
+            options["classes"] = self._known_classes()
+        if self._weight is not None:
+            check_batch(batch, self._weight, None)
+            options["sample_weight"] = np.asarray(batch[self._weight]).reshape(-1)
+        learn(self.estimator, x, *(() if y is None else (y,)), **options)
         return values if values is not None else self._values(x, y)
-
-    def _settle(self) -> None:
-        """Bring the fitted attributes into the form that they have after a hop."""
-        curve = getattr(self.estimator, "loss_curve_", None)
-        if curve is not None:
-            del curve[:-1]  # grows with every batch, but only its end is read
-        for name in _KEPT_IN_VAIN:
-            vars(self.estimator).pop(name, None)
-        if self._kind == "transformer":
-            # A strided view: later products would have different bits than with a contiguous copy.
-            self.estimator.components_ = np.ascontiguousarray(self.estimator.components_)
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
         """Return loss and metrics of one batch."""
@@ -218,23 +212,13 @@ class Model(BaseModel):
     # --- state ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the fitted attributes as arrays (not copied) and JSON."""
-        arrays = {
-            name: value
-            for name, value in vars(self.estimator).items()
-            if self._belongs(name, value)
-        }
-        aliases = _aliases(arrays)
-        own = getattr(self.estimator, "random_state", None)
-        return {
-            "estimator": type(self.estimator).__name__,
-            "aliases": aliases,
-            "attributes": {
-                name: _encoded(value, name, None if name == "random_state" else own)
-                for name, value in arrays.items()
-                if name not in aliases
-            },
-        }
+        """Return the fitted attributes as arrays (not copied) and JSON.
+
+        The attributes of a pipeline are in ``steps``, by the steps' names.
+        """
+        if not self._is_pipeline():
+            return _state_of(self.estimator)
+        return {"steps": {name: _state_of(step) for name, step in steps_of(self.estimator)}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the fitted attributes of an estimator of the same class.
@@ -242,34 +226,20 @@ class Model(BaseModel):
         Raises
         ------
         StateError
-            If the state is from an estimator of a different class.
+            If the state is from an estimator of a different class or a pipeline with other steps.
         """
-        kind = type(self.estimator).__name__
-        if state.get("estimator") != kind:
+        states = state.get("steps", {}) if self._is_pipeline() else {"": state}
+        steps = dict(steps_of(self.estimator))
+        if states.keys() != steps.keys():
             raise StateError(
-                f"the state is of a {state.get('estimator')}, but build made a {kind}: build must "
-                "make the same model from the same configuration"
+                f"the state has the steps {', '.join(states) or 'none'}, the pipeline "
+                f"{', '.join(steps)}: build must make the same model from the same configuration"
             )
-        loaded, estimator = state["attributes"], self.estimator
-        for name, value in list(vars(estimator).items()):
-            if self._belongs(name, value) and name not in loaded:
-                delattr(estimator, name)
-        if "random_state" in loaded:
-            estimator.random_state = _decoded(loaded["random_state"], None)
-        own = getattr(estimator, "random_state", None)
-        for name, value in loaded.items():
-            if name != "random_state":
-                setattr(estimator, name, _decoded(value, own))
-        for name, (source, shape) in state["aliases"].items():
-            setattr(estimator, name, getattr(estimator, source).reshape(shape))
-        if kind == "MiniBatchKMeans":
-            estimator._n_threads = _openmp_effective_n_threads()
+        for name, step in steps.items():
+            _load(step, states[name])
 
-    def _belongs(self, name: str, value: Any) -> bool:
-        """Return whether an attribute is part of the state."""
-        if name == "random_state":
-            return isinstance(value, np.random.RandomState)
-        return name not in self._parameters and name not in _SKIPPED
+    def _is_pipeline(self) -> bool:
+        return steps_of(self.estimator)[0][0] != ""
 
     def __repr__(self) -> str:
         return f"cerebro.sklearn.Model({self.estimator!r})"
@@ -299,38 +269,13 @@ class Model(BaseModel):
         return self._classes
 
     def _is_fitted(self) -> bool:
-        return hasattr(self.estimator, "n_features_in_")
+        return hasattr(steps_of(self.estimator)[-1][1], "n_features_in_")
 
     def _check_fitted(self) -> None:
         if not self._is_fitted():
-            raise InputError(f"the {type(self.estimator).__name__} has not learned anything yet")
-
-
-def kind_of(estimator: Any) -> str:
-    """Return a supported estimator's kind, as in `SUPPORTED`; raise InputError for others."""
-    kind = type(estimator)
-    if kind.__module__.partition(".")[0] != "sklearn" or kind.__name__ not in SUPPORTED:
-        if not hasattr(estimator, "partial_fit"):
-            scaled = (
-                "; for a pipeline give its last estimator, and scale the columns before, as with "
-                "data.with_transforms"
-                if hasattr(estimator, "steps")
-                else ""
-            )
             raise InputError(
-                f"{kind.__name__} has no partial_fit, so it cannot learn batch by batch: use "
-                f"scikit-learn's GridSearchCV{scaled}"
+                f"the {type(self.estimator).__name__} is not fitted yet: train it first"
             )
-        raise InputError(
-            f"{kind.__name__} is not supported: its state is not known to survive as arrays and "
-            f"JSON. Supported are {', '.join(SUPPORTED)}; for others write the four methods of "
-            "the model protocol"
-        )
-    if getattr(estimator, "early_stopping", False):
-        raise InputError(
-            "early_stopping=True does not work with partial_fit: use cerebro.search(..., stop=)"
-        )
-    return SUPPORTED[kind.__name__]
 
 
 def _split_metrics(metrics: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -354,12 +299,12 @@ def _split_metrics(metrics: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return functions, scorers
 
 
-# Classes by (checksum of the data, column), because every build in a worker needs them.
+# Classes by (checksum of the data, column), cached because every build in a worker needs them.
 _classes_seen: dict[tuple[str, str], Any] = {}
 
 
 def _classes_of(info: Any, target: str) -> Any:
-    """Return the classes of the training data's target; None if it has none."""
+    """Return the classes of the training data's target; None if the target has no classes."""
     names = (info.classes or {}).get(target)
     if names is not None:
         return np.arange(len(names))
@@ -379,7 +324,7 @@ def _classes_of(info: Any, target: str) -> Any:
 
 
 def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
-    """Return the mean of -log p(y); for rows of unknown classes, p is 0."""
+    """Return the mean of -log p(y); p is 0 for rows whose class is unknown."""
     columns = np.searchsorted(classes, y)
     columns = np.minimum(columns, len(classes) - 1)
     right = probabilities[np.arange(len(y)), columns].astype(np.float64)
@@ -387,10 +332,61 @@ def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
     return float(-np.mean(np.log(np.maximum(right, np.finfo(np.float64).eps))))
 
 
-def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the arrays that are views of other arrays: name -> [base, shape].
+def _state_of(estimator: Any) -> dict[str, Any]:
+    """Return the fitted attributes of one estimator."""
+    parameters = set(estimator.get_params(deep=False))
+    arrays = {
+        name: value for name, value in vars(estimator).items() if _belongs(name, value, parameters)
+    }
+    aliases = _aliases(arrays)
+    own = getattr(estimator, "random_state", None)
+    return {
+        "estimator": type(estimator).__name__,
+        "aliases": aliases,
+        "attributes": {
+            name: _encoded(value, name, None if name == "random_state" else own)
+            for name, value in arrays.items()
+            if name not in aliases
+        },
+    }
 
-    In averaging linear models, ``coef_`` is a view of ``_average_coef``; two copies would diverge.
+
+def _load(estimator: Any, state: Mapping[str, Any]) -> None:
+    """Load the fitted attributes of one estimator; see `Model.load_state_dict`."""
+    kind = type(estimator).__name__
+    if state.get("estimator") != kind:
+        raise StateError(
+            f"the state is of a {state.get('estimator')}, but build made a {kind}: build must "
+            "make the same model from the same configuration"
+        )
+    loaded, parameters = state["attributes"], set(estimator.get_params(deep=False))
+    for name, value in list(vars(estimator).items()):
+        if _belongs(name, value, parameters) and name not in loaded:
+            delattr(estimator, name)
+    if "random_state" in loaded:
+        estimator.random_state = _decoded(loaded["random_state"], None)
+    own = getattr(estimator, "random_state", None)
+    for name, value in loaded.items():
+        if name != "random_state":
+            setattr(estimator, name, _decoded(value, own))
+    for name, (source, shape) in state["aliases"].items():
+        setattr(estimator, name, getattr(estimator, source).reshape(shape))
+    if kind == "MiniBatchKMeans":
+        estimator._n_threads = _openmp_effective_n_threads()
+
+
+def _belongs(name: str, value: Any, parameters: set[str]) -> bool:
+    """Return whether an attribute is part of the state."""
+    if name == "random_state":
+        return isinstance(value, np.random.RandomState)
+    return name not in parameters and name not in _SKIPPED
+
+
+def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return the attributes that are views of other attributes: name -> [base, shape].
+
+    In averaging linear models, ``coef_`` is a view of ``_average_coef``; separate copies would
+    diverge.
     """
     arrays = {
         name: value
@@ -409,9 +405,9 @@ def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _encoded(value: Any, name: str, own: Any) -> Any:
-    """Return an attribute as arrays and JSON; NumPy scalars become arrays without dimensions.
+    """Return an attribute as arrays and JSON; NumPy scalars become 0-d arrays.
 
-    `own` is the estimator's ``random_state``, which attributes may share.
+    `own` is the estimator's ``random_state``; an attribute may be the same object.
     """
     if value is None or isinstance(value, (bool, int, str)) or type(value) is float:
         return value

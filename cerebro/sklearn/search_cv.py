@@ -7,6 +7,7 @@ folder.
 
 from __future__ import annotations
 
+import inspect
 import math
 import tempfile
 import time
@@ -23,7 +24,12 @@ from sklearn.model_selection import check_cv
 from sklearn.utils import get_tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, check_random_state, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_is_fitted,
+    check_random_state,
+    validate_data,
+)
 
 from cerebro._core import trial_seed
 from cerebro.api.search import search
@@ -34,7 +40,8 @@ from cerebro.machine import generators
 from cerebro.machine.guard import refuse
 from cerebro.machine.mappings import flatten
 from cerebro.searchers import RandomSearch
-from cerebro.sklearn.model import Model, kind_of
+from cerebro.sklearn.model import Model
+from cerebro.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.space import Space, as_space
 from cerebro.worker.models import batch_size_of
 
@@ -49,13 +56,15 @@ SCORE = "score"
 class ScoredModel(Model):
     """An estimator that a scikit-learn scorer validates once, on all rows.
 
-    In the data, classes are numbers 0, 1, ...; the estimator learns the `labels` themselves.
+    In the data, classes are the numbers 0, 1, ...; the estimator learns the original `labels`.
     """
 
     evaluates_whole = True
 
-    def __init__(self, estimator: Any, scorer: Callable[..., Any], labels: Any) -> None:
-        super().__init__(estimator, classes=labels)
+    def __init__(
+        self, estimator: Any, scorer: Callable[..., Any], labels: Any, weight: str | None = None
+    ) -> None:
+        super().__init__(estimator, classes=labels, weight=weight)
         self._scorer = scorer
         self._labels = labels
 
@@ -66,9 +75,15 @@ class ScoredModel(Model):
     def _values(self, x: Any, y: Any) -> dict[str, Any]:
         return self._means(x, y, self.estimator.predict(x))  # batches are not scored
 
+    def _measure(self, batch: Mapping[str, Any]) -> tuple[dict[str, float], tuple[Any, ...]]:
+        means, parts = super()._measure(dict(batch))
+        return means, parts if self._weight is None else (*parts, np.array(batch[self._weight]))
+
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
-        x, y, _ = parts
-        score = self._scorer(self.estimator, x, y)
+        x, y, _, *weights = parts
+        weighted = bool(weights) and _weights_rows(self._scorer)
+        given = {"sample_weight": weights[0]} if weighted else {}
+        score = self._scorer(self.estimator, x, y, **given)
         if isinstance(score, Mapping):
             raise InputError(
                 f"scoring returned several scores, {', '.join(map(str, score))}: SearchCV takes one"
@@ -76,18 +91,28 @@ class ScoredModel(Model):
         return {SCORE: float(score)}
 
 
+def _weights_rows(scorer: Any) -> bool:
+    """Return whether a scorer takes ``sample_weight``, by the rule of scikit-learn's searches."""
+    if hasattr(scorer, "_accept_sample_weight"):
+        return bool(scorer._accept_sample_weight())
+    return "sample_weight" in inspect.signature(scorer).parameters
+
+
 class BuildEstimator:
     """The search's ``build``: the estimator with a configuration's parameters."""
 
-    def __init__(self, estimator: Any, scorer: Callable[..., Any], labels: Any) -> None:
+    def __init__(
+        self, estimator: Any, scorer: Callable[..., Any], labels: Any, weight: str | None = None
+    ) -> None:
         self.estimator = estimator
         self.scorer = scorer
         self.labels = labels
+        self.weight = weight
         self.__module__ = type(self).__module__
         self.__qualname__ = type(self).__qualname__
 
     def __call__(self, config: Mapping[str, Any]) -> ScoredModel:
-        return ScoredModel(self.configured(config), self.scorer, self.labels)
+        return ScoredModel(self.configured(config), self.scorer, self.labels, self.weight)
 
     def configured(self, config: Mapping[str, Any]) -> Any:
         """Return a fresh estimator with these parameters."""
@@ -118,7 +143,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _of_best(name: str) -> Callable[[Method], Method]:
-    """Make a method available if the best estimator has it; before `fit`, the given one."""
+    """Return a decorator: the method exists only if the best estimator has the method `name`.
+
+    Before `fit`, the method exists if the estimator passed to `SearchCV` has it.
+    """
 
     def check(self: Any) -> bool:
         getattr(getattr(self, "best_estimator_", self.estimator), name)
@@ -138,7 +166,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     Parameters
     ----------
     estimator
-        One of `cerebro.sklearn.SUPPORTED` that is a classifier or a regressor.
+        One of `cerebro.sklearn.SUPPORTED` that is a classifier or a regressor, or a pipeline that
+        ends with one; see `cerebro.sklearn.Model`.
     space
         A mapping of the estimator's parameters to their values. Lists, tuples, ranges and arrays
         are choices, as in scikit-learn; `cerebro.loguniform(...)`, SciPy's distributions and
@@ -146,9 +175,9 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     epochs
         Passes over the data per configuration, at most.
     n_trials
-        The number of configurations, for searchers that do not end by themselves. Random search
-        over lists tries each combination at most once, and warns if there are fewer than
-        `n_trials`.
+        The number of configurations, for searchers that have no limit of their own. Random search
+        over lists tries each combination at most once, and warns if there are fewer combinations
+        than `n_trials`.
     searcher
         ``"grid"``, ``"random"``, ``"hyperband"``, ..., as for `cerebro.search`.
     cv
@@ -162,7 +191,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         A `cerebro.EarlyStopping` rule, applied to the mean over folds.
     refit
         Whether to train the best configuration on all rows, for its best number of epochs; or a
-        function that chooses it by its index in `cv_results_`.
+        function that takes `cv_results_` and returns the index of the configuration to train.
     shards
         The number of shards of the data; default: one for every 10,000 rows, at most 8.
     path
@@ -170,10 +199,11 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     run
         A folder for the run, which is kept; default: a temporary one, removed after `fit`.
     workers
-        As for `cerebro.search`. random_state An int, a ``RandomState``, or None for a different one
-        each time.
+        As for `cerebro.search`.
+    random_state
+        An int, a ``RandomState``, or None for a different seed each time.
     progress
-        As of `cerebro.search`.
+        As for `cerebro.search`.
 
     Attributes
     ----------
@@ -194,7 +224,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     Raises
     ------
     InputError
-        In `fit`, if arguments, data or folds are invalid; it is a ``ValueError``.
+        In `fit`, if arguments, data or folds are invalid. It is a subclass of ``ValueError``.
     RunError
         In `fit`, if every configuration failed.
 
@@ -251,14 +281,19 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         y
             The target: classes of any kind, or numbers.
         groups
-            For splitters that keep groups together.
+            The group of each row, for splitters that keep groups together.
+        **fit_params
+            ``sample_weight``, the weight of each row: passed to the estimator's ``partial_fit`` (in
+            a pipeline, to that of the last step) and, as in `GridSearchCV`, to scorers that take
+            it.
         """
         refuse(f"{type(self).__name__}.fit")
+        sample_weight = fit_params.pop("sample_weight", None)
         if fit_params:
             raise InputError(
-                f"SearchCV.fit takes X, y and groups, not {', '.join(sorted(fit_params))}: "
-                "scikit-learn's metadata and sample weights are not supported. Use "
-                "cerebro.search with your own model, or GridSearchCV"
+                f"SearchCV.fit takes X, y, groups and sample_weight, not "
+                f"{', '.join(sorted(fit_params))}: scikit-learn's other metadata are not "
+                "supported. Use cerebro.search with your own model, or GridSearchCV"
             )
         if kind_of(self.estimator) not in ("classifier", "regressor"):
             raise InputError(
@@ -266,6 +301,14 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 "use cerebro.search with cerebro.sklearn.Model"
             )
         x, target = self._validated(X, y)
+        columns = {"x": x, "y": target}
+        if sample_weight is not None:
+            if not takes_weights(self.estimator):
+                name = type(steps_of(self.estimator)[-1][1]).__name__
+                raise InputError(
+                    f"{name}.partial_fit takes no sample_weight: leave out sample_weight"
+                )
+            columns["w"] = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
         if callable(getattr(self.scoring, "keys", None)) or isinstance(self.scoring, (list, tuple)):
             raise InputError("scoring must be one scorer, not several: search by one of them")
         space = _as_choices(self.space)
@@ -280,10 +323,12 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         place[order] = np.arange(len(order))
         _check_rows(pairs, len(x))
         folds = Given([(place[train], place[test]) for train, test in pairs], repr(splitter))
-        build = BuildEstimator(self.estimator, self.scorer_, getattr(self, "classes_", None))
+        labels = getattr(self, "classes_", None)
+        weight = "w" if "w" in columns else None
+        build = BuildEstimator(self.estimator, self.scorer_, labels, weight)
         with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
             data = shard(
-                {"x": x[order], "y": target[order]},
+                {name: column[order] for name, column in columns.items()},
                 Path(temporary, "data") if self.path is None else self.path,
                 shards=self.shards or max(1, min(MAX_SHARDS, len(x) // ROWS_PER_SHARD)),
                 shuffle=False,
@@ -399,10 +444,11 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             for epoch in range(self.best_epochs_):
                 for batch in data.batches(size, seed=seed, epoch=epoch, framework="numpy"):
                     y = batch["y"] if labels is None else labels[batch["y"]]
-                    estimator.partial_fit(batch["x"], y, **classes)
+                    weights = {} if build.weight is None else {"sample_weight": batch["w"]}
+                    learn(estimator, batch["x"], y, **classes, **weights)
         self.best_estimator_ = estimator
         if hasattr(self, "feature_names_in_"):
-            estimator.feature_names_in_ = self.feature_names_in_
+            steps_of(estimator)[0][1].feature_names_in_ = self.feature_names_in_
         self.refit_time_ = time.perf_counter() - begun
 
     # --- methods of the best estimator ---------------------------------------
@@ -485,7 +531,7 @@ def cv_results(result: Result) -> dict[str, Any]:
 
 
 def _score(trial: Any, fold: Any) -> float:
-    """Return a fold's score at its configuration's best epoch; NaN if one of the folds failed."""
+    """Return the score of a fold at its configuration's best epoch; NaN if any fold failed."""
     failed = trial.status in ("failed", "diverged")
     return math.nan if failed else float(fold.metrics.get(SCORE, math.nan))
 
@@ -514,7 +560,7 @@ def _seed_of(random_state: Any) -> int:
 
 
 def _as_choices(space: Any) -> Space:
-    """Return the space, with tuples as choices, as in scikit-learn's grids."""
+    """Return the space with tuples treated as choices, as in scikit-learn's grids."""
     if isinstance(space, (list, tuple)):
         raise InputError(
             "space must be a mapping, not a list of grids: search each one separately, or use "
@@ -526,13 +572,13 @@ def _as_choices(space: Any) -> Space:
 
 
 def _numbers(rows: Any) -> Any:
-    """Return row numbers; for a mask, those of its true values."""
+    """Return row numbers; a boolean mask gives the positions of its true values."""
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool else rows
 
 
 def _chosen(index: Any, count: int) -> int:
-    """Return the index of the configuration that the function `refit` has chosen."""
+    """Return `index`, the return value of the function `refit`, as an int after checking it."""
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
         raise TypeError(f"refit must return the index of a configuration, an int, not {index!r}")
     if not 0 <= index < count:

@@ -1,6 +1,6 @@
-"""Conditional dimensions: a mapping of dimensions and `when`s as a list of nodes.
+"""Conditional dimensions: compile a mapping of dimensions and `when`s into a list of nodes.
 
-Every node follows the nodes that it depends on, and so one pass over the list settles a
+Every node comes after the nodes that it depends on, so one pass over the list determines a
 configuration.
 """
 
@@ -28,7 +28,7 @@ from cerebro.space.tune_dimensions import Derived
 
 @runtime_checkable
 class Mapped(Protocol):
-    """A space inside a space; its mapping is merged."""
+    """A space used as a value in another space, into which its mapping is merged."""
 
     mapping: Mapping[str, Any]
 
@@ -81,7 +81,7 @@ class Node:
     nest: bool = False
 
     def applies(self, config: Mapping[str, Any]) -> bool:
-        """Return whether `config`, settled up to here, gets this node's value."""
+        """Return whether this node sets a value in `config`, in which all earlier nodes are set."""
         if self.nest and value_at(config, self.path)[0]:
             return False
         return _holds(config, self.conditions)
@@ -122,7 +122,7 @@ def _holds(config: Mapping[str, Any], conditions: Sequence[Condition]) -> bool:
 
 
 class Compiler:
-    """Turn a mapping into nodes, each after the nodes that it depends on."""
+    """Compile a mapping into nodes, each after the nodes that it depends on."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
@@ -224,7 +224,7 @@ def _exclusive(one: Sequence[Condition], two: Sequence[Condition]) -> bool:
 
 
 def as_dimension(value: object, name: str = "") -> Dimension:
-    """Return a value of a space as a dimension: lists, arrays and ranges are choices.
+    """Return a value of a space as a dimension; lists, arrays and ranges become choices.
 
     Raises
     ------
@@ -245,5 +245,5 @@ def as_dimension(value: object, name: str = "") -> Dimension:
 
 
 def _is_array(value: object) -> bool:
-    """Whether this is a one-dimensional array: NumPy's, a pandas Series, a tensor."""
+    """Return whether this is a one-dimensional array: NumPy's, a pandas Series, a tensor."""
     return hasattr(value, "__array__") and getattr(value, "ndim", None) == 1

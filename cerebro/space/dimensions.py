@@ -73,7 +73,7 @@ def _whole(value: object, label: str, name: str) -> int:
 
 
 class Dimension:
-    """An entry of a space. Made by the functions of this module."""
+    """Base class of the entries of a space, which the functions of this module create."""
 
     def checked(self, name: str) -> Dimension:
         """Return this dimension with its arguments checked and converted to plain values.
@@ -83,7 +83,7 @@ class Dimension:
         raise NotImplementedError
 
     def draw(self, share: float) -> Any:
-        """Return the value at `share`, 0 <= share < 1, of the dimension's distribution."""
+        """Return the distribution's value at the quantile `share`, 0 <= share < 1."""
         raise NotImplementedError
 
     def count(self) -> int | None:
@@ -91,11 +91,11 @@ class Dimension:
         return None
 
     def values(self) -> Iterator[Any]:
-        """Yield every value in order; only if :meth:`count` is not None."""
+        """Yield every value in order; callable only if :meth:`count` is not None."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
-        """Return the dimension as JSON, see :meth:`Space.from_json`."""
+        """Return the dimension as JSON; see :meth:`Space.from_json`."""
         return {"type": type(self).__name__.lower(), **vars(self)}
 
 

@@ -1,13 +1,13 @@
 """Dimensions of other libraries' spaces: Ray Tune's, Optuna's and SciPy's.
 
-They are recognized by the module and name of their class, and so none of the libraries is imported.
-The translation is exact, bounds above all: Tune's integers exclude their upper end, Optuna's
-include it, SciPy's ``randint`` excludes it. A distribution without an equivalent is rejected by the
-dimension's name.
+They are recognized by the module and name of their class, so none of the libraries is imported. The
+translation is exact, in particular for bounds: Tune's integers exclude their upper end, Optuna's
+include it, SciPy's ``randint`` excludes it. A distribution without an equivalent raises an
+InputError that names the dimension.
 
-Tune's ``grid_search`` becomes a `Grid`, whose options trials take in turn: each combination comes
-as often as with Tune's ``num_samples``. Its ``sample_from`` becomes a `Derived`, computed once the
-rest of a configuration is settled.
+Tune's ``grid_search`` becomes a `Grid`: trials take its options in turn, so each combination occurs
+as often as with Tune's ``num_samples``. Tune's ``sample_from`` becomes a `Derived`, which is
+computed after the rest of the configuration is known.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Dimension:
 
 
 def _multiples(value: Any, name: str, q: float) -> tuple[int, int]:
-    """Return the first and last multiple of the quantum within a domain's bounds."""
+    """Return the first and last integer whose product with `q` is within a domain's bounds."""
     low, high = on_grid(value.lower, q, math.ceil), on_grid(value.upper, q, math.floor)
     if low > high:
         raise InputError(f"{name}: there is no multiple of {q} from {value.lower} to {value.upper}")

@@ -1,4 +1,4 @@
-"""`Space`: the checked search space that configurations are drawn from."""
+"""`Space`: a checked search space, from which configurations are drawn."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class Space:
     def complete(self, point: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
         """Return `point`, with missing values drawn as :meth:`sample` draws them.
 
-        The values of a point may be out of bounds. Grids of Ray Tune's spaces are enumerated by
-        trial number: as many trials as there are combinations cover all of them.
+        The values of a point may be out of bounds. Grids from Ray Tune's spaces are enumerated by
+        trial number: if they have n combinations, any n consecutive trials cover all of them.
 
         Raises
         ------
@@ -162,8 +162,8 @@ class Space:
     def grid(self) -> list[dict[str, Any]]:
         """Return every configuration.
 
-        The order is that of nested loops over the dimensions as defined: the first is outermost,
-        conditional ones are innermost.
+        The order is that of nested loops over the dimensions in order of definition: the first
+        dimension is the outermost loop, conditional ones are innermost.
 
         Raises
         ------
@@ -187,7 +187,7 @@ class Space:
         return configs
 
     def _expand(self, config: dict[str, Any], index: int) -> Iterator[dict[str, Any]]:
-        """Yield all completions of `config`, whose first `index` nodes are settled."""
+        """Yield all completions of `config`, in which the first `index` nodes are set."""
         while index < len(self.nodes) and not self.nodes[index].applies(config):
             index += 1
         if index == len(self.nodes):
@@ -248,7 +248,7 @@ class Space:
         """
         mapping = _from_json(data)
         if not isinstance(mapping, dict):
-            raise InputError("this is not a search space as Cerebro stores it")
+            raise InputError(_NOT_STORED)
         return cls(mapping)
 
 
@@ -257,14 +257,14 @@ def _path(node: Node) -> Path:
 
 
 def _shown(values: list[Any]) -> list[Any]:
-    """Return a condition's values for display: without the list that contains them all."""
+    """Return a condition's values for display: without a leading list of all other values."""
     if len(values) > 1 and isinstance(values[0], list) and values[0] == values[1:]:
         return values[1:]
     return values
 
 
 def _leaves(point: Mapping[str, Any], nests: set[Path], prefix: Path = ()) -> Iterator[Path]:
-    """Yield the path of every value of a point, not entering mappings that are values."""
+    """Yield the path of every value of a point; mappings that are values count as one value."""
     for key, value in point.items():
         path = (*prefix, key)
         if isinstance(value, Mapping) and path in nests:
@@ -306,6 +306,11 @@ _DIMENSIONS["quantized"] = lambda inner, q: Quantized(_from_json(inner), q)
 _DIMENSIONS["derived"] = Derived.from_json
 
 
+_NOT_STORED = (
+    "the stored value is not a search space, or is damaged: pass a return value of Space.to_json()"
+)
+
+
 def _from_json(data: Any) -> Any:
     try:
         kind = data.get("type", "space")
@@ -318,7 +323,7 @@ def _from_json(data: Any) -> Any:
     except InputError:  # a function that was not stored
         raise
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise InputError("this is not a search space as Cerebro stores it") from None
+        raise InputError(_NOT_STORED) from None
 
 
 SpaceLike = Space | Mapping[str, Any]

@@ -24,9 +24,9 @@ from cerebro.space.dimensions import (
 
 @dataclass(frozen=True)
 class Quantized(Dimension):
-    """Multiples of `q`: the multiple nearest to a number drawn from `inner`.
+    """A dimension of multiples of `q`: the multiple nearest to a number drawn from `inner`.
 
-    If `inner` is an `Integer`, its values are the factors.
+    If `inner` is an `Integer`, its values are the factors that `q` is multiplied by.
     """
 
     inner: Integer | LogUniform | Normal
@@ -48,7 +48,7 @@ class Quantized(Dimension):
         return multiple(index, self.q)
 
     def _ends(self) -> tuple[int, int] | None:
-        """Return the factors of the bounds; None if there are no bounds."""
+        """Return the smallest and the largest value as multiples of `q`; None if unbounded."""
         if isinstance(self.inner, Normal):
             return None
         scale = 1 if isinstance(self.inner, Integer) else self.q
@@ -77,7 +77,10 @@ class Quantized(Dimension):
 
 @dataclass(frozen=True)
 class Grid(Choice):
-    """A choice whose options trials take in turn, not at random; see `Space.complete`."""
+    """A choice whose options are assigned to trials in turn, not at random.
+
+    See `Space.complete`.
+    """
 
     def checked(self, name: str) -> Grid:
         return Grid(super().checked(name).options)
@@ -89,14 +92,15 @@ class Grid(Choice):
 # --- values computed from others ------------------------------------------------
 
 _functions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-"""Functions by identity: a store keeps no code, but the resuming script has them."""
+"""Functions by `Derived.identity`. A store keeps no code; the script that resumes has them."""
 
 
 @dataclass(frozen=True)
 class Derived(Dimension):
     """A value that a function computes from the rest of the configuration.
 
-    While it runs, `random` and NumPy's global generator are seeded from the dimension's stream.
+    While the function runs, `random` and NumPy's global generator are seeded from the dimension's
+    stream.
     """
 
     function: Callable[..., Any] = field(repr=False)
@@ -133,7 +137,7 @@ class Derived(Dimension):
 
     @classmethod
     def from_json(cls, function: str, takes_config: bool) -> Derived:
-        """Return the dimension of a function that this process has.
+        """Return the dimension whose function has the identity `function`.
 
         Raises
         ------
@@ -158,7 +162,7 @@ def _is_plain(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Unsettled:
-    """A placeholder for a value that is computed when all others are settled."""
+    """A placeholder for a value that is computed after the values that do not depend on it."""
 
     dimension: Derived
     share: float
@@ -169,7 +173,7 @@ class Unsettled:
         Raises
         ------
         Missing
-            The function needs a value that `config` lacks, or does not have yet.
+            The function needs a value that `config` lacks or that is not computed yet.
         InputError
             The function failed, or its value cannot be stored.
         """
@@ -188,11 +192,11 @@ class Unsettled:
 
 
 class Missing(AttributeError, KeyError):
-    """A function needs a value that does not exist."""
+    """Raised if a function needs a value that does not exist."""
 
 
 class View(dict[str, Any]):
-    """A configuration as Tune's functions access it: ``spec.config.lr``, ``config["lr"]``."""
+    """A configuration as Tune's functions use it: ``spec.config.lr``, ``config["lr"]``."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__({k: View(v) if isinstance(v, Mapping) else v for k, v in config.items()})
@@ -209,12 +213,12 @@ class View(dict[str, Any]):
 def settle(
     unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]], config: Mapping[str, Any]
 ) -> None:
-    """Settle the values that are computed from others, including from one another.
+    """Compute and store the values of functions, which may need one another's values.
 
     Parameters
     ----------
     unsettled
-        Name, value, and a function that stores the value.
+        For each value, its name, the placeholder, and a function that stores the value.
 
     Raises
     ------
@@ -239,7 +243,10 @@ def settle(
 
 
 def grid_index(trial: int, counts: list[int]) -> list[int]:
-    """Return the option of each grid for a trial: all combinations, the first grid fastest."""
+    """Return the index of a trial's option in each grid.
+
+    Consecutive trials enumerate all combinations of options; the first grid varies fastest.
+    """
     found = []
     for count in counts:
         trial, index = divmod(trial, count)
@@ -253,7 +260,7 @@ def multiple(index: int, q: float) -> Any:
 
 
 def on_grid(bound: float, q: float, inwards: Callable[[float], int]) -> int:
-    """Return a bound divided by the step `q`, rounded inwards to a whole number."""
+    """Return a bound divided by the step `q`, rounded by `inwards` to a whole number."""
     scaled = bound / q
     nearest = round(scaled)
     return nearest if math.isclose(scaled, nearest) else int(inwards(scaled))

@@ -1,23 +1,23 @@
-"""A training step as a CUDA graph: captured once, replayed for every batch of its shape.
+"""A training step as a CUDA graph: captured once, replayed for every batch of the same shape.
 
-A step of a small network is hundreds of kernels, each of which takes less time to run than to
-launch. A graph launches them all at once. It repeats the GPU's work but not Python's, so a step
-may be captured only if its Python does the same every time. This is verified:
+A step of a small network consists of hundreds of kernels, each of which takes less time to run than
+to launch. A graph launches them all at once. It repeats the work of the GPU but runs no Python, so
+a step may be captured only if its Python code does the same every time. This is verified:
 
-- The first steps of a model are ordinary ones, on the stream that captures: libraries start, and
-  the optimizer makes its state. This warm-up does not have to be undone.
-- Then a step is computed twice on one batch, from one state of weights, moments, buffers and
-  generators: as an ordinary step and by the graph. Every tensor, number and generator must end up
-  with the same bits, for a few batches. If not, or if the capture fails, the model continues with
-  ordinary steps from the results of the ordinary ones, and its log gives the reason.
-- Batches of a different shape (the last of a shard) are ordinary steps.
+- The first steps of a model are ordinary steps on the capture stream. In these, libraries are
+  initialized and the optimizer creates its state, so that this warm-up need not be undone.
+- Then, for a few batches, each step is computed twice from the same state of weights, moments,
+  buffers and generators: as an ordinary step and by the graph. Every tensor, number and generator
+  must end up with the same bits. Otherwise, or if the capture fails, the model continues with
+  ordinary steps from the result of the last one, and its log gives the reason.
+- Batches of a different shape (the last of a shard) take ordinary steps.
 
-A replayed step therefore equals an ordinary one, bit for bit. It makes no difference whether a
+A replayed step therefore equals an ordinary one, bit for bit. Results do not depend on whether a
 graph was captured, when in a trial, or on which worker.
 
-Between steps the learning rate is a number, as schedulers and states require; within a step it is
-a tensor, which the graph reads. Other settings of an optimizer are part of the graph; when one
-changes, all further steps are ordinary.
+Between steps, the learning rate is a number, as schedulers and states require; within a step, it is
+a tensor that the graph reads. Other settings of an optimizer are part of the graph; if one changes,
+all further steps are ordinary.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ import torch
 from cerebro.machine import generators
 
 WARM_UP = 3
-"""Ordinary steps of one shape before the step is captured."""
+"""The number of ordinary steps with batches of one shape before the step is captured."""
 COMPARED = 2
-"""Batches on which the graph is compared with the ordinary step."""
+"""The number of batches on which the graph is compared with the ordinary step."""
 
 TENSOR_RATES: tuple[type, ...] = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Optimizers that read the learning rate from a tensor on the device."""
 
 WAITS = "called a synchronizing"
-"""The start of PyTorch's warning of an operation that waits for the GPU."""
+"""The start of PyTorch's warning about an operation that waits for the GPU."""
 
 ABOUT_WATCHING = "Synchronization debug mode"
-"""The start of the warning that these warnings are incomplete."""
+"""The start of PyTorch's warning that these warnings are incomplete."""
 
 log = logging.getLogger("cerebro.torch")
 
@@ -59,21 +59,27 @@ class Recorder(Protocol):
     """Record work on a device and repeat it: `CudaRecorder`, or a stand-in in tests."""
 
     def warm(self, work: Callable[[], Any]) -> Any:
-        """Do the work where it will be captured, and return its result."""
+        """Run `work` on the capture stream, and return its result."""
 
     def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Do the same; also return where the work waits for the device, which graphs cannot do."""
+        """Run `work` as `warm` does; return its result, and a line that waits for the device.
+
+        If no line waits, None is returned for it. A graph cannot wait for the device.
+        """
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-        """Record the work without doing it; return its result and a function that repeats it."""
+        """Record `work` without running it on the device.
+
+        Returns the tensors of its result, and a function that replays the work and fills them.
+        """
 
 
 _streams: dict[Any, Any] = {}
-"""The stream of each device on which steps are captured: one for all models, because cuBLAS keeps a
-workspace of some MB for every stream that it is used on."""
+"""The capture stream of each device. All models share it, because cuBLAS keeps a workspace of some
+MB for every stream that it is used on."""
 
 _failed: list[Any] = []
-"""Graphs whose capture failed; the allocator queries them for the life of the process."""
+"""Graphs whose capture failed; kept because the allocator queries them until the process ends."""
 
 
 class CudaRecorder:
@@ -121,7 +127,7 @@ class CudaRecorder:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
         try:
-            # Loader threads keep running meanwhile, on their own streams.
+            # Loader threads keep running during the capture, on their own streams.
             with torch.cuda.graph(
                 graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
             ):
@@ -135,9 +141,9 @@ class CudaRecorder:
     def _mend(self, graph: Any, pool: Any) -> None:
         """Recover PyTorch from a failed capture.
 
-        It leaves its allocator in the capture's pool, which would never be released, and its
-        generator (in older versions) in capturing mode, which the end of the next capture corrects.
-        The allocator of pinned memory keeps querying the graph for streams.
+        PyTorch leaves its allocator in the capture's pool, which would never be released. Older
+        versions also leave the generator in capturing mode; the end of the next capture corrects
+        this. The allocator of pinned memory keeps querying the graph for streams.
         """
         device = self._device
         torch.cuda.synchronize(device)
@@ -159,8 +165,21 @@ class Different(Exception):
     """A graph differs from the ordinary step."""
 
 
+def groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the current parameter groups of all optimizers.
+
+    ``Optimizer.load_state_dict`` replaces the groups, and may replace the tensors of the state.
+    """
+    return [group for item in optimizers for group in item.param_groups]
+
+
+def are_others(now: Sequence[Any], before: Sequence[Any]) -> bool:
+    """Return whether two lists contain different objects, compared by identity."""
+    return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+
+
 class GraphedStep:
-    """A training step that is captured once its shape has occurred a few times.
+    """A training step that is captured after a few batches of the same shape.
 
     Parameters
     ----------
@@ -169,9 +188,9 @@ class GraphedStep:
     modules
         The modules whose parameters and buffers the step changes.
     optimizers
-        The optimizers whose settings and states it uses.
+        The optimizers whose settings and states the step uses.
     recorder
-        Captures and replays.
+        The recorder that captures and replays the step.
     drop_gradients
         Called after a capture that failed in the middle of a step.
     """
@@ -194,8 +213,9 @@ class GraphedStep:
         self._graph: _Graph | None = None
         self._compared = 0
         self._check_places = False
+        self._groups = groups_of(optimizers)
         self.refusal: str | None = None
-        """Why all further steps are ordinary; None while they need not be."""
+        """Why all further steps are ordinary; None while they may be replayed."""
 
     def __call__(self, batch: Batch) -> Values:
         if self.refusal is not None:
@@ -212,7 +232,7 @@ class GraphedStep:
         return self._captured(batch, shape)
 
     def moved(self) -> None:
-        """Note that a state was loaded: check the tensors' addresses before the next replay."""
+        """Check the tensors' addresses before the next replay; call this after loading a state."""
         self._check_places = True
 
     def _ordinary(self, batch: Batch) -> Values:
@@ -227,8 +247,9 @@ class GraphedStep:
                 "the learning rate may (of Adam, AdamW and SGD)"
             )
             return self._ordinary(batch)
-        if self._check_places:
-            self._check_places = False
+        groups = groups_of(self._optimizers)
+        if self._check_places or are_others(groups, self._groups):
+            self._check_places, self._groups = False, groups
             if self._state.places() != graph.places:
                 self._forget()
                 return self(batch)
@@ -281,7 +302,7 @@ class GraphedStep:
         return values
 
     def _taken(self) -> Taken | None:
-        """Return a copy of the state; None (and no graph) if there is not enough memory."""
+        """Return a copy of the state; if memory is short, give up the graph and return None."""
         try:
             return self._state.taken()
         except torch.cuda.OutOfMemoryError:
@@ -289,7 +310,7 @@ class GraphedStep:
             return None
 
     def _compare(self, batch: Batch, graph: _Graph, values: Values, after: Taken) -> None:
-        """Replay from the current state; the outcome must be `values` and `after`."""
+        """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
         self._rates.fill()
         found = graph.replay(batch)
         for name, value in values.items():
@@ -299,7 +320,7 @@ class GraphedStep:
         self._compared += 1
 
     def _give_up(self, error: Exception, after: Taken) -> None:
-        """Continue with ordinary steps, from the state after the last one."""
+        """Continue with ordinary steps from `after`, the state after the last ordinary step."""
         if isinstance(error, Different):
             self._refuse(f"it is not the ordinary step: {error}")
         else:
@@ -371,7 +392,7 @@ class Rates:
 
     @contextmanager
     def as_tensors(self) -> Iterator[None]:
-        """Run a step whose optimizers see tensors instead of numbers."""
+        """Replace the optimizers' learning rates with tensors during the block."""
         self.fill()
         replaced = [
             (group, group["lr"], self._tensors[number])
@@ -387,22 +408,23 @@ class Rates:
                 group["lr"] = rate
 
     def _groups(self) -> list[dict[str, Any]]:
-        return [group for item in self._optimizers for group in item.param_groups]
+        return groups_of(self._optimizers)
 
 
 def make_capturable(optimizers: Sequence[Any]) -> None:
-    """Make optimizers keep values on the device that they would otherwise read on the host."""
+    """Make optimizers keep values on the device instead of reading them on the host."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
             elif type(optimizer) is torch.optim.SGD and not group.get("differentiable"):
-                # Its only way to use a learning rate in a tensor without reading it on the host.
+                # The only setting with which it does not read a learning rate in a tensor on the
+                # host.
                 group["fused"], group["foreach"] = True, False
 
 
 def _settings_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the optimizer settings that a graph has fixed."""
+    """Return the optimizer settings that are constants in a graph."""
     found = []
     for optimizer in optimizers:
         free = {"params"} | ({"lr"} if type(optimizer) in TENSOR_RATES else set())
@@ -436,49 +458,20 @@ class Taken:
         self.generators = drawn
 
 
-class LiveState:
+class StateParts:
     """The tensors and numbers of modules and optimizers, and the random generators."""
 
     def __init__(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> None:
         self._modules = modules
         self._optimizers = optimizers
 
-    def taken(self) -> Taken:
-        """Return a copy of everything."""
-        tensors = [tensor.detach().clone() for _, tensor in self._tensors()]
-        numbers = [value for _, _, value in self._numbers()]
-        return Taken(tensors, numbers, self.places(), generators.capture(True))
-
-    def put(self, taken: Taken) -> None:
-        """Restore everything in place."""
-        with torch.no_grad():
-            for (_, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
-                tensor.copy_(value)
-        for (entries, key, _), value in zip(self._numbers(), taken.numbers, strict=True):
-            entries[key] = value
-        generators.restore(taken.generators)
-
-    def require(self, taken: Taken) -> None:
-        """Check that everything has these values, to the bit.
-
-        Raises
-        ------
-        Different
-            Naming the first value that differs.
-        """
-        for (name, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
-            if not same(tensor, value):
-                raise Different(f"{name} of the graph differs")
-        if [value for _, _, value in self._numbers()] != taken.numbers:
-            raise Different("the optimizer counts on the host")
-        now = generators.capture(True)
-        for name, state in taken.generators.items():
-            if not _same_state(now[name], state):
-                raise Different(f"the step draws from a random generator of the host ({name})")
-
     def places(self) -> list[int]:
         """Return the tensors' addresses."""
-        return [tensor.data_ptr() for _, tensor in self._tensors()]
+        return [tensor.data_ptr() for tensor in self._unnamed()]
+
+    def _drawn(self) -> dict[str, Any]:
+        """Return the states of the random generators by name."""
+        return generators.capture(True)
 
     def _tensors(self) -> list[tuple[str, Any]]:
         found: list[tuple[str, Any]] = []
@@ -494,6 +487,17 @@ class LiveState:
                 ]
         return found
 
+    def _unnamed(self) -> list[Any]:
+        """Return the same tensors in the same order; names take most of the time."""
+        found: list[Any] = []
+        for module in self._modules:
+            found += _tensors_of(module)
+        for optimizer in self._optimizers:
+            for entries in optimizer.state.values():
+                if isinstance(entries, Mapping):
+                    found += [v for v in entries.values() if isinstance(v, torch.Tensor)]
+        return found
+
     def _numbers(self) -> list[tuple[Any, Any, Any]]:
         return [
             (entries, key, value)
@@ -504,6 +508,69 @@ class LiveState:
         ]
 
 
+class LiveState(StateParts):
+    """The state of modules, optimizers and generators, which can be copied and restored."""
+
+    def taken(self) -> Taken:
+        """Return a copy of everything."""
+        tensors = [tensor.detach().clone() for _, tensor in self._tensors()]
+        numbers = [value for _, _, value in self._numbers()]
+        return Taken(tensors, numbers, self.places(), self._drawn())
+
+    def put(self, taken: Taken) -> None:
+        """Restore everything in place."""
+        with torch.no_grad():
+            for (_, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
+                tensor.copy_(value)
+        for (entries, key, _), value in zip(self._numbers(), taken.numbers, strict=True):
+            entries[key] = value
+        generators.restore(taken.generators)
+
+    def require(self, taken: Taken) -> None:
+        """Check that all values equal those in `taken`, bit for bit.
+
+        Raises
+        ------
+        Different
+            A value differs; the message names the first one.
+        """
+        for (name, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
+            if not same(tensor, value):
+                raise Different(f"{name} of the graph differs")
+        if [value for _, _, value in self._numbers()] != taken.numbers:
+            raise Different("the optimizer counts its steps in host memory")
+        require_drawn(self._drawn(), taken.generators)
+
+
+def require_drawn(now: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check that two states of the random generators are equal.
+
+    Raises
+    ------
+    Different
+        They differ; the message names the first generator that does.
+    """
+    for name, state in expected.items():
+        if not same_numbers(now[name], state):
+            raise Different(f"the step draws from a random generator of the host ({name})")
+
+
+_LISTS_TENSORS = ("named_parameters", "named_buffers", "_named_members", "named_modules")
+"""Methods of a module that decide which tensors it has."""
+
+
+def _tensors_of(module: Any) -> list[Any]:
+    """Return the parameters and buffers of a module."""
+    kind, base = type(module), torch.nn.Module
+    if any(getattr(kind, name, None) is not getattr(base, name, None) for name in _LISTS_TENSORS):
+        named = [*module.named_parameters(), *module.named_buffers()]
+        return [tensor for _, tensor in named]
+    parts = list(module.modules())
+    parameters = {id(t): t for part in parts for t in part._parameters.values() if t is not None}
+    buffers = {id(t): t for part in parts for t in part._buffers.values() if t is not None}
+    return [*parameters.values(), *buffers.values()]
+
+
 def _items(entries: Any) -> list[tuple[Any, Any]]:
     return list(entries.items()) if isinstance(entries, Mapping) else []
 
@@ -512,7 +579,7 @@ def _items(entries: Any) -> list[tuple[Any, Any]]:
 
 
 def shape_of(batch: Batch) -> Any:
-    """Return everything about a batch that a captured step depends on, except its values."""
+    """Return all properties of a batch, except its values, that a captured step depends on."""
     return tuple(
         (name, tuple(value.shape), value.dtype, value.stride())
         if isinstance(value, torch.Tensor)
@@ -532,25 +599,36 @@ def fill(static: Batch, batch: Batch) -> None:
 
 
 def cloned(value: Any) -> Any:
-    """Return a copy of a value: the next replay overwrites the graph's."""
+    """Return a copy of a value, because the next replay overwrites the graph's tensors."""
     if isinstance(value, tuple):
         return tuple(cloned(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+"""The type of integers that has the bits of an element, by the element's size in bytes."""
+
+
 def same(left: Any, right: Any) -> bool:
-    """Whether two values have the same bits."""
+    """Return whether two values have the same bits."""
     if isinstance(left, tuple) and isinstance(right, tuple):
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
-        return left.shape == right.shape and bool(torch.equal(_bits(left), _bits(right)))
+        alike = left.shape == right.shape and left.element_size() == right.element_size()
+        return alike and bool(torch.equal(_bits(left), _bits(right)))
     return bool(left == right)
 
 
 def _bits(tensor: Any) -> Any:
     flat = tensor.detach().contiguous().reshape(-1)
-    return flat.view(torch.uint8) if flat.numel() else flat
+    # Whole words compare several times as fast as bytes.
+    return flat.view(_WORDS[flat.element_size()]) if flat.numel() else flat
 
 
-def _same_state(left: Any, right: Any) -> bool:
+def same_numbers(left: Any, right: Any) -> bool:
+    """Return whether two parts of a random generator's state are equal."""
+    if left is right:
+        return True
+    if isinstance(left, torch.Tensor):
+        return bool(torch.equal(left, right))
     return bool((left == right).all() if hasattr(left, "shape") else left == right)

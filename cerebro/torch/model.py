@@ -1,4 +1,4 @@
-"""Models in PyTorch: an ordinary network, optimizer and loss, made ready to hop.
+"""PyTorch models: an ordinary network, optimizer and loss that can hop between workers.
 
 :class:`Model` trains exactly as the usual loop does::
 
@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+import cerebro._core as _core
 from cerebro.arguments import TORCH_MODEL, answers, real_number, whole_number
+from cerebro.data import Dataset
 from cerebro.data.moved import moved
 from cerebro.errors import InputError, StateError
 from cerebro.machine.devices import build_device
@@ -41,21 +43,40 @@ from cerebro.model import (
     named_functions,
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
+from cerebro.torch.kept_programs import kept_programs
 from cerebro.torch.place import place
+from cerebro.torch.proof.same_program import Proof
+from cerebro.torch.proof.schedulers import is_quiet
+from cerebro.torch.proof.values import DATA, Arguments, Unproven, known
 from cerebro.torch.recorded_step import RecordedStep
+from cerebro.torch.row_weights import check_column, check_weight, weighted_mean
 from cerebro.torch.state import (
-    advanced_state,
-    apply_settings,
+    each_state,
     frozen_names,
-    group_settings,
+    gradients_of,
+    load_clone,
+    load_gradients,
     load_net,
     load_optimizer,
     load_scheduler,
     optimizer_state,
+    parts_of,
     scheduler_state,
 )
+from cerebro.torch.torchmetrics import (
+    Metrics,
+    accumulates,
+    flattened,
+    is_collection,
+    is_metric,
+    is_updated,
+    numbers,
+)
 
-# Values by metric, loss with its graph (or None), output, target.
+# Methods that get whole batches if a subclass or a user replaces them.
+_SEE_BATCHES = ("train_batch", "eval_batch", "predict_batch", "evaluate")
+
+# Returns values by metric, the loss with its graph (or None), the output and the target.
 _Objective = Callable[[Batch], tuple[dict[str, Any], Any, Any, Any]]
 
 
@@ -72,17 +93,19 @@ class Model(BaseModel):
         after the other. Optimizers that need a closure (LBFGS) are not supported.
     loss
         ``loss(output, target) -> 0-d tensor``, the mean over the batch's rows. None: the network's
-        output has it, as ``output.loss`` or ``output["loss"]``. If it is a module, its parameters
-        and buffers are part of the state.
+        output contains the loss, as ``output.loss`` or ``output["loss"]``. If `loss` is a module,
+        its parameters and buffers are part of the state.
     metrics
         ``metric(output, target)`` by name: a float, a 0-d tensor (a mean over the rows) or
-        ``(mean, weight)``. Computed without gradients on every training and validation batch, in
-        training on the outputs before the update. Functions of ``torchmetrics.functional`` work; a
-        ``torchmetrics.Metric`` keeps a state and belongs in `epoch_metrics`.
+        ``(mean, weight)``. Computed without gradients on every training and validation batch; in
+        training, on the outputs from before the update. A ``torchmetrics.Metric`` or
+        ``MetricCollection`` is updated with every batch and computed at the end of the epoch and
+        of the validation pass; its state moves with the trial. A collection may also be passed
+        in place of the mapping.
     epoch_metrics
         ``metric(outputs, targets)`` by name, for metrics that are not means over batches (AUC,
-        F1): computed once per validation pass on all outputs and targets, which are kept for it.
-        With `amp` the outputs are float32.
+        F1): computed once per validation pass on all outputs and targets, which are kept in memory
+        until then. With `amp`, the outputs are float32.
     inputs
         The network's inputs: a column, a list of columns (positional) or a mapping of keywords to
         columns.
@@ -92,7 +115,8 @@ class Model(BaseModel):
         called with the output alone.
     step
         ``step(net, batch) -> {"loss": ..., metric: ...}`` replaces `inputs`,
-        `target`, `loss` and `metrics`, in training and in validation.
+        `target`, `loss` and `metrics`, in training and in validation. A value may be a
+        ``torchmetrics.Metric`` that is a submodule of `net`; it is computed at the end of the pass.
     augment
         ``augment(batch) -> batch``, applied in training only. Random numbers from the global
         generators of `random`, NumPy and torch are exactly repeatable.
@@ -106,35 +130,62 @@ class Model(BaseModel):
     clip_norm
         Gradients are clipped to this norm before every update.
     accumulate
-        Batches per update. Each loss is divided by it, as in plain loops. The last window of a
-        unit ends with the unit; if it is shorter, its step is smaller.
+        Batches per update. Each loss is divided by this number, as in plain loops. The last window
+        of a unit ends with the unit; if the window is shorter, its step is smaller.
     amp
         "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the loss
         (`torch.amp.GradScaler`).
     graph
-        True: record the training step once and replay it for every batch of its shape, which saves
-        most of the time of a small network's step. The step is replayed only if it gives the bits
-        of the ordinary step; otherwise steps are ordinary, and the trial's log gives the reason.
-        Python in the step (in the network, loss and metrics) must do the same for every batch. Not
-        supported with ``amp="fp16"``. On the CPU, the operators are recorded, those of `eval_batch`
-        too, and the states are those of ``graph=False``. On a GPU, the step is captured as a CUDA
-        graph, which saves the time to launch its kernels one by one; whether replayed or not, it is
-        the step of ``capturable=True`` optimizers, and `accumulate` is refused.
+        Whether to record the training step once and replay it for every batch of the same shape,
+        which saves most of the time of a small network's step. A step is replayed only if its
+        results equal those of the ordinary step bit for bit.
+
+        None (default): record on the CPU, in units of a search, if Cerebro can prove that the code
+        of network, loss, metrics and `step` does the same for every batch, and if recording saves
+        time. Otherwise, the trial's log gives the reason.
+
+        True: record whenever possible. You promise that the Python code of the step (of the
+        network, loss and metrics) does the same for every batch. If the step cannot be recorded,
+        the trial's log gives the reason. Not supported with ``amp="fp16"``. On a GPU, the step is
+        captured as a CUDA graph, which saves the time to launch its kernels one by one. The
+        optimizers then have ``capturable=True``, even if the step is not replayed, and `accumulate`
+        is rejected.
+
+        False: never record. On the CPU, all three settings give the same states, bit for bit.
     state
         "all", or "trainable": leave parameters that do not require gradients (a frozen backbone)
-        out of states; `build` must then make them alike every time. Buffers, such as batch norm's
-        statistics, are always part of the state: they change in training even if parameters are
-        frozen.
+        out of states; `build` must then make the same frozen parameters every time. Buffers, such
+        as batch norm's statistics, are always part of the state, because training changes them even
+        if parameters are frozen.
+    train_step
+        ``train_step(net, batch, *optimizers) -> {"loss": ..., ...}`` does the whole training step
+        itself: it calls ``backward``, ``step`` and ``zero_grad`` (for GANs or several losses). It
+        returns detached metrics, an empty dict or None. Gradients that it leaves are part of the
+        state. Validation uses `step`, or `loss` and `metrics`.
+    weight
+        A column with the weight of each row, at least 0. A search checks the weights of its
+        training data. `loss` must then return a value for each row (``reduction="none"``; further
+        dimensions are averaged). The loss of a batch is the weighted mean,
+        ``sum(weight * loss) / sum(weight)``, as in scikit-learn's metrics and in torch's
+        ``CrossEntropyLoss(weight=)``; Keras' `fit` divides by the number of rows instead. The mean
+        over an epoch weights each batch by the sum of its weights, so it is the weighted mean of
+        all rows. A batch whose weights are all 0 has a loss of 0. With `accumulate`, all batches of
+        a window count equally. Metrics are not weighted. Data without the column can be evaluated,
+        without weights.
 
     Attributes
     ----------
     net
         The network.
+    channels_last
+        Whether the network computes in ``channels_last``, as after
+        ``net.to(memory_format=torch.channels_last)``. Images with the transform
+        `cerebro.transforms.ToCHW` then arrive in this memory format.
 
     Notes
     -----
-    If the network is in training mode when the model is made, but some submodules are in
-    evaluation mode, these stay so in training.
+    If the network is in training mode when the model is made, but some of its submodules are in
+    evaluation mode, these submodules stay in evaluation mode during training.
 
     Raises
     ------
@@ -164,29 +215,43 @@ class Model(BaseModel):
         clip_norm: float | None = None,
         accumulate: int = 1,
         amp: str | None = None,
-        graph: bool = False,
+        graph: bool | None = None,
         state: str = "all",
+        train_step: Callable[..., Mapping[str, Any] | None] | None = None,
+        weight: str | None = None,
     ) -> None:
         _check_net(net)
         self.net = net
         self._loss = loss
-        self._metrics = named_functions("metrics", metrics)
+        collected: Any = {"": metrics}
+        given = collected if is_collection(metrics) else named_functions("metrics", metrics)
+        self._accumulating: dict[str, Any] = {
+            name: f for name, f in given.items() if accumulates(f)
+        }
+        self._metrics = {name: f for name, f in given.items() if not accumulates(f)}
+        if is_collection(epoch_metrics):
+            epoch_metrics = {"": epoch_metrics}  # type: ignore[dict-item]
         self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)
         self._inputs, self._target = inputs, target
+        self._weight = weight
         self._step = step
+        self._train_step = train_step
         self._augment = augment
         self._clip_norm = real_number("clip_norm", clip_norm, above=0, optional=True)
         self._accumulate = whole_number("accumulate", accumulate, 1, math.inf)
         self._optimizers = _check_optimizers(optimizer, net, loss)
         self._schedulers = _check_schedulers(scheduler, self._optimizers)
         self._scheduler_step = _check_scheduler_step(scheduler_step, self._schedulers)
+        metered = {f"metrics.{name}": metric for name, metric in self._accumulating.items()}
+        self._meters = Metrics({"net": net, "loss": loss, **metered})
+        self._returned: dict[str, str] = {}  # metrics that step returned: their paths by name
         self._check_combinations(graph, state, amp)
-        _refuse_torchmetrics(net, {"loss": loss, **self._metrics})
         self._partial = state == "trainable"
-        others = (loss, *self._metrics.values(), *self._epoch_metrics.values())
+        others = (loss, *given.values(), *self._epoch_metrics.values())
         place(net, self._optimizers, others, build_device())
 
         self._parameters = _all_parameters(net, self._optimizers)
+        self.channels_last = any(map(_is_channels_last, net.parameters()))
         self._device = self._parameters[0].device
         self._on_gpu = self._device.type == "cuda"
         self._autocast, self._scaler = _make_amp(amp, self._device.type)
@@ -198,29 +263,67 @@ class Model(BaseModel):
         self._objective = self._compile_objective()
         self._graphed: GraphedStep | None = None
         self._recorded: tuple[RecordedStep, ...] = ()
+        self._told_of_recording = False
         if graph and self._on_gpu:
             if self._accumulate != 1:
                 raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
             make_capturable(self._optimizers)
             self._train = self._compile_graphed(CudaRecorder(self._device))
+        elif train_step is not None:
+            self._train = self._compile_own(train_step)
         else:
-            self._train = self._compile_train(record=graph and self._device.type == "cpu")
+            self._train = self._compile_train(graph=graph if self._device.type == "cpu" else False)
 
-    def _check_combinations(self, graph: bool, state: str, amp: str | None) -> None:
+    def _check_combinations(self, graph: bool | None, state: str, amp: str | None) -> None:
+        if graph not in (None, True, False):
+            raise InputError(f"graph must be None, True or False, not {graph!r}")
         if graph and amp == "fp16":
             raise InputError(
                 "graph=True: amp='fp16' reads the gradients before each step: use amp='bf16'"
             )
         if state not in ("all", "trainable"):
             raise InputError(f"state must be 'all' or 'trainable', not {state!r}")
-        check_metrics(self._loss, self._step, self._metrics, self._epoch_metrics)
-        for name, value in (("step", self._step), ("augment", self._augment), ("loss", self._loss)):
+        metrics = {**self._metrics, **self._accumulating}
+        check_metrics(self._loss, self._step, metrics, self._epoch_metrics)
+        if graph and self._meters:
+            raise InputError(
+                f"graph=True cannot count the batches of {self._meters}: leave out graph, or give "
+                "the metric in epoch_metrics"
+            )
+        if self._train_step is not None:
+            self._check_train_step(graph, amp)
+        functions = {
+            "step": self._step,
+            "train_step": self._train_step,
+            "augment": self._augment,
+            "loss": self._loss,
+        }
+        for name, value in functions.items():
             if value is not None and not callable(value):
                 raise InputError(f"{name} must be callable, not {value!r}")
             if isinstance(value, type) and issubclass(value, torch.nn.Module):
                 raise InputError(f"{name} is the class {value.__name__}: give {value.__name__}()")
         column_names("inputs", self._inputs)
         column_names("target", self._target)
+        if self._weight is not None:
+            check_weight(self._weight, self._loss, self._step or self._train_step)
+
+    def _check_train_step(self, graph: bool | None, amp: str | None) -> None:
+        given = {
+            "clip_norm": self._clip_norm is not None,
+            "accumulate": self._accumulate != 1,
+            "amp": amp is not None,
+            "graph": graph,
+        }
+        for name in (name for name, is_given in given.items() if is_given):
+            raise InputError(
+                f"train_step makes its own updates: leave out {name}, and do its work in train_step"
+            )
+
+    def bind_info(self, info: Any) -> None:
+        """Check the weights of the training data."""
+        if self._weight is not None and isinstance(info.data, Dataset):
+            check_column(info.data, self._weight)
 
     # --- training and evaluation ----------------------------------------------
 
@@ -235,7 +338,8 @@ class Model(BaseModel):
         Returns
         -------
         dict
-            The loss, a detached 0-d tensor, and the metrics.
+            The loss, a detached 0-d tensor, and the metrics. With `weight` the loss is a pair with
+            the sum of the batch's weights.
         """
         if self._on_gpu:
             batch = self._placed(batch)
@@ -248,12 +352,17 @@ class Model(BaseModel):
             if "implicitly created only for scalar" in str(error):
                 raise InputError(
                     "the loss must be a mean over the batch's rows, a tensor without dimensions: "
-                    "not one value for each row (reduction='none')"
+                    "not one value for each row (reduction='none'), unless weight= names a column"
+                ) from error
+            if "backward through the graph a second time" in str(error) and self._step is not None:
+                raise InputError(
+                    "step has called backward(), and so does Cerebro with the loss that step "
+                    "returns: give a function that makes its own updates as train_step="
                 ) from error
             raise
 
     def end_unit(self) -> None:
-        """Finish an update that waits for more batches: a window ends with its unit."""
+        """Make an update that is still pending: a window of `accumulate` ends with its unit."""
         for recorded in self._recorded:
             recorded.look_again()
         if self._pending:
@@ -261,8 +370,8 @@ class Model(BaseModel):
         if self._scheduler_due:
             self._step_schedulers()
 
-    def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        """Step the schedulers that step by epoch.
+    def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Step the schedulers that step once per epoch; compute and reset torchmetrics metrics.
 
         Parameters
         ----------
@@ -271,30 +380,114 @@ class Model(BaseModel):
         metrics
             The epoch's metrics, such as ``train_loss`` and ``val_accuracy``.
 
+        Returns
+        -------
+        dict
+            The training metrics that torchmetrics has accumulated.
+
         Raises
         ------
         InputError
-            The scheduler follows a metric that is not among them.
+            The scheduler follows a metric that is not in `metrics`.
         """
         self.end_unit()
+        computed = self._computed()
+        self._meters.reset()
+        self._returned = {}
+        metrics = {**{f"train_{name}": value for name, value in computed.items()}, **metrics}
         if self._scheduler_step == "epoch":
             self._step_schedulers()
         elif self._scheduler_step != "batch":
             value = _find_metric(self._scheduler_step, metrics)
             for scheduler in self._schedulers:
                 scheduler.step(value)
+        return computed
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
         """Return loss and metrics of one batch; the model is not changed.
 
-        Gradients are off, but without inference mode: tensors that a network caches under it
-        (masks, rotary tables) could not be used in training afterwards.
+        Gradients are off, but inference mode is not used: tensors that a network caches in
+        inference mode (masks, rotary tables) could not be used in training afterwards.
         """
         if self._recorded:
             if self.net.training:
                 self.net.eval()
             return self._recorded[1](batch)
-        return self._measure(batch)[0]
+        if not self._meters:
+            return self._measure(batch)[0]
+        with self._metering():
+            return {**self._measure(batch)[0], **self._computed()}
+
+    @property
+    def evaluates_whole(self) -> bool:
+        """Whether some metrics are not means over batches."""
+        return bool(self._epoch_metrics or self._meters)
+
+    @property
+    def _keeps_outputs(self) -> bool:
+        return bool(self._epoch_metrics)
+
+    def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
+        """Return the loss and all metrics over all rows; see `cerebro.model.BaseModel.evaluate`."""
+        if not self._meters:
+            return super().evaluate(data, batch_size=batch_size)
+        with self._metering():
+            means = super().evaluate(data, batch_size=batch_size)
+            return {**means, **self._computed()}
+
+    @contextlib.contextmanager
+    def _metering(self) -> Iterator[None]:
+        """Reset torchmetrics metrics for a pass in this block; restore their states at the end."""
+        returned, self._returned = self._returned, {}
+        try:
+            with self._meters.aside():
+                yield
+        finally:
+            self._returned = returned
+
+    def _computed(self) -> dict[str, float]:
+        """Return the values of the torchmetrics metrics that have accumulated batches."""
+        found: dict[str, float] = {}
+        with self._no_grad:
+            for name, metric in self._accumulating.items():
+                if is_updated(metric):
+                    found.update(numbers(name, metric.compute()))
+            for name, path in self._returned.items():
+                found.update(numbers(name, self._meters.metric(path).compute()))
+        return found
+
+    def replays_for(self, step: Any) -> list[_core.Replay] | None:
+        """Return the recorded steps that may replace calls of `train_batch` or `eval_batch`.
+
+        The epoch runner runs them without Python code. The list changes as steps are recorded or
+        dropped. None: every batch needs a call of the method.
+
+        Parameters
+        ----------
+        step
+            The method of this model: `train_batch` or `eval_batch`.
+        """
+        if not self._recorded:
+            return None
+        function = getattr(step, "__func__", None)
+        if function is Model.eval_batch:
+            return self._recorded[1].ready
+        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
+        if function is not Model.train_batch or by_batch:
+            return None
+        if self._accumulate != 1 or self._augment is not None:
+            return None
+        return self._recorded[0].ready
+
+    @property
+    def columns_read(self) -> list[str] | None:  # type: ignore[override]
+        """The columns of `inputs`, `target` and `weight`; None if user code sees whole batches."""
+        if type(self) is not Model or any(name in vars(self) for name in _SEE_BATCHES):
+            return None
+        if self._step or self._train_step or self._augment:
+            return None
+        read = [*column_names("inputs", self._inputs), *column_names("target", self._target)]
+        return read if self._weight is None else [*read, self._weight]
 
     @property
     def inputs(self) -> Columns:
@@ -303,8 +496,13 @@ class Model(BaseModel):
 
     @property
     def held_bytes(self) -> int:
-        """The memory of recorded steps, in addition to that of the state."""
+        """The bytes of recorded steps that only this model uses, in addition to its state."""
         return sum(recorded.held_bytes for recorded in self._recorded)
+
+    @property
+    def shared_bytes(self) -> int:
+        """The bytes of recorded steps that all models of this thread share."""
+        return kept_programs.held_bytes
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the network's output for a batch, in evaluation mode, without gradients."""
@@ -327,9 +525,10 @@ class Model(BaseModel):
     def state_dict(self) -> dict[str, Any]:
         """Return the state: live tensors, not copies.
 
-        It holds ``net``, ``optimizer`` and, if they exist, ``scheduler``, ``scaler`` and ``loss``;
-        with ``state="trainable"`` also ``partial``, which is true. States are taken between units,
-        so this ends an open window of `accumulate` (see :meth:`end_unit`).
+        Its keys are ``net``, ``optimizer`` and, if they exist, ``scheduler``, ``scaler`` and
+        ``loss``; ``partial``, which is true, with ``state="trainable"``; ``metrics`` with
+        torchmetrics; and ``gradients`` with `train_step`. States are taken between units, so this
+        call ends an open window of `accumulate` (see :meth:`end_unit`).
         """
         self.end_unit()
         net = dict(self.net.state_dict())
@@ -337,17 +536,24 @@ class Model(BaseModel):
             for name in frozen_names(self.net):
                 net.pop(name, None)
         state: dict[str, Any] = {"net": net}
-        if self._partial:  # for readers of states without the model
+        if self._partial:  # for code that reads states without the model
             state["partial"] = True
-        state["optimizer"] = _each(optimizer_state, self._optimizers)
+        state["optimizer"] = each_state(optimizer_state, self._optimizers)
         if self._schedulers:
-            state["scheduler"] = _each(scheduler_state, self._schedulers)
+            state["scheduler"] = each_state(scheduler_state, self._schedulers)
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
         if isinstance(self._loss, torch.nn.Module):
             loss = dict(self._loss.state_dict())
             if loss:
                 state["loss"] = loss
+        if self._meters:
+            state["metrics"] = {
+                "metrics": self._meters.state_dict(),
+                "returned": dict(self._returned),
+            }
+        if self._train_step is not None:
+            state["gradients"] = gradients_of(self._parameters)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -356,9 +562,15 @@ class Model(BaseModel):
         Raises
         ------
         StateError
-            The state is of a different network or optimizer.
+            The state is from a different network or optimizer.
         """
-        for part, there in (("net", True), ("optimizer", True), ("scheduler", self._schedulers)):
+        for part, there in (
+            ("net", True),
+            ("optimizer", True),
+            ("scheduler", self._schedulers),
+            ("metrics", self._meters),
+            ("gradients", self._train_step),
+        ):
             if bool(there) != (part in state):
                 raise StateError(
                     f"the state has {'no' if there else 'a'} {part!r}, unlike the model that build "
@@ -371,45 +583,30 @@ class Model(BaseModel):
             recorded.look_again()
         self._drop_gradients()
         load_net(self.net, state["net"], partial=self._partial)
-        for optimizer, part in self._parts(self._optimizers, state["optimizer"]):
+        for optimizer, part in parts_of(self._optimizers, state["optimizer"]):
             load_optimizer(optimizer, part)
-        for scheduler, part in self._parts(self._schedulers, state.get("scheduler")):
+        for scheduler, part in parts_of(self._schedulers, state.get("scheduler")):
             load_scheduler(scheduler, part)
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         if "loss" in state:
             load_net(self._loss, state["loss"], partial=False)
+        if self._meters:
+            self._meters.load_state_dict(state["metrics"]["metrics"])
+            self._returned = dict(state["metrics"]["returned"])
+        load_gradients(self._parameters, state.get("gradients", {}))
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
 
-        Weights, moments and the scheduler's position are the parent's. The settings of parameter
-        groups (learning rate, weight decay, ...) and of torch's schedulers (base learning rates,
-        decay, milestones, ...) stay as `build` made them from `config`; other schedulers keep only
-        the base learning rates. If a scheduler has changed the parent's learning rate, this one's
-        is scaled in the same proportion until its scheduler steps.
+        Weights, moments and the scheduler's position come from the parent. The settings of
+        parameter groups (learning rate, weight decay, ...) and of torch's schedulers (base learning
+        rates, decay, milestones, ...) stay as `build` made them from `config`; schedulers that are
+        not torch's keep only their base learning rates. If a scheduler has changed the parent's
+        learning rate, this trial's learning rate is scaled by the same factor until its own
+        scheduler steps.
         """
-        own = [group_settings(optimizer) for optimizer in self._optimizers]
-        advanced = [
-            advanced_state(scheduler, part)
-            for scheduler, part in self._parts(self._schedulers, state.get("scheduler", {}))
-        ]
-        self.load_state_dict(state)
-        for optimizer, settings in zip(self._optimizers, own, strict=True):
-            apply_settings(optimizer, settings)
-        for scheduler, part in zip(self._schedulers, advanced, strict=True):
-            load_scheduler(scheduler, part)
-
-    @staticmethod
-    def _parts(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
-        if len(objects) == 1:
-            return [(objects[0], state)]
-        try:
-            return [(item, state[str(index)]) for index, item in enumerate(objects)]
-        except (KeyError, TypeError):
-            raise StateError(
-                f"the state is not of {len(objects)} optimizers or schedulers"
-            ) from None
+        load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.net.parameters())
@@ -418,7 +615,7 @@ class Model(BaseModel):
 
     # --- the parts of a training step -----------------------------------------
 
-    def _compile_train(self, *, record: bool) -> Callable[[Batch], dict[str, Any]]:
+    def _compile_train(self, *, graph: bool | None) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch, with all settings resolved in advance."""
         net, objective, augment = self.net, self._objective, self._augment
         autocast, scaler, accumulate = self._autocast, self._scaler, self._accumulate
@@ -437,7 +634,10 @@ class Model(BaseModel):
                 self._update()
             return values
 
-        take = self._record(step) if record else step
+        records = graph or (graph is None and scaler is None)
+        # Torchmetrics metrics count batches in Python code, which a replayed step does not run.
+        records = records and not self._meters
+        take = self._record(step, promised=bool(graph)) if records else step
 
         def train(batch: Batch) -> dict[str, Any]:
             if not net.training:
@@ -450,8 +650,8 @@ class Model(BaseModel):
             values = take(batch, pending)
             self._pending = (pending + 1) % accumulate
             if by_batch:
-                # Inside a unit the next batch steps it: if this batch is the unit's last,
-                # end_unit makes its update first.
+                # The unit's next batch steps the schedulers. After the unit's last batch, end_unit
+                # makes a pending update first.
                 self._scheduler_due = True
                 if accumulate == 1:
                     self._step_schedulers()
@@ -460,23 +660,119 @@ class Model(BaseModel):
         return train
 
     def _record(
-        self, step: Callable[[Batch, int], dict[str, Any]]
+        self, step: Callable[[Batch, int], dict[str, Any]], *, promised: bool
     ) -> Callable[[Batch, int], dict[str, Any]]:
-        """Return the step as one that is recorded and replayed; record evaluation, too."""
+        """Return `step` wrapped to be recorded and replayed; wrap the evaluation step, too."""
 
         def evaluate(batch: Batch, pending: int) -> dict[str, Any]:
             return self._measure(batch)[0]
 
         modules = [self.net, self._loss] if isinstance(self._loss, torch.nn.Module) else [self.net]
         gathered = self._parameters if self._accumulate != 1 else ()
+        prove = None if promised else self._prove
+        looks_always = not promised and self._is_followed_by_unknown_code()
         training = RecordedStep(
-            step, "training step", modules, self._optimizers, gathered, self._drop_gradients
+            *(step, "training step", modules, self._optimizers, gathered, self._drop_gradients),
+            prove=prove,
+            looks_always=looks_always,
         )
-        self._recorded = (training, RecordedStep(evaluate, "evaluation", modules))
+        evaluation = RecordedStep(
+            evaluate, "evaluation", modules, prove=prove, looks_always=looks_always
+        )
+        self._recorded = (training, evaluation)
         return training
 
+    def _prove(self) -> Proof:
+        """Return a proof that network, loss, metrics and `step` do the same for every batch.
+
+        Raises
+        ------
+        Unproven
+            This cannot be proven; the message gives the reason.
+        """
+        for kind in type(self).__mro__[: type(self).__mro__.index(Model)]:
+            for name in vars(kind):
+                if name.startswith("_") and not name.startswith("__") and hasattr(Model, name):
+                    raise Unproven(f"{kind.__name__} replaces cerebro.torch.Model.{name}")
+        for name in vars(self):
+            if callable(getattr(Model, name, None)):
+                raise Unproven(f"{name} of the model was replaced")
+        proof = Proof()
+        for optimizer in self._optimizers:
+            proof.optimizer(optimizer)
+        net = known(self.net)
+        if self._step is not None:
+            proof.call(known(self._step), Arguments([net, DATA]), "step")
+            return proof
+        inputs = self._inputs
+        if isinstance(inputs, Mapping):
+            given = Arguments(named=dict.fromkeys(inputs, DATA))
+        else:
+            given = Arguments([DATA] * (1 if isinstance(inputs, str) else len(inputs)))
+        output = proof.call(net, given, "the network")
+        both = Arguments([output] if self._target is None else [output, DATA])
+        if self._loss is None:
+            proof.data(output, "the network's output")
+        else:
+            proof.data(proof.call(known(self._loss), both, "the loss"), "the loss")
+        for name, metric in self._metrics.items():
+            proof.data(proof.call(known(metric), both, name), f"the metric {name!r}")
+        return proof
+
+    def _is_followed_by_unknown_code(self) -> bool:
+        """Return whether unknown code, which may change the network, runs between two steps."""
+        overridden = any(
+            getattr(type(self), name) is not getattr(Model, name)
+            for name in ("train_batch", "eval_batch")
+        )
+        by_batch = self._scheduler_step == "batch"
+        return (
+            overridden
+            or self._augment is not None
+            or (by_batch and not all(map(is_quiet, self._schedulers)))
+        )
+
+    def begin_recorded_unit(self, batches: int, left: int, *, training: bool) -> None:
+        """Begin a unit whose steps may be recorded.
+
+        `batches` is the number of batches in the unit, `left` the number left in the trial,
+        including those of the unit.
+        """
+        if self._recorded:
+            self._recorded[0 if training else 1].begin_unit(batches, left)
+
+    def end_recorded_unit(self, *, training: bool) -> str | None:
+        """Compare the unit's replayed step with the ordinary step.
+
+        Call this after the unit's last batch, before :meth:`end_unit`.
+
+        Returns
+        -------
+        str or None
+            How the steps differ; the unit's results may then be wrong. None if they are equal.
+        """
+        if not self._recorded:
+            return None
+        pending = self._pending
+        how = self._recorded[0 if training else 1].end_unit()
+        self._pending = pending
+        return how
+
+    def stop_recording(self) -> None:
+        """Take ordinary steps from now on."""
+        for recorded in self._recorded:
+            recorded.refuse("it has differed from the ordinary step before")
+
+    def recording_note(self) -> str | None:
+        """Return the reason why the training step is not recorded by default; later, None."""
+        note = None
+        if self._recorded and not self._told_of_recording:
+            note = self._recorded[0].note
+            self._told_of_recording = note is not None
+        return note
+
     def _compile_graphed(self, recorder: Recorder) -> Callable[[Batch], dict[str, Any]]:
-        """Return the function that trains on a batch with a capturable step."""
+        """Return the function that trains on a batch with a step that can be captured."""
         net, objective, augment = self.net, self._objective, self._augment
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
 
@@ -503,8 +799,29 @@ class Model(BaseModel):
 
         return train
 
+    def _compile_own(
+        self, train_step: Callable[..., Mapping[str, Any] | None]
+    ) -> Callable[[Batch], dict[str, Any]]:
+        """Return the function that trains on a batch with the user's own step."""
+        net, optimizers, augment = self.net, self._optimizers, self._augment
+        by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
+
+        def train(batch: Batch) -> dict[str, Any]:
+            if not net.training:
+                self._to_training()
+            if augment is not None:
+                batch = augment(batch)
+            returned = train_step(net, batch, *optimizers)
+            if by_batch:
+                self._step_schedulers()
+            if returned is not None and not isinstance(returned, Mapping):
+                raise InputError(f"train_step must return a dict of metrics, not {returned!r}")
+            return self._values_of(returned or {})
+
+        return train
+
     def _update(self) -> None:
-        """Update the parameters with the accumulated gradients, and drop these."""
+        """Update the parameters with the accumulated gradients, and drop the gradients."""
         self._pending = 0
         scaler = self._scaler
         if scaler is not None and self._clip_norm is not None:
@@ -522,8 +839,8 @@ class Model(BaseModel):
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:
-        # Including parameters without an optimizer: gradients accumulated there would count in
-        # clip_norm, and would be lost in a hop.
+        # Include parameters without an optimizer: their gradients would accumulate, count in
+        # clip_norm, and be lost in a hop.
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -545,7 +862,9 @@ class Model(BaseModel):
             return self._targetless_objective
         get_target, forward, no_grad = make_getter(self._target), self._forward, self._no_grad
         loss_function, metrics = self._loss, list(self._metrics.items())
-        needs_target = bool(metrics or self._epoch_metrics)
+        accumulating = list(self._accumulating.values())
+        needs_target = bool(metrics or accumulating or self._epoch_metrics)
+        weight, net = self._weight, self.net
 
         def objective(batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
             output = forward(batch)
@@ -555,11 +874,18 @@ class Model(BaseModel):
             else:
                 target = get_target(batch)
                 loss = loss_function(output, target)
-            values = {"loss": loss.detach()}
+            if weight is None:
+                values: dict[str, Any] = {"loss": loss.detach()}
+            else:
+                loss, total = weighted_mean(loss, batch, weight, required=net.training)
+                values = {"loss": (loss.detach(), total)}
             if metrics:
                 with no_grad:
                     for name, metric in metrics:
                         values[name] = metric(output, target)
+            for metric in accumulating:
+                with no_grad:
+                    metric.update(output, target)
             return values, loss, output, target
 
         return objective
@@ -567,10 +893,15 @@ class Model(BaseModel):
     def _targetless_objective(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
         output = self._forward(batch)
         loss = loss_of(output) if self._loss is None else self._loss(output)
-        values = {"loss": loss.detach()}
+        values: dict[str, Any] = {"loss": loss.detach()}
+        if self._weight is not None:
+            loss, total = weighted_mean(loss, batch, self._weight, required=self.net.training)
+            values["loss"] = loss.detach(), total
         with self._no_grad:
             for name, metric in self._metrics.items():
                 values[name] = metric(output)
+            for metric in self._accumulating.values():
+                metric.update(output)
         return values, loss, output, None
 
     def _step_objective(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
@@ -579,10 +910,33 @@ class Model(BaseModel):
         if not isinstance(returned, Mapping) or "loss" not in returned:
             raise InputError(f"step must return a dict with 'loss', not {returned!r}")
         loss = returned["loss"]
-        values = {name: _detached(value) for name, value in returned.items()}
+        values = self._values_of(returned)
         return values, loss[0] if isinstance(loss, tuple) else loss, None, None
 
+    def _values_of(self, returned: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a step's values, detached; keep torchmetrics metrics for the end of the epoch."""
+        if not self._meters:
+            return {name: _detached(value) for name, value in returned.items()}
+        values = {}
+        for name, value in flattened(returned):
+            if not is_metric(value):
+                values[name] = _detached(value)
+                continue
+            path = self._meters.name_of(value)
+            if path is None:
+                raise InputError(
+                    f"the step returned a {type(value).__name__} as {name!r}, which is not a part "
+                    "of net: make it an attribute of the network"
+                )
+            self._returned[name] = path
+        return values
+
     def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, Any]]:
+        if self._train_step is not None and self._step is None and self._loss is None:
+            raise InputError(
+                "train_step only trains: give step= or loss= for validation, or leave out "
+                "the validation data"
+            )
         if self.net.training:
             self.net.eval()
         if self._on_gpu:
@@ -601,14 +955,18 @@ class Model(BaseModel):
 
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
         outputs, targets = parts
-        if self._autocast is not None:  # NumPy and scikit-learn know no bfloat16
+        if self._autocast is not None:  # NumPy and scikit-learn lack bfloat16
             outputs = _in_float32(outputs)
-        return super()._whole([outputs, targets])
+        arguments = (outputs,) if self._target is None else (outputs, targets)
+        found: dict[str, float] = {}
+        for name, metric in self._epoch_metrics.items():
+            found.update(numbers(name, self._call(metric, *arguments)))
+        return found
 
     def _call(self, metric: Callable[..., Any], *arguments: Any) -> Any:
         with self._no_grad:
             value = metric(*arguments)
-        if _is_torchmetric(metric):
+        if accumulates(metric):
             metric.reset()  # type: ignore[attr-defined]  # it would keep all passes
         return value
 
@@ -624,38 +982,47 @@ class Model(BaseModel):
         return [float(value) for value in values]
 
     def _to_host(self, output: Any) -> Any:
-        if isinstance(output, torch.Tensor):
-            return output.cpu()
-        if isinstance(output, Mapping):
-            return {key: self._to_host(value) for key, value in output.items()}
-        if isinstance(output, (list, tuple)):
-            return tuple(self._to_host(value) for value in output)
-        return output
+        return host_copy(output)
 
     def _join(self, parts: list[Any]) -> Any:
-        """Join the batches' outputs along their rows; return them as a list if they do not fit."""
-        first = parts[0]
-        if isinstance(first, torch.Tensor):
-            return torch.cat(parts) if is_joinable(parts) else parts
-        if isinstance(first, Mapping):
-            return {key: self._join([part[key] for part in parts]) for key in first}
-        if isinstance(first, (list, tuple)):
-            return tuple(self._join([part[i] for part in parts]) for i in range(len(first)))
-        return parts
+        return joined(parts)
 
     def _placed(self, batch: Batch) -> Batch:
-        """Return the batch on the network's device; the batch itself if it is already there."""
+        """Return the batch on the network's device; return it unchanged if it is already there."""
         away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
         return moved(batch, self._device) if any(away) else batch
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
-        """Raise InputError if a KeyError came from a column that the batch lacks."""
+        """Raise InputError if a KeyError was caused by a column that the batch lacks."""
         if self._step is None:
             check_batch(batch, self._inputs, self._target if with_target else None)
 
 
+def host_copy(output: Any) -> Any:
+    """Return a network's output with the same structure, in host memory."""
+    if isinstance(output, torch.Tensor):
+        return output.cpu()
+    if isinstance(output, Mapping):
+        return {key: host_copy(value) for key, value in output.items()}
+    if isinstance(output, (list, tuple)):
+        return tuple(host_copy(value) for value in output)
+    return output
+
+
+def joined(parts: list[Any]) -> Any:
+    """Join the batches' outputs along their rows; return them as a list if they do not fit."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts) if is_joinable(parts) else parts
+    if isinstance(first, Mapping):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return tuple(joined([part[i] for part in parts]) for i in range(len(first)))
+    return parts
+
+
 def _make_forward(net: Any, inputs: Columns) -> Callable[[Batch], Any]:
-    """Return the function that calls the network with a batch's columns."""
+    """Return a function that calls the network with the columns `inputs` of a batch."""
     if isinstance(inputs, str):
         return lambda batch: net(batch[inputs])
     get = make_getter(inputs)
@@ -671,7 +1038,7 @@ def _detached(value: Any) -> Any:
 
 
 def _in_float32(outputs: Any) -> Any:
-    """Return outputs of mixed precision in single precision; others as they are."""
+    """Return outputs with 16-bit floats converted to float32, and others unchanged."""
     if isinstance(outputs, torch.Tensor):
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
     if isinstance(outputs, Mapping):
@@ -679,12 +1046,6 @@ def _in_float32(outputs: Any) -> Any:
     if isinstance(outputs, (list, tuple)):
         return type(outputs)([_in_float32(value) for value in outputs])
     return outputs
-
-
-def _each(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
-    if len(objects) == 1:
-        return take(objects[0])
-    return {str(index): take(item) for index, item in enumerate(objects)}
 
 
 def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:
@@ -708,26 +1069,13 @@ def _check_net(net: Any) -> None:
             raise InputError(f"net.{name} is a Keras {type(part).__name__}: {NO_KERAS}")
 
 
-def _is_torchmetric(value: object) -> bool:
-    """Whether an object is a ``torchmetrics.Metric``, without importing its package."""
-    kinds = {(kind.__module__, kind.__name__) for kind in type(value).__mro__}
-    return ("torchmetrics.metric", "Metric") in kinds
-
-
-def _refuse_torchmetrics(net: Any, functions: Mapping[str, Any]) -> None:
-    """Raise InputError for metrics that accumulate batches, which workers would mix up."""
-    found = [(f"net.{name}", part) for name, part in net.named_modules()]
-    for name, function in functions.items():
-        what = "loss" if name == "loss" else f"metrics[{name!r}]"
-        parts = function.modules() if isinstance(function, torch.nn.Module) else [function]
-        found += [(what, part) for part in parts]
-    for what, part in found:
-        if _is_torchmetric(part):
-            raise InputError(
-                f"{what} is a torchmetrics {type(part).__name__}, which accumulates batches in a "
-                "state that does not move with the trial: give it in epoch_metrics=, or use the "
-                "function of torchmetrics.functional in metrics="
-            )
+def _is_channels_last(weight: Any) -> bool:
+    """Return whether a weight is a convolution's and in the memory format ``channels_last``."""
+    return (
+        weight.dim() == 4
+        and not weight.is_contiguous()
+        and weight.is_contiguous(memory_format=torch.channels_last)
+    )
 
 
 def _several(value: Any) -> tuple[Any, ...]:
@@ -757,8 +1105,8 @@ def _check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
             raise InputError(
                 f"the {kind} has none of the network's parameters: make it from net.parameters()"
             )
-        # Schedulers warn if they step before their optimizer object has. After a hop that is
-        # normal: the trial has stepped, not the object.
+        # Schedulers warn if they step before their optimizer object has stepped. After a hop, this
+        # is normal: the trial has stepped, but not this object.
         item._opt_called = True
     return optimizers
 
@@ -771,7 +1119,8 @@ def _check_schedulers(scheduler: Any, optimizers: Sequence[Any]) -> tuple[Any, .
         its = getattr(item, "optimizer", None)
         if its is not None and not any(its is optimizer for optimizer in optimizers):
             raise InputError(
-                f"the {type(item).__name__} belongs to a different optimizer than the one given"
+                f"the {type(item).__name__} belongs to a different optimizer than the one given: "
+                "make it from the optimizer that you give"
             )
     return schedulers
 
@@ -796,7 +1145,7 @@ def _check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str
 
 
 def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:
-    """Return the network's parameters in order, then any others that optimizers have."""
+    """Return the network's parameters in order, then any other parameters of the optimizers."""
     parameters = list(net.parameters())
     known = {id(parameter) for parameter in parameters}
     for optimizer in optimizers:

@@ -1,12 +1,12 @@
-"""The numbers that an optimizer's step takes from its settings: found, then updated.
+"""Find and update the numbers in an optimizer's step that come from its settings.
 
-PyTorch's optimizers compute in Python what they hand to operators: ``1 - lr * weight_decay``,
-``-lr / (1 - beta1**t)``. A recorded step has these numbers as they were. They are found by
-recording the optimizer once more, with other settings and another count of steps: a number that
-changes must be what the optimizer's formulas give for both. Before every replay the formulas are
-computed again, from the settings that hold then.
+PyTorch's optimizers compute numbers in Python and pass them to operators, such as
+``1 - lr * weight_decay`` or ``-lr / (1 - beta1**t)``. A recorded step contains their values at the
+time of recording. To find them, the optimizer is recorded once more, with different settings and a
+different count of steps. For every number that changes, one of the optimizer's formulas must give
+both values. Before every replay, the formulas are computed again from the current settings.
 
-An optimizer that has no formulas here, or a number that none of them gives, means ordinary steps.
+If an optimizer has no formulas here, or no formula explains a number, steps are not replayed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,13 @@ from typing import Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from cerebro.torch.cpu_recorder import Call, Program, Recording
+from cerebro.torch.cpu_program import Program
+from cerebro.torch.cpu_recorder import Call, Recording
+from cerebro.torch.graph import are_others, groups_of
+from cerebro.torch.proof.unchanged import PLAIN
 
 Group = Mapping[str, Any]
-Formula = Callable[[Group, float], Any]
+Formulas = Callable[[Group, float], dict[str, Any]]
 
 
 def _of_adam(group: Group, t: float) -> dict[str, Any]:
@@ -52,20 +55,23 @@ def _of_sgd(group: Group, t: float) -> dict[str, Any]:
     }
 
 
-FORMULAS: dict[type, Callable[[Group, float], dict[str, Any]]] = {
+FORMULAS: dict[type, Formulas] = {
     torch.optim.Adam: _of_adam,
     torch.optim.AdamW: _of_adam,
     torch.optim.SGD: _of_sgd,
 }
 
 COUNTED = ("step size", "correction")
-"""Formulas that change with every step."""
+"""Formulas whose values change with every step."""
 
 NUMBERS = ("lr", "betas", "weight_decay", "eps", "momentum", "dampening")
-"""Settings that formulas use; whether they are 0 decides which operators run."""
+"""Settings that formulas use. Which operators run depends on which of them are 0."""
 
-IGNORED = ("params", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum")
-"""Entries of parameter groups that schedulers use and optimizers do not."""
+IGNORED = (
+    *("params", "param_names"),
+    *("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"),
+)
+"""Entries of parameter groups that only schedulers and users read, not optimizers."""
 
 
 class Unexplained(Exception):
@@ -73,9 +79,11 @@ class Unexplained(Exception):
 
 
 class Hole:
-    """Where a recorded call takes a number from the settings."""
+    """A place in a recorded call where the number comes from an optimizer's settings."""
 
-    def __init__(self, group: int, formula: str, container: Any, key: Any) -> None:
+    def __init__(self, group: int, formula: str, container: Any, key: Any, at: Any = None) -> None:
+        self.at = at
+        """The place as (number of the call, 0 for arguments or 1 for keywords, path in these)."""
         self.group = group
         self.formula = formula
         self.container = container
@@ -87,11 +95,19 @@ class Numbers:
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._optimizers = optimizers
+        self._groups: list[tuple[Any, Formulas | None, Any]] = []
+        self.take_groups()
+
+    def take_groups(self) -> bool:
+        """Store the optimizers' current groups; return whether they are different objects now."""
+        if not are_others(groups_of(self._optimizers), [group for group, _, _ in self._groups]):
+            return False
         self._groups = [
             (group, FORMULAS.get(type(item)), item)
-            for item in optimizers
-            for group in item.param_groups
+            for item in self._optimizers
+            for group in groups_of([item])
         ]
+        return True
 
     def refusal(self) -> str | None:
         """Return the reason why the optimizers' steps cannot be repeated, or None."""
@@ -116,7 +132,11 @@ class Numbers:
     def settings(self) -> list[Any]:
         """Return all settings, for comparison."""
         return [
-            [value for key, value in group.items() if key != "params"]
+            [
+                value if type(value) in PLAIN else _comparable(value)
+                for key, value in group.items()
+                if key != "params"
+            ]
             for group, _, _ in self._groups
         ]
 
@@ -127,12 +147,12 @@ class Numbers:
             for key, value in group.items():
                 if key in NUMBERS:
                     found.append((key, key == "lr" or _nonzero(value)))
-                elif key not in IGNORED:
-                    found.append((key, value))
+                elif key not in IGNORED:  # users may add entries of any type
+                    found.append((key, repr(value)))
         return tuple(found)
 
     def counts(self) -> list[float]:
-        """Return for each group the number of its next step."""
+        """Return the number of the next step of each group."""
         found = []
         for group, _, item in self._groups:
             step = _step_of(item, group["params"])
@@ -140,12 +160,12 @@ class Numbers:
         return found
 
     def require_equal_counts(self) -> None:
-        """Check that the parameters of a group have taken the same number of steps.
+        """Check that all parameters of a group have taken the same number of steps.
 
         Raises
         ------
         Unexplained
-            If they have not.
+            If the numbers of steps differ.
         """
         for group, _, item in self._groups:
             steps = {
@@ -157,10 +177,16 @@ class Numbers:
                 raise Unexplained("parameters of one group have taken different numbers of steps")
 
     def values(self, group: int, count: float) -> dict[str, Any]:
-        """Return the values of a group's formulas in the step with this number."""
+        """Return the values of a group's formulas in step `count`."""
         settings, formulas, _ = self._groups[group]
         assert formulas is not None
         return formulas(settings, count)
+
+    def of_count(self, group: int, formula: str) -> tuple[float, float, Any]:
+        """Return the inputs of a formula of `COUNTED`: rate, beta and the tensor of steps."""
+        settings, _, item = self._groups[group]
+        beta = settings["betas"][formula == "correction"]
+        return float(settings["lr"]), float(beta), _step_of(item, settings["params"])
 
     def find(
         self, calls: Sequence[Call], counts: Sequence[float], program: Program, probe: Probe
@@ -170,27 +196,28 @@ class Numbers:
         Parameters
         ----------
         calls
-            The recorded step's.
+            The calls of the recorded step.
         counts
-            Of the recorded step: see :meth:`counts`.
+            The return value of :meth:`counts` at the recorded step.
         program
-            What is run; its arguments are where numbers will be set.
+            The program that will run, in whose arguments numbers will be set.
         probe
-            The optimizers' calls under other settings.
+            The optimizers' calls under different settings.
 
         Returns
         -------
         tuple
-            Where numbers are set, and the same places for :meth:`Program.differs_from`.
+            The places of the numbers, and the same places as :meth:`Program.differs_from` takes
+            them.
 
         Raises
         ------
         Unexplained
-            If a number changes that no formula gives.
+            If a number changes and no formula gives its values.
         """
         ours = [(i, call) for i, call in enumerate(calls) if call.section is not None]
         if [call.func for _, call in ours] != [call.func for call in probe.calls]:
-            raise Unexplained("the optimizer calls other operators under other settings")
+            raise Unexplained("the optimizer calls different operators under different settings")
         now = [self.values(group, count) for group, count in enumerate(counts)]
         holes, free = [], set()
         for (index, call), changed in zip(ours, probe.calls, strict=True):
@@ -205,15 +232,38 @@ class Numbers:
                         continue
                     group, formula = _explained(one, two, now, probe.values, call.name)
                     container = _at(into, path[:-1])
-                    holes.append(Hole(group, formula, container, path[-1]))
+                    at = (index, which, path)
+                    holes.append(Hole(group, formula, container, path[-1], at))
                     free.add((index, which, path))
         return holes, free
 
+    def explain(
+        self, calls: Sequence[Call], counts: Sequence[float], places: Mapping[Any, tuple[int, str]]
+    ) -> bool:
+        """Return whether the numbers of a recorded step are the formulas' values.
+
+        Parameters
+        ----------
+        calls
+            The calls of the recorded step.
+        counts
+            The return value of :meth:`counts` at the recorded step.
+        places
+            The group and formula of each number that comes from settings, by place.
+        """
+        now = [self.values(group, count) for group, count in enumerate(counts)]
+        for (index, which, path), (group, formula) in places.items():
+            call = calls[index]
+            if _at(call.kwargs if which else call.args, path) != now[group][formula]:
+                return False
+        return True
+
 
 class Probe:
-    """The optimizers' calls under settings that differ from the present ones in every number.
+    """The optimizers' calls under settings whose numbers all differ from the current ones.
 
-    The state must be put back afterwards: the optimizers step, with gradients of zeros.
+    To record the calls, the optimizers make a step with zero gradients. The caller must restore the
+    state afterwards.
     """
 
     def __init__(self, numbers: Numbers, stepped: Sequence[Any], recording: Recording) -> None:
@@ -239,7 +289,7 @@ class Probe:
 
 @contextmanager
 def sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[Any]]:
-    """Mark an optimizer's calls in a recording; list the parameters that they update."""
+    """Mark each optimizer's calls in a recording; yield the list of parameters that they update."""
     handles: list[Any] = []
     stepped: list[Any] = []
 
@@ -281,7 +331,7 @@ def _altered(group: Group, place: int) -> dict[str, Any]:
 
 
 def _advance(optimizers: Sequence[Any]) -> None:
-    """Change the number of the next step."""
+    """Increase the step counts, so that the next step has a different number."""
     for optimizer in optimizers:
         for entries in optimizer.state.values():
             step = entries.get("step") if isinstance(entries, dict) else None
@@ -295,6 +345,13 @@ def _explained(one: Any, two: Any, now: Any, then: Any, name: str) -> tuple[int,
             if value == one and there[formula] == two:
                 return group, formula
     raise Unexplained(f"no formula gives a number of {name}() in the optimizer")
+
+
+def _comparable(value: Any) -> Any:
+    """Return a form of a value that ``==`` can compare; tensors and arrays have no truth value."""
+    if isinstance(value, (list, tuple)):
+        return [_comparable(item) for item in value]
+    return value if type(value) in PLAIN else id(value)
 
 
 def _nonzero(value: Any) -> Any:

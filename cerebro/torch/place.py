@@ -1,4 +1,4 @@
-"""Put a network, its loss and its optimizers on a device, after `build` has made them."""
+"""Move a network, its loss and its optimizers to a device, after `build` has made them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: st
     Raises
     ------
     InputError
-        Moving the network replaces its parameters.
+        Moving the network would replace its parameters.
     """
     if device is None or torch.device(device).type == "cpu":
         return
@@ -50,7 +50,7 @@ def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: st
 
 
 def _place_optimizer(optimizer: Any) -> None:
-    """Move state that an optimizer made before its parameters were moved (Adagrad's sums)."""
+    """Move the state that an optimizer made before its parameters moved, such as Adagrad's sums."""
     for group in optimizer.param_groups:
         on_device = group.get("capturable") or group.get("fused")
         for parameter in group["params"]:

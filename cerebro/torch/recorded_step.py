@@ -1,81 +1,110 @@
-"""A training step on the CPU as a list of operators: recorded once, run again for every batch.
+"""A training step on the CPU as a list of operators: recorded once, replayed for every batch.
 
-Most of a small network's step is Python code and dispatch, not arithmetic. A recorded step leaves
-these out and has the bits of the ordinary one, because the same operators run on the same memory.
-That is not assumed but compared:
+Most of a small network's step is Python code and dispatch, not arithmetic. A recorded step avoids
+both. It computes the same bits as the ordinary step, because the same operators run on the same
+memory. This is verified, not assumed:
 
-- The first steps of a shape are ordinary ones: the optimizer makes its state.
-- The next one is recorded as it runs (`cerebro.torch.cpu_recorder`). Then the state is put back
-  twice: an ordinary step that nothing watches, and the program, must lead to the same weights,
-  moments, buffers, metrics and generators, to the bit.
-- The next one is compared with the program in the same way, and recorded again: the operators,
-  their arguments and the constants they read must be the same, except the numbers that the
-  optimizer's settings explain (`cerebro.torch.optimizer_numbers`).
-- One more is compared, whose ordinary step nothing watches.
+- The first steps with a batch shape are ordinary steps, in which the optimizer creates its state.
+- The next step is recorded as it runs (`cerebro.torch.cpu_recorder`). Then, from the same state, an
+  ordinary step that is not recorded and the program must each lead to the same weights, moments,
+  buffers, metrics and generators, bit for bit.
+- The step after that is compared with the program in the same way, and recorded again: the
+  operators, their arguments and the constants that they read must be the same, except numbers that
+  the optimizer's settings explain (`cerebro.torch.optimizer_numbers`).
+- One more step is compared; its ordinary step is not recorded.
 
-The user's Python code does not run after that. Where anything differs, steps are ordinary ones for
-good, from where the last one has come to, and the log says why. Whether a step is replayed
-therefore changes nothing in a state.
+After that, the user's Python code runs only at the end of each unit, where the program is compared
+with the ordinary step once more (`RecordedStep.end_unit`). If anything differs, all further steps
+are ordinary and continue from the last ordinary step, and the log gives the reason. A state
+therefore does not depend on whether steps are replayed.
 
-There is one program for each shape of a batch, so the last batch of a shard has one too.
+There is one program for each batch shape, so the shorter last batch of a shard has its own.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from cerebro.torch.cpu_recorder import Program, Recording
+import cerebro._core as _core
+from cerebro.torch.cpu_program import Program
+from cerebro.torch.cpu_recorder import Recording
 from cerebro.torch.graph import (
     Batch,
     Different,
-    LiveState,
-    Taken,
     Values,
     cloned,
     fill,
     same,
     shape_of,
 )
-from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers, Probe, Unexplained, sections
+from cerebro.torch.kept_programs import Architecture, KeptProgram, Signature, kept_programs
+from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, sections
+from cerebro.torch.proof.same_program import Proof
+from cerebro.torch.proof.values import Unproven
+from cerebro.torch.recorded_program import RecordedProgram, tensors_of
+from cerebro.torch.step_state import Copied, Gradients, ModuleAttributes, StepState, modes_of
 
 WARM_UP = 2
-"""Ordinary steps of a shape before its step is recorded."""
+"""The number of ordinary steps with one batch shape before the step is recorded."""
 COMPARED = 2
-"""Further batches for which a program is compared with the ordinary step."""
+"""The number of further batches for which a program is compared with the ordinary step."""
 MOST_PROGRAMS = 8
-"""Programs that one model has at a time; batches of further shapes take ordinary steps."""
+"""The maximum number of programs of a model; batches of other shapes take ordinary steps."""
 MOST_TRIES = 3
-"""Recordings of a step that replaces tensors before recording is given up."""
+"""How often a step that replaces tensors is recorded before recording is abandoned."""
 ALIGNMENT = 64
 """The alignment of PyTorch's memory and of the loader's, in bytes."""
+
+FEWEST_BATCHES = 12
+"""The minimum batches per unit for recording a proven step, which adds a step to each unit."""
+FIRST_STEPS = 32
+"""The number of ordinary steps before a proven step is recorded. Recording takes about as long."""
+LONGEST_STEP = 0.025
+"""The longest step worth recording, in seconds; longer steps are mostly arithmetic and memory."""
+LEAST_LEFT = 256
+"""The minimum batches left in a trial, or steps taken by models like its own, for recording."""
+CHECK_COST = 2.5
+"""The cost of the comparison at a unit's end: this many ordinary steps and this many replays."""
+TAKE_COST = 14.0
+"""The cost of reusing a kept program, with its proof and its comparisons, in ordinary steps."""
+NO_GAIN = "that would not save time"
 
 log = logging.getLogger("cerebro.torch")
 
 
 class RecordedStep:
-    """A step that is recorded when its shape has been seen a few times.
+    """A step that is recorded after a few batches of the same shape.
 
     Parameters
     ----------
     step
         ``step(batch, phase)`` computes on a batch and returns metrics: tensors, numbers or pairs.
-        `phase` counts the batches before it since the last update.
+        `phase` is the number of earlier batches since the last update.
     what
-        What it is called in the log.
+        The name of the step in the log.
     modules
-        Whose parameters and buffers the step changes.
+        The modules whose parameters and buffers the step changes.
     optimizers
-        Whose states it changes.
+        The optimizers whose states the step changes.
     parameters
-        Whose gradients outlive a step that is not the last of a window; none where each step
-        updates.
+        The parameters whose gradients are accumulated over a window of several steps; empty if
+        every step makes an update.
     drop_gradients
         Called after a replay that updates the parameters, and after a failure.
+    prove
+        Proves that the step is the same program for every batch, or raises `Unproven`. If given,
+        steps are recorded only within units (:meth:`begin_unit`) and only if this saves time. None:
+        the user promises that the step is the same program.
+    looks_always
+        Whether unknown code runs between two steps of a unit. Everything that the step reads must
+        then be compared before each step.
     """
 
     def __init__(
@@ -86,32 +115,51 @@ class RecordedStep:
         optimizers: Sequence[Any] = (),
         parameters: Sequence[Any] = (),
         drop_gradients: Callable[[], None] = lambda: None,
+        prove: Callable[[], Proof] | None = None,
+        looks_always: bool = False,
     ) -> None:
         self._step = step
+        self._prove = prove
+        self._looks_always = looks_always
+        self._proof: Proof | None = None
+        self._is_open = prove is None
+        self._used: Counter[Any] = Counter()
+        self._seconds: dict[Any, list[float]] = {}
+        self._batches = self._left = 0
         self._what = what
         self._modules = modules
         self._optimizers = optimizers
         self._drop_gradients = drop_gradients
-        self._gradients = _Gradients(parameters)
-        self._state = _State(modules, optimizers, self._gradients)
+        self._gradients = Gradients(parameters)
+        self._state = StepState(modules, optimizers, self._gradients)
         self._numbers = Numbers(optimizers)
-        self._programs: dict[Any, _Recorded] = {}
+        self._programs: dict[Any, RecordedProgram] = {}
         self._seen: dict[Any, int] = {}
+        self._architectures: dict[Any, Architecture] = {}
+        self._tried: dict[Any, int] = {}
         self._settings: Any = None
         self._branches: Any = None
         self._looks_again = True
         self._places: Any = None
         self._tries = 0
+        self._offered: list[tuple[Any, _core.Replay]] = []
+        self.ready: list[_core.Replay] = []
+        """Steps that `_core.run_unit` may replay by itself until the unit ends."""
         self.replays = 0
-        """Steps that were replayed without a comparison."""
+        """The number of steps replayed without a comparison. Those that `_core.run_unit` replays
+        are counted at the end of their unit."""
         self.refusal: str | None = None
-        """The reason why no step is recorded any more."""
+        """The reason why steps are no longer recorded; None while they are."""
+        self.note: str | None = None
+        """The line with `refusal` for the trial's log, if the user did not request recording."""
 
     def __call__(self, batch: Batch, phase: int = 0) -> Values:
-        if self.refusal is not None:
+        if self.refusal is not None or not self._is_open:
             return self._step(batch, phase)
-        if self._looks_again:
-            self._look_again()
+        if self._numbers.take_groups():
+            self.look_again()
+        if (self._looks_again or self._looks_always) and not self._look_again():
+            return self._step(batch, phase)
         if phase:
             self._gradients.settle()
         if not _is_aligned(batch):
@@ -124,21 +172,130 @@ class RecordedStep:
         if recorded is None:
             return self._unrecorded(batch, phase, key)
         if recorded.compared < COMPARED:
-            return self._compared(batch, phase, recorded)
+            return self._compared(batch, phase, recorded, key)
         self.replays += 1
+        self._used[key] += 1
         recorded.set_numbers(self._numbers, self._settings)
         values = recorded.replay(batch)
         self._gradients.put(recorded.gradients)
+        if not recorded.gradients and not self._looks_always:
+            self._offer(key, recorded)
         return values
 
     def look_again(self) -> None:
-        """Check the tensors' addresses again: a state was loaded, or a unit has ended."""
+        """Check the tensors' addresses again, because a state was loaded or a unit has ended."""
+        self._take_back()
         self._looks_again = True
+
+    def _offer(self, key: Any, recorded: RecordedProgram) -> None:
+        """Let `_core.run_unit` replay further steps like this one."""
+        replay = recorded.without_python(self._numbers)
+        if replay is not None and replay not in self.ready:
+            self._offered.append((key, replay))
+            self.ready.append(replay)
+
+    def _take_back(self) -> None:
+        for key, replay in self._offered:
+            self.replays += replay.runs
+            self._used[key] += replay.runs
+            replay.runs = 0
+        self._offered.clear()
+        self.ready.clear()
+
+    def begin_unit(self, batches: int, left: int) -> None:
+        """Begin a unit. Until the unit ends, nothing runs except its steps.
+
+        Parameters
+        ----------
+        batches
+            The number of batches in the unit.
+        left
+            The number of batches left in the trial, including those of the unit.
+        """
+        self._take_back()
+        self._used.clear()
+        self._looks_again = True
+        self._batches, self._left = batches, left
+        self._is_open = self._prove is None or (
+            batches >= FEWEST_BATCHES
+            and (not self._programs or any(map(self._pays, self._programs)))
+        )
+
+    def end_unit(self) -> str | None:
+        """Compare the unit's most used program with the ordinary step once more.
+
+        Both make one more step from the current state, on the last batch; then the state is
+        restored.
+
+        Returns
+        -------
+        str or None
+            How they differ; None if they are equal. If they differ, the unit's states may be wrong,
+            and steps are no longer recorded.
+        """
+        self._take_back()
+        used, self._used = self._used, Counter()
+        is_open, self._is_open = self._is_open, self._prove is None
+        if not used or not is_open or self.refusal is not None:
+            return None
+        branches = self._numbers.branches()
+        keys = [key for key, _ in used.most_common() if key in self._programs]
+        for key in keys:
+            if key[2] == branches:
+                how = self._difference(self._programs[key], key)
+                if how is not None:
+                    self._refuse(how)
+                return how
+        return None
+
+    def refuse(self, reason: str) -> None:
+        """Take only ordinary steps from now on, without a log message."""
+        self._take_back()
+        self._programs.clear()
+        self.refusal = reason
+
+    def _difference(self, recorded: RecordedProgram, key: Any) -> str | None:
+        with self._state.listed():
+            return self._compared_once_more(recorded, key)
+
+    def _compared_once_more(self, recorded: RecordedProgram, key: Any) -> str | None:
+        if self._proof is not None and not self._proof.holds():
+            return "something that the step reads was changed within a unit"
+        _, phase, _, present = key
+        batch = {n: v.clone() if isinstance(v, torch.Tensor) else v
+                 for n, v in recorded.static.items()}  # fmt: skip
+        gradients, before = self._gradients.taken(), self._state.taken()
+        drawn: Copied | None = None
+        try:
+            self._gradients.arrange(present)
+            values = self._step(dict(batch), phase)
+            self._gradients.settle()
+            values = {name: cloned(value) for name, value in values.items()}
+            if not self._state.is_as_listed():
+                raise Different("the step replaces its tensors")
+            after = self._state.taken()
+            self._state.put(before, after)
+            recorded.set_numbers(self._numbers, self._numbers.settings())
+            self._require(recorded.replay(batch), values, after)
+            drawn = after
+        except Different as error:
+            return f"it is not the ordinary step any more: {error}"
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            return f"the ordinary step fails: {type(error).__name__}: {text}"
+        finally:
+            self._state.put(before, drawn)
+            self._gradients.put(gradients)
+        return None
 
     @property
     def held_bytes(self) -> int:
-        """The memory of all programs, in addition to the model's."""
-        return sum(recorded.held_bytes for recorded in self._programs.values())
+        """The bytes of programs that are not kept for other models, in addition to the model's."""
+        return sum(
+            recorded.held_bytes
+            for recorded in self._programs.values()
+            if recorded.kept is None or not kept_programs.has(recorded.kept)
+        )
 
     # --- recording ---------------------------------------------------------
 
@@ -146,49 +303,193 @@ class RecordedStep:
         seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
         if seen < WARM_UP or len(self._programs) >= MOST_PROGRAMS:
-            return self._step(batch, phase)
-        reason = self._numbers.refusal() or _compiles()
+            return self._timed(batch, phase, key)
+        alike = self._architecture(key)
+        alike.steps += 1
+        if not self._may_take_over(key, alike, seen) and (
+            self._saves_too_little(key, alike) or self._is_early(alike)
+        ):
+            return self._timed(batch, phase, key)
+        reason = self._numbers.refusal() or _compiles() or self._unproven(key)
         if reason is not None:
             self._refuse(reason)
             return self._step(batch, phase)
         return self._recorded(batch, phase, key)
 
+    def _is_early(self, alike: Architecture) -> bool:
+        """Return whether it is too early for recording a step to save time."""
+        if self._prove is None:
+            return False
+        expected = max(self._left, alike.steps)
+        return alike.steps < FIRST_STEPS or expected < LEAST_LEFT
+
+    def _may_take_over(self, key: Any, alike: Architecture, seen: int) -> bool:
+        """Return whether another model may have a program for this step that is worth reusing."""
+        tried, self._tried[key] = self._tried.get(key, 0), len(alike.kept)
+        if len(alike.kept) <= tried:
+            return False
+        if self._prove is None:
+            return True
+        if len(self._seconds.get(key, ())) < WARM_UP:
+            self._tried[key] = tried
+            return False
+        return any(self._saves(key, kept.seconds, rest=True) for kept in alike.kept)
+
+    def _saves_too_little(self, key: Any, alike: Architecture) -> bool:
+        """Return whether programs of other models like this one would not save time here.
+
+        If they do not save any in a unit, nothing is recorded in later units either.
+        """
+        if self._prove is None or not alike.kept or not self._seconds.get(key):
+            return False
+        if any(self._saves(key, kept.seconds, rest=True) for kept in alike.kept):
+            return False
+        if not any(self._saves(key, kept.seconds) for kept in alike.kept):
+            self._refuse(NO_GAIN)
+        return True
+
+    def _architecture(self, key: Any) -> Architecture:
+        """Return what this thread has recorded about the steps of models like this one."""
+        found = self._architectures.get(key)
+        if found is None:
+            what = (
+                *(self._what, self._prove is None, self._looks_always, key),
+                repr(modes_of(self._modules)),
+                tuple(type(part) for module in self._modules for part in module.modules()),
+                tuple(type(optimizer) for optimizer in self._optimizers),
+                self._state.forms(),
+                torch.get_num_threads(),
+            )
+            found = self._architectures[key] = kept_programs.architecture(what)
+        return found
+
+    def _timed(self, batch: Batch, phase: int, key: Any) -> Values:
+        """Take an ordinary step, and store its time."""
+        begun = time.thread_time()
+        values = self._step(batch, phase)
+        self._seconds[key] = [*self._seconds.get(key, ())[-2:], time.thread_time() - begun]
+        return values
+
+    def _pays(self, key: Any) -> bool:
+        """Return whether replays in a unit save more time than the comparison at its end takes."""
+        recorded = self._programs[key]
+        return recorded.compared < COMPARED or self._saves(key, recorded.seconds)
+
+    def _saves(self, key: Any, seconds: float, rest: bool = False) -> bool:
+        """Return whether replays that take `seconds` each save time in a unit.
+
+        With `rest`, they must save enough in the rest of the trial to pay for reusing a program.
+        """
+        ordinary = min(self._seconds[key])
+        saved = self._batches * (ordinary - seconds) - CHECK_COST * (ordinary + seconds)
+        if not rest:
+            return saved > 0
+        return self._left * saved > self._batches * TAKE_COST * ordinary
+
+    def _measure(self, recorded: RecordedProgram, batch: Batch, after: Copied) -> None:
+        """Measure the time of three replays of a program, then restore the state."""
+        for _ in range(3):
+            begun = time.thread_time()
+            recorded.set_numbers(self._numbers, self._settings)
+            recorded.replay(batch)
+            recorded.seconds = min(recorded.seconds, time.thread_time() - begun)
+        self._state.put(after)
+
+    def _unproven(self, key: Any) -> str | None:
+        """Prove that the step may be recorded; return the reason if it cannot be proven, else None.
+
+        No proof is needed if the user promises it, or if the step is already proven.
+        """
+        if self._prove is None or self._proof is not None:
+            return None
+        if min(self._seconds[key]) > LONGEST_STEP:
+            return "almost all of its time is spent in operators"
+        try:
+            self._proof = self._prove()
+        except Unproven as error:
+            return f"it may do something else for another batch: {error}"
+        return None
+
     def _recorded(self, batch: Batch, phase: int, key: Any) -> Values:
+        with self._state.listed():
+            return self._recorded_as_listed(batch, phase, key)
+
+    def _recorded_as_listed(self, batch: Batch, phase: int, key: Any) -> Values:
         static = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
         before, counts = self._state.taken(), self._numbers.counts()
-        attributes = _Attributes(self._modules)
+        attributes = ModuleAttributes(self._modules)
         gradients = self._gradients.taken()
         recording, watched, stepped = self._watch(static, phase)
         if recording.refusal is not None:
             self._refuse(recording.refusal)
             return {name: cloned(value) for name, value in watched.items()}
-        after_watched = self._state.taken()
-        if before.places != after_watched.places:
+        if not self._state.is_as_listed():
             self._replaced_tensors()
             return {name: cloned(value) for name, value in watched.items()}
-        # The step that counts is one that nothing watched.
+        after_watched = self._state.taken()
+        # The results to return are those of a step that was not recorded.
         told = {name: cloned(value) for name, value in watched.items()}
         afterwards = self._gradients.taken()
-        self._state.put(before)
+        self._state.put(before, after_watched)
         attributes.put()
         self._gradients.put(gradients)
         values = self._step(batch, phase)
         self._gradients.settle()
         values = {name: cloned(value) for name, value in values.items()}
+        if not self._state.is_as_listed():
+            self._replaced_tensors()
+            return values
         after = self._state.taken()
         try:
-            self._require(told, values, after_watched, after)
+            _require_same(told, values)
+            self._state.require_equal(after_watched, after)
             self._numbers.require_equal_counts()
-            program = Program(recording, _tensors_of(watched.values()))
-            holes, free = self._holes(recording, counts, program, stepped)
-            recorded = _Recorded(program, static, watched, afterwards, holes, free)
+            recorded = self._taken_over(recording, counts, static, watched, key)
+            if recorded is None:
+                program = Program(recording, tensors_of(watched.values()))
+                holes, free = self._holes(recording, counts, program, stepped)
+                recorded = RecordedProgram(program, static, watched, afterwards, holes, free)
             self._state.put(before)
             self._compare(recorded, batch, values, after)
             self._programs[key] = recorded
-            self._places = (self._state.places(), _modes(self._modules))
+            self._places = (self._state.places(), self._modes())
         except Exception as error:
             self._give_up(error, after)
         return values
+
+    def _signature(self, recording: Recording, static: Batch, values: Values) -> Signature:
+        return Signature(recording, static, values, set(self._state.storages()))
+
+    def _taken_over(
+        self, recording: Recording, counts: Sequence[float], static: Batch, values: Values, key: Any
+    ) -> RecordedProgram | None:
+        """Return another model's program bound to this model's memory; None if there is none."""
+        alike = self._architecture(key)
+        if not alike.kept or self._gradients.tensors():
+            return None
+        signature = self._signature(recording, static, values)
+        kept = kept_programs.find(alike, signature)
+        if kept is None or not self._numbers.explain(recording.calls, counts, kept.formulas):
+            return None
+        found = RecordedProgram.of_kept(kept, signature)
+        # By the proof, all further recordings are the same.
+        found.compared = 0 if self._prove is None else 1
+        return found
+
+    def _keep(self, recorded: RecordedProgram, key: Any) -> None:
+        """Keep a program for later models of this architecture."""
+        if self._gradients.tensors() or recorded.kept is not None:
+            return
+        signature = self._signature(recorded.program.recording, recorded.static, recorded.values)
+        recorded.kept = KeptProgram(
+            *(recorded.program, signature, recorded.free, recorded.static),
+            *(recorded.values, recorded.tensors, recorded.places, recorded.formulas),
+            seconds=recorded.seconds,
+            held_bytes=recorded.held_bytes,
+        )
+        alike = self._architecture(key)
+        kept_programs.keep(alike, recorded.kept)
+        self._tried[key] = len(alike.kept)
 
     def _watch(self, batch: Batch, phase: int) -> tuple[Recording, Values, list[Any]]:
         """Take an ordinary step and record its operators."""
@@ -215,66 +516,78 @@ class RecordedStep:
             self._gradients.put(kept)
         return self._numbers.find(recording.calls, counts, program, probe)
 
-    def _compared(self, batch: Batch, phase: int, recorded: _Recorded) -> Values:
-        """Take an ordinary step, and check that the program does the same."""
+    def _compared(self, batch: Batch, phase: int, recorded: RecordedProgram, key: Any) -> Values:
+        """Take an ordinary step, and check that the program gives the same results."""
+        with self._state.listed():
+            return self._compared_as_listed(batch, phase, recorded, key)
+
+    def _compared_as_listed(
+        self, batch: Batch, phase: int, recorded: RecordedProgram, key: Any
+    ) -> Values:
         before = self._state.taken()
-        recording = None
+        how = None
         if recorded.compared == 0:
             fill(recorded.static, batch)
             recording, values, _ = self._watch(recorded.static, phase)
+            how = self._other_program(recorded, recording, values)
         else:
             values = self._step(batch, phase)
             self._gradients.settle()
-        after = self._state.taken()
         values = {name: cloned(value) for name, value in values.items()}
+        if not self._state.is_as_listed():
+            self._refuse("it is not the ordinary step: the step replaces its tensors")
+            return values
+        after = self._state.taken()
         try:
-            if before.places != after.places:
-                raise Different("the step puts other tensors in the place of its own")
-            how = recording and recorded.program.differs_from(recording, recorded.free)
-            if how:
+            if how is not None:
                 raise Different(how)
-            self._state.put(before)
+            self._state.put(before, after)
             self._compare(recorded, batch, values, after)
             recorded.compared += 1
             if recorded.compared == COMPARED:
-                recorded.program.settle()
+                if recorded.kept is None:
+                    self._measure(recorded, batch, after)
+                    self._keep(recorded, key)
+                    recorded.program.settle()
+                if self._prove is not None and not self._pays(key):
+                    self._refuse(NO_GAIN)
         except Exception as error:
             self._give_up(error, after)
         return values
 
-    def _compare(self, recorded: _Recorded, batch: Batch, values: Values, after: Taken) -> None:
-        """Replay from the current state; the results must be `values` and `after`."""
+    def _other_program(
+        self, recorded: RecordedProgram, recording: Recording, values: Values
+    ) -> str | None:
+        """Return how another recording of the step differs from the program."""
+        if recorded.kept is None:
+            return recorded.program.differs_from(recording, recorded.free)
+        signature = self._signature(recording, recorded.static, values)
+        if signature.key(recorded.kept.free) == recorded.kept.key:
+            return None
+        return "the step calls different operators or passes different arguments than before"
+
+    def _compare(
+        self, recorded: RecordedProgram, batch: Batch, values: Values, after: Copied
+    ) -> None:
+        """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
         recorded.set_numbers(self._numbers, self._settings)
-        self._require(recorded.replay(batch), values, None, after)
+        self._require(recorded.replay(batch), values, after)
 
-    def _require(self, found: Values, values: Values, state: Taken | None, after: Taken) -> None:
-        """Check that metrics and state are those of the ordinary step.
-
-        `state` is None for the state at hand.
-        """
-        for name, value in values.items():
-            if not same(value, found.get(name)):
-                raise Different(f"the metric {name!r} differs")
-        if state is not None:
-            current = self._state.taken()
-            self._state.put(state)
-            try:
-                self._state.require(after)
-            finally:
-                self._state.put(current)
-        else:
-            self._state.require(after)
+    def _require(self, found: Values, values: Values, after: Copied) -> None:
+        """Check that metrics and state equal those of the ordinary step, `values` and `after`."""
+        _require_same(found, values)
+        self._state.require(after)
 
     # --- refusals ----------------------------------------------------------
 
     def _replaced_tensors(self) -> None:
-        """Handle replaced tensors: of an optimizer's new state, or made anew by every step."""
+        """Count a step that replaced tensors; give up recording at the third, see `MOST_TRIES`."""
         self._tries += 1
         if self._tries == MOST_TRIES:
-            self._refuse("it puts other tensors in the place of the model's")
+            self._refuse("it replaces the model's tensors with others")
 
-    def _give_up(self, error: Exception, after: Taken) -> None:
-        """Continue with ordinary steps after the last one."""
+    def _give_up(self, error: Exception, after: Copied) -> None:
+        """Stop recording because of `error`; continue from the state `after`."""
         if isinstance(error, Different):
             self._refuse(f"it is not the ordinary step: {error}")
         elif isinstance(error, Unexplained):
@@ -285,203 +598,74 @@ class RecordedStep:
         self._state.put(after)
 
     def _refuse(self, reason: str) -> None:
+        self._take_back()
         self._programs.clear()
         self._seen.clear()
         self.refusal = reason
-        # One line says enough: what keeps a step from being recorded mostly keeps both.
+        if self._prove is not None:
+            self.note = f"the {self._what} is not recorded: {reason}"
+            return
+        # Log one line only: the same cause usually prevents recording of training and evaluation.
         level = logging.WARNING if self._optimizers else logging.INFO
         log.log(level, "graph=True: the %s is not recorded: %s", self._what, reason)
 
-    def _look_again(self) -> None:
-        """Forget programs over memory that no longer belongs to the model."""
-        self._looks_again = False
+    def _look_again(self) -> bool:
+        """Drop programs that no longer match; return whether steps may still be recorded."""
+        self._take_back()
         self._gradients.prepare()
-        places = (self._state.places(), _modes(self._modules))
-        if self._programs and places != self._places:
-            self._programs.clear()
-            self._seen.clear()
+        places = (self._state.places(), self._modes())
+        kept = self._programs or self._proof is not None
+        if kept and (places != self._places or not self._is_proven()):
+            self._changed()
         if self._programs:
             try:
                 self._numbers.require_equal_counts()
             except Unexplained as error:
                 self._refuse(str(error))
         self._places = places
+        self._looks_again = False
+        return self.refusal is None
 
+    def _modes(self) -> Any:
+        """Return the modules' properties that the user promises not to change.
 
-class _Recorded:
-    """A program with its memory."""
+        Return None if the step is proven, because the proof records what must not change.
+        """
+        return modes_of(self._modules) if self._prove is None else None
 
-    def __init__(
-        self,
-        program: Program,
-        static: Batch,
-        values: Values,
-        gradients: list[tuple[Any, Any]],
-        holes: list[Hole],
-        free: set[Any],
-    ) -> None:
-        self.program = program
-        self.static = static
-        self.gradients = gradients
-        self.free = free
-        self.compared = 0
-        self.held_bytes = program.held_bytes + sum(
-            value.untyped_storage().nbytes() for value in _tensors_of(static.values())
+    def _is_proven(self) -> bool:
+        if self._proof is None:
+            return self._prove is None
+        return self._proof.unchanged.holds() and (
+            not self._looks_again or self._proof.of_torch.holds()
         )
-        self._values = {name: _detached(value) for name, value in values.items()}
-        self._constants: dict[Any, Any] = {}
-        self._tensors: dict[Any, Any] = {}
-        self._holes = holes
-        program.finish(self._shared)
-        self._holes = [hole for hole in holes if hole.key is not None]
-        self._holes += [
-            Hole(group, formula, tensor, None)
-            for (group, formula, _), tensor in self._tensors.items()
-        ]
-        self._counted = [hole for hole in self._holes if hole.formula in COUNTED]
-        self._set_for: Any = None
 
-    def _shared(self, args: list[Any], dtype: Any) -> Any:
-        """Return a tensor for the number ``args[1]``: one for all calls that take the same."""
-        for hole in self._holes:
-            if hole.container is args and hole.key == 1:
-                hole.key = None  # the tensor is set in its place
-                key = (hole.group, hole.formula, dtype)
-                if key not in self._tensors:
-                    self._tensors[key] = torch.zeros((), dtype=dtype)
-                return self._tensors[key]
-        constant = (repr(args[1]), dtype)
-        return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
-
-    def set_numbers(self, numbers: Numbers, settings: Any) -> None:
-        """Set the program's numbers for the next step."""
-        holes = self._counted if settings is self._set_for else self._holes
-        self._set_for = settings
-        if not holes:
-            return
-        counts = numbers.counts()
-        found = {group: numbers.values(group, counts[group]) for group in {h.group for h in holes}}
-        for hole in holes:
-            value = found[hole.group][hole.formula]
-            if hole.key is None:
-                hole.container.fill_(value)
-            else:
-                hole.container[hole.key] = value
-
-    def replay(self, batch: Batch) -> Values:
-        """Compute on a batch of the recorded shape."""
-        fill(self.static, batch)
-        self.program.run()
-        return {name: cloned(value) for name, value in self._values.items()}
+    def _changed(self) -> None:
+        """Drop the programs and the proof; give up recording if this happens often."""
+        if self._prove is not None and self.replays < FEWEST_BATCHES * (self._tries + 1):
+            self._tries += 1
+            if self._tries == MOST_TRIES:
+                self._refuse("something that the step reads changes too often")
+                return
+        self._programs.clear()
+        self._seen.clear()
+        self._architectures.clear()
+        self._tried.clear()
+        self._proof = None
 
 
-class _Attributes:
-    """The attributes of modules, to undo changes by a step's Python code."""
-
-    def __init__(self, modules: Sequence[Any]) -> None:
-        self._parts = [
-            (
-                vars(part),
-                {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in vars(part).items()},
-            )
-            for module in modules
-            for part in module.modules()
-        ]
-
-    def put(self) -> None:
-        """Restore the modules' attributes."""
-        for attributes, saved in self._parts:
-            for key in [key for key in attributes if key not in saved]:
-                del attributes[key]
-            for key, (value, items) in saved.items():
-                attributes[key] = value
-                if items is not None:
-                    value.clear()
-                    value.update(items)
-
-
-class _Gradients:
-    """Memory for gradients accumulated over several batches, shared by all programs."""
-
-    def __init__(self, parameters: Sequence[Any]) -> None:
-        self._parameters = parameters
-        self._buffers: dict[int, Any] = {}
-
-    def prepare(self) -> None:
-        """Make the memory."""
-        for index, parameter in enumerate(self._parameters):
-            if parameter.requires_grad and index not in self._buffers:
-                self._buffers[index] = torch.zeros_like(parameter, requires_grad=False)
-
-    def settle(self) -> None:
-        """Move the current gradients into it."""
-        with torch.no_grad():
-            for index, parameter in enumerate(self._parameters):
-                gradient = parameter.grad
-                if gradient is not None and gradient is not self._buffers[index]:
-                    parameter.grad = self._buffers[index].copy_(gradient)
-
-    def present(self) -> tuple[bool, ...]:
-        """Return which parameters have gradients."""
-        return tuple(parameter.grad is not None for parameter in self._parameters)
-
-    def taken(self) -> list[tuple[Any, Any]]:
-        """Return parameters and gradients as they are."""
-        return [(parameter, parameter.grad) for parameter in self._parameters]
-
-    def put(self, gradients: list[tuple[Any, Any]]) -> None:
-        """Give parameters these gradients."""
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-
-    def tensors(self) -> list[tuple[str, Any]]:
-        """Return the memory by name."""
-        return [(f"the gradient of parameter {i}", t) for i, t in self._buffers.items()]
-
-
-class _State(LiveState):
-    """The values that a step may change, with accumulated gradients."""
-
-    def __init__(
-        self, modules: Sequence[Any], optimizers: Sequence[Any], gradients: _Gradients
-    ) -> None:
-        super().__init__(modules, optimizers)
-        self._gradients = gradients
-
-    def storages(self) -> list[int]:
-        """Return the addresses of all memory."""
-        return [tensor.untyped_storage().data_ptr() for _, tensor in self._tensors()]
-
-    def _tensors(self) -> list[tuple[str, Any]]:
-        return super()._tensors() + self._gradients.tensors()
-
-
-def _modes(modules: Sequence[Any]) -> Any:
-    """Return the properties of modules, besides tensors, that a step may depend on.
-
-    Their types, hooks and attributes that are numbers, names or tuples of them: the probability of
-    dropout, for example, which a schedule of the user's may change between units.
-    """
-    found: list[Any] = []
-    for module in modules:
-        for part in module.modules():
-            hooks = [len(value) for key, value in vars(part).items() if key.endswith("_hooks")]
-            plain = [(k, v) for k, v in vars(part).items() if _is_plain(v)]
-            found.append((type(part), hooks, plain))
-        found.append([parameter.requires_grad for parameter in module.parameters()])
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))
+def _require_same(found: Values, values: Values) -> None:
+    """Check that metrics equal those of the ordinary step, `values`."""
+    for name, value in values.items():
+        if not same(value, found.get(name)):
+            raise Different(f"the metric {name!r} differs")
 
 
 def _is_aligned(batch: Batch) -> bool:
-    """Return whether a batch has the memory layout of the copy that a program reads.
+    """Return whether a batch has the same memory layout as the copy that a program reads.
 
-    Kernels may add in another order where it does not. Batches of a loader do.
+    With a different layout, kernels may add in a different order. Batches of a loader have this
+    layout.
     """
     return all(
         value.is_contiguous() and value.data_ptr() % ALIGNMENT == 0
@@ -491,19 +675,8 @@ def _is_aligned(batch: Batch) -> bool:
 
 
 def _compiles() -> str | None:
-    """Return a reason if ``torch.compile`` is in use: it does not run while a step is recorded."""
+    """Return a reason if ``torch.compile`` is in use, which does not work during recording."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None and utils.counters["frames"]:
         return "torch.compile is in use"
     return None
-
-
-def _tensors_of(values: Any) -> list[Any]:
-    flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
-    return [item for item in flat if isinstance(item, torch.Tensor)]
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(map(_detached, value))
-    return value.detach() if isinstance(value, torch.Tensor) else value

@@ -1,18 +1,17 @@
-"""Save and load states of torch's optimizers, schedulers and networks, exactly.
+"""Save and load exact states of PyTorch optimizers, schedulers and networks.
 
-Taking a state copies nothing: it holds the live tensors, and the caller packs it. Loading copies:
-nothing of the loaded state is kept, because its tensors may be views of a buffer that is
-overwritten later.
+Saving a state copies nothing: the state contains the live tensors, and the caller packs it. Loading
+a state copies its tensors, because they may be views of a buffer that is overwritten later.
 
-`torch.optim.Optimizer.load_state_dict` casts an optimizer's state to its parameters' type, and
-float32 moments of bfloat16 parameters would lose bits. States of ordinary optimizers are therefore
-loaded here.
+`torch.optim.Optimizer.load_state_dict` casts an optimizer's state to its parameters' type, so
+float32 moments of bfloat16 parameters would lose bits. This module therefore loads the states of
+ordinary optimizers itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,12 +20,16 @@ import torch
 from cerebro.errors import StateError, one_line
 
 HOW = ("capturable", "foreach", "fused")
-"""Settings of how an optimizer computes: they belong to the model, not to the state, which may come
-from another device."""
+"""Settings that determine how an optimizer computes. They are not loaded from a state, which may
+come from another device."""
+
+_LEAVES = {torch.Tensor, torch.nn.Parameter, bool, float, int, str, type(None)}
 
 
 def plain(value: Any) -> Any:
     """Return `value` with special mappings and queues converted to plain dicts and lists."""
+    if type(value) in _LEAVES:
+        return value
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, deque)):
@@ -62,12 +65,12 @@ def _is_ordinary(optimizer: Any) -> bool:
 
 
 def optimizer_state(optimizer: Any) -> dict[str, Any]:
-    """Return the optimizer's state as `optimizer.state_dict()` would: live tensors."""
+    """Return ``optimizer.state_dict()``, with live tensors, in plain containers."""
     return plain(optimizer.state_dict())  # type: ignore[no-any-return]
 
 
 def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Load a state into an optimizer, keeping every tensor's type.
+    """Load a state into an optimizer without changing the type of any tensor.
 
     Raises
     ------
@@ -94,7 +97,7 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
 def _replaced(current: Any, value: Any) -> Any:
     """Return `current` overwritten with `value` if it fits, else a copy of `value`."""
     if current is value and isinstance(value, torch.Tensor):
-        return value  # a live tensor, already filled in place
+        return value  # a live tensor, already loaded in place
     if isinstance(current, torch.Tensor) and isinstance(value, torch.Tensor):
         if current.shape == value.shape and current.dtype == value.dtype:
             with torch.no_grad():
@@ -134,10 +137,10 @@ def _parameter_state(parameter: Any, key: str, current: Any, value: Any, on_devi
         return owned(value)
     if isinstance(current, torch.Tensor):
         return _replaced(current, value)
-    if key == "step":  # read on the host, even for a scalar parameter
+    if key == "step":  # read on the host, even if the parameter is 0-d
         return value.detach().to(parameter.device if on_device else "cpu", copy=True)
     if value.shape == parameter.shape:
-        # In the parameter's memory format, which is fastest for the optimizer's kernels.
+        # Use the parameter's memory format, with which the optimizer's kernels are fastest.
         return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
     return value.detach().to(parameter.device, copy=True)
 
@@ -153,8 +156,8 @@ def group_settings(optimizer: Any) -> list[dict[str, Any]]:
 def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
     """Restore the settings of parameter groups after another trial's state was loaded.
 
-    If a scheduler has moved the loaded learning rate away from its initial value, the restored one
-    is scaled in the same proportion.
+    If a scheduler has changed the loaded learning rate from its initial value, the restored
+    learning rate is scaled by the same factor.
     """
     for group, own in zip(optimizer.param_groups, settings, strict=True):
         rate = own["lr"]
@@ -194,10 +197,10 @@ _PROGRESS = {
 
 
 def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's own state, but at the position of the given one.
+    """Return a scheduler's own settings with the position in `state`.
 
-    For schedulers that are not torch's, progress cannot be separated from settings: everything but
-    the base learning rates is taken from the given state.
+    For schedulers that are not torch's, the position cannot be separated from the settings:
+    everything except the base learning rates comes from `state`.
     """
     own = scheduler_state(scheduler)
     if not type(scheduler).__module__.startswith("torch.optim."):
@@ -209,6 +212,69 @@ def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
         pairs = zip(inner, state["_schedulers"], strict=True)
         found["_schedulers"] = [advanced_state(item, part) for item, part in pairs]
     return found
+
+
+def each_state(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
+    """Return the state of a single optimizer or scheduler; of several, the states by number."""
+    if len(objects) == 1:
+        return take(objects[0])
+    return {str(index): take(item) for index, item in enumerate(objects)}
+
+
+def parts_of(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
+    """Return optimizers or schedulers, each with its part of a state from :func:`each_state`.
+
+    Raises
+    ------
+    StateError
+        The state has a different number of optimizers or schedulers.
+    """
+    if len(objects) == 1:
+        return [(objects[0], state)]
+    try:
+        return [(item, state[str(index)]) for index, item in enumerate(objects)]
+    except (KeyError, TypeError):
+        raise StateError(
+            f"the state does not have {len(objects)} optimizers or schedulers: build must make the "
+            "same model from the same configuration"
+        ) from None
+
+
+def load_clone(
+    load: Callable[[Mapping[str, Any]], None],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    state: Mapping[str, Any],
+) -> None:
+    """Load another trial's state with `load`, but keep the settings of optimizers and schedulers.
+
+    See :meth:`cerebro.torch.Model.load_clone`.
+    """
+    own = [group_settings(optimizer) for optimizer in optimizers]
+    advanced = [
+        advanced_state(scheduler, part)
+        for scheduler, part in parts_of(schedulers, state.get("scheduler", {}))
+    ]
+    load(state)
+    for optimizer, settings in zip(optimizers, own, strict=True):
+        apply_settings(optimizer, settings)
+    for scheduler, part in zip(schedulers, advanced, strict=True):
+        load_scheduler(scheduler, part)
+
+
+def gradients_of(parameters: Sequence[Any]) -> dict[str, Any]:
+    """Return the gradients of the parameters that have a gradient, by parameter number."""
+    pairs = enumerate(parameters)
+    return {str(index): item.grad for index, item in pairs if item.grad is not None}
+
+
+def load_gradients(parameters: Sequence[Any], state: Mapping[str, Any]) -> None:
+    """Set all gradients to copies of those in `state`, or to None if `state` lacks them."""
+    for index, parameter in enumerate(parameters):
+        value = state.get(str(index))
+        parameter.grad = (
+            None if value is None else torch.as_tensor(value).to(parameter.device, copy=True)
+        )
 
 
 def frozen_names(net: Any) -> set[str]:
@@ -229,7 +295,7 @@ def _is_live(net: Any, state: Mapping[str, Any]) -> bool:
 
 
 def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
-    """Copy a state into a network, in place.
+    """Load a state into a network by copying into its tensors in place.
 
     Parameters
     ----------
@@ -238,7 +304,7 @@ def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
     state
         Tensors by name.
     partial
-        Whether frozen parameters may be missing.
+        Whether frozen parameters may be missing in the state.
 
     Raises
     ------

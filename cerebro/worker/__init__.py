@@ -1,1 +1,1 @@
-"""One unit of work: build or load a model, train on a shard, pack its state. Internal."""
+"""Run one unit of work: build or load a model, train on a shard, pack its state. Internal."""

@@ -1,4 +1,4 @@
-"""Describe a failure of the user's code: the line, the cause and a hint."""
+"""Describe a failure in the user's code: the line, the cause and a hint."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _TORCH_TYPES = {
     "char": "int8",
     "byte": "uint8",
 }
-"""Type names in PyTorch's messages."""
+"""The data types by their names in PyTorch's messages."""
 
 
 def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
-    """Describe where a loss stopped being finite: epoch, shard and batch, counted from 0."""
+    """Describe where a loss became NaN or infinite: epoch, shard and batch, counted from 0."""
     where = f"in epoch {task.epoch}, shard {task.shard}"
-    if first is None:  # finite in each batch, but not their sum
+    if first is None:  # each batch was finite, but their sum was not
         return f"the training loss became {mean} {where}"
     batch, value = first
     return f"the training loss became {value} {where}, batch {batch}"
 
 
 def describe(error: BaseException) -> str:
-    """Describe an exception in one line: type, text, and the user's line that raised it."""
+    """Describe an exception in one line: its type, its text, and the user's line that raised it."""
     text = text_of(error)
     if isinstance(error, InputError):
         return text
@@ -52,7 +52,12 @@ def describe(error: BaseException) -> str:
 def place_of(error: BaseException) -> str:
     """Return the user's line that raised an exception, as ``file:line in function``, or ""."""
     at = raised_at(error, libraries=True)
-    return "" if at is None else f"{Path(at.filename).name}:{at.lineno} in {at.name}"
+    if at is None:
+        return ""
+    file = Path(at.filename)
+    # Jupyter names a cell's source by a hash.
+    name = "cell" if file.parent.name.startswith("ipykernel_") else file.name
+    return f"{name}:{at.lineno} in {at.name}"
 
 
 def bases_of(error: BaseException) -> tuple[str, ...]:
@@ -66,7 +71,7 @@ def bases_of(error: BaseException) -> tuple[str, ...]:
 def missing_name(
     error: BaseException, config: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> str:
-    """List the names that exist, if the user's code used one that does not."""
+    """If the user's code used a missing name, list the names that exist; else return ""."""
     if not isinstance(error, KeyError) or not error.args or not isinstance(error.args[0], str):
         return ""
     functions = {frame.name for frame in traceback.extract_tb(error.__traceback__)}
@@ -80,14 +85,14 @@ def missing_name(
 
 
 def misplaced(error: BaseException, device: str) -> str:
-    """Name the device of batches, if the user's code mixed tensors of two devices."""
+    """If the user's code mixed devices, name the device of batches; else return ""."""
     if not is_gpu(device) or "on the same device" not in str(error):
         return ""
     return f"; batches arrive on info.device, {device}: put the model there, or give devices='cpu'"
 
 
 def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
-    """Suggest types for columns, if PyTorch refused those of the data."""
+    """If PyTorch rejected the data types of columns, suggest other types; else return ""."""
     if not isinstance(error, (RuntimeError, ValueError)):
         return ""
     text = text_of(error).lower().replace("unsigned char", "byte").replace("tensor", "")
@@ -105,11 +110,65 @@ def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
     wrong = [name for name, column in columns.items() if column.dtype == found]
     if labels:
         wrong = [name for name in wrong if not columns[name].shape]
-    if not wrong or (found != "float64" and len(wrong) > 1):  # it is unknown which of them
+    if not wrong or (found != "float64" and len(wrong) > 1):  # unclear which one
         return ""
     whose = f"column {wrong[0]!r} is" if len(wrong) == 1 else f"columns {', '.join(wrong)} are"
     dtypes = ", ".join(f'"{name}": "{wanted}"' for name in wrong)
     return f"; {whose} {found}: give shard dtypes={{{dtypes}}}"
+
+
+_MISTAKES = (
+    (
+        r"Target -?\d+ is out of bounds",
+        "number the classes from 0, and give the network info.num_classes(...) outputs",
+    ),
+    (
+        "multi-target not supported",
+        "cross_entropy takes one label for each row: give it target.squeeze(1)",
+    ),
+    (
+        "expected target dtype to be Long or Byte, but got (Float|Double)",
+        "labels must be whole numbers: give shard dtypes= with 'int64' for their column",
+    ),
+    (
+        "can't be cast to the desired output type (Long|Int)",
+        "targets must be floating-point: give shard dtypes= with 'float32' for their column",
+    ),
+    (
+        "element 0 of tensors does not require grad",
+        "the loss does not depend on a trainable parameter: leave out detach(), .item(), argmax() "
+        "and no_grad(), and see requires_grad",
+    ),
+    (
+        "all elements of input should be between 0 and 1",
+        "use binary_cross_entropy_with_logits, or end the network in a sigmoid",
+    ),
+    (
+        "Expected more than 1 value per channel when training",
+        "batch norm cannot train on one row: choose a larger batch_size",
+    ),
+    (
+        r"Target size .* must be the same as input size",
+        "give outputs and targets the same shape: output.squeeze(1), or target.unsqueeze(1)",
+    ),
+    (
+        "^index out of range in self$",
+        "an index exceeds its embedding: give num_embeddings of at least the largest plus 1",
+    ),
+    (
+        r"Expected tensor for argument #1 'indices'",
+        "an embedding takes whole numbers: give shard dtypes= with 'int64' for its column",
+    ),
+)
+"""Patterns of PyTorch messages that do not name a fix, with a fix for each."""
+
+
+def known_mistake(error: BaseException) -> str:
+    """Return the fix for a known mistake whose PyTorch message does not name one."""
+    if not isinstance(error, (RuntimeError, ValueError, IndexError)):
+        return ""
+    text = text_of(error)
+    return next((f"; {cure}" for pattern, cure in _MISTAKES if re.search(pattern, text)), "")
 
 
 def traceback_of(error: BaseException) -> str:
@@ -121,14 +180,14 @@ def traceback_of(error: BaseException) -> str:
 
 
 def clipped(text: str, limit: int = 20_000) -> str:
-    """Cut the middle out of a text that is too long to keep."""
+    """Remove the middle of a text that is too long to keep."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}\n... {len(text) - limit} characters ...\n{text[-limit // 2 :]}"
 
 
 def names_data(error: BaseException, *views: Dataset | None) -> bool:
-    """Whether an error is about a missing file of the run's data."""
+    """Return whether an error is about a missing file of the run's data."""
     if not isinstance(error, FileNotFoundError):
         return False
     return any(str(view.path) in str(error) for view in views if view is not None)

@@ -1,12 +1,13 @@
-"""The progress of a trial's epoch: the part of its state that belongs to Cerebro.
+"""Keep the progress of a trial's epoch: the part of its state that belongs to Cerebro.
 
-It is stored in the state, so that a state alone determines the next unit and the epoch's metrics
+It is stored in the state, so that the state alone determines the next unit and the epoch's metrics
 so far, on any worker.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from cerebro.worker.messages import Sums
 
 @dataclass
 class EpochProgress:
-    """The position in an epoch, and its metric sums in visit order."""
+    """The position in an epoch, and the epoch's metric sums in visit order."""
 
     epoch: int = 0
     step: int = 0
@@ -36,11 +37,15 @@ class EpochProgress:
             before = self.training.get(name, (0.0, 0.0))
             self.training[name] = (before[0] + total, before[1] + weight)
 
+    def set_training(self, metrics: Mapping[str, float]) -> None:
+        """Set the training metrics of the whole epoch, which are not means over batches."""
+        self.training.update({name: (value, 1.0) for name, value in metrics.items()})
+
     def add_validation(self, metrics: dict[str, float]) -> None:
         self.validation = dict(metrics)
 
     def epoch_metrics(self) -> dict[str, float]:
-        """Return ``train_*``, ``val_*`` and short names, which mean validation if there is any."""
+        """Return ``train_*``, ``val_*`` and short names; these mean validation if there is any."""
         training = {
             name: total / weight if weight else math.nan
             for name, (total, weight) in self.training.items()
@@ -71,7 +76,7 @@ class EpochProgress:
 
     @classmethod
     def of_packed(cls, packed: Any) -> EpochProgress:
-        """Read the progress from a packed state, without unpacking the rest.
+        """Read the progress from a packed state without unpacking the rest.
 
         Parameters
         ----------
@@ -81,7 +86,7 @@ class EpochProgress:
         Raises
         ------
         CorruptDataError
-            If it is truncated, or is not a trial's state.
+            If the buffer is truncated, or is not a trial's state.
         """
         try:
             progress = cls.from_state(_core.unpack_state(packed, only="progress"))

@@ -1,8 +1,8 @@
 """Run a model over batches in order; metrics stay on their device and are read once.
 
 Reading one number waits for all work that was submitted to a GPU, or to XLA on the CPU. So a pass
-keeps the values that its steps return and reads them all with one copy. The same C code sums them
-in the same order as values on the CPU.
+keeps the values that its steps return, and reads all of them with one copy. The same C code sums
+them in the same order as it sums values on the CPU.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any, Protocol
 import cerebro._core as _core
 from cerebro.errors import UnitCancelled
 from cerebro.model import whole_pass
+from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.messages import UnitSums
 
 
 class BatchSource(Protocol):
-    """The batches of a pass: a loader, or part of one."""
+    """The batches of a pass: a loader, or a part of one."""
 
     @property
     def last_rows(self) -> int: ...
@@ -38,22 +39,23 @@ def run_batches(
     Parameters
     ----------
     source
-        Batches, and ``last_rows``.
+        The batches, with ``last_rows``.
     step
-        ``train_batch`` or ``eval_batch`` of a model. On a GPU the tensors that it returns are
-        read at the end of the pass, so it must return new tensors each time.
+        ``train_batch`` or ``eval_batch`` of a model. On a GPU the tensors that it returns are read
+        at the end of the pass, so it must return new tensors each time.
     beat
-        The page that counts batches and has the flag that cancels.
+        The page that counts batches and has the cancel flag.
     device
         The model's device.
 
     Returns
     -------
     _core.UnitResult
-        ``rows``, ``batches``, ``sums`` and ``not_finite``, as `_core.run_unit` returns it.
+        ``rows``, ``batches``, ``sums`` and ``not_finite``, as returned by `_core.run_unit`.
     """
     if device == "cpu" and not _computes_later(step):
-        return _core.run_unit(source, step, beat=beat)
+        find = getattr(getattr(step, "__self__", None), "replays_for", None)
+        return _core.run_unit(source, step, beat=beat, replays=find and find(step))
     kept = _Kept(source, step)
     result = _core.run_unit(source, kept, beat=beat)
     if not kept.entries:
@@ -62,12 +64,12 @@ def run_batches(
 
 
 def _computes_later(step: Callable[[Any], Any]) -> bool:
-    """Whether a step returns before its numbers are computed, as JAX does even on the CPU."""
+    """Return whether a step returns before its values are computed, as in JAX even on the CPU."""
     return getattr(getattr(step, "__self__", None), "framework", None) == "jax"
 
 
 class _Kept:
-    """A step that keeps its metrics for later."""
+    """Wraps a step and keeps its metrics, to be read later."""
 
     def __init__(self, source: BatchSource, step: Callable[[Any], Any]) -> None:
         self._source = source
@@ -76,7 +78,7 @@ class _Kept:
 
     def __call__(self, batch: Any) -> None:
         values = self._step(batch)
-        if isinstance(values, dict):  # a copy: a model may reuse its dict
+        if isinstance(values, dict):  # a copy, because the model may reuse its dict
             values = values.copy()
         self.entries.append((self._source.last_rows, values))
 
@@ -90,7 +92,7 @@ class _Kept:
 
 
 class _Finished:
-    """Replaces the batches of a finished pass: yields the values that their steps returned."""
+    """Replaces the batches of a finished pass by the values that its steps returned."""
 
     def __init__(self, entries: Sequence[tuple[int, Any]]) -> None:
         self._entries = entries
@@ -115,7 +117,7 @@ def _flat(values: Any) -> Iterator[Any]:
 
 
 def _filled(values: Any, numbers: Iterator[float]) -> Any:
-    """Replace tensors by the numbers read from them, in the order of `_flat`."""
+    """Replace tensors by the numbers that were read from them, in the order of `_flat`."""
     if not isinstance(values, Mapping):
         return values
 
@@ -129,12 +131,12 @@ def _filled(values: Any, numbers: Iterator[float]) -> Any:
 
 
 def _is_scalar_elsewhere(value: Any) -> bool:
-    """Whether a value is a PyTorch tensor of one number in a GPU's memory."""
+    """Return whether a value is a PyTorch tensor of one number in GPU memory."""
     return getattr(value, "is_cuda", False) is True and value.numel() == 1
 
 
 def _read(tensors: Sequence[Any]) -> list[float]:
-    """Read many numbers, with one copy for each device and type."""
+    """Read the numbers of many tensors, with one copy per device and type."""
     if not tensors:
         return []
     import torch
@@ -150,6 +152,21 @@ def _read(tensors: Sequence[Any]) -> list[float]:
     return numbers
 
 
+def end_training(model: Any, result: Any, progress: EpochProgress) -> UnitSums:
+    """End a training unit: let the model finish, and add its metrics to the epoch's.
+
+    If the model has ``training_metrics()``, it computes the metrics of the epoch so far itself.
+    """
+    if hasattr(model, "end_unit"):
+        model.end_unit()
+    if not hasattr(model, "training_metrics"):
+        progress.add_training(result.sums)
+        return UnitSums(result.rows, result.batches, result.sums)
+    sums = {name: (value, 1.0) for name, value in whole_metrics(model.training_metrics()).items()}
+    progress.training = sums
+    return UnitSums(result.rows, result.batches, dict(sums))
+
+
 def evaluation_seed(seed: int, trial: int, epoch: int) -> int:
     """Return the seed of a validation pass, below 2**32."""
     return int(_core.random_doubles(1, seed, "eval", trial, epoch)[0] * 2**32)
@@ -158,7 +175,7 @@ def evaluation_seed(seed: int, trial: int, epoch: int) -> int:
 def evaluate_model(
     model: Any, loader: BatchSource, beat: _core.BeatPage | None = None, device: str = "cpu"
 ) -> tuple[UnitSums, dict[str, float]]:
-    """Run a model over a loader's batches; return counts and mean metrics."""
+    """Run a model over a loader's batches; return the sums and the mean metrics."""
     evaluate = whole_pass(model)
     if evaluate is None:
         result = run_batches(loader, model.eval_batch, beat=beat, device=device)
@@ -196,7 +213,7 @@ def whole_metrics(returned: Any) -> dict[str, float]:
 
 
 class CountedBatches:
-    """Yield a loader's batches, count them and their rows, and check the cancel flag."""
+    """Yields a loader's batches, counts them and their rows, and checks the cancel flag."""
 
     def __init__(self, loader: BatchSource, beat: _core.BeatPage | None) -> None:
         self._loader = loader

@@ -1,13 +1,13 @@
-"""Find trials whose memory grows, before they run out of memory.
+"""Find trials whose memory keeps growing, before they run out of memory.
 
-With every unit a worker reports by how much its private memory (without mapped files) grew during
-the unit. A unit that had to load its model also keeps gradients and the like, so there only growth
-beyond a few times the state's size counts. Summed over an epoch, the growth is close to zero for
-code that keeps nothing, regardless of allocations in between.
+With every unit a worker reports how much its private memory (without mapped files) grew during the
+unit. A unit that had to load its model also keeps gradients and the like, so for this unit only
+growth beyond a few times the state's size counts. Code that keeps nothing has a total growth close
+to zero over an epoch, whatever it allocates in between.
 
-The rule: a trial is named if three epochs in a row, not counting its first, each grew by at least
-8 MB, and these epochs together by 64 MB. A cache that fills once does not grow that long, but a
-list of outputs does.
+The rule: a trial gets a warning if three consecutive epochs, not counting its first, each grew by
+at least 8 MB and together by at least 64 MB. A cache that fills once does not grow for that long,
+but a list of outputs does.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ LOADED_STATES = 3
 def unexplained(
     before: Usage | None, after: Usage | None, *, loaded: bool, state_bytes: int
 ) -> int:
-    """Return the bytes by which a unit grew its process more than expected.
+    """Return how many bytes a unit's process grew beyond what is expected.
 
     Parameters
     ----------
     before, after
-        Memory use after the model was loaded, and at the unit's end.
+        The memory in use after the model was loaded and at the unit's end.
     loaded
         Whether the unit had to build and load its model.
     state_bytes
-        The size of the trial's packed state.
+        The size of the trial's packed state, in bytes.
     """
     if before is None or after is None:
         return 0
@@ -55,7 +55,7 @@ class _Trial:
 
 
 class Growth:
-    """Watch the memory of a run's trials; see the module's docstring for the rule."""
+    """Watches the memory of a run's trials; see the module's docstring for the rule."""
 
     def __init__(self) -> None:
         self._trials: dict[int, _Trial] = {}
@@ -65,7 +65,7 @@ class Growth:
         self._trials.setdefault(trial, _Trial()).grown += grown
 
     def end_epoch(self, trial: int, epoch: int, resident: int) -> str | None:
-        """Apply the rule at an epoch's end; return a warning, once for a trial that grows.
+        """Apply the rule at an epoch's end; return a warning, at most once per trial.
 
         `resident` is the memory of the worker's process, in bytes.
         """

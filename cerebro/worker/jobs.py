@@ -1,18 +1,32 @@
-"""Run a worker's jobs: units, checks of a configuration, and imports in advance."""
+"""Run a worker's jobs: units, checks of a configuration, imports in advance, derived shards."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import shutil
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from cerebro.errors import DeviceError
+from cerebro.data.manifest import shard_folder
+from cerebro.errors import CorruptDataError, DeviceError, InputError, text_of
 from cerebro.machine import cuda, environment
 from cerebro.machine.devices import is_gpu
+from cerebro.machine.files import is_full
 from cerebro.machine.flags import set_torch_flags
 from cerebro.model import is_cpu_only
-from cerebro.worker.messages import CheckDone, CheckTask, Event, Job, WarmTask
+from cerebro.worker.blame import describe, names_data, traceback_of
+from cerebro.worker.messages import (
+    CheckDone,
+    CheckTask,
+    Event,
+    Job,
+    ShardFailed,
+    ShardMade,
+    ShardTask,
+    WarmTask,
+)
 from cerebro.worker.rehearsal import try_out
 from cerebro.worker.runner import UnitRunner
 
@@ -21,14 +35,16 @@ def execute(runner: UnitRunner, job: Job) -> Event:
     """Run a job and return its result."""
     if isinstance(job, CheckTask):
         return check(runner, job)
+    if isinstance(job, ShardTask):
+        return make_shard(runner, job)
     return warm(runner, job) if isinstance(job, WarmTask) else runner.run(job)
 
 
 def check(runner: UnitRunner, task: CheckTask) -> CheckDone:
-    """Train a few batches with and without a hop between them; see `cerebro.check`."""
+    """Train on a few batches with and without a hop in between; see `cerebro.check`."""
     with runner.warnings.of(None) as warned:
         event = _check(runner, task)
-    runner.warnings.forget(None)  # the next check reports them again
+    runner.warnings.forget(None)  # the next check reports its warnings again
     return replace(event, warned=tuple(warned))
 
 
@@ -41,7 +57,7 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
                 model = runner.build(0, task.config).model
                 seen, for_cpu = computes_with(runner), is_cpu_only(model)
                 return CheckDone(runner.worker, (), environment=seen, cpu_only=for_cpu)
-            found = try_out(runner, task.config, not_exact)
+            found = try_out(runner, task.config, not_exact, thorough=task.thorough)
         seen = computes_with(runner)
         return replace(found, environment=seen, not_exact=tuple(sorted(not_exact)))
     except BaseException as error:
@@ -52,7 +68,7 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
 
 
 def computes_with(runner: UnitRunner) -> dict[str, Any]:
-    """Describe this worker's environment, after the model has imported its libraries."""
+    """Describe this worker's environment once the model has imported its libraries."""
     device = runner.context.device
     record = environment.describe(runner.context.threads, device)
     if is_gpu(device) and "cuda" not in record:
@@ -69,3 +85,31 @@ def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
                 importlib.import_module(name)
     set_torch_flags(runner.context.torch_flags)
     return CheckDone(runner.worker, ())
+
+
+def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
+    """Make a shard of a derived data set; errors are returned, not raised."""
+    context = runner.context
+    folder = Path(context.state_dir, shard_folder(task.shard))
+    work: Any = context.build
+    try:
+        with runner.output_of(None):
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that died
+            folder.mkdir(parents=True)
+            context.train._verify_shard(task.shard)
+            files = work.on(context.train).write(task.shard, folder)
+    except BaseException as error:
+        if not runner.is_of_the_trial(error):
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+        kind: Literal["error", "input", "data", "storage"] = "error"
+        if isinstance(error, CorruptDataError) or names_data(error, context.train):
+            kind = "data"
+        elif isinstance(error, InputError):
+            kind = "input"
+        elif is_full(error):
+            kind = "storage"
+        if kind == "error":
+            return ShardFailed(runner.worker, task, kind, describe(error), traceback_of(error))
+        return ShardFailed(runner.worker, task, kind, text_of(error, 2000))
+    return ShardMade(runner.worker, task, files)

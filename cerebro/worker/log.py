@@ -1,11 +1,12 @@
-"""Send a trial's output to the trial's log.
+"""Redirect a trial's output to the trial's log.
 
-In a worker process file descriptors 1 and 2 point to the trial's log while its unit runs. The log
+In a worker process, file descriptors 1 and 2 point to the trial's log while its unit runs. The log
 receives the output of ``print``, ``logging``, warnings, C libraries and subprocesses, and the
 traceback of a crash.
 
-The user's process keeps its descriptors. There `sys.stdout`, `sys.stderr` and logging handlers
-that write to them are redirected to the log; output of C code and subprocesses is not captured.
+In the user's process, the descriptors stay unchanged. There, `sys.stdout`, `sys.stderr` and the
+logging handlers that write to them are redirected to the log; the output of C code and subprocesses
+is not captured.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 def log_path(folder: str, trial: int | None) -> Path:
-    """Return the path of a trial's log; without a trial, the null device."""
+    """Return the path of a trial's log; without a trial, that of the null device."""
     return Path(os.devnull) if trial is None else Path(folder, f"{trial}.log")
 
 
 def append(path: Path, text: str) -> None:
-    """Append to a log, without the standard streams, which a trial may have replaced."""
+    """Append text to a log without using the standard streams, which a trial may have replaced."""
     flush_output()
     with contextlib.suppress(OSError):
         file = os.fdopen(open_plain(path, APPEND), "a", 1, "utf-8", "backslashreplace")
@@ -41,7 +42,7 @@ def append(path: Path, text: str) -> None:
 
 
 def remove_if_empty(path: Path) -> None:
-    """Delete an empty log; most of 100,000 trials print nothing."""
+    """Delete a log if it is empty; in a run of 100,000 trials, most print nothing."""
     with contextlib.suppress(OSError):
         if path.stat().st_size == 0:
             path.unlink()
@@ -74,7 +75,7 @@ def redirected_descriptors(path: Path) -> Iterator[None]:
 
 
 def _duplicates(descriptors: tuple[int, ...]) -> list[int]:
-    """Duplicate all the descriptors, or none of them."""
+    """Duplicate either all the descriptors or none of them."""
     copies: list[int] = []
     try:
         for descriptor in descriptors:
@@ -87,12 +88,12 @@ def _duplicates(descriptors: tuple[int, ...]) -> list[int]:
 
 
 def flush_output() -> None:
-    """Flush all output streams; on a full disk the output is lost."""
+    """Flush all output streams; if the disk is full, the output is lost."""
     for stream in (sys.stdout, sys.stderr):
         # A trial may have closed or replaced a stream.
         with contextlib.suppress(Exception):
             stream.flush()
-    c_library().fflush(None)  # all streams of C code
+    c_library().fflush(None)  # C's own streams, all of them
 
 
 @functools.cache
@@ -104,14 +105,14 @@ def c_library() -> ctypes.CDLL:
 
 
 class SwitchedStream(io.TextIOBase):
-    """Replace a standard stream: write to the log of the trial whose unit runs.
+    """Replaces a standard stream: writes to the log of the trial whose unit is running.
 
-    It is one object for all trials, because handlers and libraries keep the stream that they were
-    created with. Between units it writes to the stream that it replaces.
+    There is one object for all trials, because handlers and libraries keep the stream with which
+    they were created. Between units the object writes to the stream that it replaces.
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name  # the attribute of sys
+        self._name = name  # the name of the stream in sys
         self._path: Path | None = None
         self._file: TextIO | None = None
 
@@ -123,7 +124,7 @@ class SwitchedStream(io.TextIOBase):
             stream = getattr(sys, self._name)
             return 0 if stream is None or stream is self else int(stream.write(text))
         with storing():
-            if self._file is None:  # created by the first write
+            if self._file is None:  # the file is created by the first write
                 self._file = os.fdopen(
                     open_plain(self._path, APPEND), "a", 1, "utf-8", "backslashreplace"
                 )
@@ -139,7 +140,7 @@ class SwitchedStream(io.TextIOBase):
 
     @contextlib.contextmanager
     def redirected_to(self, path: Path) -> Iterator[None]:
-        """Replace the standard stream during a unit."""
+        """Redirect the standard stream to a file while a unit runs."""
         before: Any = getattr(sys, self._name)
         handlers = [h for h in _stream_handlers() if h.stream is before and before is not self]
         self._path = path
@@ -155,7 +156,7 @@ class SwitchedStream(io.TextIOBase):
                     handler.stream = before
             self._path = None
             if self._file is not None:
-                with contextlib.suppress(OSError):  # a full disk: the rest is lost
+                with contextlib.suppress(OSError):  # if the disk is full, the rest is lost
                     self._file.close()
                 self._file = None
 
@@ -172,7 +173,7 @@ def redirected_streams(path: Path) -> Iterator[None]:
 
 
 def _stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Return the handlers of all loggers that write to a stream, except those of files."""
+    """Return all loggers' handlers that write to a stream other than a file."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     return [
         handler
@@ -181,5 +182,5 @@ def _stream_handlers() -> list[logging.StreamHandler[Any]]:
         for handler in logger.handlers
         if isinstance(handler, logging.StreamHandler)
         and not isinstance(handler, logging.FileHandler)
-        and "stream" in vars(handler)  # others look up sys.stderr at each write
+        and "stream" in vars(handler)  # other handlers look up sys.stderr at each write
     ]

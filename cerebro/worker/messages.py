@@ -1,8 +1,8 @@
-"""Messages between the coordinator and its workers.
+"""Define the messages between the coordinator and its workers.
 
 A *unit* is one pass of one trial over one shard, or one validation pass at the end of an epoch. It
-is the atom of scheduling, retry and commit. The messages are plain data: executors send them over
-a socket or through Ray, or pass them on in the same process.
+is the smallest piece of work that is scheduled, retried and committed. The messages are plain data:
+executors send them over a socket or through Ray, or pass them on within one process.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.errors import one_line
+from cerebro.report.findings import Finding
 from cerebro.run.settings import Training
 from cerebro.run.states import CloneOf, KeptState
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
+    from cerebro.data.manifest import FileEntry
     from cerebro.data.validation import Folds
 
-LIBRARIES = ("jax", "sklearn", "torch")
-"""Libraries that are slow to import."""
+LIBRARIES = ("jax", "keras", "sklearn", "torch")
+"""Libraries that take long to import."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Warned:
     """A warning that a trial raised in a worker; see `cerebro.worker.trial_warnings`."""
 
     category: tuple[str, ...]
-    """``module:class`` of its category and of the base categories, its own first."""
+    """``module:class`` of the category and of its base categories, the category itself first."""
     text: str
     file: str
     line: int
@@ -41,7 +43,7 @@ class Warned:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Its category, file and line, which identify it regardless of its text."""
+        """The warning's category, file and line, which identify it regardless of its text."""
         return self.category[0], self.file, self.line
 
     def __str__(self) -> str:
@@ -50,7 +52,7 @@ class Warned:
 
 
 Sums = dict[str, tuple[float, float]]
-"""By metric: (sum of value x weight, sum of weights), in float64 and batch order."""
+"""By metric: (sum of value x weight, sum of weights), in float64 and in batch order."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,12 @@ class UnitSums:
 class RunContext(Training):
     """The context of a run, which every worker receives once.
 
-    ``state_dir`` holds the slots of live trials, ``epoch_dir`` the kept states of finished
-    epochs, and ``log_dir`` the logs of trials.
+    ``state_dir`` holds the slots of live trials, ``epoch_dir`` the kept states of finished epochs,
+    and ``log_dir`` the logs of trials.
     """
 
     build: Callable[..., Any]
+    """The user's ``build``; for `ShardTask`, a `cerebro.data.shard_work.ShardWork`."""
     train: Dataset
     state_dir: str
     epoch_dir: str
@@ -81,12 +84,14 @@ class RunContext(Training):
     loader_threads: int = 0
     live_bytes: int = 0
     data_bytes: int = 0
-    """Bytes of GPU memory for the shards that a worker keeps there; 0: half of the memory."""
+    """The GPU memory in bytes for the shards that a worker keeps there; 0: half of the memory."""
     device: str = "cpu"
-    """The device of models, as a worker names it; see `cerebro.machine.devices.IN_WORKER`."""
+    """The models' device as a worker names it; see `cerebro.machine.devices.IN_WORKER`."""
     torch_flags: Mapping[str, Any] = field(default_factory=dict)
+    keras: Mapping[str, Any] = field(default_factory=dict)
+    """Keras's settings, if the user's process has imported Keras."""
     warning_filters: tuple[tuple[Any, ...], ...] = ()
-    """The filters of the user's process; see `cerebro.worker.trial_warnings`."""
+    """The warning filters of the user's process; see `cerebro.worker.trial_warnings`."""
     verify: bool = True
 
     @property
@@ -99,7 +104,7 @@ class RunContext(Training):
         return self.train.num_shards + self.validates
 
     def views(self, trial: int) -> tuple[Dataset, Dataset | None]:
-        """Return the data that a trial is trained and validated on."""
+        """Return the data on which a trial is trained and validated."""
         if self.folds is None:
             return self.train, self.validation
         return self.folds.of_trial(trial)
@@ -114,7 +119,7 @@ class RunContext(Training):
         Raises
         ------
         CorruptDataError
-            If one was; the message names the first of them.
+            If a file was truncated or removed; the message names the first such file.
         """
         for view in (self.train, self.validation):
             for shard in range(0 if view is None else view.num_shards):
@@ -133,46 +138,63 @@ class Task:
     shard: int
     attempt: int
     position: int
-    """The units of the trial that were committed before this one."""
+    """The number of the trial's units that were committed before this one."""
     dispatch: int = 0
-    """How often the trial was dispatched before. It never decreases, so that slots can refuse
-    an abandoned worker."""
+    """How often the trial was dispatched before. The number never decreases, so that slots can
+    reject an abandoned worker.
+    """
     keep_state: bool = True
-    """Whether to write the state at an epoch's end to ``epoch_dir``."""
+    """Whether to write the state at the end of an epoch to ``epoch_dir``."""
     clone_of: CloneOf | None = None
-    """The state that a clone starts from; only set for its first unit."""
+    """The state from which a clone starts; set only for its first unit."""
     origin: KeptState | None = None
     """Where the trial's state is if not in its slots, as in a resumed run."""
     epochs: int | None = None
-    """The trial's ``info.epochs``; None: the run's."""
+    """The trial's ``info.epochs``; None: that of the run."""
     ended: tuple[int, ...] = ()
-    """Trials that have ended since the worker's last task: it can free all they hold."""
+    """Trials that have ended since the worker's last task; the worker can free everything it holds
+    for them.
+    """
 
 
 @dataclass(frozen=True)
 class CheckTask:
-    """Check in a worker whether a configuration's state survives a hop.
+    """A task to check whether a configuration's state survives a hop.
 
-    With ``build_only`` the worker only builds the model, which imports the libraries for
-    training. Other workers do so while the first one checks.
+    With ``build_only`` the worker only builds the model, which imports the libraries for training.
+    The other workers do this while the first worker checks.
     """
 
     config: Mapping[str, Any]
     build_only: bool = False
+    thorough: bool = False
+    """Whether to search thoroughly for mistakes, as `cerebro.check` does."""
 
 
 @dataclass(frozen=True)
 class WarmTask:
-    """Import the libraries that units need, in a worker that replaces a lost one.
+    """A task for a worker that replaces a lost one: import the libraries that units need.
 
-    It answers with `CheckDone`. Until then other workers run the units.
+    The worker answers with `CheckDone`. Until then, other workers run the units.
     """
 
     modules: tuple[str, ...] = ()
 
 
-Job = Task | CheckTask | WarmTask
-"""A task that an executor gives to a worker."""
+@dataclass(frozen=True)
+class ShardTask:
+    """A task to make a shard of a derived data set from a shard of ``train``.
+
+    The worker writes the files into a folder below ``state_dir`` that has the shard's name.
+    """
+
+    shard: int
+    nbytes: int = 0
+    """The size of the shard's files, about."""
+
+
+Job = Task | CheckTask | WarmTask | ShardTask
+"""A task that an executor sends to a worker."""
 
 
 @dataclass(frozen=True)
@@ -183,35 +205,38 @@ class UnitDone:
     batches: int
     sums: Sums
     started: float
-    """The time at its start, as ``time.time`` returns it."""
+    """The start time of the unit, as returned by ``time.time``."""
     seconds: float
     loaded: bool
-    """Whether the state was unpacked, because the model was not live on this worker."""
+    """Whether the state was unpacked because the model was not live on this worker."""
     state_bytes: int
     metrics: dict[str, float] | None = None
-    """At an epoch's end: ``train_*``, ``val_*`` and short names."""
+    """At the end of an epoch: ``train_*``, ``val_*`` and short names."""
     state_hash: str | None = None
     state_file: str | None = None
-    """A complete but not yet durable file, which is published by renaming."""
+    """A file that is complete but not yet durable; renaming publishes it."""
     dropped: tuple[int, ...] = ()
     """Trials whose live models the worker has released."""
     libraries: tuple[str, ...] = ()
-    """Those of `LIBRARIES` that the worker has imported."""
+    """The members of `LIBRARIES` that the worker has imported."""
     resident: int = 0
-    """Bytes of memory that the worker's process holds; 0 if unknown."""
+    """The memory held by the worker's process, in bytes; 0 if unknown."""
     grown: int = 0
-    """Bytes by which it grew unexpectedly; see `cerebro.worker.growth`."""
+    """By how many bytes the process grew unexpectedly; see `cerebro.worker.growth`."""
     packed_hash: str = ""
     """The hash of the state after the unit."""
     not_exact: tuple[str, ...] = ()
-    """Operations that the unit used and that have no deterministic version on its device."""
+    """The operations in the unit for which its device has no deterministic version."""
     moved: str = ""
-    """Why PyTorch moves batches to the worker's GPU; empty if they are made there."""
+    """Why PyTorch moves batches to the worker's GPU; empty if batches are made there."""
+    unlike: str = ""
+    """Why the unit ran again with ordinary steps: its recorded steps gave wrong results."""
     warned: tuple[Warned, ...] = ()
     """Warnings that the trial raised for the first time on this worker."""
     is_kept: bool = True
-    """False if the state at an epoch's end is still being copied to ``epoch_dir``. `StateKept` or
-    `StateLost` follows."""
+    """False if the state at the end of an epoch is still being copied to ``epoch_dir``. `StateKept`
+    or `StateLost` follows.
+    """
 
 
 @dataclass(frozen=True)
@@ -220,15 +245,16 @@ class UnitFailed:
     task: Task
     kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"]
     """``data``: a file is damaged or missing. ``storage``: the run's files cannot be written.
-    ``worker``: this process cannot continue, but another one can. None of these is the trial's
-    fault. An executor with processes reports ``worker`` as `WorkerLost`."""
+    ``worker``: this process cannot continue, but another one can. None of these three is the
+    trial's fault. An executor with processes reports ``worker`` as `WorkerLost`.
+    """
     message: str
     traceback: str = ""
     dropped: tuple[int, ...] = ()
     bases: tuple[str, ...] = ()
-    """For ``error``: full names of the exception's class and its base classes, in MRO order."""
+    """For ``error``: the full names of the exception's class and its base classes, in MRO order."""
     place: str = ""
-    """For ``error``: the line of the user's code that raised it, as in `message`."""
+    """For ``error``: the line of the user's code that raised the exception, as in `message`."""
     warned: tuple[Warned, ...] = ()
 
 
@@ -237,33 +263,63 @@ class CheckDone:
     worker: int
     problems: tuple[str, ...]
     error: str | None = None
-    """Why the configuration could not be tried; None if it could."""
+    """Why the configuration could not be tried; None if it could be."""
     metrics: tuple[str, ...] = ()
     state_bytes: int = 0
     """The size of the packed state after a few batches; 0 if unknown."""
     environment: Mapping[str, Any] | None = None
     """The worker's environment; see `cerebro.machine.environment.describe`."""
     not_exact: tuple[str, ...] = ()
-    """Operations of the model without a deterministic version on its device."""
+    """The model's operations for which its device has no deterministic version."""
     cpu_only: bool = False
     """Whether the model declares that it never computes on a GPU."""
     warned: tuple[Warned, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    """Likely mistakes in the model and its data."""
+
+
+@dataclass(frozen=True)
+class ShardMade:
+    """A shard of a derived data set is complete, in the folder that `ShardTask` describes."""
+
+    worker: int
+    task: ShardTask
+    files: Mapping[str, FileEntry]
+    """The size and hash of each file, in the order of the columns."""
+    node: str = ""
+    """The node's name in messages."""
+    folder: str = ""
+    """At the coordinator: the folder in which the files have arrived."""
+
+
+@dataclass(frozen=True)
+class ShardFailed:
+    worker: int
+    task: ShardTask
+    kind: Literal["error", "input", "data", "storage"]
+    """``input``: Cerebro rejects the function's results. ``data``: a file is damaged or missing.
+    ``storage``: the node's disk is full. ``error``: the function has raised an exception.
+    """
+    message: str
+    traceback: str = ""
+    node: str = ""
+    """The node's name in messages."""
 
 
 @dataclass(frozen=True)
 class WorkerLost:
-    """A worker is lost for good: its process has been reaped."""
+    """A worker is permanently lost: its process has been reaped."""
 
     worker: int
     reason: str
     signal: int | None = None
-    """The signal that ended it, if it did not come from the executor."""
+    """The signal that killed it, unless the executor sent the signal."""
     began: bool = True
-    """Whether it had begun its task; if not, the task is not to blame."""
+    """Whether the worker had begun its task; if not, the task is not to blame."""
     traced: bool = False
-    """Whether the trial's log has the traceback of its end."""
+    """Whether the trial's log has the traceback of the crash."""
     with_machine: bool = False
-    """Whether its machine is lost, too; then no trial is to blame."""
+    """Whether its machine is also lost; if so, no trial is to blame."""
 
 
 # --- only sent by executors with several machines -----------------------------------
@@ -278,37 +334,37 @@ class WorkerJoined:
 
 @dataclass(frozen=True)
 class ShardsPlaced:
-    """Workers have gained or lost shards."""
+    """Some workers have loaded or released shards."""
 
 
 @dataclass(frozen=True)
 class StateKept:
-    """The state at the end of a trial's epoch is in ``epoch_dir``; see `UnitDone.is_kept`."""
+    """The state at the end of a trial's epoch is now in ``epoch_dir``; see `UnitDone.is_kept`."""
 
     trial: int
 
 
 @dataclass(frozen=True)
 class StateLost:
-    """The machine with a trial's newest state is lost: the trial goes back to an older one."""
+    """The machine with a trial's newest state is lost, so the trial goes back to an older state."""
 
     trial: int
     reason: str
     worker: int | None = None
-    """The worker that was to train its next unit."""
+    """The worker that would have trained the trial's next unit."""
     position: int | None = None
-    """The position of the newest state that is left; None: only kept states are left."""
+    """The position of the newest remaining state; None: only kept states remain."""
 
 
 @dataclass(frozen=True)
 class Note:
-    """An event to record, and to show as a warning."""
+    """An event to record and to show as a warning."""
 
     kind: str
     text: str
 
 
-Event = UnitDone | UnitFailed | CheckDone | WorkerLost
+Event = UnitDone | UnitFailed | CheckDone | ShardMade | ShardFailed | WorkerLost
 
 News = Event | WorkerJoined | ShardsPlaced | StateKept | StateLost | Note
 """An event from an executor."""

@@ -1,4 +1,4 @@
-"""Models of trials: build them, make their batches, pack and load their states."""
+"""Build the models of trials, make their batches, pack and load their states."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from cerebro.machine import dynamo, flags, generators
 from cerebro.machine.devices import building_on, is_gpu
 from cerebro.machine.flags import compute_settings, set_torch_flags
 from cerebro.machine.guard import in_trial
-from cerebro.model import Info, check_model
+from cerebro.machine.keras_settings import begin_keras, set_keras
+from cerebro.model import Info, check_model, read_columns
 from cerebro.run.recipe import call_build
 from cerebro.worker.epoch_progress import EpochProgress
+from cerebro.worker.evaluate import whole_metrics
 from cerebro.worker.messages import RunContext
 from cerebro.worker.state_arena import StateArena
 
@@ -28,15 +30,15 @@ Loader = _core.Loader | MovedBatches
 
 @dataclass
 class LiveModel:
-    """A model in memory; `position` is the number of units committed to its state."""
+    """A model in memory; `position` is the number of units committed to the trial's state."""
 
     model: Any
     torch: bool
     cuda: bool = False
-    """Whether it computes on a GPU, so that CUDA's generator belongs to its state."""
+    """Whether the model computes on a GPU, so that CUDA's generator is part of its state."""
     position: int = -1
     epochs: int | None = None
-    """Its ``info.epochs``, if that differs from the run's."""
+    """The model's ``info.epochs``, if it differs from the run's."""
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0
@@ -50,8 +52,8 @@ def build_model(
 ) -> tuple[Any, bool]:
     """Seed the generators and call the user's ``build``.
 
-    If ``build`` is the first to import PyTorch, it is called again, so that the first model, too,
-    is built with the run's threads and flags.
+    If ``build`` is the first code to import PyTorch, it is called again, so that the first model is
+    also built with the run's threads and flags.
 
     Returns
     -------
@@ -59,8 +61,10 @@ def build_model(
         The model, and whether it uses PyTorch.
     """
     dynamo.postpone()
+    set_keras(context.keras)
     for _ in range(2):
         had_torch = "torch" in sys.modules
+        begin_keras()
         generators.seed_all(info.seed, had_torch)
         settings = compute_settings(context.threads, context.deterministic, info.device)
         xla = flags.xla_threads(context.threads)
@@ -74,7 +78,8 @@ def build_model(
         model.bind_info(info)
     uses_torch = generators.uses_torch(model)
     if uses_torch and is_gpu(info.device):
-        # Now, because the GPU's generator would take the seed of the trial that is built last.
+        # Initialize CUDA now: later, the GPU's generator would take the seed of the trial built
+        # last.
         sys.modules["torch"].cuda.init()
     return model, uses_torch
 
@@ -113,12 +118,12 @@ def make_info(
 
 
 def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
-    """Return the batch size of the configuration or of the search; only one may be given.
+    """Return the batch size of the configuration or of the search; exactly one may be given.
 
     Raises
     ------
     InputError
-        If both or neither is given, or it is not a valid batch size.
+        If both or neither is given, or if it is not a valid batch size.
     """
     if "batch_size" in config and default is not None:
         raise InputError(
@@ -137,12 +142,29 @@ def batch_device(model: Any, device: str) -> str:
     return device if getattr(model, "framework", "dlpack") == "torch" else "cpu"
 
 
-def make_batches(model: Any, data: Any, batch_size: int, device: str, **options: Any) -> Loader:
-    """Return a loader of batches in a model's framework and on its device.
+def make_batches(
+    model: Any,
+    data: Any,
+    batch_size: int,
+    device: str,
+    *,
+    channels_last: bool = False,
+    **options: Any,
+) -> Loader:
+    """Return a loader of batches in a model's framework and on the model's device.
 
-    Batches are made on a GPU only if it is trusted; see `make_trusted`.
+    The loader gathers the columns that the model reads. It makes batches on a GPU only if that GPU
+    is trusted; see `make_trusted`.
+
+    Parameters
+    ----------
+    channels_last
+        Whether a model that computes in ``channels_last`` gets its images in that layout.
     """
+    options["columns"] = read_columns(model, data.columns)
     options["framework"] = getattr(model, "framework", "dlpack")
+    wanted = channels_last and options["framework"] == "torch"
+    options["channels_last"] = wanted and getattr(model, "channels_last", False)
     loader = make_trusted(data, batch_size, device=batch_device(model, device), **options)
     if isinstance(loader, MovedBatches):
         depots.tell(depots.moving(loader.why))
@@ -150,19 +172,19 @@ def make_batches(model: Any, data: Any, batch_size: int, device: str, **options:
 
 
 def is_short_of_gpu_memory(error: BaseException) -> bool:
-    """Whether PyTorch, one of its libraries, or the loader ran out of GPU memory."""
+    """Return whether PyTorch, one of its libraries, or the loader ran out of GPU memory."""
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError):
         return True
     if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
         return True
-    # CUDA, cuBLAS and cuDNN also allocate memory outside of PyTorch's allocator.
+    # CUDA, cuBLAS and cuDNN also allocate memory outside PyTorch's allocator.
     texts = ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
 
 
 def give_back_memory(device: str) -> int:
-    """Free cached GPU memory; return the bytes of shards that were freed."""
+    """Free cached GPU memory; return how many bytes of shards were freed."""
     torch = sys.modules.get("torch")
     shards = depots.drop(device) if is_gpu(device) else 0
     if is_gpu(device) and torch is not None:
@@ -170,8 +192,21 @@ def give_back_memory(device: str) -> int:
     return shards
 
 
+def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:
+    """End a model's epoch; return its metrics, including those computed only at the end."""
+    metrics = live.progress.epoch_metrics()
+    if not hasattr(live.model, "end_epoch"):
+        return metrics
+    # Pass a copy, so that the model cannot change the reported metrics.
+    computed = live.model.end_epoch(epoch, dict(metrics))
+    if not isinstance(computed, Mapping) or not computed:
+        return metrics
+    live.progress.set_training(whole_metrics(computed))
+    return live.progress.epoch_metrics()
+
+
 def pack_tree(live: LiveModel) -> dict[str, Any]:
-    """Return the state that a trial carries from unit to unit."""
+    """Return the state that a trial carries from one unit to the next."""
     return {
         "model": live.model.state_dict(),
         "generators": live.generators,
@@ -184,13 +219,13 @@ def load_tree(
 ) -> None:
     """Load a packed state into a live model on `device`."""
     if device != "cpu":
-        tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena copies it
+        tree = _core.unpack_state(buffer, "torch", copy=None)  # only read: the arena makes the copy
         load_parts(live, (arena or StateArena()).to_device(tree, device))
         return
     framework: Literal["torch", "numpy"] = "torch" if live.torch else "numpy"
     tree = None
     if getattr(live.model, "loads_in_place", False):
-        tree = _core.load_into(buffer, pack_tree(live))  # None if it does not fit
+        tree = _core.load_into(buffer, pack_tree(live))  # None if the states' layouts differ
     if tree is None:
         tree = _core.unpack_state(buffer, framework)
     load_parts(live, tree)

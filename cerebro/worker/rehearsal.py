@@ -13,28 +13,48 @@ from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
 from cerebro.model import is_cpu_only
 from cerebro.worker.blame import describe
-from cerebro.worker.evaluate import evaluate_model, run_batches
+from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone
-from cerebro.worker.models import batch_size_of
+from cerebro.worker.models import batch_size_of, end_epoch
 from cerebro.worker.runner import UnitRunner
 
 BATCHES = 2
-"""The number of batches before the hop, and after it."""
+"""The number of batches before the hop, and again after it."""
 
 MAX_DEPTH = 6
 
 
 def try_out(
-    runner: UnitRunner, config: Mapping[str, Any], not_exact: Collection[str] = ()
+    runner: UnitRunner,
+    config: Mapping[str, Any],
+    not_exact: Collection[str] = (),
+    *,
+    thorough: bool = False,
 ) -> CheckDone:
-    """Run the check in a worker. `not_exact` has the operations that are not deterministic."""
+    """Check a hop in a worker, and diagnose the model.
+
+    Parameters
+    ----------
+    not_exact
+        The operations that are not deterministic.
+    thorough
+        Whether to search thoroughly for mistakes; see `diagnose`.
+    """
     runner.context.check_files()
     straight = _Rehearsal(runner, config)
-    problems, metrics = _hop_problems(runner, config, straight, not_exact)
+    straight.train(0)
+    packed = straight.packed()
+    straight.train(1)
+    hopped = _Rehearsal(runner, config)
+    problems, metrics = _hop_problems(runner, config, straight, hopped, packed, not_exact)
+    from cerebro.worker.diagnosis.diagnose import diagnose  # only some workers need it
+
+    findings = diagnose(hopped, packed, *runner.context.views(0), thorough=thorough)
     return CheckDone(
         runner.worker,
         tuple(problems),
         metrics=tuple(metrics),
+        findings=tuple(findings),
         state_bytes=memoryview(straight.packed()).nbytes,
         cpu_only=is_cpu_only(straight.live.model),
     )
@@ -44,13 +64,14 @@ def _hop_problems(
     runner: UnitRunner,
     config: Mapping[str, Any],
     straight: _Rehearsal,
+    hopped: _Rehearsal,
+    before: Any,
     not_exact: Collection[str],
 ) -> tuple[list[str], list[str]]:
-    """Return problems and metric names."""
-    straight.train(0)
-    before = straight.packed()
-    straight.train(1)
-    hopped = _Rehearsal(runner, config)
+    """Continue training after a hop, and compare; return the problems and the metrics' names.
+
+    `straight` has trained without a hop; `before` is its state at the time of the hop.
+    """
     try:
         hopped.load(before)
     except Exception as error:
@@ -60,7 +81,7 @@ def _hop_problems(
     problems = differences(straight, hopped, metrics, hopped.validate())
     context = runner.context
     if not_exact or (is_gpu(context.device) and context.deterministic is False):
-        return [], sorted(metrics)  # no two runs are equal: the hop cannot be judged
+        return [], sorted(metrics)  # no two runs are equal, so a hop cannot be checked
     if problems and _differs_from_itself(runner, config, straight):
         return ["training is not deterministic: the same batches twice gave different states"], (
             sorted(metrics)
@@ -69,7 +90,7 @@ def _hop_problems(
 
 
 class _Rehearsal:
-    """One of the models that are compared."""
+    """One of the two models that are compared."""
 
     def __init__(self, runner: UnitRunner, config: Mapping[str, Any]) -> None:
         self._runner = runner
@@ -78,23 +99,29 @@ class _Rehearsal:
         self.sums: list[Any] = []
 
     def train(self, half: int) -> None:
-        """Train on the first or second few batches of shard 0."""
+        """Train on the first (`half` 0) or the second (`half` 1) `BATCHES` batches."""
         live, runner = self.live, self._runner
         generators.restore(live.generators)
         if half == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(0)
+        step, device = live.model.train_batch, runner.device_of(live.model)
+        result = run_batches(self._batches(half), step, device=device)
+        end_training(live.model, result, live.progress)
+        live.generators = generators.capture(live.torch, live.cuda)
+
+    def _batches(self, half: int) -> _First:
+        runner = self._runner
         size = batch_size_of(self._config, runner.context.batch_size)
-        loader = runner.loader(live.model, size, training=True, trial=0)
+        loader = runner.loader(self.live.model, size, training=True, trial=0)
         train, _ = runner.context.views(0)
         drop_last = runner.context.drop_last
         shards = first_shards(train._shard_rows(), size, drop_last, (half + 1) * BATCHES)
         loader.begin(shards, 0, half * BATCHES)
-        step, device = live.model.train_batch, runner.device_of(live.model)
-        result = run_batches(_First(loader, BATCHES), step, device=device)
-        if hasattr(live.model, "end_unit"):
-            live.model.end_unit()
-        live.progress.add_training(result.sums)
-        live.generators = generators.capture(live.torch, live.cuda)
+        return _First(loader, BATCHES)
+
+    def batch(self, half: int) -> Any:
+        """Return the first batch that ``train(half)`` trains on."""
+        return next(self._batches(half))
 
     def packed(self) -> Any:
         return _core.pack_state(self._runner.packable(self.live))
@@ -117,15 +144,13 @@ class _Rehearsal:
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, _First(loader, 1), device=device)
             live.progress.add_validation(metrics)
-        metrics = live.progress.epoch_metrics()
-        if hasattr(live.model, "end_epoch"):
-            live.model.end_epoch(0, dict(metrics))
+        metrics = end_epoch(live, 0)
         live.generators = generators.capture(live.torch, live.cuda)
         return metrics
 
 
 def first_shards(rows: Sequence[int], size: int, drop_last: bool, batches: int) -> range:
-    """Return the first shards that have enough batches; only these are copied to a GPU."""
+    """Return the first shards that together have enough batches; only these are copied to a GPU."""
     left, shards = batches, 0
     while left > 0 and shards < len(rows):
         left -= _core.batch_count(rows[shards], size, drop_last)
@@ -163,7 +188,10 @@ def differences(
     straight_metrics: Mapping[str, float],
     hopped_metrics: Mapping[str, float],
 ) -> list[str]:
-    """Name everything that the hop changed; empty if nothing."""
+    """Compare a model after a hop with one that did not hop; return one line per difference.
+
+    The list is empty if the hop changed nothing.
+    """
     problems = []
     if _core.hash_state(straight.packed()) != _core.hash_state(hopped.packed()):
         left = dict(walk(straight.live.model.state_dict(), "state_dict()"))
@@ -175,7 +203,7 @@ def differences(
         problems.append(f"after a hop training continued differently: {named} differs")
     left = dict(walk(straight.live.model, "model"))
     right = dict(walk(hopped.live.model, "model"))
-    state = dict(walk(straight.live.model.state_dict(), ""))  # kept alive, so that ids stay unique
+    state = dict(walk(straight.live.model.state_dict(), ""))  # keeps the ids unique
     known = {id_of(value) for value in state.values()}
     lost = [
         path
@@ -203,7 +231,7 @@ def _differs_from_itself(
 
 
 def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of every array, tensor and number below an object.
+    """Yield the path and value of every array, tensor and number in an object.
 
     Attributes, containers, closures and bound methods are followed. A shared object is yielded
     once.
@@ -219,7 +247,7 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
         return
     if id(value) in seen:
         return
-    seen[id(value)] = value  # kept alive, so that its id is not reused
+    seen[id(value)] = value  # keeps the object alive, so that its id is not reused
     if is_array(value):
         yield path, value
         return
@@ -247,18 +275,18 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
         for free, cell in zip(names, value.__closure__ or (), strict=True):
             try:
                 yield f".{free}", cell.cell_contents
-            except ValueError:  # not filled yet
+            except ValueError:  # the cell is still empty
                 continue
         return
     module = type(value).__module__
-    # How a step runs is not state: a captured graph, a recorded or a compiled program.
+    # Objects that only run a step are not state: a captured graph, a recorded or compiled program.
     steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", "cerebro.jax.program")
     ours = ("cerebro._core", *steps)
     numbered = ("flax.ids",)  # every flax module has a unique number
     if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
         return
     for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
-        # PyTorch keeps a module's parts in three mappings; users know the parts by name.
+        # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
         if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
             yield "", child if attribute == "_modules" else dict(child)
         elif not attribute.startswith("__"):
@@ -272,13 +300,13 @@ def is_array(value: Any) -> bool:
 
 
 def id_of(value: Any) -> Any:
-    """Return the identity of a tensor's memory, or of the object."""
+    """Return the identity of a tensor's memory, or of any other object."""
     pointer = getattr(value, "data_ptr", None)
     return ("memory", pointer()) if callable(pointer) else id(value)
 
 
 def same(left: Any, right: Any) -> bool:
-    """Whether two leaves are equal, bit for bit."""
+    """Return whether two leaves of nested values are equal bit for bit."""
     if is_array(left) != is_array(right):
         return False
     if not is_array(left):
@@ -289,7 +317,7 @@ def same(left: Any, right: Any) -> bool:
 
 
 def as_bytes(value: Any) -> bytes:
-    if not hasattr(value, "detach"):  # of NumPy or JAX
+    if not hasattr(value, "detach"):  # an array of NumPy or JAX
         return np.asarray(value).tobytes()
     tensor = value.detach().cpu().contiguous()
     return bytes(tensor.reshape(-1).view(_byte_type(tensor)).numpy().tobytes())

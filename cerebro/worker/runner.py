@@ -1,15 +1,15 @@
-"""Run units: one trial over one shard, from its committed state to the next.
+"""Run units: train one trial on one shard, from one committed state to the next.
 
-Every worker process has a `UnitRunner`, and so has the coordinator's process if ``workers=0``. It
-keeps models alive between units: a trial that stays on its worker pays for packing its state, not
-for unpacking it. The steps of a unit:
+Every worker process has a `UnitRunner`; with ``workers=0`` the coordinator's process has one. It
+keeps models alive between units: the state of a trial that stays on its worker is packed but not
+unpacked. The steps of a unit:
 
 1. take the live model, or build one and load the trial's committed state;
 2. restore the trial's random generators;
 3. train on the shard's batches (in C: `_core.run_unit`), or evaluate;
-4. at an epoch's end call ``end_epoch`` and complete the metrics;
-5. pack model, generators and progress into the uncommitted slot, seal it with
-   its hash, and commit it.
+4. at the end of an epoch, call ``end_epoch`` and complete the metrics;
+5. pack the model, the generators and the progress into the uncommitted slot, seal it with its hash,
+and commit it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import cerebro._core as _core
-from cerebro.data import depots
+from cerebro.data import copies, depots
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, generators
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
 from cerebro.machine.flags import compute_settings, operations_noted, set_torch_flags
-from cerebro.model import Info
+from cerebro.model import Info, read_columns
 from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
 from cerebro.worker import growth
@@ -41,6 +41,7 @@ from cerebro.worker.blame import (
     bases_of,
     describe,
     divergence,
+    known_mistake,
     misplaced,
     missing_name,
     names_data,
@@ -48,7 +49,7 @@ from cerebro.worker.blame import (
     traceback_of,
     unlike_types,
 )
-from cerebro.worker.evaluate import evaluate_model, evaluation_seed, run_batches
+from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
 from cerebro.worker.messages import LIBRARIES, RunContext, Task, UnitDone, UnitFailed, UnitSums
 from cerebro.worker.models import (
@@ -57,6 +58,7 @@ from cerebro.worker.models import (
     batch_device,
     batch_size_of,
     build_model,
+    end_epoch,
     give_back_memory,
     is_short_of_gpu_memory,
     load_tree,
@@ -64,6 +66,7 @@ from cerebro.worker.models import (
     make_info,
     pack_tree,
 )
+from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_warnings import Watch
 
@@ -74,28 +77,28 @@ MAX_OPEN_SLOTS = 64
 MAX_LOADERS = 8
 
 MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
-"""A run with folds may have two for each fold, if that is more."""
+"""The most loaders kept for a GPU. A run with folds may have two for each fold, if that is more."""
 
 TRY_SECONDS = 2 * device_check.SECONDS
-"""The first use of a GPU may take this long: it is checked, and kernels may be compiled."""
+"""The seconds that the first use of a GPU may take: it is checked, and kernels may be compiled."""
 
 
 class Diverged(Exception):
-    """A training loss that is not finite."""
+    """Raised if a training loss is not finite."""
 
 
 class TaskClock(Protocol):
-    """Separate a unit's time from other work; see `cerebro._worker`."""
+    """Measures the time of a unit alone; see `cerebro._worker`."""
 
     def built(self) -> None:
-        """Note that a model has been built, and its libraries imported."""
+        """Note that a model has been built and its libraries have been imported."""
 
     def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Return a context whose time does not count for the unit and is limited to `seconds`."""
+        """Return a context whose time, at most `seconds`, does not count towards the unit."""
 
 
 class UnitRunner:
-    """Run the units of one run; see the module's docstring.
+    """Runs the units of one run; see the module's docstring.
 
     Parameters
     ----------
@@ -104,10 +107,10 @@ class UnitRunner:
     worker
         This worker's number, which every answer repeats.
     beat
-        The page shared with the coordinator: heartbeats, and the flag that cancels a unit.
+        The page shared with the coordinator: the heartbeats, and the flag that cancels a unit.
     own_process
-        Whether this is a worker process. If so, the output of trials is captured by redirecting
-        its standard output and error, and only trials use its random generators.
+        Whether this is a worker process. In a worker process, the output of trials is captured by
+        redirecting standard output and error, and only trials use the random generators.
     clock
         Is notified when a model has been built.
     """
@@ -128,19 +131,21 @@ class UnitRunner:
         self._clock = clock
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
-        self._loaders: OrderedDict[tuple[bool, int, str, int, int | None], Loader] = OrderedDict()
+        self._loaders: OrderedDict[tuple[Any, ...], Loader] = OrderedDict()
         self._arena = StateArena()  # for the states of models on a GPU
         self._verified: set[tuple[bool, int]] = set()
-        self._last_trial: int | None = None  # its generators are in place
-        self._moved = ""  # the reason why PyTorch moves batches to the GPU
-        self._tried = False  # whether the GPU was tried, if there is one
+        self._ordinary: set[int] = set()  # trials whose recorded steps gave wrong results
+        self._last_trial: int | None = None  # the trial whose generators are in place
+        self._usage: memory.Usage | None = None  # memory at the end of the last unit
+        self._moved = ""  # why PyTorch moves batches to the GPU
+        self._tried = False  # whether the GPU, if any, has been tried
         self.warnings = Watch(context.warning_filters if own_process else ())
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
 
     def run(self, task: Task) -> UnitDone | UnitFailed:
-        """Run one unit. Errors of the user's code, data or disk are returned, not raised."""
+        """Run one unit; errors of the user's code, data or disk are returned, not raised."""
         with self.warnings.of(task.trial) as warned:
             event = self._run_or_fail(task)
         return replace(event, warned=tuple(warned)) if warned else event
@@ -158,13 +163,13 @@ class UnitRunner:
             return self._failure(task, error)
 
     def _run_with_room(self, task: Task) -> UnitDone:
-        """Run a unit; if the GPU is out of memory, retry it without other live models."""
+        """Run a unit; if the GPU is out of memory, run it again without other live models."""
         try:
             return self._run(task)
         except Exception as error:
             if not (is_gpu(self.context.device) and is_short_of_gpu_memory(error)):
                 raise
-            traceback.clear_frames(error.__traceback__)  # they hold memory to give back
+            traceback.clear_frames(error.__traceback__)  # the frames hold memory to be freed
             others = tuple(trial for trial in self._live if trial != task.trial)
             self._release((*others, task.trial))
             while self._loaders:
@@ -175,12 +180,12 @@ class UnitRunner:
         return replace(done, dropped=(*others, *done.dropped))
 
     def is_of_the_trial(self, error: BaseException) -> bool:
-        """Whether an error belongs to the trial. In the coordinator's process Ctrl-C does not."""
+        """Return whether an error belongs to the trial; in the coordinator, Ctrl-C does not."""
         return self._own_process or not isinstance(error, KeyboardInterrupt)
 
     def _failure(self, task: Task, error: BaseException) -> UnitFailed:
-        """Return the failure with its cause: the trial, the data, or the run's disk."""
-        self._live.pop(task.trial, None)  # its state is inconsistent
+        """Return the failure with what caused it: the trial, the data, or the run's disk."""
+        self._live.pop(task.trial, None)  # the model's state is inconsistent
         kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"] = "error"
         if isinstance(error, UnitCancelled):
             kind = "cancelled"
@@ -207,17 +212,17 @@ class UnitRunner:
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
 
     def cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
-        """Describe an error of the user's code, with a hint if there is one."""
+        """Describe an error in the user's code, with a hint if there is one."""
         columns = self.context.train.columns
         hints = (
             missing_name(error, config, columns),
             misplaced(error, self.context.device),
             unlike_types(error, columns),
         )
-        return describe(error) + "".join(hints)
+        return describe(error) + ("".join(hints) or known_mistake(error))
 
     def _lost_gpu(self) -> bool:
-        """Whether the process can no longer use its GPU, for example after a failed assertion."""
+        """Return whether this process has lost the use of its GPU, as after a failed assertion."""
         torch = sys.modules.get("torch")
         if torch is None or not is_gpu(self.context.device) or not torch.cuda.is_initialized():
             return False
@@ -231,24 +236,28 @@ class UnitRunner:
         context = self.context
         started = time.time()
         clock = time.perf_counter()
-        evaluating = task.step == context.train.num_shards
         self._release(task.ended)
         slots = self._slots_of(task.trial)
         self._settle(task, slots)
+        last, kept = self._usage, self._live.get(task.trial)
+        self._usage = None  # stays None unless the unit succeeds
         live, loaded = self._model_of(task, slots)
-        before = memory.usage()
+        # A worker process does not grow between units.
+        before = last if self._own_process and live is kept and not loaded else memory.usage()
         not_exact: set[str] = set()
+        unlike = ""
+        try:
+            with self.computing(not_exact):
+                result = self._compute(live, task)
+        except RecordedStepDiffers as error:
+            unlike = self._note_unlike(task, error)
+            live, loaded = self._model_of(task, slots)
+            with self.computing(not_exact):
+                result = self._compute(live, task)
         with self.computing(not_exact):
-            live.progress.begin_unit(task.epoch, task.step)
-            if task.step == 0 and hasattr(live.model, "begin_epoch"):
-                live.model.begin_epoch(task.epoch)
-            result = self._evaluate(live, task) if evaluating else self._train(live, task)
             metrics = None
             if task.step == context.units_per_epoch - 1:
-                metrics = live.progress.epoch_metrics()
-                if hasattr(live.model, "end_epoch"):
-                    # A copy, so that the model cannot change the reported metrics.
-                    live.model.end_epoch(task.epoch, dict(metrics))
+                metrics = end_epoch(live, task.epoch)
             live.generators = generators.capture(live.torch, live.cuda)
             tree = self.packable(live)
             with storing():
@@ -256,7 +265,7 @@ class UnitRunner:
                 packed_hash = slots.commit(task.position + 1)
         live.position = task.position + 1
         self._last_trial = task.trial
-        after = memory.usage()
+        after = self._usage = memory.usage()
         state_hash = state_file = None
         if metrics is not None:
             state_hash = packed_hash
@@ -285,20 +294,46 @@ class UnitRunner:
             packed_hash=packed_hash,
             not_exact=tuple(sorted(not_exact)),
             moved=self._moved,
+            unlike=unlike,
         )
+
+    def _compute(self, live: LiveModel, task: Task) -> UnitSums:
+        """Train or evaluate the model for a task; return the metrics as sums."""
+        live.progress.begin_unit(task.epoch, task.step)
+        if task.step == 0 and hasattr(live.model, "begin_epoch"):
+            live.model.begin_epoch(task.epoch)
+        evaluating = task.step == self.context.train.num_shards
+        result = self._evaluate(live, task) if evaluating else self._train(live, task)
+        note = getattr(live.model, "recording_note", None)
+        text = None if note is None else note()
+        if text is not None:
+            append(log_path(self.context.log_dir, task.trial), text)
+        return result
+
+    def _note_unlike(self, task: Task, error: RecordedStepDiffers) -> str:
+        """Drop a model whose recorded step was wrong; its trial then takes ordinary steps."""
+        self._ordinary.add(task.trial)
+        self._live.pop(task.trial, None)
+        text = (
+            f"epoch {task.epoch}, unit {task.step}: the unit ran again with ordinary steps, and so "
+            f"does the rest of the trial, because a recorded step is wrong: {error}"
+        )
+        append(log_path(self.context.log_dir, task.trial), text)
+        return text
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
         batch_size = batch_size_of(task.config, self.context.batch_size)
         self._verify(True, task.shard)
-        loader = self.loader(live.model, batch_size, training=True, trial=task.trial)
+        loader = self.loader(
+            live.model, batch_size, training=True, trial=task.trial, epoch=task.epoch
+        )
         loader.begin([task.shard], task.epoch)
         depots.tell_first_note(loader)
         step, device = live.model.train_batch, self.device_of(live.model)
-        result = run_batches(loader, step, beat=self._beat, device=device)
-        sums = UnitSums(result.rows, result.batches, result.sums)
-        if hasattr(live.model, "end_unit"):
-            live.model.end_unit()
-        live.progress.add_training(sums.sums)
+        units = self._epochs_left(task) * self.context.train.num_shards
+        with recorded_unit(live.model, len(loader), units, training=True):
+            result = run_batches(loader, step, beat=self._beat, device=device)
+        sums = end_training(live.model, result, live.progress)
         loss, weight = sums.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
             raise Diverged(divergence(task, loss / weight, result.not_finite.get("loss")))
@@ -319,23 +354,28 @@ class UnitRunner:
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
         with generators.preserved(live.torch, seed):
             device = self.device_of(live.model)
-            result, metrics = evaluate_model(live.model, loader, self._beat, device)
+            epochs = self._epochs_left(task)
+            with recorded_unit(live.model, len(loader), epochs, training=False):
+                result, metrics = evaluate_model(live.model, loader, self._beat, device)
         live.progress.add_validation(metrics)
         return result
+
+    def _epochs_left(self, task: Task) -> int:
+        return (self.context.epochs if task.epochs is None else task.epochs) - task.epoch
 
     # --- models ----------------------------------------------------------
 
     def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool]:
         """Return the trial's model at the task's position, and whether its state was loaded.
 
-        Its random generators are restored.
+        The model's random generators are restored.
         """
         live = self._live.pop(task.trial, None)
         if live is not None and live.epochs != task.epochs:
-            live = None  # it was built for a different number of epochs
+            live = None  # the model was built for a different number of epochs
         begins = task.position == 0 or task.clone_of is not None
         if live is not None and begins and live.position != task.position:
-            live = None  # its states are lost: it begins again
+            live = None  # the trial's states are lost: it starts again
         loaded = False
         if live is None:
             live = self.build(task.trial, task.config, task.epochs)
@@ -350,25 +390,27 @@ class UnitRunner:
             loaded = True
         if loaded or task.trial != self._last_trial or not self._own_process:
             generators.restore(live.generators)
-        self._last_trial = None  # until the unit has succeeded
+        self._last_trial = None  # stays None until the unit has succeeded
         self._live[task.trial] = live
         return live, loaded
 
     def build(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> LiveModel:
-        """Build a trial's model; `epochs` is its ``info.epochs``, None: the run's."""
+        """Build a trial's model; `epochs` is its ``info.epochs``, or None for the run's."""
         info = self.info_of(trial, config, epochs)
         model, torch = build_model(self.context, trial, config, info)
         if self._clock is not None:
             self._clock.built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
-        self.warnings.take_filters()  # build may have imported their categories
+        if trial in self._ordinary and hasattr(model, "stop_recording"):
+            model.stop_recording()
+        self.warnings.take_filters()  # build may have imported the filters' categories
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
         return LiveModel(model, torch, cuda, epochs=epochs, generators=state)
 
     def _try_device(self, device: str) -> None:
-        """Try the GPU and compile its kernels, outside of the unit's time."""
+        """Try the GPU and compile its kernels without counting the time towards the unit."""
         aside = contextlib.nullcontext() if self._clock is None else self._clock.aside(TRY_SECONDS)
         with aside, contextlib.suppress(MemoryError):  # the loader will raise it
             depots.problem(device)
@@ -377,13 +419,13 @@ class UnitRunner:
     def _settle(self, task: Task, slots: _core.Slots) -> None:
         """Fence off earlier workers of this unit, and undo a commit that was not reported.
 
-        From now on an abandoned worker cannot commit. If a worker died after its commit but before
-        its answer, the coordinator does not know its state: the unit is run again from the state
-        before.
+        From now on an abandoned worker cannot commit. If a worker died between its commit and its
+        answer, the coordinator does not know the committed state, so the unit is run again from the
+        state before it.
         """
         slots.fence(task.dispatch)
         if task.position == 0 or task.clone_of is not None or task.origin is not None:
-            return  # it does not begin with a state in the slots
+            return  # the unit does not start from a state in the slots
         committed = slots.committed()
         if committed is not None and committed[0] == task.position + 1:
             slots.revert(attempt=task.dispatch, position=task.position)
@@ -404,7 +446,7 @@ class UnitRunner:
         live.position = task.position
 
     def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> None:
-        """Load the state of another trial's model into a new trial, but not its generators."""
+        """Load the model state of another trial into a new trial, but not its generators."""
         packed = read_state(clone_of)
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
         with self.computing():
@@ -415,13 +457,14 @@ class UnitRunner:
         live.position = task.position
 
     def _shrink(self, current: int) -> tuple[int, ...]:
-        """Release the least recently used models; return their trials."""
+        """Release the least recently used models; return the numbers of their trials."""
         context = self.context
         limit = context.live_models
         if limit is None:
             live = self._live[current]
             size = 3 * max(1, live.state_bytes) + getattr(live.model, "held_bytes", 0)
-            limit = max(1, min(MAX_LIVE_MODELS, context.live_bytes // size))
+            room = max(0, context.live_bytes - getattr(live.model, "shared_bytes", 0))
+            limit = max(1, min(MAX_LIVE_MODELS, room // size))
         dropped = []
         while len(self._live) > limit:
             trial, _ = self._live.popitem(last=False)
@@ -434,10 +477,11 @@ class UnitRunner:
     def _release(self, ended: Sequence[int]) -> None:
         """Free the models and slots of trials that have ended.
 
-        The slots' files are deleted, but occupy the disk as long as they are mapped.
+        The slots' files are deleted, but they occupy the disk as long as they are mapped.
         """
         for trial in ended:
             self._live.pop(trial, None)
+            self._ordinary.discard(trial)
             self.warnings.forget(trial)
             slots = self._slots.pop(trial, None)
             if slots is not None:
@@ -459,12 +503,12 @@ class UnitRunner:
     # --- devices ---------------------------------------------------------
 
     def device_of(self, model: Any) -> str:
-        """Return the device of a model's batches and metrics: with PyTorch, the run's."""
+        """Return the device of a model's batches and metrics: for PyTorch, the run's device."""
         return batch_device(model, self.context.device)
 
     @contextlib.contextmanager
     def computing(self, not_exact: set[str] | None = None) -> Iterator[None]:
-        """Compute with the run's settings; add non-deterministic operations to `not_exact`."""
+        """Compute with the run's settings; add the non-deterministic operations to `not_exact`."""
         context = self.context
         with compute_settings(context.threads, context.deterministic, context.device):
             if context.device == "cpu" or context.deterministic != "warn":
@@ -481,23 +525,31 @@ class UnitRunner:
         return self._arena.to_host(tree)  # type: ignore[no-any-return]
 
     def load_packed(self, live: LiveModel, buffer: Any) -> None:
-        """Load a packed state into a live model, on its device."""
+        """Load a packed state into a live model, on the model's device."""
         load_tree(live, buffer, self.device_of(live.model), self._arena)
 
     # --- data and files --------------------------------------------------
 
     def forget_generators(self) -> None:
-        """Restore the generators before the next unit, whichever trial it is of."""
+        """Make the next unit restore its generators, even if the trial is the same."""
         self._last_trial = None
 
-    def loader(self, model: Any, batch_size: int, *, training: bool, trial: int) -> Loader:
-        """Return a loader. A few are kept, because their buffers are warm."""
+    def loader(
+        self, model: Any, batch_size: int, *, training: bool, trial: int, epoch: int = 0
+    ) -> Loader:
+        """Return a loader. A few loaders are kept, because their buffers are warm."""
         context = self.context
         framework = getattr(model, "framework", "dlpack")
         train, validation = context.views(trial)
         data = train if training else validation
         assert data is not None
-        key = (training, batch_size, framework, data._generation, context.fold_of(trial))
+        last = getattr(model, "channels_last", False)
+        columns = read_columns(model, data.columns)
+        copy = epoch % copies.count(data) if training else 0
+        key = (
+            *(training, batch_size, framework, last, data._generation, context.fold_of(trial)),
+            *(copy, None if columns is None else tuple(columns)),
+        )
         loader = self._loaders.pop(key, None)
         if loader is None:
             loader = make_batches(
@@ -507,6 +559,8 @@ class UnitRunner:
                 drop_last=training and context.drop_last,
                 threads=context.loader_threads,
                 augment=training,
+                copy=copy,
+                channels_last=context.channels_last,
             )
             depots.limit(loader, context.data_bytes)
             self._moved = self._moved or getattr(loader, "why", "")
@@ -517,7 +571,7 @@ class UnitRunner:
         return loader
 
     def _verify(self, training: bool, shard: int) -> None:
-        """Check a shard's checksums at its first use in this run, its files' sizes at every use."""
+        """Check a shard's file sizes at every use, and its checksums at the first use in a run."""
         # Folds are validated on files of the training data.
         training = training or self.context.folds is not None
         key = (training, shard)
@@ -550,7 +604,7 @@ class UnitRunner:
     # --- the end ---------------------------------------------------------
 
     def close(self) -> None:
-        """Release models, loaders, mapped files, and cached GPU memory."""
+        """Release models, loaders, mapped files and cached GPU memory."""
         self._live.clear()
         self._arena = StateArena()
         for loader in self._loaders.values():

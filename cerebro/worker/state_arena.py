@@ -1,10 +1,10 @@
-"""Copy states of models between a GPU and host memory, through memory that stays pinned.
+"""Copy model states between a GPU and host memory, through memory that stays pinned.
 
 A copy from pageable memory goes through a small buffer of the driver and waits for it; a copy from
-pinned memory is asynchronous and as fast as the bus. Pinning takes longer than copying, so a
-worker pins one arena and reuses it. All tensors of a state are copied into it after the work that
-was submitted to the GPU; one wait follows, and the slot is packed from the arena. Loading goes the
-other way, with one copy for the whole state.
+pinned memory is asynchronous and as fast as the bus. Pinning takes longer than copying, so a worker
+pins one arena and reuses it. All tensors of a state are copied into the arena after the work that
+was submitted to the GPU; after one wait, the slot is packed from the arena. Loading goes in the
+opposite direction, with one copy for the whole state.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ class StateArena:
     Parameters
     ----------
     pin
-        False: use pageable memory. It is also the fallback if the system cannot pin more.
+        Whether to pin the memory. If False, or if the system cannot pin more, it is pageable.
     """
 
     def __init__(self, pin: bool = True) -> None:
         self._pin = pin
         self._memory: Any = None
         self._used = 0
-        self._reader: Any = None  # the device that may still copy from here
+        self._reader: Any = None  # the device that may still be copying from the arena
 
     @property
     def nbytes(self) -> int:
-        """The size of the arena: that of the largest state so far, rounded to a power of two."""
+        """The arena's size in bytes: the largest state so far, rounded up to a power of two."""
         return 0 if self._memory is None else int(self._memory.numel())
 
     def to_host(self, tree: Any) -> Any:
-        """Return a nested state with its tensors on devices replaced by copies in the arena.
+        """Copy a nested state's tensors from devices into the arena; return the new nested state.
 
-        They stay valid until the arena is used again. Tensors in host memory are passed on
+        The copies stay valid until the arena is used again. Tensors in host memory are passed on
         unchanged.
         """
         import torch
@@ -61,16 +61,16 @@ class StateArena:
         return _replaced(tree, places)
 
     def to_device(self, tree: Any, device: str) -> Any:
-        """Return a nested state with its tensors moved to a device by one copy.
+        """Move a nested state's tensors to a device by one copy; return the new nested state.
 
         Single numbers stay in host memory, where optimizers read their step counts. The result
-        shares no memory with the arena, which the next state overwrites, nor with `tree`.
+        shares no memory with `tree` or with the arena, which the next state overwrites.
         """
         import torch
 
         here: dict[int, Any] = {}
         _collect(tree, lambda value: isinstance(value, torch.Tensor), here)
-        self._wait(torch)  # for the previous copy from the arena
+        self._wait(torch)  # the previous copy from the arena must be done
         places = self._places(torch, here)
         for key, tensor in here.items():
             places[key].copy_(tensor)
@@ -91,7 +91,7 @@ class StateArena:
         self._reader = None
 
     def _places(self, torch: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
-        """Return C-contiguous views of the arena with the tensors' types and shapes."""
+        """Return C-contiguous views of the arena that have the tensors' types and shapes."""
         offsets, end = {}, 0
         for key, tensor in tensors.items():
             offsets[key] = end
@@ -104,7 +104,7 @@ class StateArena:
     def _reserve(self, torch: Any, size: int) -> None:
         if self.nbytes >= size and self._memory is not None:
             return
-        self._memory = None  # free it before allocating more
+        self._memory = None  # free the old memory before allocating more
         size = 1 << max(12, (size - 1).bit_length())
         if self._pin:
             try:
@@ -117,7 +117,7 @@ class StateArena:
 
 
 def _view(memory: Any, offset: int, like: Any) -> Any:
-    """Return a C-contiguous view of flat memory with a tensor's type and shape."""
+    """Return a C-contiguous view of flat memory that has a tensor's type and shape."""
     size = like.numel() * like.element_size()
     return memory[offset : offset + size].view(like.dtype).reshape(like.shape)
 
@@ -127,7 +127,7 @@ def _is_away(torch: Any, value: Any) -> bool:
 
 
 def _collect(value: Any, wanted: Any, into: dict[int, Any]) -> None:
-    """Collect the wanted values in nested containers by identity."""
+    """Add the values for which ``wanted(value)`` is true, at any depth, to `into` by id."""
     if isinstance(value, Mapping):
         for item in value.values():
             _collect(item, wanted, into)

@@ -1,10 +1,11 @@
-"""Warnings that trials raise: the user's process shows each once, with its trial.
+"""Show the warnings that trials raise in the user's process, once each and with the trial.
 
-Python shows a warning once per line of code and process. The check before a search would
-therefore silence it for all trials, and a worker's first trial for those after it. So before every
-unit `Watch`, in the worker, makes Python forget which warnings it has shown. It writes a trial's
-warnings to the trial's log, once each, and sends them to the coordinator with the unit's result.
-The coordinator records them for every trial, and `ShownWarnings` shows each once per run.
+Python shows a warning once per line of code and process. The check before a search would therefore
+silence a warning for all trials, and a worker's first trial would silence it for later trials. So
+before every unit `Watch`, in the worker, makes Python forget which warnings it has shown. It writes
+a trial's warnings to the trial's log, once each, and sends them to the coordinator with the unit's
+result. The coordinator records them for every trial, and `ShownWarnings` shows each warning once
+per run.
 
 The filters of the user's process decide which warnings are shown; they are sent to the workers
 (`carried_filters`).
@@ -15,45 +16,47 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from cerebro.report.findings import Finding
 from cerebro.worker.messages import Warned
 
 EVENT = "warning"
 """The kind of the event that records a trial's warning."""
 MAX_TEXTS = 3
-"""How many different texts of one line are shown: texts often differ only by a number."""
+"""The most texts shown per line of code: texts often differ only by a number."""
 MAX_LENGTH = 2000
 
 Place = tuple[str, str, int]
 CarriedFilter = tuple[Any, ...]
-"""An entry of `warnings.filters` with its category's name."""
+"""An entry of `warnings.filters`, with its category given by name."""
 
 
 # --- in a worker ---------------------------------------------------------------
 
 _carried: list[Any] = []
-"""The filters put before this process's own: a process serves one run after another."""
+"""The filters inserted before this process's own; a process serves one run after another."""
 
 
 class Watch:
-    """Collect the warnings of one run's units; see the module's docstring.
+    """Collects the warnings of one run's units; see the module's docstring.
 
     Parameters
     ----------
     filters
-        The filters of the user's process, from `carried_filters`; empty in that process itself.
+        The filters of the user's process, from `carried_filters`; empty in the user's process
+        itself.
     """
 
     def __init__(self, filters: Sequence[CarriedFilter] = ()) -> None:
         self._filters = filters
-        self._open: Sequence[CarriedFilter] = filters  # their categories are not imported
+        self._open: Sequence[CarriedFilter] = filters  # without an imported category
         self._known: dict[int | None, dict[Place, set[str]]] = {}
         self._put(filters)
 
     def take_filters(self) -> None:
-        """Apply filters whose categories have been imported in the meantime."""
+        """Apply the filters whose categories have been imported in the meantime."""
         if any(_category(carried[2]) is not None for carried in self._open):
             self._put(self._filters)
 
@@ -70,7 +73,7 @@ class Watch:
 
     @contextlib.contextmanager
     def of(self, trial: int | None) -> Iterator[list[Warned]]:
-        """Collect the warnings of a unit, or of a check (no trial), in the returned list."""
+        """Collect the warnings of a unit, or of a check (`trial` is None), in the yielded list."""
         found: list[Warned] = []
         known = self._known.setdefault(trial, {})
 
@@ -87,7 +90,7 @@ class Watch:
             if warned.text in texts or self._is_ignored(warned):
                 return
             texts.add(warned.text)
-            with contextlib.suppress(OSError):  # as Python does
+            with contextlib.suppress(OSError):  # as in Python itself
                 stream = sys.stderr if file is None else file
                 if stream is not None:
                     stream.write(warnings.formatwarning(message, category, filename, lineno, line))
@@ -109,7 +112,7 @@ class Watch:
         self._known.pop(trial, None)
 
     def _is_ignored(self, warned: Warned) -> bool:
-        """Whether a filter for a category that is not imported here ignores the warning."""
+        """Return whether the warning is ignored by a filter whose category is not imported here."""
         for action, text, category, module, line in self._open:
             is_here = category in warned.category and module is None and line in (0, warned.line)
             if is_here and (text is None or text.match(warned.text)):
@@ -119,7 +122,7 @@ class Watch:
 
 def forget_shown() -> None:
     """Make Python show warnings again that it has already shown in this process."""
-    with warnings.catch_warnings():  # this invalidates every module's list of shown warnings
+    with warnings.catch_warnings():  # invalidates every module's list of shown warnings
         pass
 
 
@@ -129,7 +132,7 @@ def forget_shown() -> None:
 def carried_filters() -> tuple[CarriedFilter, ...]:
     """Return this process's filters in a form that can be sent to workers.
 
-    A category is sent by name, so that a worker imports no library for a filter. A filter of
+    A category is sent by name, so that a worker imports no library for a filter. A filter with
     several categories becomes several filters.
     """
     filters: Sequence[Any] = warnings.filters
@@ -141,7 +144,7 @@ def carried_filters() -> tuple[CarriedFilter, ...]:
 
 
 def _category(name: str) -> type[Warning] | None:
-    """Return a category by its name; None while its module is not imported here."""
+    """Return a category by its name, or None if its module is not imported here yet."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
@@ -154,7 +157,7 @@ def _name(category: type) -> str:
 
 
 def _names(category: type) -> tuple[str, ...]:
-    """Return the names of a category and of its base categories, its own first."""
+    """Return the names of a category and its base categories, the category itself first."""
     return tuple(_name(kind) for kind in category.__mro__ if issubclass(kind, Warning))
 
 
@@ -162,13 +165,13 @@ def _names(category: type) -> tuple[str, ...]:
 
 
 class ShownWarnings:
-    """Show the warnings of trials, each once per run."""
+    """Shows the warnings of trials, each once per run."""
 
     def __init__(self) -> None:
         self._texts: dict[Place, set[str]] = {}
 
     def show(self, warned: Sequence[Warned], trial: str) -> None:
-        """Show the warnings that are new, each prefixed by its trial."""
+        """Show the warnings that are new, each prefixed with its trial."""
         for each in warned:
             texts = self._texts.setdefault(each.place, set())
             if each.text not in texts and len(texts) < MAX_TEXTS:
@@ -179,16 +182,34 @@ class ShownWarnings:
 def show(warned: Warned, prefix: str = "") -> None:
     """Show a warning from a different process as if it had been raised here.
 
-    It passed the filters where it was raised, so they are not applied again.
+    The warning passed the filters where it was raised, so they are not applied again.
     """
     category = next((c for c in map(_category, warned.category) if c is not None), UserWarning)
     text = f"{prefix}{warned.text}"
     try:
         message = category(text)
-    except Exception:  # its class takes other arguments
+    except Exception:  # the class takes other arguments
         message = None
     if message is None or str(message) != text:
         category, message = UserWarning, UserWarning(f"{prefix}{warned.name}: {warned.text}")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn_explicit(message, category, warned.file, warned.line)
+
+
+def show_finding(finding: Finding, build: Callable[..., Any], prefix: str = "") -> None:
+    """Warn about a likely mistake, at its own line or at the line of `build`.
+
+    The user's filters may hide the warning. It stays a warning even if the filters turn warnings
+    into errors, because a finding never ends a search.
+    """
+    code = getattr(build, "__code__", None)
+    file, line = getattr(code, "co_filename", "cerebro"), getattr(code, "co_firstlineno", 1)
+    if finding.place:
+        file, _, number = finding.place.rpartition(":")
+        line = int(number)
+    text = f"{prefix}{finding}"
+    try:
+        warnings.warn_explicit(text, UserWarning, file, line)
+    except UserWarning:
+        show(Warned(("builtins:UserWarning",), text, file, line))

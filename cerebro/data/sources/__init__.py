@@ -30,15 +30,15 @@ _FILES: dict[str, Callable[[Path], Source]] = {
 }
 _ACCEPTED = (
     "a mapping of column names to arrays, a pair (x, y), a pandas or Arrow table, the path of a "
-    ".npz, .csv, .parquet or .arrow file, cerebro.images(folder), a PyTorch or Hugging Face "
-    "dataset, or an iterable of row mappings"
+    ".npz, .csv, .parquet or .arrow file or of a folder of .parquet files, cerebro.images(folder), "
+    "a PyTorch or Hugging Face dataset, or an iterable of row mappings"
 )
 
 
 def open_source(source: Any) -> Source:
     """Return the importer for the user's source.
 
-    Raises InputError, listing the supported kinds, for anything else.
+    Raises InputError, listing the supported kinds, if there is no importer.
     """
     if isinstance(source, Source):
         return source
@@ -67,13 +67,19 @@ def open_source(source: Any) -> Source:
 
 def _open_file(path: Path) -> Source:
     if path.is_dir():
-        raise InputError(f"'{path}' is a folder: for class folders use cerebro.images('{path}')")
+        return _open_folder(path)
     opener = _FILES.get(path.suffix.lower())
     if opener is None:
         raise InputError(f"'{path}': unsupported file type; use {_ACCEPTED}")
     if not path.is_file():
         raise InputError(f"no file '{path}'")
     return opener(path)
+
+
+def _open_folder(path: Path) -> Source:
+    if any(part.suffix.lower() == ".parquet" for part in path.rglob("*")):
+        return ParquetSource(path)
+    raise InputError(f"'{path}' is a folder: for class folders use cerebro.images('{path}')")
 
 
 def _open_array(array: Any) -> Source:
@@ -86,12 +92,12 @@ def _open_array(array: Any) -> Source:
 
 
 def is_torch(source: Any) -> bool:
-    """Whether this is a PyTorch dataset."""
+    """Return whether this is a PyTorch dataset."""
     return _is_a(source, "torch.utils.data", "Dataset")
 
 
 def _is_a(source: Any, module: str, name: str) -> bool:
-    """Whether `source` is an instance of this class, without importing its package."""
+    """Return whether `source` is an instance of this class, without importing its package."""
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(source, kind)
 

@@ -13,7 +13,7 @@ from cerebro.errors import InputError
 
 
 class ArraysSource(Source):
-    """Columns in memory. Arrays are not copied; memory-mapped ones are read while being written."""
+    """Columns in memory. Arrays are not copied; memory-mapped ones are read during the writing."""
 
     kind = "arrays"
     whole = True
@@ -36,7 +36,7 @@ class ArraysSource(Source):
         if isinstance(value, (list, tuple)):
             return from_list(name, value)
         package = type(value).__module__.partition(".")[0]
-        if package == "pyarrow":  # converting it to an array would turn nulls into NaN
+        if package == "pyarrow":  # an array would have NaN for nulls
             return whole_column(name, value)
         if package == "pandas" and hasattr(value, "isna"):
             return series_column(name, value)

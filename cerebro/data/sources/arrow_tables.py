@@ -1,12 +1,13 @@
 """Arrow tables, record batches and their readers, datasets, ``.arrow`` and ``.parquet`` files.
 
-Lists become ragged columns, fixed-size lists and fixed-shape tensors fixed columns, strings and
-dictionaries of strings categories. Any object with Arrow's C stream interface is read too.
+Lists become ragged columns, fixed-size lists and fixed-shape tensors become columns of fixed shape,
+and strings and dictionaries of strings become categories. Any object with Arrow's C stream
+interface can be read too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def import_arrow(what: str) -> None:
 
 
 class ArrowSource(Source):
-    """Record batches, from a table in memory or a stream."""
+    """Record batches from a table in memory or from a stream."""
 
     kind = "arrow"
 
@@ -48,7 +49,7 @@ class ArrowSource(Source):
 
         source = self._source
         if isinstance(source, (pa.Table, pa.RecordBatch)):
-            yield whole_table(source, wanted)
+            yield whole_table(source, wanted, self.binary)
             return
         if hasattr(source, "scanner"):
             source = source.scanner()
@@ -59,7 +60,7 @@ class ArrowSource(Source):
                 source = pa.RecordBatchReader.from_stream(source)
             except (pa.ArrowInvalid, TypeError) as error:
                 raise InputError(f"the source does not give an Arrow table: {error}") from None
-        yield from _tables(source, wanted)
+        yield from _tables(source, wanted, self.binary)
 
 
 class ArrowFileSource(Source):
@@ -79,17 +80,19 @@ class ArrowFileSource(Source):
 
         with pa.memory_map(str(self.path)) as file:
             try:
-                yield from _tables(_batches(file), wanted)
+                yield from _tables(_batches(file), wanted, self.binary)
             except pa.ArrowInvalid as error:
                 raise InputError(
                     f"'{self.path}' is not an Arrow file or is damaged: {error}"
                 ) from None
 
 
-def _tables(batches: Iterable[Any], wanted: Sequence[str] | None) -> Iterator[Table]:
+def _tables(
+    batches: Iterable[Any], wanted: Sequence[str] | None, binary: Collection[str]
+) -> Iterator[Table]:
     first = 0
     for batch in batches:
-        yield table_of(batch, wanted, first)
+        yield table_of(batch, wanted, first, binary)
         first += batch.num_rows
 
 
@@ -105,26 +108,31 @@ def _batches(file: Any) -> Iterator[Any]:
         yield from pa.ipc.open_stream(file)
 
 
-def whole_table(table: Any, wanted: Sequence[str] | None) -> Table:
+def whole_table(table: Any, wanted: Sequence[str] | None, binary: Collection[str] = ()) -> Table:
     """Return a table in memory as one chunk, without copying columns that are in one piece."""
-    return {name: whole_column(name, table.column(name)) for name in _names(table, wanted)}
+    return {name: whole_column(name, table.column(name), binary) for name in _names(table, wanted)}
 
 
-def whole_column(name: str, array: Any) -> ColumnData:
+def whole_column(name: str, array: Any, binary: Collection[str] = ()) -> ColumnData:
     """Return an Arrow array or chunked array as a column."""
     parts, first = [], 0
     for chunk in getattr(array, "chunks", [array]):
         if len(chunk):
-            parts.append(column_of(name, chunk, first))
+            parts.append(column_of(name, chunk, first, binary))
         first += len(chunk)
     if not parts:
         raise InputError("the source has no rows: give at least one")
     return concatenate(name, parts)
 
 
-def table_of(batch: Any, wanted: Sequence[str] | None, first_row: int = 0) -> Table:
+def table_of(
+    batch: Any, wanted: Sequence[str] | None, first_row: int = 0, binary: Collection[str] = ()
+) -> Table:
     """Return a record batch as a chunk."""
-    return {name: column_of(name, batch.column(name), first_row) for name in _names(batch, wanted)}
+    return {
+        name: column_of(name, batch.column(name), first_row, binary)
+        for name in _names(batch, wanted)
+    }
 
 
 def _names(table: Any, wanted: Sequence[str] | None) -> list[str]:
@@ -135,8 +143,10 @@ def _names(table: Any, wanted: Sequence[str] | None) -> list[str]:
     return choose(names, wanted)
 
 
-def column_of(name: str, array: Any, first_row: int = 0) -> ColumnData:
-    """Return an Arrow array as a column.
+def column_of(
+    name: str, array: Any, first_row: int = 0, binary: Collection[str] = ()
+) -> ColumnData:
+    """Return an Arrow array as a column; `binary` names columns that may hold binary values.
 
     Raises InputError for types that are not numbers, and for nulls except in floats.
     """
@@ -159,6 +169,18 @@ def column_of(name: str, array: Any, first_row: int = 0) -> ColumnData:
         return _lists(name, array, first_row)
     if _is_text(kind):
         return _dictionary(name, array.dictionary_encode(), first_row)
+    if _is_binary(kind) and name in binary:
+        return _bytes(array)
+    if pa.types.is_struct(kind) and [kind[i].name for i in range(kind.num_fields)] == _VECTOR:
+        raise InputError(
+            f"column {name!r} holds vectors of Spark ML: convert them with "
+            f"pyspark.ml.functions.vector_to_array({name!r})"
+        )
+    if _is_binary(kind):
+        raise InputError(
+            f"column {name!r} has Arrow's type {kind}: say what the bytes hold, as in "
+            f'dtypes={{{name!r}: ("float32", (40,))}}, or leave it out with columns=[...]'
+        )
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         raise InputError(
             f"column {name!r} has Arrow's type {kind}: convert it to numbers or strings first, or "
@@ -173,6 +195,33 @@ def _is_text(kind: Any) -> bool:
 
     views = getattr(pa.types, "is_string_view", lambda _: False)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or views(kind))
+
+
+def _is_binary(kind: Any) -> bool:
+    import pyarrow as pa
+
+    views = getattr(pa.types, "is_binary_view", lambda _: False)
+    plain = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or views(kind)
+    return bool(plain or pa.types.is_fixed_size_binary(kind))
+
+
+_VECTOR = ["type", "size", "indices", "values"]
+"""The fields in which Spark stores the vectors of its ML library."""
+
+
+def _bytes(array: Any) -> ColumnData:
+    """Return binary values as rows of uint8, ragged if they differ in length."""
+    import pyarrow as pa
+
+    array = array.cast(pa.large_binary())
+    _, offsets, buffer = array.buffers()
+    ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
+    data = np.frombuffer(buffer or b"", np.uint8)
+    flat = data[ends[0] : ends[-1]] if len(ends) else data[:0]
+    lengths: Array = np.diff(ends)
+    if len(lengths) and (lengths == lengths[0]).all() and lengths[0]:
+        return ColumnData(flat.reshape(len(lengths), lengths[0]), "uint8")
+    return ColumnData(flat, "uint8", offsets_of(lengths))
 
 
 def _first_null(array: Any) -> int:
@@ -191,7 +240,7 @@ def _dictionary(name: str, array: Any, first_row: int) -> ColumnData:
 
 
 def _elements(name: str, lists: Any, lengths: Array, first_row: int) -> ColumnData:
-    """Return the elements of lists; the error for a missing one names its row."""
+    """Return the elements of lists; the error for a missing element names its row."""
     import pyarrow as pa
 
     flat = lists.flatten()
@@ -235,29 +284,62 @@ BATCH_ROWS = 16_384
 
 
 class ParquetSource(Source):
-    """A ``.parquet`` file; types are Arrow's."""
+    """A ``.parquet`` file, or a folder with the parts of a table; columns have Arrow's types.
+
+    Parameters
+    ----------
+    path
+        A file or a folder. In a folder, the ``.parquet`` files are read in the order of their
+        names, except names that begin with ``.`` or ``_``, which engines use for their own
+        purposes.
+
+    Raises
+    ------
+    InputError
+        If pyarrow is missing, or the folder has no such file or has folders of partitions.
+    """
 
     kind = "parquet"
 
     def __init__(self, path: Path) -> None:
         import_arrow(f"'{path}'")
-        self.path = path
+        self.paths = _parts(path) if path.is_dir() else [path]
 
     def fingerprint(self) -> str:
-        return file_fingerprint(self.path)
+        return " ".join(file_fingerprint(path) for path in self.paths)
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        first = 0
+        for path in self.paths:
+            for batch in _parquet_batches(path, wanted):
+                yield table_of(batch, wanted, first, self.binary)
+                first += batch.num_rows
 
-        try:
-            with pq.ParquetFile(self.path) as file:
-                names = choose(file.schema_arrow.names, wanted)
-                first = 0
-                for batch in file.iter_batches(BATCH_ROWS, columns=names):
-                    yield table_of(batch, names, first)
-                    first += batch.num_rows
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise InputError(
-                f"'{self.path}' is not a Parquet file or is damaged: {error}"
-            ) from None
+
+def _parts(folder: Path) -> list[Path]:
+    entries = sorted(path for path in folder.iterdir() if path.name[0] not in "._")
+    partitions = [path.name for path in entries if path.is_dir()]
+    if partitions:
+        raise InputError(
+            f"'{folder}' has the folder '{partitions[0]}': partitions are not read; give "
+            f"pyarrow.dataset.dataset('{folder}', partitioning='hive')"
+        )
+    parts = [path for path in entries if path.suffix.lower() == ".parquet"]
+    if not parts:
+        raise InputError(
+            f"'{folder}' is a folder without .parquet files: for class folders use "
+            f"cerebro.images('{folder}')"
+        )
+    return parts
+
+
+def _parquet_batches(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = choose(file.schema_arrow.names, wanted)
+            yield from file.iter_batches(BATCH_ROWS, columns=names)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise InputError(f"'{path}' is not a Parquet file or is damaged: {error}") from None

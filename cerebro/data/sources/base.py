@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,29 +17,31 @@ Table = dict[str, ColumnData]
 class Source:
     """Rows in columns, read whole or in chunks.
 
-    Subclasses set `kind` (a word for the manifest) and implement `chunks`. A source whose columns
-    are in memory or memory-mapped sets `whole` and yields one chunk. The chunks of others are
-    spooled to temporary files, so that the source may be larger than memory.
+    Subclasses set `kind` (the source's kind in the manifest) and implement `chunks`. A source whose
+    columns are in memory or memory-mapped sets `whole` and yields one chunk. The chunks of other
+    sources are spooled to temporary files, so these sources may be larger than memory.
     """
 
     kind = "source"
     whole = False
+    binary: Collection[str] = ()
+    """The columns whose binary values ``dtypes=`` describes; in other columns they are an error."""
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        """Yield tables with the same columns; `wanted` lists the needed ones (None: all)."""
+        """Yield tables that all have the columns `wanted` (None: all columns of the source)."""
         raise NotImplementedError
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
         """Return the size of the data to read, or None if the source does not know it.
 
-        Called before anything is spooled: a compressed file may expand a thousandfold.
+        Called before anything is spooled, because a compressed file may expand a thousandfold.
         """
         return None
 
     def fingerprint(self) -> str | None:
-        """Return a cheap string that changes when the rows do, or None.
+        """Return a string that is cheap to compute and changes when the rows change, or None.
 
-        Not called for `whole` sources: their columns are hashed.
+        Not called for `whole` sources, because their columns are hashed instead.
         """
         return None
 
@@ -49,7 +51,7 @@ class Source:
 
 
 def choose(available: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
-    """Return the wanted names, or all if None; raise InputError for a missing one."""
+    """Return `wanted`, or all names if it is None; raise InputError if a name is missing."""
     names = list(available)
     for name in names:
         if not isinstance(name, str):
@@ -63,7 +65,7 @@ def choose(available: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
 
 
 def file_fingerprint(path: Path) -> str:
-    """Return the size and XXH3-128 of a file."""
+    """Return the size and the XXH3-128 of a file as one string."""
     size = path.stat().st_size
     digest = _core.xxh3_128(np.memmap(path, np.uint8, "r") if size else b"")
     return f"file:{size}:{digest}"

@@ -1,6 +1,6 @@
-"""Pairs ``(x, y)``, and the results of scikit-learn's ``load_iris()`` and similar functions.
+"""Pairs ``(x, y)``, and the return values of scikit-learn's ``load_iris()`` and similar functions.
 
-Their columns are ``x`` and ``y``. Class names that come with integer labels are kept.
+The columns are ``x`` and ``y``. Class names that belong to integer labels are kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cerebro.errors import InputError
 
 
 def is_pair(source: Any) -> bool:
-    """Whether this is ``(x, y)``: two arrays, tables or lists."""
+    """Return whether this is ``(x, y)``: two arrays, tables or lists."""
     return (
         type(source) is tuple
         and len(source) == 2
@@ -32,14 +32,14 @@ def pair_source(pair: tuple[Any, Any]) -> Source:
 
 
 def is_bunch(source: Any) -> bool:
-    """Whether this is a scikit-learn data set."""
+    """Return whether this is a scikit-learn data set."""
     return isinstance(source, Mapping) and type(source).__name__ == "Bunch"
 
 
 def bunch_source(bunch: Mapping[str, Any]) -> Source:
     """Return the importer for a ``Bunch``.
 
-    Raises InputError unless it has data and a target with as many rows.
+    Raises InputError unless it has ``data`` and a ``target`` with the same number of rows.
     """
     x, y = bunch.get("data"), bunch.get("target")
     if x is None or y is None or np.ndim(y) == 0:
@@ -49,7 +49,7 @@ def bunch_source(bunch: Mapping[str, Any]) -> Source:
         )
     x, y = _plain(x), _plain(y)
     if getattr(x, "dtype", np.dtype(float)).kind == "O" and bunch.get("frame") is not None:
-        return PandasSource(bunch["frame"])  # columns of several kinds, by their names
+        return PandasSource(bunch["frame"])  # columns of several kinds keep their names
     return _Bunch(x, y, bunch.get("target_names"))
 
 
@@ -69,7 +69,7 @@ class _Bunch(ArraysSource):
             yield table
 
     def _are_classes(self, data: ColumnData) -> bool:
-        """Whether the target's integers are indices into its names."""
+        """Return whether the target's integers are indices into its names."""
         names = self._names
         if not names or not all(isinstance(name, str) for name in names):
             return False

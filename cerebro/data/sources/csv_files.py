@@ -1,9 +1,9 @@
 """``.csv`` files with a header line.
 
-A column's type is that of all its cells: integers are int64, other numbers float64, ``true`` and
-``false`` bool, anything else categories. The file is therefore read twice, first for the types. An
-empty cell is a missing value. Python's own parser is used, so that the result does not depend on
-which packages are installed.
+All cells of a column determine its type: int64 for integers, float64 for other numbers, bool for
+``true`` and ``false``, categories for anything else. The file is therefore read twice, first for
+the types. An empty cell is a missing value. Python's own parser is used, so that the result does
+not depend on the installed packages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CsvSource(Source):
             }
 
     def _read(self, wanted: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Cells]]]:
-        """Yield the number of the first row and the cells by column."""
+        """Yield, for each chunk, the number of its first row and its cells by column."""
         with self.path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.reader(file, delimiter=self._delimiter, strict=True)
             try:
@@ -90,7 +90,7 @@ class CsvSource(Source):
 
 
 def _refuse_nul(path: Path, header: Sequence[str], columns: Sequence[Cells]) -> None:
-    """Raise InputError for a NUL: only new Python versions read it; it is never intended."""
+    """Raise InputError for a NUL character, which only new Python versions can read."""
     for name, cells in zip(header, columns, strict=True):
         if "\0" in name or "\0" in "".join(cells):
             raise InputError(f"'{path}', column {name!r} has a NUL character: is it a CSV file?")
@@ -118,7 +118,7 @@ def _widest(known: str | None, cells: Cells) -> str:
 
 
 def _parses(cells: Cells, kind: type[int] | type[float]) -> bool:
-    if "_" in "".join(cells):  # Python's digit groups are text everywhere else
+    if "_" in "".join(cells):  # 1_000 is a number only in Python
         return False
     try:
         deque(map(kind, cells), maxlen=0)

@@ -1,7 +1,7 @@
 """Hugging Face datasets, mapped or streaming.
 
-Columns of numbers, strings and lists are read directly as Arrow data; images and other features
-that must be decoded are read row by row. A ``ClassLabel`` keeps its codes and names.
+Columns of numbers, strings and lists are read directly from Arrow data; images and other features
+that must be decoded are read row by row. A ``ClassLabel`` column keeps its codes and names.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCH_ROWS = 4096
 
 
 def is_huggingface(source: Any) -> bool:
-    """Whether this is a dataset (or several) of the ``datasets`` package."""
+    """Return whether `source` is a dataset, or a dict of several, of the ``datasets`` package."""
     kind = type(source)
     return kind.__module__.partition(".")[0] == "datasets" and hasattr(source, "with_format")
 
@@ -74,7 +74,7 @@ def _is_label(feature: Any) -> bool:
 
 
 def _is_plain(feature: Any) -> bool:
-    """Whether the Arrow data are the values: numbers, strings, labels, lists of them."""
+    """Return whether a feature is stored as is: numbers, strings, labels, or lists of them."""
     inner = getattr(feature, "feature", None)
     if inner is not None:
         return _is_plain(inner)

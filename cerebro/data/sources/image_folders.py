@@ -29,9 +29,9 @@ def images(
 ) -> ImagesSource:
     """Return a source for `cerebro.shard`: the images in the class folders of a folder.
 
-    Its columns are ``x``, uint8 of shape ``(height, width, channels)``, and ``y``, the class: the
-    index of the subfolder among the sorted names, which become the class names. Images may be in
-    nested folders of a class folder.
+    The columns are ``x``, uint8 of shape ``(height, width, channels)``, and ``y``, the class: the
+    index of the image's class folder in the sorted folder names, which become the class names.
+    Images may be in nested folders of a class folder.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def images(
         The folder with one subfolder per class.
     size
         ``(height, width)``, or one number for both: images are resized (bilinear, antialiased) to
-        this, whatever their shape. None: all must have the same size.
+        this, regardless of their shape. None: all must have the same size.
     mode
         ``"RGB"``, ``"L"`` (gray, 1 channel) or ``"RGBA"``.
 

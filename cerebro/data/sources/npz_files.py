@@ -1,4 +1,4 @@
-"""``.npz`` files: each member is a column. Members are streamed, compressed or not."""
+"""``.npz`` files. Each member is a column and is streamed, whether it is compressed or not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _NO_HEADER = (ValueError, SyntaxError, tokenize.TokenError, RecursionError, Memo
 
 
 class NpzSource(Source):
-    """Members, read side by side, so that columns can be larger than memory."""
+    """An ``.npz`` file whose members are read in parallel, so columns may be larger than memory."""
 
     kind = "npz"
 
@@ -84,7 +84,7 @@ class NpzSource(Source):
         except _UNREADABLE as error:
             cause: Exception = error
         except OSError as error:
-            # bz2's error about its data, or an offset before the start of the file.
+            # An error of bz2 about its data, or an offset before the start of the file.
             if error.errno not in (None, errno.EINVAL):
                 raise
             cause = error
@@ -119,8 +119,8 @@ def _side_by_side(members: dict[str, _Member]) -> Iterator[Table]:
 class _Member:
     """One array of the archive, read from front to back.
 
-    The archive states how many bytes a member has, and the member's header how many it should have:
-    it is unpacked only if both agree.
+    The archive states how many bytes a member has, and the member's header how many it needs. The
+    member is unpacked only if both numbers agree.
     """
 
     def __init__(self, name: str, stream: Any, file_bytes: int) -> None:
@@ -150,7 +150,7 @@ class _Member:
         self._next = 0
 
     def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-        """Return shape, order and type. The header is a Python literal: parsed, never executed."""
+        """Return shape, order and type. The header is a Python literal, which is never executed."""
         try:
             major, _ = np.lib.format.read_magic(self._stream)
             read = (

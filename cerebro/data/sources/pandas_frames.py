@@ -1,4 +1,4 @@
-"""pandas data frames, without their index: use ``reset_index()`` to make it a column."""
+"""pandas data frames. The index is not read; ``reset_index()`` makes it a column."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ def series_column(name: str, series: Any) -> ColumnData:
 
 
 def _categories(name: str, series: Any) -> ColumnData:
-    """Return categories as a column; strings become strings, whatever the order of categories."""
+    """Return a categorical series as a column.
+
+    Categories that are strings become the column's classes; of others, the values are stored.
+    """
     names = series.cat.categories.tolist()
     if all(isinstance(label, str) for label in names):
         return ColumnData(series.cat.codes.to_numpy().astype("int64"), "int64", None, names)

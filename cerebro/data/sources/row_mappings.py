@@ -1,7 +1,7 @@
 """Any iterable of row mappings, such as a generator of dicts.
 
-A row's value may be a number, a string, an array or tensor (fixed shape, or ragged where the first
-dimension differs from row to row), a PIL image, or a list (ragged).
+A value in a row may be a number, a string, an array or tensor (of fixed shape, or ragged if the
+first dimension differs from row to row), a PIL image, or a list (ragged).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
 
 CHUNK_ROWS = 4096
-CHUNK_BYTES = 32 << 20  # counts values that have nbytes
+CHUNK_BYTES = 32 << 20  # of the values that have nbytes
 
 
 class RowsSource(Source):
-    """A source of rows that is read once; does not hold all rows in memory unless given a list."""
+    """Rows of any iterable, read once, without holding all rows in memory unless it is a list."""
 
     kind = "rows"
 

@@ -1,7 +1,7 @@
 """PyTorch datasets: map-style, iterable, and `TensorDataset`.
 
-A sample may be a mapping, a named tuple, or a tuple, whose items are ``x`` and ``y`` (then
-``column2``, ``column3``, ...). A sample that is a single tensor is ``x``.
+A sample may be a mapping, a named tuple, a tuple or a single tensor. The items of a tuple become
+the columns ``x``, ``y``, ``column2``, ``column3``, ...; a single tensor becomes ``x``.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def torch_source(dataset: Any) -> Source:
 
 
 READ_TWICE = 32
-"""Samples; a flip with probability 1/2 goes unnoticed once in 2**32 times."""
+"""The number of samples read twice. A flip with probability 1/2 is missed once in 2**32 times."""
 
 
 class TorchSource(Source):
-    """Samples, one after the other: by index if the dataset has a length, else by iterating."""
+    """The samples of a dataset, read by index if it has a length, otherwise by iteration."""
 
     kind = "torch"
 
@@ -63,7 +63,7 @@ class TorchSource(Source):
         self._read_again(seen, wanted)
 
     def _read_again(self, seen: Mapping[int, Mapping[str, Any]], wanted: Any) -> None:
-        """Find random columns by reading again, at the end: a dataset may count its reads."""
+        """Find random columns by reading samples again; done last, as a dataset may count reads."""
         with generators.preserved(True), contextlib.suppress(Exception):
             for index, before in seen.items():
                 after = _contents(as_mapping(self.dataset[index]), wanted)
@@ -81,7 +81,7 @@ class TorchSource(Source):
 
 
 def _contents(sample: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
-    """Return the contents of a sample's columns, leaving out values that cannot be a column."""
+    """Return the contents of a sample's columns, without values that cannot be a column."""
     contents: dict[str, Any] = {}
     for name in sample if wanted is None else wanted:
         with contextlib.suppress(Exception):
@@ -91,7 +91,7 @@ def _contents(sample: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[s
 
 
 def as_mapping(sample: Any) -> Mapping[str, Any]:
-    """Return a sample as a row."""
+    """Return a sample as a mapping of column names to values."""
     if isinstance(sample, Mapping):
         return sample
     if hasattr(sample, "_asdict"):

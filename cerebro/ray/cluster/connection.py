@@ -1,4 +1,4 @@
-"""Join a Ray cluster or start one on this machine, without ever waiting forever."""
+"""Join a Ray cluster or start one on this machine, with a limit on every wait."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from cerebro.cluster.agents import Node
 from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
 
+AnyNode = TypeVar("AnyNode", bound=Node)
+
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 3.0
-"""The time within which a live node accepts a connection."""
+"""The seconds within which a live node accepts a connection."""
 
 
 def import_ray() -> Any:
@@ -33,7 +36,7 @@ class Connection:
 
     ray: Any
     node: str
-    """The node that this process is on."""
+    """The id of the node on which this process runs."""
     is_ours: bool
     """Whether the cluster was started for this search and ends with it."""
 
@@ -43,7 +46,7 @@ class Connection:
 
 
 def connect(address: str | None, cpus: float | None) -> Connection:
-    """Join the cluster at an address.
+    """Join the cluster at an address, or start one on this machine.
 
     Parameters
     ----------
@@ -51,7 +54,7 @@ def connect(address: str | None, cpus: float | None) -> Connection:
         ``"auto"``, ``"host:port"``, or None: the cluster that this process already belongs to, else
         the one in ``$RAY_ADDRESS``, else a new one on this machine.
     cpus
-        CPUs of a new cluster; None: the machine's cores.
+        The number of CPUs of a new cluster; None: the machine's cores.
 
     Raises
     ------
@@ -117,7 +120,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _expect_grpc(connection: socket.socket) -> None:
-    """Exchange the first frames of HTTP/2, which Ray's servers speak."""
+    """Exchange the first frames of HTTP/2, the protocol of Ray's servers."""
     settings = b"\0\0\0\4\0\0\0\0\0"  # an empty frame: length, type, flags, stream
     connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
     answer = b""
@@ -131,7 +134,7 @@ def _expect_grpc(connection: socket.socket) -> None:
 
 
 def _noted_address() -> str | None:
-    """Return the address that Ray has stored on this machine; the cluster may be gone."""
+    """Return the address that Ray has stored on this machine; its cluster may be gone."""
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
         return Path(folder, "ray", "ray_current_cluster").read_text().strip() or None
@@ -141,7 +144,7 @@ def _noted_address() -> str | None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's SIGTERM handler, which Ray replaces."""
+    """Keep this process's own SIGTERM handler, which Ray would replace."""
     try:
         before = signal.getsignal(signal.SIGTERM)
         yield
@@ -160,11 +163,11 @@ class ClusterNode:
     id: str
     address: str
     port: int = 0
-    """The port of its raylet."""
+    """The port of the node's raylet."""
     resources: dict[str, float] = field(default_factory=dict)
 
     def answers(self) -> bool:
-        """Whether the port of its raylet accepts connections."""
+        """Return whether the port of the node's raylet accepts connections."""
         try:
             with socket.create_connection((self.address, self.port), ANSWER_SECONDS):
                 return True
@@ -180,7 +183,7 @@ class ClusterNode:
 
 
 def alive_nodes(ray: Any) -> list[ClusterNode]:
-    """Return the nodes that the cluster considers alive, in the order of their numbers."""
+    """Return the nodes that the cluster considers alive, ordered by number."""
     return sorted(
         (
             ClusterNode(
@@ -196,24 +199,24 @@ def alive_nodes(ray: Any) -> list[ClusterNode]:
     )
 
 
-def reachable(nodes: Sequence[ClusterNode]) -> list[ClusterNode]:
-    """Return the nodes that answer: the cluster takes half a minute to notice a lost one."""
+def reachable(nodes: Sequence[AnyNode]) -> list[AnyNode]:
+    """Return the nodes that answer: the cluster takes half a minute to notice a lost node."""
     if not nodes:
         return []
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(ClusterNode.answers, nodes))
+        answers = list(pool.map(lambda node: node.answers(), nodes))
     return [node for node, there in zip(nodes, answers, strict=True) if there]
 
 
 def spread(
     nodes: list[ClusterNode], needs: dict[str, float], workers: int | None, first: str
 ) -> list[ClusterNode]:
-    """Spread workers over nodes in turn; return the node of each.
+    """Spread workers over the nodes in turn; return the node of each worker.
 
     Parameters
     ----------
     needs
-        Resources of one worker.
+        The resources of one worker.
     workers
         The number of workers; None: as many as fit.
     first
@@ -234,8 +237,8 @@ def spread(
         )
         raise InputError(
             f"{max(wanted, 1)} worker(s) with {asked_for(needs)} each do not fit on the cluster, "
-            f"whose {len(nodes)} node(s) have {there}: ask for fewer workers= or resources=, or "
-            "start more nodes before the search"
+            f"whose {len(nodes)} node(s) have {there}: ask for fewer workers= or resources=, start "
+            "more nodes before the search, or give autoscale=True if the cluster has an autoscaler"
         )
     order = sorted(nodes, key=lambda node: node.id != first)
     chosen: list[ClusterNode] = []

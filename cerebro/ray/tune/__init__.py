@@ -1,1 +1,1 @@
-"""Ray Tune in front of a search. Internal; use `cerebro.ray.trainable` and `cerebro.ray.fit`."""
+"""Run searches that Ray Tune controls; `cerebro.ray.trainable` and `fit` are public. Internal."""

@@ -1,7 +1,7 @@
-"""The actor behind `cerebro.ray.trainable`: one for all proxies, with Cerebro's workers.
+"""Run the actor behind `cerebro.ray.trainable`: one for all proxies, with Cerebro's workers.
 
-It belongs to the process that runs the Tuner and ends with it. If no proxy uses it for some time,
-it closes its run and ends, which frees its cores.
+The actor belongs to the process that runs the Tuner and ends with it. If no proxy uses the actor
+for some time, it closes its run and ends, which frees its cores.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from cerebro.ray.tune.session import Session, Work
 
 IDLE_SECONDS = 10.0
 PROXY_BYTES = 120 << 20
-"""Memory of a proxy's process."""
+"""The memory of a proxy's process, in bytes."""
 CALLS = 10_000
-"""Requests that may wait at a time."""
+"""The most requests that may wait at the same time."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The description of an engine; the same in every process that may start it.
+    """The description of an engine; the same in every process that may start the engine.
 
     Attributes
     ----------
     name
         The actor's name.
     work
-        A pickled `Work`. Only the engine unpickles it, so that proxies import nothing for it.
+        A pickled `Work`. Only the engine unpickles it, so that proxies need no imports for it.
     cpus, gpus
-        Cores and GPUs of its workers.
+        The numbers of cores and GPUs that its workers use.
     folder
-        The run's folder; None: beside Tune's experiment.
+        The run's folder; None: a folder in that of Tune's experiment.
     """
 
     name: str
@@ -56,14 +56,14 @@ class Spec:
     cwd: str
     path: tuple[str, ...]
     variables: dict[str, str | None]
-    """Environment variables that change bits: Ray sets some of them itself."""
+    """Environment variables that affect the bits; Ray sets some of them itself."""
     gpus: int = 0
     argv: tuple[str, ...] = ("",)
-    """Arguments of the program that runs the Tuner."""
+    """The arguments of the program that runs the Tuner."""
 
 
 class Engine:
-    """The actor that proxies call; they raise what it returns as ``{"error": ...}``."""
+    """The actor that proxies call; they raise errors that it returns as ``{"error": ...}``."""
 
     def __init__(self, spec: Spec) -> None:
         os.chdir(spec.cwd)
@@ -98,7 +98,7 @@ class Engine:
             )
 
     async def leave(self, proxy: str, trial: int | None) -> None:
-        """Remove a proxy that has ended or now runs a different trial."""
+        """Remove a proxy that has ended or that now runs a different trial."""
         folder = self._proxies.pop(proxy, None)
         session = None if folder is None else self._sessions.get(folder)
         if session is not None and trial is not None:
@@ -107,7 +107,7 @@ class Engine:
             asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end_if_idle)
 
     async def retire(self) -> None:
-        """End this engine if no proxy uses it, to make room for a different one."""
+        """End this engine if no proxy uses it, so that a different one can start."""
         self._end_if_idle()
 
     async def train(self, proxy: str, folder: str, call: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Engine:
         dict
             ``trial``, ``epoch``, ``state_hash`` and ``metrics``; or ``error``.
         """
-        self._proxies[proxy] = Path(folder)  # it may have registered before a restart
+        self._proxies[proxy] = Path(folder)  # it may have registered before the engine restarted
         try:
             return await self._train(Path(folder), call)
         except CerebroError as error:
@@ -173,7 +173,7 @@ class Engine:
 
 
 _held: dict[str, Any] = {}
-"""This process's handles: an actor ends with the last handle of the process that started it."""
+"""This process's handles: an actor ends with the last handle in the process that started it."""
 
 
 def engine_of(spec: Spec, *, owner: bool) -> Any:
@@ -194,9 +194,9 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    with contextlib.suppress(ValueError):  # it does not exist or has ended
+    with contextlib.suppress(ValueError):  # the engine does not exist or has ended
         found = ray.get_actor(spec.name)
-        return _held.get(spec.name, found)  # the engine ends without the handle that started it
+        return _held.get(spec.name, found)  # the engine ends with the handle that started it
     node = ray.get_runtime_context().get_node_id()
     for name in list(_held):
         try:
@@ -211,7 +211,7 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
         num_cpus=spec.cpus,
         num_gpus=spec.gpus,
         max_restarts=3,
-        max_task_retries=3,  # a repeated call is answered from the store
+        max_task_retries=3,  # the store answers a repeated call
         max_concurrency=CALLS,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=not owner),
     )

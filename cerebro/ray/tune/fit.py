@@ -1,4 +1,4 @@
-"""`cerebro.ray.fit`: Ray Tune's search algorithms and schedulers, in this process."""
+"""Implement `cerebro.ray.fit`: Ray Tune's search algorithms and schedulers, in this process."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def fit(
         Tune's dictionary: dimensions such as `tune.uniform`, `tune.grid_search`,
         `tune.sample_from`, constants (a list is a constant, as in Tune) and nested dictionaries.
     searcher
-        A `ray.tune.search.Searcher` such as `OptunaSearch`, also in a `ConcurrencyLimiter`, or
-        a `BasicVariantGenerator`; None: the latter. Give a searcher its own seed.
+        A `ray.tune.search.Searcher` such as `OptunaSearch`, possibly in a `ConcurrencyLimiter`, or
+        a `BasicVariantGenerator`; None: a `BasicVariantGenerator`. Give a searcher its own seed.
     scheduler
         `ASHAScheduler`, `HyperBandScheduler`, `MedianStoppingRule` (with
         ``time_attr="training_iteration"``) or `FIFOScheduler` (default). It measures time in
@@ -58,15 +58,15 @@ def fit(
         The metric that ranks trials, and its direction; default: those of the searcher or the
         scheduler, else ``"loss"``.
     num_samples
-        As in `tune.TuneConfig`: samples of each combination of grids, or trials of a searcher; -1,
-        which needs `time_limit`, sets no limit. Default 1; required with a searcher.
+        As in `tune.TuneConfig`: the number of samples for each combination of grids, or of trials
+        of a searcher; -1 sets no limit and needs `time_limit`. Default 1; required with a searcher.
     n_trials
         The largest number of trials.
     epochs
-        Epochs per trial; default: the scheduler's ``max_t``.
+        The number of epochs per trial; default: the scheduler's ``max_t``.
     options
-        The other arguments of `cerebro.search`. The default of `width`, the number of live
-        trials, is the limit of a `ConcurrencyLimiter`, else 8.
+        The other arguments of `cerebro.search`. The default of `width`, the number of live trials,
+        is the limit of a `ConcurrencyLimiter`, else 8.
 
     Returns
     -------
@@ -76,12 +76,12 @@ def fit(
     Raises
     ------
     InputError
-        If Ray is not installed, or a searcher or scheduler cannot be used this way (the message
+        If Ray is not installed, or if a searcher or scheduler cannot be used this way (the message
         names an alternative); also as for `cerebro.search`.
 
     Notes
     -----
-    The same call with ``if_exists="resume"`` resumes a run; make the searcher and the scheduler
+    The same call with ``if_exists="resume"`` resumes a run; create the searcher and the scheduler
     with the same arguments as before.
     """
     refuse("cerebro.ray.fit")
@@ -109,7 +109,7 @@ def fit(
 
 
 def _given(name: str, value: Any, *sources: Any) -> Any:
-    """Return an argument; if it is None, the value of the searcher or the scheduler."""
+    """Return an argument; if it is None, return the value of the searcher or the scheduler."""
     if value is not None:
         return value
     found = [getattr(source, f"_{name}", None) for source in sources]

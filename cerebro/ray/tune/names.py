@@ -1,7 +1,7 @@
-"""The parts of Ray Tune that `cerebro.ray.fit` supports, and the trials as schedulers see them.
+"""Check which parts of Ray Tune `cerebro.ray.fit` supports; define trials as schedulers see them.
 
-A scheduler or a search algorithm may use any part of Tune's controller, so only those whose needs
-are known are supported.
+A scheduler or a search algorithm may use any part of Tune's controller. So only those whose
+requirements are known are supported.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def import_tune(what: str) -> Any:
 
 
 def check_scheduler(scheduler: Any) -> Any:
-    """Return the scheduler to use; None means Tune's FIFO, which only starts trials.
+    """Return the scheduler to use; None means Tune's FIFO scheduler, which only starts trials.
 
     Raises
     ------
     InputError
-        If it does not work without Tune's controller.
+        If the scheduler does not work without Tune's controller.
     """
     from ray.tune import schedulers
 
@@ -74,7 +74,7 @@ def check_searcher(searcher: Any) -> Any:
     Raises
     ------
     InputError
-        If it is neither, or needs a scheduler that is not supported.
+        If it is neither, or if it needs a scheduler that is not supported.
     """
     from ray.tune.search import BasicVariantGenerator, SearchGenerator
 
@@ -121,10 +121,10 @@ class TuneTrial:
         self.status = TuneTrial.PENDING
         self.last_result: dict[str, Any] = {}
         self.number: int | None = None
-        """Cerebro's number, once the trial has begun."""
+        """Cerebro's number of the trial, once the trial has begun."""
 
     def is_finished(self) -> bool:
-        """Whether the trial has ended."""
+        """Return whether the trial has ended."""
         return self.status in (TuneTrial.TERMINATED, TuneTrial.ERROR)
 
     def __repr__(self) -> str:
@@ -153,7 +153,7 @@ class Controller:
         return [trial for trial in self.trials if not trial.is_finished()]
 
     def stop_trial(self, trial: TuneTrial) -> None:
-        """End a trial for good."""
+        """End a trial permanently."""
         self._stop(trial)
 
     def forget_ended(self) -> None:

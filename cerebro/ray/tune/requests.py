@@ -1,9 +1,9 @@
-"""A searcher whose suggestions are the requests of proxies.
+"""Define a searcher whose suggestions are the requests of proxies.
 
 A proxy runs a trial of Ray Tune. It requests one epoch at a time; between two requests the trial is
-paused, at no cost. Requests come from other threads than the one that searches. A request names its
-epoch, so that a repeated request (from a proxy, or a whole run of Tune, that lost the answer) is
-answered from the store.
+paused, at no cost. Requests come from threads other than the one that searches. A request names its
+epoch. If it is repeated, because a proxy or a whole run of Tune lost the answer, it is answered
+from the store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cerebro.worker.messages import News
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a trial after an epoch, and its hash."""
+    """The state of a trial after an epoch, with its hash."""
 
     trial: int
     epoch: int
@@ -44,12 +44,12 @@ class EpochRequest:
     owner
         Tune's name for the trial.
     config
-        Its configuration.
+        The trial's configuration.
     trial
-        Cerebro's number, if the proxy knows it.
+        Cerebro's number of the trial, if the proxy knows it.
     begin
         For a trial without a number: the state that it clones, or None for a new trial. For a trial
-        with a number: its own state, which a clone begins with if the trial has failed.
+        with a number: its own state; if the trial has failed, a clone begins with this state.
     target
         The number of epochs trained after this request, including those before a clone began.
     """
@@ -60,11 +60,11 @@ class EpochRequest:
     begin: Checkpoint | None
     target: int
     answer: Future[TrainedEpoch | int] = field(default_factory=Future)
-    """The epoch; or the trial's number if the epoch is already stored."""
+    """The trained epoch; if the epoch is already stored, the trial's number."""
 
     @property
     def identity(self) -> str:
-        """A text that identifies the trial, so that it never starts twice."""
+        """A text that identifies the trial, so that it is never started twice."""
         begin = None if self.begin is None else [self.begin.trial, self.begin.epoch]
         text = json.dumps([self.owner, self.config, begin], sort_keys=True)
         return _core.xxh3_64(text.encode())
@@ -79,12 +79,12 @@ class TrainedEpoch:
 
 
 class RequestedTrials(Searcher):
-    """The searcher, and the callback that gives it the information that searchers do not get.
+    """The searcher, which is also a callback, to get data that searchers do not receive.
 
     Parameters
     ----------
     epochs
-        Epochs of a trial; None: unknown.
+        The number of epochs of a trial; None: unknown.
     width
         The number of trials that train at a time.
     """
@@ -101,11 +101,11 @@ class RequestedTrials(Searcher):
         self._changed = threading.Condition()
         self._requests: deque[EpochRequest] = deque()
         self._waiting: dict[int, list[EpochRequest]] = defaultdict(list)  # by trial
-        self._keys: dict[str, int] = {}  # identities and numbers
+        self._keys: dict[str, int] = {}  # by identity: the trial's number
         self._count = 0
-        self._epochs_done: dict[int, int] = {}  # epochs, including parents'
-        self._running: set[int] = set()  # trials that train
-        self._end_reasons: dict[int, str] = {}  # why a trial cannot continue
+        self._epochs_done: dict[int, int] = {}  # by trial: epochs, including parents'
+        self._running: set[int] = set()  # trials that are training
+        self._end_reasons: dict[int, str] = {}  # by trial: why it cannot continue
         self._finished: set[int] = set()  # trials that have trained all their epochs
         self._last: dict[int, TrainedEpoch] = {}
         self._to_shelve: set[int] = set()
@@ -116,24 +116,24 @@ class RequestedTrials(Searcher):
 
     def ask(self, request: EpochRequest) -> Future[TrainedEpoch | int]:
         """Queue a request; its `answer` raises RunError if the trial cannot continue."""
-        request.answer.set_running_or_notify_cancel()  # it can no longer be canceled
+        request.answer.set_running_or_notify_cancel()  # from now on it cannot be canceled
         with self._changed:
             if self._closing is not None:
                 request.answer.set_exception(RunError(self._closing))
             else:
                 self._requests.append(request)
                 self._changed.notify_all()
-                if len(self._running) < self._width:  # else when one of them pauses
+                if len(self._running) < self._width:  # else it wakes when a trial pauses
                     self.wake_pipe.wake()
         return request.answer
 
     def pin(self, trial: int, epoch: int) -> None:
-        """Keep the trial's last state, which exists until the trial continues."""
+        """Keep the trial's last state, which otherwise exists only until the trial continues."""
         with self._changed:
             self.pinned.add((trial, epoch))
 
     def shelve(self, trial: int) -> None:
-        """Release a trial that no proxy runs any longer."""
+        """Release a trial that no proxy runs any more."""
         with self._changed:
             self._to_shelve.add(trial)
 
@@ -156,9 +156,9 @@ class RequestedTrials(Searcher):
         """Do nothing: the trials come from requests."""
 
     def suggest(self) -> Suggested:
-        """Return the next request as a suggestion; None if there is none, until `wake_pipe` wakes.
+        """Return the next request as a suggestion; None until `wake_pipe` signals one.
 
-        Before the run has begun, wait here, because the first trial begins it.
+        Before the run has begun, wait for a request here, because the first trial begins the run.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class RequestedTrials(Searcher):
         )
 
     def _number_of(self, request: EpochRequest) -> int | None:
-        """Return the requested trial; None if it is new, or has failed and begins again."""
+        """Return the requested trial's number; None if it is new, or failed and starts again."""
         if request.trial is not None and (request.begin is None or not self._failed(request.trial)):
             return request.trial
         number = self._keys.get(request.identity)
@@ -229,7 +229,7 @@ class RequestedTrials(Searcher):
             self._running.discard(trial)
             last = self._last.get(trial)
             if last is None or last.point.epoch != epoch:
-                return Decision.STOP  # it has failed: `on_trial_end` gets the reason
+                return Decision.STOP  # it has failed: `on_trial_end` receives the reason
             self._epochs_done[trial] = epoch + 1
             waiting = self._waiting.pop(trial, [])
             self._requests.extend(r for r in waiting if r.target > epoch + 1)
@@ -243,14 +243,14 @@ class RequestedTrials(Searcher):
         return Decision.CONTINUE if over else Decision.PAUSE
 
     def shelved(self) -> list[int]:
-        """Return the paused trials without a proxy, each of them once."""
+        """Return the paused trials without a proxy, each only once."""
         with self._changed:
             found = sorted(self._to_shelve - self._running - self._end_reasons.keys())
             self._to_shelve.clear()
             return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which proxy's trial has which number, and the kept states."""
+        """Return the number of each proxy's trial, and the kept states."""
         with self._changed:
             return {
                 "count": self._count,
@@ -259,7 +259,7 @@ class RequestedTrials(Searcher):
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the trials' numbers and kept states; `on_run_start` restores their progress."""
+        """Restore the trials' numbers and the kept states; `on_run_start` restores the progress."""
         self._count = int(state["count"])
         self._keys = dict(state["keys"])
         self.pinned |= {(int(trial), int(epoch)) for trial, epoch in state["pinned"]}
@@ -283,7 +283,7 @@ class RequestedTrials(Searcher):
                     self._running.add(number)
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Store an epoch's unchanged metrics, and its state's hash."""
+        """Store an epoch's unchanged metrics, and the hash of its state."""
         newest = trial.history[-1]
         point = Checkpoint(trial.number, newest["epoch"], newest["state_hash"])
         with self._changed:
@@ -306,14 +306,14 @@ def _why(trial: Any) -> str:
 
 
 class WakingExecutor:
-    """An executor whose `wait` also ends when `wake_pipe` becomes readable."""
+    """An executor whose `wait` also returns when `wake_pipe` becomes readable."""
 
     def __init__(self, executor: Executor, wake_pipe: Wake) -> None:
         self._executor = executor
         self._wake_pipe = wake_pipe
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
-        """Return what happened; see `cerebro.executors.base.Executor.wait`."""
+        """Return events; see `cerebro.executors.base.Executor.wait`."""
         return self._executor.wait(timeout, wake=wake or self._wake_pipe)
 
     def __getattr__(self, name: str) -> Any:

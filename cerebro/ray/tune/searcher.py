@@ -1,12 +1,12 @@
-"""A searcher that uses Ray Tune's search algorithm and scheduler.
+"""Define a searcher that uses Ray Tune's search algorithm and scheduler.
 
 It calls them in the same order as Tune's controller, but with trials that are only names: Cerebro
 trains them. Reports come in rounds. While Tune's code runs, `random` and NumPy's global generator
 have states that belong to this search. So its answers do not depend on timing or on other random
 draws in the process.
 
-Tune's objects save themselves as pickles, which Cerebro does not read. Instead, a run's store
-keeps all calls; a resumed run repeats them and compares the answers.
+Tune's objects save themselves as pickles, which Cerebro does not read. Instead, a run's store keeps
+all calls; a resumed run repeats the calls and compares the answers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class TuneSearcher(Searcher):
     scheduler
         A scheduler from `check_scheduler`.
     num_samples
-        As in `tune.TuneConfig`: samples of each combination of grids, or trials of a
-        `Searcher`; -1: no limit.
+        As in `tune.TuneConfig`: the number of samples for each combination of grids, or of trials
+        of a `Searcher`; -1: no limit.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class TuneSearcher(Searcher):
         self._mapping = dict(param_space)
         self._algorithm = algorithm
         self._scheduler = scheduler
-        # If no trial waited to join, it would halve a bracket before it is full.
+        # If no trial waited to join, HyperBandScheduler would halve a bracket before it is full.
         self._looks_ahead = type(scheduler) is HyperBandScheduler
         self._samples = math.inf if num_samples == -1 else num_samples
         self._variants: Iterator[dict[str, Any]] | None = None
         if type(algorithm) is BasicVariantGenerator:
             self._variants = iter(())
-            # Neither of them is adaptive: trials do not wait for each other.
+            # If neither object is adaptive, trials do not wait for each other.
             self.adaptive = type(scheduler) is not FIFOScheduler
 
     def setup(
@@ -78,7 +78,7 @@ class TuneSearcher(Searcher):
         if self._variants is None and self._samples != math.inf:
             self.total = int(min(self._samples, self._limit))
         self._controller = Controller(self._stop_idle)
-        self._trials: dict[int, TuneTrial] = {}  # begun and not ended, by number
+        self._trials: dict[int, TuneTrial] = {}  # by number: trials that have begun and not ended
         self._made = self._begun = 0
         self._exhausted = False
         self._dropped: list[int] = []
@@ -158,7 +158,7 @@ class TuneSearcher(Searcher):
         return merged
 
     def _all_variants(self, points: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Yield the same as Tune's `BasicVariantGenerator`: points first, then samples by grids."""
+        """Yield what Tune's `BasicVariantGenerator` would: points first, then samples by grids."""
         from ray.tune.search import variant_generator as tune
 
         generator = self._algorithm
@@ -222,7 +222,7 @@ class TuneSearcher(Searcher):
         return Decision.CONTINUE
 
     def dropped(self) -> list[int]:
-        """Return the paused trials that the scheduler has ended, each of them once."""
+        """Return the paused trials that the scheduler has ended, each only once."""
         found, self._dropped = self._dropped, []
         return found
 
@@ -250,7 +250,7 @@ class TuneSearcher(Searcher):
 
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:
-        """Give Tune's code global generators that only this search uses."""
+        """Let Tune's code use global generators that belong only to this search."""
         outside = generators.capture(False)
         generators.restore(self._random)
         try:
@@ -293,7 +293,7 @@ class TuneSearcher(Searcher):
 
 
 def _identity(suggestion: Suggestion) -> list[Any]:
-    """Return what distinguishes suggestions: a continued trial, or a new configuration."""
+    """Return what distinguishes suggestions: a resumed trial, or a new configuration."""
     text = json.dumps(suggestion.config, sort_keys=True)
     return [suggestion.trial, _core.xxh3_64(text.encode())]
 
@@ -307,7 +307,7 @@ def _decoded(value: float | str) -> float:
 
 
 def _introduce(scheduler: Any, metric: str, mode: str) -> None:
-    """Set a scheduler's metric and mode, unless it has them."""
+    """Set a scheduler's metric and mode, unless they are already set."""
     given = getattr(scheduler, "_metric", None), getattr(scheduler, "_mode", None)
     _refuse_other("scheduler", given, (metric, mode))
     scheduler.set_search_properties(

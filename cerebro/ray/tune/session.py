@@ -1,4 +1,4 @@
-"""A run in a thread that trains the epochs that proxies of Ray Tune request."""
+"""Run a search in a thread that trains the epochs requested by proxies of Ray Tune."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cerebro.run.records import EpochRecord
 from cerebro.run.store import read_trials, reader
 
 UNKNOWN_EPOCHS = 1_000_000
-"""The number of epochs of a run if only Tune knows it."""
+"""The number of epochs of a run if only Tune knows the actual number."""
 WIDTH = 64
 """The number of trials that train at a time; other proxies wait."""
 CLOSE_SECONDS = 30.0
@@ -38,11 +38,11 @@ class Work:
     threads: int
     epochs: int | None
     options: dict[str, Any] = field(default_factory=dict)
-    """More arguments of `cerebro.search`."""
+    """Further arguments of `cerebro.search`."""
     executor: Any = None
     """The executor; None: `workers` processes on this machine."""
     gpus: int = 0
-    """The number of this machine's GPUs that they use."""
+    """How many of this machine's GPUs the workers use."""
 
     def own_executor(self) -> Any:
         """Return a new executor for one run.
@@ -50,7 +50,7 @@ class Work:
         Raises
         ------
         InputError
-            If there are fewer GPUs than Ray has given this process.
+            If there are fewer GPUs than Ray has assigned to this process.
         """
         if self.executor is not None:
             return copy.copy(self.executor)
@@ -65,7 +65,7 @@ class Work:
 
 
 class Session:
-    """A run that continues until it is closed; resumes the run in the folder, if any."""
+    """A run that continues until it is closed; if the folder holds a run, that run is resumed."""
 
     def __init__(self, work: Work, folder: Path) -> None:
         self._work = work
@@ -79,7 +79,7 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run is still active."""
+        """Whether the run is still live."""
         return self._thread.is_alive()
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class Session:
         self.join(CLOSE_SECONDS)
 
     def join(self, seconds: float) -> None:
-        """Wait for the run's end, at most `seconds`."""
+        """Wait for the end of the run, at most `seconds`."""
         self._thread.join(seconds)
 
     def recall(self, number: int, epoch: int) -> TrainedEpoch:
@@ -97,12 +97,12 @@ class Session:
         return TrainedEpoch(Checkpoint(number, epoch, record.state_hash), dict(record.metrics))
 
     def keep(self, point: Checkpoint) -> None:
-        """Keep a state, and return when it is on disk."""
+        """Keep a state; return when it is on disk."""
         self._requested.pin(point.trial, point.epoch)
         self.flush()
 
     def flush(self) -> None:
-        """Return when all trained epochs are stored."""
+        """Wait until all trained epochs are stored."""
         if self._result is not None:
             self._result.saved.before_reading()
 
@@ -115,8 +115,8 @@ class Session:
         if record is None or record.state_hash != point.state_hash or record.state_file is None:
             raise InputError(
                 f"the checkpoint names trial {point.trial} after epoch {point.epoch}, whose state "
-                f"is not in {self._folder}: checkpoints of cerebro.ray.trainable are names, and "
-                "their states stay in that folder; give its current path as run="
+                f"is not in {self._folder}: checkpoints of cerebro.ray.trainable refer to "
+                "states in that folder; give its current path as run="
             )
 
     def _record(self, number: int, epoch: int) -> EpochRecord:
@@ -140,7 +140,7 @@ class Session:
         try:
             executor = work.own_executor()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # nobody would see them
+                warnings.simplefilter("ignore")  # nobody would see the warnings
                 search(
                     work.build if work.epochs is not None else OpenEnded(work.build),
                     {},

@@ -1,4 +1,4 @@
-"""`cerebro.ray.trainable`: the trainable of a `ray.tune.Tuner`.
+"""Implement `cerebro.ray.trainable`: the trainable of a `ray.tune.Tuner`.
 
 A trial of Tune is a proxy, a process that does not train: it requests epochs from the engine and
 reports them. Its checkpoints are names of states, which stay in the run's folder.
@@ -36,7 +36,7 @@ from cerebro.run.settings import MAX_THREADS
 from cerebro.space import json_value
 
 FOLDER = "cerebro"
-"""The name of the run's folder in the folder of Tune's experiment."""
+"""The name of the run's folder, in the folder of Tune's experiment."""
 TOKEN = "cerebro.json"
 ATTEMPTS = 3
 LEAVE_SECONDS = 10.0
@@ -48,7 +48,7 @@ OPTIONS = {
     *("eval_batch_size", "drop_last", "seed", "max_retries", "unit_timeout", "stagger"),
     *("live_models", "deterministic", "state_dir", "metric", "mode", "select", "keep"),
 }
-"""Arguments of `cerebro.search` that apply to all trials and that Tune does not decide."""
+"""The arguments of `cerebro.search` that apply to all trials and are not decided by Tune."""
 
 
 def trainable(
@@ -70,37 +70,37 @@ def trainable(
 
     Schedulers, search algorithms, callbacks, loggers, `ResultGrid`, `Tuner.restore` and
     ``reuse_actors`` work unchanged. A trial is a process of about 120 MB without data or model,
-    which requests 0 CPUs and that memory; for hundreds of live trials use `cerebro.ray.fit`,
-    which needs no such processes. All trials share one engine on the Tuner's node, which has
-    the workers.
+    which requests 0 CPUs and this memory. For hundreds of live trials use `cerebro.ray.fit`, which
+    needs no such processes. All trials share one engine on the Tuner's node; the engine has the
+    workers.
 
     Parameters
     ----------
     build, data, validation, batch_size, threads
-        As for `cerebro.search`. The metrics of every epoch are reported to Tune, under their
-        short names and as ``train_*`` and ``val_*``, with ``training_iteration``,
-        ``cerebro_trial`` (Cerebro's number of the trial) and ``state_hash``.
+        As for `cerebro.search`. The metrics of every epoch are reported to Tune, under their short
+        names and as ``train_*`` and ``val_*``, with ``training_iteration``, ``cerebro_trial``
+        (Cerebro's number of the trial) and ``state_hash``.
     workers
-        Worker processes. Default: one per `threads` cores of this machine that Ray has, or
-        `workers_per_device` for each GPU.
+        The number of worker processes. Default: one per `threads` of the cores of this machine that
+        Ray has, or `workers_per_device` for each GPU.
     epochs
-        Epochs of a trial, if known: the trial ends after them, and ``info.epochs`` is this number.
-        None: Tune ends trials, and ``info.epochs`` and ``info.total_steps`` raise InputError in
-        ``build``.
+        The number of epochs of a trial, if known: the trial ends after them, and ``info.epochs`` is
+        this number. None: Tune ends trials, and ``info.epochs`` and ``info.total_steps`` raise
+        InputError in ``build``.
     run
-        The folder of Cerebro's run, with its states; default: ``cerebro`` in the folder of
-        Tune's experiment, if that is on this machine.
+        The folder of Cerebro's run, with its states; default: ``cerebro`` in the folder of Tune's
+        experiment, if that is on this machine.
     executor
-        A `cerebro.ray.Executor`, whose actors on the nodes of the cluster are then the workers,
+        A `cerebro.ray.Executor`; its actors on the nodes of the cluster are then the workers,
         instead of processes on this machine.
     devices
-        ``"auto"``: all GPUs of this machine that Ray has, or the CPU if it has none;
-        ``"cuda"``: all GPUs; ``"cpu"``. Ray chooses the engine's GPUs. With `executor`, as for
+        ``"auto"``: all GPUs of this machine that Ray has, or the CPU if it has none; ``"cuda"``:
+        all GPUs; ``"cpu"``. Ray chooses the engine's GPUs. With `executor`, as for
         `cerebro.search`.
     workers_per_device
         As for `cerebro.search`.
     options
-        More arguments of `cerebro.search`: ``seed``, ``eval_batch_size``, ``drop_last``,
+        Further arguments of `cerebro.search`: ``seed``, ``eval_batch_size``, ``drop_last``,
         ``max_retries``, ``unit_timeout``, ``stagger``, ``live_models``, ``deterministic``,
         ``state_dir``, ``keep``; ``metric``, ``mode`` and ``select`` are for Cerebro's record.
 
@@ -116,8 +116,8 @@ def trainable(
 
     Notes
     -----
-    Trials are numbered in the order in which they request their first epoch. A trial's states
-    are those of `cerebro.search` for its number: `cerebro.replay` of the run verifies it.
+    Trials are numbered in the order in which they request their first epoch. A trial's states are
+    the same as with `cerebro.search` for this number: `cerebro.replay` of the run verifies this.
     """
     check_build(build)
     train, held_out, folds = views_of(data, validation)
@@ -170,7 +170,7 @@ def trainable(
 def _places(
     devices: Any, workers: int | None, workers_per_device: int | None, threads: int
 ) -> tuple[int, int]:
-    """Return how many GPUs and how many workers the engine has."""
+    """Return the numbers of GPUs and workers that the engine has."""
     wanted = named(devices)
     if any(":" in name for name in wanted):
         raise InputError(
@@ -200,13 +200,14 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """Request memory only, and start the engine: Tune calls this where the Tuner runs."""
+        """Request only memory, and start the engine: Tune calls this where the Tuner runs."""
         engine_of(cls.spec, owner=True)
         return tune.PlacementGroupFactory([{"CPU": 0, "memory": PROXY_BYTES}])
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
-        # A subclass of `tune.with_resources` requests other resources: start the engine here, too.
+        # A subclass made by `tune.with_resources` requests other resources: also start the engine
+        # there.
         own = cls.__dict__.get("default_resource_request")
         if own is None:
             return
@@ -287,13 +288,13 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         return True
 
     def cleanup(self) -> None:
-        """Leave the engine."""
+        """Disconnect from the engine, which ends when no trial uses it."""
         self._leave()
 
     # --- the engine ------------------------------------------------------
 
     def _enter(self) -> None:
-        """Wait for the engine; log a warning if that takes long."""
+        """Wait for the engine; log a warning if this takes long."""
         entered = self._engine.enter.remote(self._id, self._folder())
         while not ray.wait([entered], timeout=PATIENCE_SECONDS)[0]:
             logger.warning(
@@ -320,7 +321,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
             ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
 
     def _folder(self) -> str:
-        """The run's folder.
+        """Return the run's folder.
 
         Raises
         ------

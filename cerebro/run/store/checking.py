@@ -1,8 +1,9 @@
-"""Check that a file is a run store: a file from elsewhere may contain anything.
+"""Check that a file is a run store, because a file from elsewhere may contain anything.
 
-SQLite keeps any value in any column, and runs the views, triggers and generated columns that a file
-defines. Before rows are read, their tables must therefore be plain tables, and every value must
-have its column's type. SQLite itself searches for violations, so valid rows cost no Python time.
+SQLite accepts any value in any column, and runs the views, triggers and generated columns that a
+file defines. Before rows are read, their tables must therefore be plain tables, and every value
+must have the type of its column. SQLite itself searches for violations, so valid rows cost no
+Python time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _FILE = (
     "OR instr({0}, char(0)) > 0)"
 )
 
-# By table and column, a condition that is true of invalid values.
+# By table and column: a condition that is true for invalid values.
 _WRONG: dict[str, dict[str, str]] = {
     "meta": {"key": _TEXT, "value": _TEXT},
     "trials": {
@@ -61,9 +62,9 @@ _WRONG: dict[str, dict[str, str]] = {
     },
     "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
 }
-_MAY_LACK = {("trials", "raised")}  # before version 3
+_MAY_LACK = {("trials", "raised")}  # added in version 3
 
-# The keys of the table meta that reading needs, and the types or values they must have.
+# The keys of the table meta that readers need, and the types or values that they must have.
 _META: dict[str, Any] = {
     "status": str,
     "num_shards": int,
@@ -75,14 +76,14 @@ _META: dict[str, Any] = {
 
 
 def defend(connection: sqlite3.Connection) -> None:
-    """Run no code from the file, and write nothing to it."""
+    """Make SQLite run no code from the file, check the file's pages, and write nothing to it."""
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
     connection.execute("PRAGMA query_only = ON")
 
 
 def check_tables(connection: sqlite3.Connection, file: Path) -> None:
-    """Raise CorruptDataError unless all tables are there and are plain tables."""
+    """Raise CorruptDataError unless all tables exist and are plain tables."""
     odd = connection.execute(
         "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') "
         "OR upper(sql) LIKE 'CREATE VIRTUAL%'"
@@ -102,7 +103,7 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
 def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -> None:
     """Raise TypeError if a row of these tables has a value of the wrong type or range.
 
-    Only rows are checked for which `where`, an SQL condition, is true.
+    Only rows for which the SQL condition `where` is true are checked.
     """
     for table in tables:
         names = {row["name"] for row in connection.execute(f"PRAGMA table_info({table})")}
@@ -137,14 +138,14 @@ def check_config(config: Any) -> dict[str, Any]:
 
 
 def check_state_file(name: str | None) -> str | None:
-    """Return a state's file name; raise TypeError if it leads out of its folder."""
+    """Return a state's file name; raise TypeError if it leads out of the states' folder."""
     if name is not None and not is_plain_name(name):
         raise TypeError(f"{one_line(name, 50)!r} is not the name of a state")
     return name
 
 
 def _check_length(connection: sqlite3.Connection, file: Path) -> None:
-    """Reject a store whose last page was cut off, which SQLite fills with zeros.
+    """Reject a store whose last page was cut off, because SQLite fills missing bytes with zeros.
 
     Pages that are still in a log may be missing from the file. While a transaction is open, no
     process removes a log that is not empty.

@@ -1,4 +1,4 @@
-"""Encodes values for the store: JSON, with tagged objects for values that JSON lacks."""
+"""Encode values for the store: as JSON, with tagged objects for values that JSON lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str) -> Any:
-    """Return the value that `encode` was given."""
+    """Return the value that was passed to `encode`."""
     return _DECODER.decode(text)
 
 
@@ -42,25 +42,25 @@ def _untagged(value: dict[str, Any]) -> Any:
         return float(value["$float"])
     if len(value) == 1 and "$tuple" in value:
         return tuple(value["$tuple"])
-    # Configurations of many trials share the names in them.
+    # The configurations of many trials have the same names.
     return {sys.intern(key): item for key, item in value.items()}
 
 
 def encode_raised(raised: Raised) -> str | None:
-    """Return the exception of the user's code as text; None if there is none."""
+    """Return an exception of the user's code as text; None if there is none."""
     if not raised.bases:
         return None
     return encode({"bases": list(raised.bases), "place": raised.place})
 
 
 def decode_raised(text: str | None) -> Raised:
-    """Return the exception that `encode_raised` was given; raise TypeError for invalid text."""
+    """Return the exception that `encode_raised` encoded; raise TypeError for invalid text."""
     if text is None:
         return NOTHING_RAISED
     found = decode(text)
     bases, place = found["bases"], found["place"]
     if not isinstance(bases, list) or not all(isinstance(name, str) for name in (*bases, place)):
-        raise TypeError(f"raised is {one_line(text, 100)}")
+        raise TypeError(f"the column raised has the invalid value {one_line(text, 100)}")
     return Raised(tuple(map(sys.intern, bases)), place)
 
 
@@ -69,7 +69,7 @@ _DECODER = json.JSONDecoder(object_hook=_untagged)
 
 
 def storable(value: Any) -> Any:
-    """Escape lone surrogates: paths and errors may have them, and UTF-8 cannot encode them."""
+    """Escape lone surrogates, which paths and errors may contain but UTF-8 cannot encode."""
     if not isinstance(value, str) or value.isascii():
         return value
     return value.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,4 +1,4 @@
-"""Reads a run's store, finished or live; never writes to it."""
+"""Read a run's store, finished or live, without ever writing to it."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
     StopIteration,
 )
-"""The exceptions that using a damaged row may raise."""
+"""The exceptions that may be raised when a damaged row is used."""
 
 
 @contextlib.contextmanager
 def reader(folder: Path) -> Iterator[sqlite3.Connection]:
     """Open a run's store for reading; the run may be live.
 
-    All reads see the same snapshot. Close the connection soon: while it is open, the
-    writer's log cannot start over.
+    All reads see the same snapshot. Close the connection soon: while it is open, the writer cannot
+    restart its log.
 
     Raises
     ------
@@ -67,7 +67,8 @@ def _opened(file: Path) -> sqlite3.Connection:
     try:
         return _begun(file, _access(file))
     except sqlite3.OperationalError as error:
-        # A power failure can leave a rollback journal beside a log; SQLite rolls it back first.
+        # After a power failure, a rollback journal may exist beside a log; SQLite rolls it back
+        # first.
         if "readonly" not in str(error) or not os.access(file.parent, os.W_OK):
             raise
         return _begun(file, "mode=rw")
@@ -80,7 +81,7 @@ def _begun(file: Path, access: str) -> sqlite3.Connection:
         connection.row_factory = sqlite3.Row
         defend(connection)
         version_of(connection, file)
-        connection.execute("BEGIN")  # a snapshot of all tables
+        connection.execute("BEGIN")  # one snapshot of all tables
         check_tables(connection, file)
     except BaseException:
         connection.close()
@@ -91,10 +92,10 @@ def _begun(file: Path, access: str) -> sqlite3.Connection:
 def _access(file: Path) -> str:
     """Return the mode in which to open a store: read-only if possible.
 
-    If there is a write-ahead log, the store is opened read-only: otherwise the last reader to close
-    it would copy a dead run's log into the file. Without a log there is nothing to copy, and SQLite
-    needs write access to use the log of a writer that starts, or to roll back the journal of one
-    that died. If nothing can be written, SQLite must look for neither.
+    With a write-ahead log, the store is opened read-only: otherwise the last reader to close it
+    would copy a dead run's log into the file. Without a log there is nothing to copy, and SQLite
+    needs write access to use the log of a writer that starts, or to roll back the journal of a
+    writer that died. If the folder cannot be written, SQLite must not look for a log or a journal.
     """
     if file.with_name(FILE + "-wal").exists():
         return "mode=ro"
@@ -102,9 +103,9 @@ def _access(file: Path) -> str:
 
 
 def check_whole(folder: Path) -> None:
-    """Check an entire store, also the parts that readers do not use.
+    """Check an entire store, including the parts that readers do not use.
 
-    A run that is resumed with a damaged store would write rows that cannot be read.
+    If a run with a damaged store were resumed, it would write rows that cannot be read.
 
     Raises
     ------
@@ -123,7 +124,7 @@ def check_whole(folder: Path) -> None:
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
-    """Read the description of the run as a whole."""
+    """Read the description of the whole run."""
     check_rows(connection, "meta")
     rows: Iterable[sqlite3.Row] = connection.execute("SELECT key, value FROM meta")
     return {row["key"]: decode(row["value"]) for row in rows}
@@ -132,7 +133,7 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
 def read_trials(
     connection: sqlite3.Connection, numbers: Sequence[int] | None = None
 ) -> list[TrialRecord]:
-    """Read trials with their epochs: all by number, or the given ones in their order."""
+    """Read trials with their epochs: all of them by number, or the given ones in their order."""
     if numbers is None:
         check_rows(connection, "trials", "epochs", "metrics")
         return list(_read_some(connection, "1", "1").values())
@@ -148,7 +149,11 @@ def read_trials(
 def _read_some(
     connection: sqlite3.Connection, of_trials: str, of_others: str
 ) -> dict[int, TrialRecord]:
-    """Read the trials for which both conditions hold: on their row, and on their other rows."""
+    """Read some trials with their epochs and metrics.
+
+    `of_trials` is the SQL condition that selects the trials in the table ``trials``; `of_others`
+    selects the same trials in the other tables.
+    """
     records = {record.number: record for record in _read_trial_rows(connection, of_trials)}
     for trial, position, epochs in read_extensions(connection, of_others):
         records[trial].extensions += ((position, epochs),)
@@ -204,7 +209,7 @@ def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator
 
 
 def _epoch_of(record: TrialRecord, epoch: int) -> EpochRecord:
-    """Return a trial's epoch by its number; usually all epochs from 0 are there."""
+    """Return a trial's epoch by its number; usually all epochs from 0 on exist."""
     epochs = record.epochs
     if epoch < len(epochs) and epochs[epoch].epoch == epoch:
         return epochs[epoch]
@@ -225,12 +230,12 @@ class LastDecision:
 
 
 def read_last_decisions(connection: sqlite3.Connection) -> dict[int, LastDecision]:
-    """Read the last decision of an adaptive searcher on each trial; empty for other searchers."""
+    """Read an adaptive searcher's last decision on each trial; empty for other searchers."""
     last: dict[int, LastDecision] = {}
     for trial, epoch, decision in connection.execute(
         "SELECT trial, epoch, decision FROM decisions ORDER BY id"
     ):
-        # begin, clone and resume name the epoch that comes next.
+        # For begin, clone and resume, the row names the next epoch.
         reported = epoch if decision in ("continue", "pause", "stop") else epoch - 1
         last[trial] = LastDecision(reported, paused=decision == "pause")
     return last
@@ -239,8 +244,8 @@ def read_last_decisions(connection: sqlite3.Connection) -> dict[int, LastDecisio
 def read_decisions(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
     """Read the decisions and suggestions of an adaptive searcher, in order.
 
-    Each row has trial, epoch, decision, and the target epochs of a suggestion. The first `after`
-    rows are left out.
+    Each row has the trial, the epoch, the decision, and the target epochs of a suggestion. The
+    first `after` rows are left out.
     """
     sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
     return [tuple(row) for row in connection.execute(sql, (after,))]
@@ -260,7 +265,7 @@ def read_clock(connection: sqlite3.Connection) -> float:
 
 
 def read_unit_seconds(connection: sqlite3.Connection) -> dict[tuple[int, int, int], float]:
-    """Read the seconds of the units of epochs without a row, by trial, epoch and step."""
+    """Read the seconds of units whose epoch has no row, by trial, epoch and step."""
     rows = connection.execute(
         "SELECT u.trial, u.epoch, u.step, u.seconds FROM units u LEFT JOIN "
         "(SELECT trial, max(epoch) AS epoch FROM epochs GROUP BY trial) e ON e.trial = u.trial "

@@ -1,8 +1,8 @@
-"""The tables of a run store, its file, and the migration of older versions.
+"""Define the tables of a run store, its files, and the migration of older versions.
 
 SQLite's ``user_version`` holds the store's version. Readers accept every version from
-`OLDEST_READABLE` on without migrating; the first process that opens the store for writing migrates
-it, one version after the other, in one transaction.
+`OLDEST_READABLE` on without migrating the store. The first process that opens the store for writing
+migrates it, one version after the other, in one transaction.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ CREATE TABLE extensions (
 
 
 def _to_3(connection: sqlite3.Connection) -> None:
-    """Add the exception of a failed trial."""
+    """Migrate version 2 to 3: trials get a column for the exception that ended them."""
     connection.execute("ALTER TABLE trials ADD COLUMN raised TEXT")
 
 
 MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {3: _to_3}
-"""By version: how to migrate to it from the version before."""
+"""By version: the function that migrates to it from the version before."""
 
 
 def version_of(connection: sqlite3.Connection, file: Path) -> int:
@@ -103,7 +103,7 @@ def version_of(connection: sqlite3.Connection, file: Path) -> int:
     Raises
     ------
     CorruptDataError
-        If this version of Cerebro cannot read it.
+        If this Cerebro cannot read the version.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > SCHEMA_VERSION:
@@ -125,7 +125,7 @@ def version_of(connection: sqlite3.Connection, file: Path) -> int:
 
 
 def migrate(connection: sqlite3.Connection, file: Path) -> None:
-    """Migrate a store to `SCHEMA_VERSION`, all or nothing.
+    """Migrate a store to `SCHEMA_VERSION`, entirely or not at all.
 
     Parameters
     ----------
@@ -156,21 +156,22 @@ def migrate(connection: sqlite3.Connection, file: Path) -> None:
 FILE = "run.sqlite"
 
 BUSY_SECONDS = 60.0
-"""How long a commit waits for readers, and a reader for a commit. Only without WAL do they block
-each other."""
+"""How many seconds a commit waits for readers, and a reader for a commit. They block each other
+only without WAL.
+"""
 
 PARTS = ("states", "trials", "control")
 """The folders in a run's folder."""
 
 FILES = (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal", ".new")), "owner.lock")
-"""The files in a run's folder that are opened, or created if they do not exist."""
+"""The files in a run's folder that are opened, or created if they are missing."""
 
 
 def check_is_plain(folder: Path) -> None:
-    """Raise CorruptDataError if something in a run's folder is a symbolic link.
+    """Raise CorruptDataError if an entry in a run's folder is a symbolic link.
 
-    Writing to a run must not change a file that a link points to. The folder itself may be
-    reached by a link.
+    Writing to a run must not change a file that a link points to. The path to the folder itself may
+    contain links.
     """
     for name in PARTS:
         check_folder(folder / name)
@@ -186,7 +187,7 @@ def store_of(folder: Path) -> Path:
     InputError
         If the folder does not hold a run.
     CorruptDataError
-        If something in it is a symbolic link.
+        If an entry in it is a symbolic link.
     """
     check_is_plain(folder)
     if not (folder / FILE).exists():
@@ -208,7 +209,7 @@ def default_run_path() -> Path:
 
 
 def unused_folder(base: Path) -> Path:
-    """Return `base`, or ``<base>-2`` and so on if something is there."""
+    """Return `base`, or ``<base>-2`` and so on if `base` exists."""
     folder, n = base, 2
     while folder.exists():
         folder, n = base.with_name(f"{base.name}-{n}"), n + 1

@@ -1,8 +1,8 @@
-"""The rows of one transaction, by table, each in its latest version.
+"""Collect the rows of one transaction by table, each in its latest version.
 
 A trial that began and ended since the last commit is written once. A state that was kept and
-retired since then is never synced: short epochs end faster than a disk can sync. SQLite gets all
-rows of a table in one call.
+retired since the last commit is never synced, because short epochs end faster than a disk can sync.
+SQLite gets all rows of a table in one call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cerebro.run.states import remove_state
 from cerebro.run.store.encoding import storable
 
 Files = tuple[str, str]
-"""Temporary and final path of a state."""
+"""The temporary and the final path of a state."""
 
 _TRIALS = "INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _STATUS = (
@@ -41,7 +41,7 @@ class Transaction:
         self._metrics: list[tuple[int, int, str, float]] = []
         self._units: list[tuple[Any, ...]] = []
         self._others: list[tuple[str, tuple[Any, ...]]] = []
-        self._publish: dict[str, str] = {}  # final path to temporary one
+        self._publish: dict[str, str] = {}  # final path to temporary path
         self._retired: dict[tuple[int, int], str] = {}
         self._unwanted: list[str] = []
 
@@ -92,7 +92,7 @@ class Transaction:
         state_file: str | None,
         files: Files | None,
     ) -> None:
-        self._retired.pop((trial, epoch), None)  # retired by an earlier process, and trained again
+        self._retired.pop((trial, epoch), None)  # an earlier process retired it; now trained again
         self._epochs[trial, epoch] = (seconds, state_hash, state_file)
         self._metrics += [(trial, epoch, storable(name), value) for name, value in metrics.items()]
         if files is not None:
@@ -108,7 +108,7 @@ class Transaction:
             self._unwanted.append(self._publish.pop(file, file))
 
     def execute(self, sql: str, values: tuple[Any, ...]) -> None:
-        """Add a statement; these run in order after all other rows."""
+        """Add a statement; these statements run in order after all other rows."""
         self._others.append((sql, values))
 
     # --- writing ---------------------------------------------------------

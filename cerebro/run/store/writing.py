@@ -1,20 +1,21 @@
-"""Writes a run's store: one thread, many rows to a transaction, a short log.
+"""Write a run's store: with one thread, many rows per transaction, and a short log.
 
-Rows are queued for a writing thread, which publishes the states they name (fsync, rename,
-fsync of the folder) and commits all pending rows, so that training waits for the disk
-only when it falls far behind. Rows that belong together are queued as a group and committed
-together. The file is created under a temporary name: if ``run.sqlite`` exists, the run can be
-opened.
+Rows are queued for a writing thread. This thread publishes the states that the rows name (fsync,
+rename, fsync of the folder) and commits all pending rows, so that training waits for the disk only
+when the thread is far behind. Rows that belong together are queued as a group and committed
+together. The store's file is created under a temporary name, so if ``run.sqlite`` exists, the run
+can be opened.
 
-After the first failure nothing more is written: a page that the kernel could not write
-is lost, and a later fsync would not report it. The run keeps all rows committed before; a
-commit that failed in its last step may appear later, complete.
+After the first failure nothing more is written: a page that the kernel could not write is lost, and
+a later fsync would not report it. The run keeps all rows committed before the failure. A commit
+that failed in its last step may appear later, complete.
 
 Every 1000 pages SQLite copies the log back into the file (a checkpoint), except pages that a reader
-still needs. It starts the log over once all pages are copied and no reader uses the log. Readers
-that overlap without a gap would prevent that forever. So when the log is long, the writing thread
-requests a restart, which makes new readers use the file, and waits a moment for the others. The log
-then grows only while a reader holds one snapshot for long; it is cut as soon as that reader closes.
+still needs. It restarts the log once all pages are copied and no reader uses the log. Readers that
+overlap without a gap would prevent this forever. So when the log is long, the writing thread
+requests a restart, which makes new readers use the file, and waits a moment for the remaining
+readers. The log then grows only while one reader holds a snapshot for long; it is truncated as soon
+as that reader closes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,12 @@ from cerebro.run.store.schema import (
 from cerebro.run.store.transaction import Files, Transaction
 
 MAX_ROWS = 10_000
-"""The most rows of a transaction, and the most pending rows: beyond it, adding a row blocks."""
+"""The most rows in a transaction, and the most pending rows; beyond it, adding a row blocks."""
 
 MAX_STATE_BYTES = 1 << 30
 
 MIN_STATES = 4
-"""States that may be pending: up to `MAX_STATE_BYTES` together, but always `MIN_STATES`."""
+"""How many states may always be pending; more may be, up to `MAX_STATE_BYTES` together."""
 
 Row = tuple[Callable[..., None], tuple[Any, ...]]
 """A method of `Transaction`, and its arguments."""
@@ -66,12 +67,14 @@ class Group:
 
 
 Item = Group | threading.Event | None
-"""An item of the queue: rows, an event to set when all rows before it are durable, or the end."""
+"""An item of the queue: rows, an event to set once all rows before it are durable, or None at the
+end.
+"""
 
 
 @dataclass(slots=True)
 class Backlog:
-    """The rows and states queued, or written, since the store was opened."""
+    """The rows and states that were queued, or written, since the store was opened."""
 
     rows: int = 0
     states: int = 0
@@ -92,7 +95,7 @@ class Backlog:
 class Store:
     """The writing side of a run's store; see the module's docstring.
 
-    Use `create` or `open` to make one. Only the coordinator's thread may call it.
+    Call `create` or `open` to make one. Only the coordinator's thread may use it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -103,12 +106,14 @@ class Store:
         self._written = Backlog()
         self._error: BaseException | None = None
         self._closed = False
+        self.listeners: Sequence[Callable[[], None]] = ()
+        """Called by the writing thread after each commit; they must not raise."""
         self._thread = threading.Thread(target=self._write, name="cerebro-store", daemon=True)
         self._thread.start()
 
     @classmethod
     def create(cls, folder: Path, meta: dict[str, Any]) -> Store:
-        """Create the store of a new run, complete and durable before it gets its name."""
+        """Create the store of a new run, complete and durable before it gets its final name."""
         temporary = folder / (FILE + ".new")
         temporary.unlink(missing_ok=True)
         rows = [(key, encode(value)) for key, value in meta.items()]
@@ -126,9 +131,9 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """Open the store of an earlier run for writing, migrated to the current schema.
+        """Open the store of an earlier run for writing, and migrate it to the current schema.
 
-        The caller must own the run: two writers would take turns, not fail.
+        The caller must own the run: two writers would alternate instead of failing.
 
         Raises
         ------
@@ -137,7 +142,7 @@ class Store:
         CorruptDataError
             If the file is not a store that this Cerebro can read.
         OSError
-            If it cannot be written.
+            If the file cannot be written.
         """
         file = store_of(folder)
         uri = f"{file.resolve().as_uri()}?mode=rw"
@@ -157,7 +162,7 @@ class Store:
 
     @contextlib.contextmanager
     def group(self) -> Iterator[None]:
-        """Commit all rows added in the block together, or none of them.
+        """Commit either all rows added in the block or none of them.
 
         A block that raises adds nothing; a nested block belongs to the outer one.
         """
@@ -172,7 +177,7 @@ class Store:
         self._hand_over(group)
 
     def set_meta(self, key: str, value: Any) -> int:
-        """Record a property of the run as a whole; return its length in characters."""
+        """Record a property of the whole run; return the length of its value in characters."""
         text = encode(value)
         self._put(Transaction.set_meta, key, text)
         return len(text)
@@ -186,7 +191,7 @@ class Store:
         parent: int | None,
         parent_epoch: int | None = None,
     ) -> None:
-        """Record a new trial; for a clone, also the trial and the epoch that it began with."""
+        """Record a new trial; for a clone, also the parent trial and epoch from which it began."""
         self._put(
             Transaction.add_trial, number, encode(config), status, epochs, parent, parent_epoch
         )
@@ -201,7 +206,7 @@ class Store:
         resumable: bool = False,
         raised: Raised = NOTHING_RAISED,
     ) -> None:
-        """Record a trial's status; `resumable` means that the run left it unfinished."""
+        """Record a trial's status; `resumable` means that the run left the trial unfinished."""
         texts = storable(error) or None, storable(traceback) or None
         self._put(
             Transaction.set_status, number, status, *texts, int(resumable), encode_raised(raised)
@@ -253,7 +258,7 @@ class Store:
         state_file
             The state's name in ``states/``, or None.
         publish
-            Its temporary and its final path.
+            The state's temporary and final path.
         """
         files: Files | None = None
         if publish is not None:
@@ -273,17 +278,17 @@ class Store:
         self.execute("INSERT INTO events VALUES (NULL, ?, ?, ?, ?)", time, kind, trial, text)
 
     def execute(self, sql: str, *values: Any) -> None:
-        """Add a statement; a transaction runs statements last, in their order."""
+        """Add a statement; a transaction runs these statements last, in their order."""
         self._put(Transaction.execute, sql, tuple(storable(value) for value in values))
 
     def add_extension(self, number: int, position: int, epochs: int) -> None:
-        """Record that ``info.epochs`` of a trial changes at a position."""
+        """Record that a trial's ``info.epochs`` changes at a position."""
         self.execute("INSERT OR REPLACE INTO extensions VALUES (?, ?, ?)", number, position, epochs)
 
     def add_decision(
         self, round: int, trial: int, epoch: int, decision: str, epochs: int | None
     ) -> None:
-        """Record a decision of an adaptive searcher on a reported epoch, or a suggestion."""
+        """Record an adaptive searcher's decision on a reported epoch, or a suggestion."""
         sql = "INSERT INTO decisions VALUES (NULL, ?, ?, ?, ?, ?)"
         self.execute(sql, round, trial, epoch, decision, epochs)
 
@@ -325,7 +330,7 @@ class Store:
             file = self.folder / FILE if isinstance(error, sqlite3.Error) else self.folder
             raise OSError(
                 f"cannot write {file}: {text_of(error)} (the run's folder must be writable and "
-                "needs room: free some, or choose another run=)"
+                "have free space: delete files, or choose another run=)"
             ) from error
 
     # --- the writing thread ----------------------------------------------
@@ -353,7 +358,7 @@ class Store:
                 release_waiters(items)
 
     def _gather(self) -> list[Item]:
-        """Wait for an item, then take all pending ones, up to about `MAX_ROWS`."""
+        """Wait for an item, then take all pending ones, up to about `MAX_ROWS` rows."""
         items = [self._queue.get()]
         rows = 0
         with contextlib.suppress(queue.Empty):
@@ -372,10 +377,12 @@ class Store:
         transaction.write(connection)
         for group in groups:
             self._written.add(group)
+        for listener in self.listeners if groups else ():
+            listener()
 
 
 def release_waiters(items: list[Item]) -> None:
-    """Wake the threads that wait for the items before them."""
+    """Wake the threads that wait until the items before them are written."""
     for item in items:
         if isinstance(item, threading.Event):
             item.set()
@@ -390,10 +397,10 @@ def size_of(file: str) -> int:
 
 
 KEPT_BYTES = 4 << 20
-"""The size that the log's file keeps at a restart: overwriting is faster than appending."""
+"""The size to which the log's file is cut at a restart: overwriting is faster than appending."""
 
 LONG_BYTES = 64 << 20
-"""The size of the log at which a restart is requested."""
+"""The size of the log, in bytes, at which a restart is requested."""
 
 PATIENCE_SECONDS = 1.0
 """How long the restart waits for readers. Rows queue up meanwhile; training continues."""
@@ -405,7 +412,7 @@ class LogSize:
     Parameters
     ----------
     connection
-        The writer's connection; not in a transaction when `check` is called.
+        The writer's connection; it must not be in a transaction when `check` is called.
     folder
         The run's folder.
     """
@@ -417,10 +424,10 @@ class LogSize:
         connection.execute(f"PRAGMA journal_size_limit = {KEPT_BYTES}")
 
     def check(self) -> None:
-        """Start the log over if it is long; called after every commit."""
+        """Restart the log if it is long; called after every commit."""
         try:
             size = os.stat(self._log).st_size  # noqa: PTH116
-        except FileNotFoundError:  # a rollback journal is used
+        except FileNotFoundError:  # the store has a rollback journal instead
             return
         if size <= self._limit:
             return

@@ -1,0 +1,136 @@
+"""Implement `cerebro.refit`: train a configuration once more, on all rows."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from cerebro.api.search import search
+from cerebro.arguments import whole_number
+from cerebro.errors import InputError, plainly
+from cerebro.machine.guard import refuse
+from cerebro.results.result import Result, open_run
+from cerebro.results.trial import Trial
+from cerebro.space import choice
+
+_KEPT = (
+    "batch_size",
+    "eval_batch_size",
+    "drop_last",
+    "threads",
+    "seed",
+    "stagger",
+    "deterministic",
+)
+"""The settings of a run that affect a trial."""
+
+
+@plainly
+def refit(
+    run: str | os.PathLike[str] | Result,
+    trial: int | Trial | None = None,
+    *,
+    epochs: int | None = None,
+    data: Any = None,
+    build: Callable[..., Any] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    if_exists: Literal["error", "resume", "new"] = "error",
+    workers: int = 1,
+    devices: Any = "auto",
+    callbacks: Sequence[Any] = (),
+    progress: Literal["auto", "table", "lines"] | bool = "auto",
+) -> Result:
+    """Train a configuration of a search once more, on all rows, to get a final model.
+
+    After a search with folds, each fold has a model that has not seen all rows. `refit` trains the
+    final model in an ordinary run of one trial without validation, with the search's seed, batch
+    sizes and threads. `replay` and `resume` work on this run as on any other.
+
+    Parameters
+    ----------
+    run
+        The search: its folder or its result.
+    trial
+        The configuration, given as a trial or its number; default: the best.
+    epochs
+        Default: the number of epochs after which the trial had its selected metric (with folds, the
+        best mean). ``info.epochs`` is this number, so a schedule over ``info.total_steps`` has the
+        right length.
+    data
+        The rows to train on. Default: all rows of a search with folds. For other searches it is
+        required: the data set before it was split, for example.
+    build
+        The search's ``build``, if it cannot be imported again.
+    folder
+        The new run's folder; default: the search's folder with ``-refit`` appended.
+    if_exists, workers, devices, callbacks, progress
+        As for `cerebro.search`. One trial keeps only one worker busy.
+
+    Returns
+    -------
+    Result
+        The new run. ``result.best.load()`` returns the model after its last epoch.
+
+    Raises
+    ------
+    InputError
+        If there is no such trial, if it has not finished an epoch, or if `data` is missing.
+    RunError
+        If the trial failed.
+    """
+    refuse("cerebro.refit")
+    searched = open_run(run, build=build)
+    chosen = _trial_of(searched, trial)
+    if data is None:
+        if searched.saved.folds() is None:
+            raise InputError(
+                f"{searched.path}: without folds, the run's rows are those that trial "
+                f"{chosen.number} was already trained on: give data=, such as the data set before "
+                "it was split"
+            )
+        data = searched.saved.dataset("data")
+    settings = searched.settings
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "no validation data", UserWarning)
+        return search(
+            searched.saved.find_build(build),
+            {name: choice([value]) for name, value in chosen.config.items()},
+            data,
+            epochs=_epochs_of(chosen, searched.select) if epochs is None else epochs,
+            n_trials=1,
+            metric="loss",
+            mode="min",
+            select="last",
+            keep="last",
+            run=f"{searched.path}-refit" if folder is None else folder,
+            if_exists=if_exists,
+            workers=workers,
+            devices=devices,
+            callbacks=callbacks,
+            progress=progress,
+            **{name: settings[name] for name in _KEPT},
+        )
+
+
+def _trial_of(result: Result, trial: int | Trial | None) -> Trial:
+    if trial is None:
+        return result.best
+    if isinstance(trial, Trial):
+        if trial.fold is not None:
+            raise InputError("trial must be a configuration, not one of its folds")
+        trial = trial.number
+    number = whole_number("trial", trial, 0)
+    if number >= len(result.trials):
+        raise InputError(
+            f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
+        )
+    return result.trials[number]
+
+
+def _epochs_of(trial: Trial, select: str) -> int:
+    epoch = trial.best_epoch if select == "best" else trial.epoch - 1
+    if epoch is None or epoch < 0:
+        raise InputError(f"trial {trial.number} has finished no epoch: give epochs=")
+    return epoch + 1

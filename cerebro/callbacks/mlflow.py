@@ -1,0 +1,133 @@
+"""Log a search to MLflow."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cerebro.callbacks.observer import Observer
+from cerebro.machine.imports import import_extra
+from cerebro.machine.mappings import flatten
+
+ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "diverged": "FAILED"}
+RUN, TRIAL = "cerebro.run", "cerebro.trial"
+"""The tags by which a resumed search finds its runs."""
+
+
+class MLflow(Observer):
+    """Log a search as an MLflow run, with a child run for each trial.
+
+    A child run has the configuration as parameters, and metrics by epoch (from 1). The search's run
+    has its settings and, at the end, the best trial's metrics. A resumed search continues its runs.
+
+    Parameters
+    ----------
+    tracking_uri
+        Where MLflow stores runs, such as ``"http://server:5000"`` or ``"sqlite:///mlflow.db"``;
+        None: as configured in MLflow.
+    experiment
+        The name of the experiment, which is created if it does not exist.
+    strict
+        Whether a failure of the observer ends the run.
+
+    Raises
+    ------
+    InputError
+        If the package ``mlflow`` is missing.
+    """
+
+    def __init__(
+        self, tracking_uri: str | None = None, experiment: str = "cerebro", *, strict: bool = False
+    ) -> None:
+        super().__init__(strict=strict)
+        self.tracking_uri, self.experiment = tracking_uri, experiment
+        import_extra("mlflow", "mlflow", "cerebro.callbacks.MLflow needs mlflow")
+        self._parent: str | None = None
+        self._children: dict[int, str] = {}
+
+    def on_run_start(self, run: Any) -> None:
+        """Find or create the search's run."""
+        import mlflow
+
+        self._client = mlflow.MlflowClient(self.tracking_uri)
+        known = self._client.get_experiment_by_name(self.experiment)
+        self._experiment = (
+            known.experiment_id if known else self._client.create_experiment(self.experiment)
+        )
+        self._id = str(run.saved.meta["id"])
+        self._name = Path(run.path).name
+        self._metric = run.metric
+        self._children = {}
+        self._parent = self._run({}, self._name)
+        self._log_params(self._parent, run.settings)
+        self._client.set_tag(self._parent, "cerebro.path", os.fspath(Path(run.path).absolute()))
+
+    def on_trial_start(self, trial: Any) -> None:
+        """Create the trial's run."""
+        self._child(trial)
+
+    def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
+        """Log the epoch's metrics."""
+        self._log_metrics(self._child(trial), metrics, trial.epoch)
+
+    def on_trial_end(self, trial: Any) -> None:
+        """Close the trial's run."""
+        child = self._child(trial)
+        self._client.set_tag(child, "cerebro.status", trial.status)
+        if trial.error:
+            self._client.set_tag(child, "cerebro.error", str(trial.error)[:5000])
+        self._client.set_terminated(child, ENDED.get(trial.status, "KILLED"))
+        del self._children[trial.number]
+
+    def on_run_end(self, result: Any) -> None:
+        """Log the best trial and close the search's run."""
+        assert self._parent is not None
+        for best in result.top(1):
+            self._log_metrics(self._parent, best.metrics, best.epoch)
+            self._client.set_tag(self._parent, "cerebro.best_trial", str(best.number))
+        self._client.set_terminated(self._parent, "FINISHED")
+        self._parent = None
+
+    def close(self) -> None:
+        """Close the runs of a search that was interrupted or has failed."""
+        for run in [*self._children.values(), *filter(None, [self._parent])]:
+            self._client.set_terminated(run, "KILLED")
+        self._parent, self._children = None, {}
+
+    def _child(self, trial: Any) -> str:
+        if trial.number not in self._children:
+            tags = {TRIAL: str(trial.number), "mlflow.parentRunId": str(self._parent)}
+            run = self._run(tags, f"{self._name}-{trial.number}")
+            self._children[trial.number] = run
+            self._log_params(run, trial.config)
+        return self._children[trial.number]
+
+    def _run(self, tags: Mapping[str, str], name: str) -> str:
+        """Return the id of the run with these tags; a run before a resume may have created it."""
+        tags = {RUN: self._id, **tags}
+        wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+        for found in self._client.search_runs([self._experiment], wanted):
+            if len(tags) > 1 or TRIAL not in found.data.tags:
+                self._client.update_run(found.info.run_id, status="RUNNING")
+                return str(found.info.run_id)
+        made = self._client.create_run(self._experiment, tags=tags, run_name=name)
+        return str(made.info.run_id)
+
+    def _log_params(self, run: str, values: Mapping[str, Any]) -> None:
+        from mlflow.entities import Param
+
+        flat = {name: str(value)[:500] for name, value in flatten(values).items()}
+        known = self._client.get_run(run).data.params
+        new = [Param(name, value) for name, value in flat.items() if name not in known]
+        for start in range(0, len(new), 100):  # MLflow's limit for one call
+            self._client.log_batch(run, params=new[start : start + 100])
+
+    def _log_metrics(self, run: str, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        values = [Metric(name, value, now, step) for name, value in metrics.items()]
+        self._client.log_batch(run, metrics=values)

@@ -1,0 +1,76 @@
+"""``agent``: run a worker for a search on another machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from cerebro.cli.options import count, new_command
+from cerebro.errors import InputError
+
+PATIENCE_SECONDS = 300
+AGAIN = 3
+"""The exit status of an agent that asks to be started again: its search may be resumed."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(commands, "agent", main, "be a worker of a search on another machine")
+    parser.add_argument("--connect", metavar="HOST:PORT", help="where the search listens")
+    parser.add_argument(
+        "--key", metavar="FILE", help="the search's key (default: $CEREBRO_CLUSTER_KEY)"
+    )
+    parser.add_argument(
+        "--patience",
+        type=count,
+        metavar="SECONDS",
+        default=PATIENCE_SECONDS,
+        help=f"how long to wait for the search to begin ({PATIENCE_SECONDS})",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help=f"for a program that restarts what fails: exit with status {AGAIN} after a search, "
+        "and with 0 when none has begun within --patience",
+    )
+    parser.add_argument("--stdin", action="store_true", help=argparse.SUPPRESS)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Be an agent; the exit status is 0 when the search has ended, or as for ``--again``."""
+    from cerebro.cluster import agent
+    from cerebro.cluster.keys import VARIABLE, Ticket, address_at, key_at, parse_address, parse_key
+    from cerebro.machine.signals import terminable
+
+    with terminable():
+        if options.stdin:  # started by an engine, which holds the other end of the pipe
+            return agent.main(Ticket.from_json(_first_line()), options.patience, 0)
+        if options.connect is None:
+            raise InputError("an agent needs --connect HOST:PORT")
+        host, port = parse_address(options.connect, f"--connect {options.connect}")
+        if options.key is not None:
+            key = key_at(Path(options.key))
+        elif VARIABLE in os.environ:
+            key = parse_key(os.environ[VARIABLE], f"${VARIABLE}")
+        else:
+            raise InputError(f"an agent needs --key FILE, or a key in ${VARIABLE}")
+        listen = "::" if ":" in host else "0.0.0.0"  # others connect with the same kind of address
+        ticket = Ticket(address_at(host, port), key, listen=listen)
+        status = agent.main(ticket, options.patience)
+        if options.again:
+            return {agent.ENDED: AGAIN, agent.UNHEARD: agent.ENDED}.get(status, status)
+        return status
+
+
+def _first_line() -> str:
+    """Read one line from standard input, and nothing after it."""
+    line = b""
+    while not line.endswith(b"\n"):
+        character = os.read(sys.stdin.fileno(), 1)
+        if not character:
+            break
+        line += character
+    return line.decode()

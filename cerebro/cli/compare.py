@@ -1,0 +1,117 @@
+"""``compare``: print how runs differ in settings, environment and results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cerebro.cli.as_json import json_option, print_json
+from cerebro.cli.options import new_command
+from cerebro.machine.mappings import flatten
+
+WIDTH = 40
+"""The most characters of a value that the table shows."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(commands, "compare", main, "print how two or more runs differ")
+    parser.add_argument("first", metavar="RUN", help="the folder of a run")
+    parser.add_argument("others", metavar="RUN", nargs="+", help="the folders of other runs")
+    json_option(parser)
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print how runs differ."""
+    import cerebro
+    from cerebro.report import summary
+
+    results = [cerebro.open(path) for path in (options.first, *options.others)]
+    found: dict[str, Any] = {
+        "runs": [str(result.path) for result in results],
+        "results": _differing([_outcome(result) for result in results], always=True),
+        "settings": _differing([flatten(result.settings) for result in results]),
+        "environment": _differing([flatten(result.environment) for result in results]),
+        "states": [_states(results[0], other) for other in results[1:]],
+    }
+    if options.json:
+        print_json(found)
+        return 0
+    rows = [[name, *map(_cell, values)] for name, values in found["results"].items()]
+    parts = [summary.table(["", *found["runs"]], rows)]
+    for what in ("settings", "environment"):
+        rows = [[name, *map(_cell, values)] for name, values in found[what].items()]
+        parts.append(
+            summary.table([what, *found["runs"]], rows) if rows else f"{what}: no difference"
+        )
+    parts.append("\n".join(_state_line(states) for states in found["states"]))
+    print("\n\n".join(parts))
+    return 0
+
+
+def _outcome(result: Any) -> dict[str, Any]:
+    from cerebro.report import format as fmt
+    from cerebro.report import summary
+
+    outcome = {"status": result.status, "trials": summary.counts(result), "metric": result.metric}
+    for best in result.top(1):
+        outcome["best trial"] = best.number
+        outcome["best value"] = fmt.metric_value(best.metrics, result.metric)
+        outcome["best epoch"] = None if best.best_epoch is None else best.best_epoch + 1
+        outcome |= {f"best {name}": value for name, value in flatten(best.config).items()}
+    return outcome
+
+
+def _differing(
+    records: Sequence[Mapping[str, Any]], *, always: bool = False
+) -> dict[str, list[Any]]:
+    """Return each name's values, one per run, unless all are equal; None where a run has none."""
+    names = dict.fromkeys(name for record in records for name in record)
+    values = {name: [record.get(name) for record in records] for name in names}
+    return {
+        name: each
+        for name, each in values.items()
+        if always or len({repr(value) for value in each}) > 1
+    }
+
+
+def _states(first: Any, other: Any) -> dict[str, Any]:
+    """Compare, by epoch, the states of the configurations that both runs have trained."""
+    theirs: dict[str, list[Any]] = {}
+    for trial in other.trials:
+        theirs.setdefault(repr(trial.config), []).append(trial)
+    shared = same = 0
+    differing: list[list[int]] = []
+    for trial in first.trials:
+        if not theirs.get(repr(trial.config)):
+            continue
+        twin = theirs[repr(trial.config)].pop(0)
+        shared += 1
+        pairs = list(zip(trial.history, twin.history, strict=False))
+        if all(ours["state_hash"] == its["state_hash"] for ours, its in pairs):
+            same += 1
+        else:
+            differing.append([trial.number, twin.number])
+    return {"configurations": shared, "same": same, "differing": differing}
+
+
+def _state_line(states: Mapping[str, Any]) -> str:
+    shared, same = states["configurations"], states["same"]
+    if not shared:
+        return "states: the runs have no configuration in common"
+    line = f"states: {same} of {shared} common configurations have the same states, bit for bit"
+    if states["differing"]:
+        pairs = ", ".join(f"{ours} and {its}" for ours, its in states["differing"][:5])
+        more = len(states["differing"]) - 5
+        line += f"; trials that differ: {pairs}{f' and {more} more' if more > 0 else ''}"
+    return line
+
+
+def _cell(value: Any) -> str:
+    from cerebro.report import format as fmt
+
+    if value is None:
+        return "-"
+    text = fmt.number(value) if isinstance(value, float) else str(value)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."

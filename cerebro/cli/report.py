@@ -1,0 +1,53 @@
+"""``report``: write a run as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from cerebro.cli.options import new_command, numbers
+from cerebro.machine.files import check_no_link
+
+NAME = "report.html"
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    parser = new_command(commands, "report", main, "write a run as one self-contained HTML page")
+    parser.add_argument(
+        "run", nargs="?", help="the run's folder (default: the newest one under runs)"
+    )
+    parser.add_argument("--metric", help="the metric to draw (default: the one that ranks trials)")
+    parser.add_argument(
+        "--trials", type=numbers, metavar="N,N,...", help="draw only these (default: all)"
+    )
+    parser.add_argument(
+        "--no-pictures", action="store_true", help="leave out the pictures (default: draw all)"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help=f"the file to write (default: {NAME} in the run's folder)"
+    )
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write a run's page."""
+    import cerebro
+    from cerebro.report import plots
+    from cerebro.report.page import render_page
+    from cerebro.results.about_run import about
+
+    result = cerebro.open(options.run)
+    page = render_page(
+        result,
+        about(result.saved),
+        kinds=() if options.no_pictures else tuple(plots.KINDS),
+        metric=options.metric,
+        trials=options.trials,
+    )
+    out = Path(options.out) if options.out else Path(result.path) / NAME
+    if not options.out:
+        check_no_link(out)  # a run from elsewhere must not choose the file to overwrite
+    out.write_text(page, encoding="utf-8")
+    print(out)
+    return 0

@@ -1,0 +1,113 @@
+"""Read the Python file that ``run`` and ``plan`` take; the file defines a search."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import inspect
+import os
+import shlex
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from cerebro.cli.options import imported
+from cerebro.errors import InputError
+
+
+def read(name: str, sought: Sequence[str], command: str) -> ModuleType:
+    """Import the file.
+
+    Parameters
+    ----------
+    name
+        The path of the file.
+    sought
+        The names that the file must define.
+    command
+        The command that reads the file, for the warning about a file that calls a search itself.
+
+    Raises
+    ------
+    InputError
+        If the file does not exist, cannot be imported or lacks a name.
+    """
+    from cerebro.machine.guard import stopped_at
+
+    file = Path(name)
+    if not file.is_file():
+        raise InputError(f"{file}: there is no such file")
+    module = imported(file, *sought)
+    stop = stopped_at(module)
+    if stop is not None:
+        warnings.warn(
+            f"{stop.where}: the file calls {stop.call} itself. That call is ignored: "
+            f"{command} uses build, space, data and settings above it, with the options given "
+            "here. For the "
+            f"file's own call, run the file: python {shlex.quote(str(file))}",
+            stacklevel=1,
+        )
+    missing = [name for name in sought if not hasattr(module, name)]
+    if missing:
+        raise InputError(f"{file} does not define {' and '.join(missing)}")
+    return module
+
+
+def data_of(module: ModuleType) -> Any:
+    """Return the file's data; if the data is a folder, open it."""
+    import cerebro
+
+    data = module.data
+    return cerebro.Dataset(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else data
+
+
+def settings_of(module: ModuleType, file: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Merge the file's settings with the options, which take precedence.
+
+    Raises
+    ------
+    InputError
+        If a setting is not a keyword of `cerebro.search`, or if ``epochs`` is missing.
+    """
+    settings = getattr(module, "settings", {})
+    if not isinstance(settings, Mapping):
+        raise InputError(
+            f"{file}: settings must be a dictionary of cerebro.search's keywords, such as "
+            f"settings = dict(epochs=10), not {type(settings).__name__}"
+        )
+    settings = dict(settings)
+    _refuse_unknown(settings, file)
+    for name, value in vars(options).items():
+        if name not in ("command", "file", "progress", "json") and value is not None:
+            settings[name] = value
+    if isinstance(settings.get("validation"), str):
+        settings["validation"] = _validation(settings["validation"])
+    if "epochs" not in settings:
+        raise InputError(
+            f"epochs is missing: give --epochs, or settings = dict(epochs=...) in {file}"
+        )
+    return settings
+
+
+def _refuse_unknown(settings: dict[Any, Any], file: str) -> None:
+    """Raise InputError for a setting that cerebro.search does not accept, with a suggestion."""
+    from cerebro.api.search import search
+
+    known = list(inspect.signature(search).parameters)[3:]
+    for name in settings:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+            raise InputError(f"{file}: settings has {name!r}, which search does not take: {hint}")
+
+
+def _validation(text: str) -> Any:
+    """Read a fraction, or open a data folder."""
+    import cerebro
+
+    try:
+        return float(text)
+    except ValueError:
+        return cerebro.Dataset(text)

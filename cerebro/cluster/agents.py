@@ -1,0 +1,117 @@
+"""What the executor needs from a cluster: nodes, and an agent on a node for each worker.
+
+An *agent* is a process on a node that supervises one worker process; see
+`cerebro.cluster.supervisor`. The protocols below hide how it is started and called: by Ray
+(`cerebro.ray`), or over connections of our own (`cerebro.cluster.hub`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from cerebro.cluster.messages import JobResult, StateIn
+from cerebro.cluster.states import HeldState
+from cerebro.worker.messages import Job
+
+
+class Node(Protocol):
+    """A node of the cluster."""
+
+    @property
+    def id(self) -> str:
+        """Its number in the cluster."""
+
+    @property
+    def address(self) -> str: ...
+
+    def answers(self) -> bool:
+        """Whether it still accepts connections."""
+
+
+class Agent(Protocol):
+    """The supervisor of a worker, as the coordinator calls it.
+
+    The methods are those of `cerebro.cluster.supervisor.Supervisor`, by name. Every call returns at
+    once; its future raises one of the cluster's `errors` if the method raises or the agent is lost.
+    """
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method after all earlier calls have ended."""
+
+    def control(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method without waiting for earlier calls."""
+
+    def run(self, job: Job, state: StateIn | None) -> tuple[Future[JobResult], Any]:
+        """Run a job; return its future result, and a reference to the state that it will leave."""
+
+    def drop(self, packed: Any) -> None:
+        """Forget the state of a job that has failed."""
+
+    def kill(self) -> None:
+        """End the agent and its worker process."""
+
+
+class Cluster(Protocol):
+    """Nodes, their agents, and the states that these hold."""
+
+    errors: tuple[type[BaseException], ...]
+    """The exceptions of agents' futures. ``cause`` is the method's exception, if it raised."""
+    full: tuple[type[BaseException], ...]
+    """Those of `errors` that mean that a state does not fit."""
+    full_means: str
+    """What to do then."""
+    dials_in: bool
+    """Whether nodes come and go with their agents, so that a new node replaces a lost one."""
+
+    def choose(self, workers: int | None) -> Sequence[Node]:
+        """Return the node of each first worker; None for `workers`: as many as fit.
+
+        There may be fewer than `workers` if the nodes of the others can join later.
+
+        Raises
+        ------
+        InputError
+            If they do not fit, or no node joins.
+        """
+
+    def nodes(self) -> Sequence[Node]:
+        """Return the nodes that are alive, or are assumed to be."""
+
+    def reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        """Return the nodes that answer."""
+
+    def room(self, node: Node) -> int:
+        """Return how many workers a new node takes."""
+
+    def is_here(self, node: Node) -> bool:
+        """Whether a node is the coordinator's machine, which has the data."""
+
+    def hire(self, node: Node) -> Agent:
+        """Start or take an agent on a node; return before it is ready.
+
+        Raises
+        ------
+        WorkerError
+            If the node has no agent left.
+        """
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call `changed`, in any thread, when a node joins or leaves, if the cluster knows."""
+
+    def put(self, packed: bytes) -> Any:
+        """Hold a state at the coordinator; return a reference to it."""
+
+    def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
+        """Write a state to a file; see `cerebro.cluster.states`."""
+
+    def cause_of(self, error: BaseException) -> str:
+        """Return the cause of one of `errors`, as one line."""
+
+    def why_late(self, node: Node) -> str:
+        """Return what to do about a node that has not started a worker in time."""
+
+    def close(self) -> None:
+        """End everything else that was started for the run; the agents have ended already."""

@@ -1,0 +1,155 @@
+"""Searches on agents that connect: `cerebro.cluster.Executor`, and the base of other engines."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from cerebro.cluster.engine import Engine, Outside, Processes, own_variables
+from cerebro.cluster.executor import ClusterExecutor
+from cerebro.cluster.hub import Hub
+from cerebro.cluster.keys import Keys, Ticket, address_at, key_at, parse_address
+from cerebro.errors import InputError
+from cerebro.machine.files import path_of
+from cerebro.machine.resources import usable_cores
+from cerebro.worker.messages import RunContext
+
+
+class EngineExecutor(ClusterExecutor):
+    """Runs a search on agents that an engine starts; subclasses choose the engine."""
+
+    def _engine(self, context: RunContext) -> Engine:
+        raise NotImplementedError
+
+    def _key(self) -> Keys:
+        return Keys.new()
+
+    def _listen(self) -> tuple[str, int, str]:
+        """Return the host and port to listen at, and the host that agents connect to."""
+        return "127.0.0.1", 0, "127.0.0.1"
+
+    def _join(self, context: RunContext) -> Hub:
+        engine = self._engine(context)
+        host, port, dialed = self._listen()
+        hub = Hub(self._key(), engine, host, port)
+        try:
+            inside = "127.0.0.1" if dialed == "127.0.0.1" else "0.0.0.0"
+            engine.start(
+                Ticket(address_at(dialed, hub.port), hub.keys.key, own_variables(), inside)
+            )
+        except BaseException:
+            hub.close()
+            raise
+        return hub
+
+
+class ConnectionExecutor(EngineExecutor):
+    """Runs a search on a cluster to which the user has a connection, which stays open.
+
+    Parameters
+    ----------
+    connection
+        The user's connection, such as a client or a session. A copy of the executor shares it.
+    workers, replicas, shared_path
+        As for `Executor`.
+    """
+
+    def __init__(
+        self,
+        connection: Any,
+        workers: int | None,
+        replicas: int,
+        shared_path: str | os.PathLike[str] | None,
+    ) -> None:
+        super().__init__(workers, replicas, shared_path)
+        self._connection = connection
+        self._given = {"workers": workers, "replicas": replicas, "shared_path": shared_path}
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
+        return f"{type(self).__module__}.Executor({self._connection!r}, {given})"
+
+    def __deepcopy__(self, memo: Any) -> ConnectionExecutor:
+        """Copy this executor as an unused one, with the same connection."""
+        made: Any = type(self)
+        return made(self._connection, **self._given)  # type: ignore[no-any-return]
+
+
+class Executor(EngineExecutor):
+    """Runs a search on agents; give it to `cerebro.search` as ``executor=``.
+
+    Without `listen`, it starts the agents itself, on this machine. With `listen`, others start
+    them, on any machine that reaches this one: ``python -m cerebro agent --connect HOST:PORT --key
+    FILE``.
+
+    Parameters
+    ----------
+    workers
+        The number of workers, each of which is one agent. None: with `listen`, all that connect,
+        also later; else as many as fit on this machine.
+    listen
+        ``"host:port"`` of this machine to which agents connect, such as ``"0.0.0.0:7070"``.
+    key
+        A file with the key that this process and the agents share. It is created, readable for its
+        owner only, if it does not exist. Required with `listen`.
+    replicas
+        The number of nodes that get each shard.
+    shared_path
+        A path at which all nodes can read the data, such as on a network file system: the data
+        set's folder or its parent; or a URL in object storage, from which each node copies the
+        shards that it works on. None: each node receives them, once, and keeps them for later
+        searches; of a data set that is in object storage, it copies them from there.
+
+    Attributes
+    ----------
+    traffic
+        The bytes moved so far; see `cerebro.cluster.messages.Traffic`.
+
+    Raises
+    ------
+    InputError
+        If an argument is invalid. At the start of a search: if pyzmq is not installed, no agent
+        connects, agents have other versions, nodes would compute different results, or a node
+        cannot read the data.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        listen: str | None = None,
+        key: str | os.PathLike[str] | None = None,
+        replicas: int = 1,
+        shared_path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(workers, replicas, shared_path)
+        if (listen is None) != (key is None):
+            raise InputError("listen= and key= belong together: give both, or neither")
+        self._at = None if listen is None else parse_address(listen, f"listen={listen!r}")
+        self._given = workers, listen, key, replicas, shared_path
+        self._key_file = None if key is None else path_of("key", key)
+
+    def __repr__(self) -> str:
+        names = ("workers", "listen", "key", "replicas", "shared_path")
+        given = ", ".join(f"{n}={v!r}" for n, v in zip(names, self._given, strict=True))
+        return f"cerebro.cluster.Executor({given})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle or copy this executor as an unused one."""
+        return _make, self._given
+
+    def _engine(self, context: RunContext) -> Engine:
+        if self._at is not None:
+            return Outside()
+        fitting = max(1, usable_cores() // context.threads)
+        return Processes(fitting if self.workers is None else self.workers)
+
+    def _key(self) -> Keys:
+        return Keys.new() if self._key_file is None else Keys(key_at(self._key_file, create=True))
+
+    def _listen(self) -> tuple[str, int, str]:
+        return super()._listen() if self._at is None else (*self._at, "127.0.0.1")
+
+
+def _make(workers: Any, listen: Any, key: Any, replicas: Any, shared_path: Any) -> Executor:
+    return Executor(workers, listen=listen, key=key, replicas=replicas, shared_path=shared_path)

@@ -1,0 +1,810 @@
+"""Run units on the nodes of a cluster: what all kinds of clusters share.
+
+Each worker is an agent (`cerebro.cluster.agents`) with one worker process. Only the coordinator
+knows about units, so no layer below it restarts an agent's work or repeats a call. See
+docs/design/cluster.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_all
+from dataclasses import fields, replace
+from functools import partial
+from multiprocessing.connection import wait as wait_for_any
+from pathlib import Path
+from typing import Any
+
+from cerebro.arguments import whole_number
+from cerebro.cluster.agents import Agent, Cluster, Node
+from cerebro.cluster.hiring import START_SECONDS, Hired, Hiring, dismiss, remove_old_tokens
+from cerebro.cluster.mailbox import Mailbox
+from cerebro.cluster.makers import MadeShards, context_of
+from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn, Traffic
+from cerebro.cluster.placement import Pace, Placement
+from cerebro.cluster.remote import Call, RemoteWorker
+from cerebro.cluster.sent import Sent
+from cerebro.cluster.states import HeldState, HeldStates, StoreFull
+from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
+from cerebro.data.shard_work import ARRIVING, Order, ShardMakers
+from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
+from cerebro.executors.base import Wake
+from cerebro.executors.local import packed as pickled
+from cerebro.machine.devices import ALL, CPU
+from cerebro.machine.files import open_plain, path_of
+from cerebro.machine.objects import is_url
+from cerebro.run.settings import MAX_WORKERS
+from cerebro.run.states import epoch_state_file, read_state, unpublished
+from cerebro.worker.log import APPEND, log_path
+from cerebro.worker.messages import (
+    CheckDone,
+    Job,
+    News,
+    Note,
+    RunContext,
+    ShardFailed,
+    ShardMade,
+    ShardsPlaced,
+    ShardTask,
+    StateKept,
+    StateLost,
+    Task,
+    UnitDone,
+    UnitFailed,
+    WorkerJoined,
+    WorkerLost,
+)
+
+END_SECONDS = 10.0
+KEEP_SECONDS = 60.0
+"""The time for nodes to keep the shards that they have made."""
+PATIENCE_SECONDS = 60.0
+"""The time to wait for another node after the last one was lost, if the cluster starts them."""
+LOOK_SECONDS = 5.0
+"""How often to look for new nodes and to ping busy workers."""
+SILENT_LOOKS = 6
+"""The number of unanswered pings in a row after which a worker is lost."""
+
+
+class ClusterExecutor(ABC):
+    """Runs a search on a cluster, which a subclass joins in `_join`.
+
+    Parameters
+    ----------
+    workers
+        The number of workers; None: as many as fit. New nodes are used when they join, up to this
+        number.
+    replicas
+        The number of nodes that get each shard.
+    shared_path
+        A path at which all nodes can read the data, or a URL in object storage from which each
+        copies its shards; None: the data is sent, unless it is in object storage itself.
+    """
+
+    def __init__(
+        self, workers: int | None, replicas: int, shared_path: str | os.PathLike[str] | None
+    ) -> None:
+        self.workers = whole_number("workers", workers, 1, MAX_WORKERS, optional=True)
+        self._replicas = whole_number("replicas", replicas, 1)
+        self._shared_path: Path | str | None = None
+        if isinstance(shared_path, str) and is_url(shared_path):
+            self._shared_path = shared_path
+        elif shared_path is not None:
+            self._shared_path = path_of("shared_path", shared_path).absolute()
+        self._joined: Cluster | None = None
+        self._is_refused = False
+        self._reset()
+
+    @abstractmethod
+    def _join(self, context: RunContext) -> Cluster:
+        """Join or start the cluster for a run.
+
+        Raises
+        ------
+        InputError
+            If the cluster cannot be reached or started.
+        """
+
+    @property
+    def _gpu_share(self) -> float:
+        """The share of a GPU that each worker gets."""
+        return 0.0
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return (ALL if self._gpu_share else CPU,)
+
+    def _reset(self) -> None:
+        self.traffic = Traffic()
+        self._remotes: dict[int, RemoteWorker] = {}
+        self._lost: dict[int, RemoteWorker] = {}
+        self._out: dict[int, Call] = {}
+        self._parked: dict[tuple[str, int], list[int]] = {}  # workers that wait for their shard
+        self._loading: set[tuple[str, int]] = set()
+        self._supply: Supply | None = None
+        self._placement: Placement | None = None
+        self._pace = Pace()
+        self._states = HeldStates()
+        self._keeping: dict[int, int] = {}  # trial -> position of a state that is being written
+        self._derives = False  # whether the tasks are shards, not units of trials
+        self._made: dict[int, list[int]] = {}  # shards that a worker's node could keep
+        self._events: list[News] = []
+        self._later: list[News] = []  # delivered when training has begun
+        self._trouble: BaseException | None = None
+        self._is_training = False
+        self._next = 0
+        self._serial = 0
+        self._known: set[str] = set()  # nodes
+        self._spare: set[str] = set()  # those that had nothing to do
+        self._arriving = 0  # workers of nodes that are being admitted
+        self._gone: set[str] = set()  # nodes
+        self._next_look = 0.0
+
+    # --- the protocol ------------------------------------------------------
+
+    def start(self, context: RunContext) -> list[int]:
+        if self._joined is not None:
+            self._is_refused = True
+            raise InputError("this executor runs a different search: make one for each")
+        self._reset()
+        self._context = context
+        self._derives = isinstance(context.build, Sent)
+        self._build = pickled(context.build)
+        self._folds = None if context.folds is None else context.folds.to_json()
+        self._joined = self._join(context)
+        self._mailbox = Mailbox()
+        self._porters = ThreadPoolExecutor(4, "cerebro-cluster")
+        try:
+            self._supply = Supply(self._joined, context, self._shared_path, self.traffic)
+            self._hiring = Hiring(self._joined, context)
+            self._start()
+        except BaseException:
+            self.close(kill=True)
+            raise
+        return sorted(self._remotes)
+
+    def submit(self, worker: int, task: Job) -> None:
+        self._serial += 1
+        call = self._out[worker] = Call(self._serial, task)
+        remote = self._remotes.get(worker)
+        if remote is None:  # lost, but the caller has not been notified yet
+            return
+        self._is_training |= isinstance(task, (Task, ShardTask))
+        if isinstance(task, Task):
+            for trial in task.ended:
+                self._states.forget(trial)
+        self._send_when_loaded(remote, call)
+
+    def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._open_mail()
+            if self._events or not (self._out or self._keeping or wake is not None):
+                break
+            now = time.monotonic()
+            if end is not None and now >= end:
+                break
+            if now >= self._next_look:
+                self._look()
+            due = min(self._next_look, self._next_look if end is None else end)
+            descriptors = [self._mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
+            ready = wait_for_any(descriptors, max(0.0, due - now))
+            if wake is not None and wake.fileno() in ready:
+                self._open_mail()
+                break
+        events, self._events = self._events, []
+        return events
+
+    def cancel(self, worker: int) -> None:
+        """Stop a worker's unit at the next batch."""
+        remote = self._remotes.get(worker)
+        if remote is not None:
+            remote.agent.control("cancel")
+
+    def replace(self, worker: int) -> int:
+        remote = self._lost.pop(worker)
+        if remote.node_is_gone:
+            return self._another(remote)
+        agent = remote.agent
+        if remote.is_gone:
+            agent = self._cluster.hire(remote.node)
+            agent.call("begin", remote.begin)
+        else:
+            agent.call("restart")
+        new = self._take_on(
+            RemoteWorker(
+                -1, agent, remote.node, remote.name, remote.place, remote.reads_all, remote.begin
+            )
+        )
+        return new.number
+
+    def _another(self, lost: RemoteWorker) -> int:
+        """Return a worker on a node that joins after the last one was lost.
+
+        Raises
+        ------
+        WorkerError
+            If other workers are left, or none joins in time.
+        """
+        if not self._cluster.dials_in:
+            raise WorkerError(f"node {lost.name} is gone")
+        others_are_left = bool(self._remotes)
+        end = time.monotonic() + PATIENCE_SECONDS
+        while not self._remotes and time.monotonic() < end:
+            self._survey()
+            wait_for_any([self._mailbox.fileno()], 1.0)
+            self._read_letters()
+        joined = next((e for e in self._later if isinstance(e, WorkerJoined)), None)
+        if others_are_left or joined is None:
+            raise WorkerError(f"node {lost.name} is gone, until another is started")
+        self._later.remove(joined)  # it replaces the lost one
+        return joined.worker
+
+    def holders(self) -> Mapping[int, Sequence[int]] | None:
+        """Return the workers that can read each shard; None: all read all."""
+        return None if self._placement is None else self._placement.holders()
+
+    def load(self, worker: int, shard: int) -> None:
+        """Make a shard readable for a worker and all others on its node."""
+        remote = self._remotes.get(worker)
+        if remote is not None and self._placement is not None:
+            self._placement.add_shard(remote.place, shard)
+            self._fetch_shard(remote, shard)
+
+    @contextlib.contextmanager
+    def shard_makers(self, order: Order) -> Iterator[ShardMakers]:
+        """Start the workers for a `Dataset.derive`; see `cerebro.data.shard_work`.
+
+        Raises
+        ------
+        InputError, WorkerError
+            As for a search; and if the function cannot be sent to workers.
+        """
+        context = context_of(order)
+        try:
+            yield MadeShards(self, order, self.start(context))
+        except BaseException:
+            self.close(kill=True)
+            raise
+        self.close()
+
+    def keep_made(self, manifest: bytes) -> None:
+        """Have nodes keep the shards that they have made, so that a search need not send them."""
+        jobs = [
+            self._remotes[worker].agent.call("keep_made", manifest, shards)
+            for worker, shards in self._made.items()
+            if worker in self._remotes
+        ]
+        wait_for_all(jobs, timeout=KEEP_SECONDS)  # a shard that is not kept is sent like any other
+
+    def close(self, *, kill: bool = False) -> None:
+        if self._is_refused:  # the run that uses this executor closes it
+            self._is_refused = False
+            return
+        if self._joined is None:
+            return
+        remotes = [*self._remotes.values(), *(h for h in self._lost.values() if not h.is_gone)]
+        self._out.clear()
+        if not kill:
+            wait_for_all([h.agent.call("end") for h in remotes], timeout=END_SECONDS)
+        for remote in remotes:
+            with contextlib.suppress(Exception):
+                remote.agent.kill()
+        self._porters.shutdown(wait=False, cancel_futures=True)
+        with contextlib.suppress(Exception):
+            self._joined.close()
+        self._joined = None
+        self._mailbox.close()
+        if self._supply is not None:
+            self._supply.close()
+        traffic = self.traffic
+        self._reset()
+        self.traffic = traffic
+
+    def nodes(self) -> dict[int, str]:
+        """Return, for each worker, the number of its node in the cluster."""
+        return {number: remote.node.id for number, remote in sorted(self._remotes.items())}
+
+    @property
+    def _the_supply(self) -> Supply:
+        assert self._supply is not None, "the executor has not been started"
+        return self._supply
+
+    @property
+    def _cluster(self) -> Cluster:
+        assert self._joined is not None, "the executor has not been started"
+        return self._joined
+
+    # --- starting ----------------------------------------------------------
+
+    def _start(self) -> None:
+        remove_old_tokens(Path(self._context.epoch_dir))
+        # A node that joins while nodes are chosen is not known, so that it is greeted later.
+        before = {node.id for node in self._cluster.nodes()}
+        chosen = self._cluster.choose(self.workers)
+        self._known = before | {node.id for node in chosen}
+        self._spare = set() if not self._cluster.dials_in else self._known - {n.id for n in chosen}
+        hired = [(node, self._cluster.hire(node)) for node in chosen]
+        try:
+            reports = self._hiring.reports(hired, self._the_supply)
+            self._later += self._hiring.check(reports)
+            for remote in self._brief(hired, reports):
+                remote.agent.call("begin", remote.begin)
+                self._take_on(remote)
+        except BaseException:
+            dismiss(hired)
+            raise
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._cluster.watch(lambda: self._mailbox.put(self._survey))
+
+    def _brief(self, hired: Hired, reports: Sequence[NodeReport]) -> list[RemoteWorker]:
+        """Place the data and describe the run to every worker."""
+        # The files of derived shards are sent here: nodes need not see the folder.
+        self._shares_run = not self._derives and all(report.reads_run for report in reports)
+        for report in reports:
+            self._the_supply.check_reads(report)
+        remotes = [
+            self._remote_worker(node, agent, report, sum(r.node == report.node for r in reports))
+            for (node, agent), report in zip(hired, reports, strict=True)
+        ]
+        self._placement = self._the_supply.deal(remotes, self._replicas, self._porters)
+        return [self._the_supply.with_data(remote) for remote in remotes]
+
+    def _remote_worker(
+        self, node: Node, agent: Agent, report: NodeReport, workers_here: int
+    ) -> RemoteWorker:
+        context = self._context
+        reads_all = all(path is not None for path in report.at)
+        begin = Begin(
+            build=self._build,
+            settings=self._settings,
+            train=DataAt({**context.train.spec(), "path": report.at[0] or ""}, not reads_all),
+            validation=None
+            if context.validation is None
+            else DataAt({**context.validation.spec(), "path": report.at[1] or ""}, False),
+            folds=self._folds,
+            gpu_share=self._gpu_share,
+            shares_run=self._shares_run,
+            path=tuple(sys.path),
+            argv=tuple(sys.argv),
+            directory=os.getcwd(),  # noqa: PTH109
+            workers_here=workers_here,
+        )
+        place = f"{report.node} itself" if reads_all else report.place
+        return RemoteWorker(-1, agent, node, report.name, place, reads_all, begin)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings for workers, apart from data, folds and ``build``."""
+        left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
+        names = [f.name for f in fields(RunContext) if f.name not in left_out]
+        return {name: getattr(self._context, name) for name in names}
+
+    def _take_on(self, remote: RemoteWorker) -> RemoteWorker:
+        """Give a worker its number."""
+        remote.number = self._next
+        self._next += 1
+        self._remotes[remote.number] = remote
+        if self._placement is not None:
+            self._placement.add_worker(remote.number, remote.place)
+        return remote
+
+    # --- dispatching ---------------------------------------------------------
+
+    def _send_when_loaded(self, remote: RemoteWorker, call: Call, *, damaged: bool = False) -> None:
+        job = call.job
+        is_there = self._the_supply.is_there
+        if isinstance(job, (Task, ShardTask)) and not is_there(remote, job.shard):
+            self._parked.setdefault((remote.place, job.shard), []).append(remote.number)
+            self._fetch_shard(remote, job.shard, damaged=damaged)
+        else:
+            self._send(remote, call)
+
+    def _fetch_shard(self, remote: RemoteWorker, shard: int, *, damaged: bool = False) -> None:
+        """Send a shard to a worker's node, unless it is there or being sent."""
+        key = remote.place, shard
+        if self._the_supply.is_there(remote, shard) or key in self._loading:
+            return
+        self._loading.add(key)
+        if damaged:
+            job = self._porters.submit(self._the_supply.mend, remote, shard)
+        else:
+            job = self._porters.submit(self._the_supply.send, remote, [shard])
+        job.add_done_callback(lambda done: self._mailbox.put(partial(self._loaded, key, done)))
+
+    def _send(self, remote: RemoteWorker, call: Call) -> None:
+        job, state = call.job, None
+        if isinstance(job, Task):
+            try:
+                state = self._state_for(job)
+            except LookupError as error:
+                remote.stale.update(job.ended)  # with its next task
+                self._lose_state(remote.number, job, str(error))
+                return
+            ended = {*job.ended, *remote.stale} - {job.trial}
+            remote.stale.clear()
+            keep = job.keep_state and self._shares_run
+            job = replace(job, ended=tuple(sorted(ended)), keep_state=keep)
+        answer, call.packed = remote.agent.run(job, state)
+        serial = call.serial
+        answer.add_done_callback(
+            lambda done: self._mailbox.put(partial(self._answered, remote.number, serial, done))
+        )
+
+    def _state_for(self, task: Task) -> StateIn | None:
+        """Return the state that a unit begins with; None if it reads it from the run's folder.
+
+        Raises
+        ------
+        LookupError
+            If it is lost.
+        """
+        kept = task.clone_of or task.origin
+        if kept is not None:
+            if self._shares_run:
+                return None
+            ref = self._cluster.put(read_state(kept))
+            return StateIn((ref,), kept.state_hash, is_clone=task.clone_of is not None)
+        if task.position == 0:
+            return None
+        held = self._states.at(task.trial, task.position)
+        if held is None:
+            raise LookupError("its state was lost with a node")
+        return StateIn((held.ref,), held.state_hash, held.node)
+
+    # --- results -------------------------------------------------------------
+
+    def _read_letters(self) -> None:
+        for letter in self._mailbox.take():
+            letter()
+
+    def _open_mail(self) -> None:
+        self._read_letters()
+        if self._is_training and self._later:
+            self._events += self._later
+            self._later = []
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            raise trouble
+
+    def _answered(self, worker: int, serial: int, done: Any) -> None:
+        call, remote = self._out.get(worker), self._remotes.get(worker)
+        if call is None or remote is None or call.serial != serial:
+            return  # too late: the worker is considered lost
+        remote.silent_looks = 0
+        error = done.exception()
+        if isinstance(error, self._cluster.full) or (error is None and done.result().is_full):
+            self._trouble = OSError(self._cluster.full_means)
+            return
+        if error is not None:
+            remote.agent.drop(call.packed)
+            self._agent_failed(remote, error)
+            return
+        remote.has_answered = True
+        answer: JobResult = done.result()
+        self.traffic.state_bytes += answer.fetched
+        self.traffic.states += answer.fetched > 0
+        event, job = answer.event, call.job
+        if answer.log and isinstance(job, Task):
+            self._write_log(job.trial, answer.log)
+        if event is None:
+            assert isinstance(job, Task)
+            self._lose_state(worker, job, f"its state cannot be fetched ({answer.missing})")
+        elif isinstance(event, (UnitFailed, ShardFailed)) and self._reload(remote, call, event):
+            return
+        elif isinstance(event, ShardMade):
+            self._collect(remote, call, event)
+        else:
+            self._out.pop(worker)
+            if isinstance(event, UnitDone):
+                self._unit_done(remote, call, event)
+            elif isinstance(event, UnitFailed):
+                if event.kind == "data":
+                    event = replace(event, message=f"node {remote.name}: {event.message}")
+                self._events.append(replace(event, worker=worker, task=call.job))  # type: ignore[arg-type]
+            elif isinstance(event, ShardFailed):
+                self._events.append(replace(event, worker=worker, node=remote.name))
+            elif isinstance(event, CheckDone):
+                self._events.append(replace(event, worker=worker))
+            else:
+                self._lose(remote, replace(event, worker=worker))
+
+    def _unit_done(self, remote: RemoteWorker, call: Call, event: UnitDone) -> None:
+        task = call.job
+        assert isinstance(task, Task)
+        before = self._states.newest(task.trial)
+        if before is not None and before.worker != remote.number and before.worker in self._remotes:
+            self._remotes[before.worker].stale.add(task.trial)
+        held = HeldState(
+            position=task.position + 1,
+            ref=call.packed,
+            node=remote.node.id,
+            worker=remote.number,
+            state_hash=event.packed_hash,
+            nbytes=event.state_bytes,
+        )
+        self._states.add(task.trial, held)
+        self._pace.add(remote.number, task.trial, event.rows, event.seconds)
+        # Clocks of nodes differ: take the time of a unit from the coordinator's.
+        event = replace(event, worker=remote.number, task=task, started=time.time() - event.seconds)
+        if event.metrics is not None and task.keep_state and not self._shares_run:
+            file = epoch_state_file(task.trial, task.epoch)
+            event = replace(event, state_file=file, is_kept=False)
+            self._keep(task.trial, held, file)
+        self._events.append(event)
+
+    def _keep(self, trial: int, held: HeldState, file: str) -> None:
+        """Copy the state at an epoch's end to this machine's disk while training continues."""
+        self._keeping[trial] = held.position
+        path = Path(self._context.epoch_dir, unpublished(file, held.state_hash))
+        job = self._porters.submit(self._cluster.fetch_to_file, held, self._gone, path)
+        job.add_done_callback(
+            lambda done: self._mailbox.put(partial(self._kept, trial, held, done))
+        )
+
+    def _kept(self, trial: int, held: HeldState, done: Any) -> None:
+        if self._keeping.get(trial) != held.position:
+            return
+        del self._keeping[trial]
+        error = done.exception()
+        if error is None:
+            self.traffic.kept_bytes += held.nbytes
+            self._events.append(StateKept(trial))
+        elif isinstance(error, OSError):
+            self._trouble = error  # the run's disk
+        elif isinstance(error, StoreFull):
+            self._trouble = OSError(self._cluster.full_means)
+        else:
+            position = self._states.lose(trial, held.position)
+            reason = f"the state at its epoch's end is lost: {text_of(error)}"
+            self._events.append(StateLost(trial, reason, position=position))
+
+    def _collect(self, remote: RemoteWorker, call: Call, event: ShardMade) -> None:
+        """Fetch the files of a shard; until they are here, the worker counts as busy."""
+        worker, serial, shard = remote.number, call.serial, event.task.shard
+        folder = Path(self._context.state_dir, f"{ARRIVING}{serial}")
+        event = replace(event, worker=worker, node=remote.name, folder=str(folder))
+        job = self._porters.submit(fetch_shard, remote.agent, shard, event.files, folder)
+        job.add_done_callback(
+            lambda done: self._mailbox.put(partial(self._collected, serial, event, done))
+        )
+
+    def _collected(self, serial: int, event: ShardMade, done: Any) -> None:
+        call, remote = self._out.get(event.worker), self._remotes.get(event.worker)
+        if call is None or remote is None or call.serial != serial:
+            return  # too late: the worker is considered lost
+        error = done.exception()
+        if isinstance(error, self._cluster.full):
+            self._trouble = OSError(self._cluster.full_means)
+        elif isinstance(error, self._cluster.errors):
+            self._agent_failed(remote, error)
+        elif error is not None:
+            self._trouble = error  # such as a full disk of this machine
+        else:
+            self._out.pop(event.worker)
+            self.traffic.made_bytes += done.result()
+            if remote.reads_all:  # its node will read the finished data set in the same way
+                remote.agent.control("drop_made", event.task.shard)
+            else:
+                self._made.setdefault(event.worker, []).append(event.task.shard)
+            self._events.append(event)
+
+    def _lose_state(self, worker: int, task: Task, reason: str) -> None:
+        """Report that the state that a unit begins with is lost."""
+        del self._out[worker]
+        held = self._states.at(task.trial, task.position)
+        if held is not None and held.is_here:  # handed over while it was fetched
+            position: int | None = task.position
+        else:
+            position = self._states.lose(task.trial, task.position)
+        self._events.append(StateLost(task.trial, reason, worker, position))
+
+    def _write_log(self, trial: int, text: bytes) -> None:
+        try:
+            with os.fdopen(open_plain(log_path(self._context.log_dir, trial), APPEND), "ab") as log:
+                log.write(text)
+        except OSError as error:
+            self._trouble = error
+
+    # --- data that arrive during the run ---------------------------------------
+
+    def _loaded(self, key: tuple[str, int], done: Any) -> None:
+        """Handle the end of a shard's transfer to a place."""
+        self._loading.discard(key)
+        place, shard = key
+        error = done.exception()
+        cause = getattr(error, "cause", None) or error
+        if error is None:
+            self._the_supply.arrived.setdefault(place, set()).add(shard)
+            placement = None if shard == EVERYWHERE else self._placement
+            if placement is not None and not placement.has(place, shard):
+                placement.add_shard(place, shard)
+                self._events.append(ShardsPlaced())
+        for worker in self._parked.pop(key, ()):
+            remote, call = self._remotes.get(worker), self._out.get(worker)
+            if remote is None or call is None:
+                continue
+            if error is None:
+                self._send(remote, call)
+            elif isinstance(cause, (CorruptDataError, OSError)):
+                self._trouble = CorruptDataError(text_of(cause))
+            else:
+                self._agent_failed(remote, error)
+
+    def _reload(self, remote: RemoteWorker, call: Call, event: UnitFailed | ShardFailed) -> bool:
+        """After a task failed on a damaged shard, send the shard to the node again.
+
+        Returns False, and does nothing, if the failure has another cause, if the node reads shards
+        from files, or if the task's shard was sent again before.
+        """
+        job = call.job
+        assert isinstance(job, (Task, ShardTask))
+        if event.kind != "data" or remote.reads_all or call.reloaded:
+            return False
+        call.reloaded = True
+        self._the_supply.arrived[remote.place].discard(job.shard)
+        what = self._the_supply.called(job.shard)
+        text = f"node {remote.name}: {event.message}: {what} sent again"
+        self._events.append(Note("shard damaged", text))
+        self._send_when_loaded(remote, call, damaged=True)
+        return True
+
+    # --- lost workers --------------------------------------------------------
+
+    def _agent_failed(self, remote: RemoteWorker, error: BaseException) -> None:
+        """Handle an agent that is lost or cannot continue."""
+        remote.is_gone = True
+        remote.node_is_gone = remote.node.id in self._gone or not remote.node.answers()
+        cause = self._cluster.cause_of(error)
+        reason = f"worker {remote.number} on node {remote.name} is gone: {cause}"
+        if remote.node_is_gone:
+            reason = f"node {remote.name} is gone"
+            self._node_is_gone(remote.node.id)
+        with contextlib.suppress(Exception):
+            remote.agent.kill()
+        # An agent that never answered, or has no process, has not begun its task.
+        began = remote.has_answered and not isinstance(getattr(error, "cause", None), WorkerError)
+        self._out.pop(remote.number, None)
+        self._lose(
+            remote,
+            WorkerLost(remote.number, reason, began=began, with_machine=remote.node_is_gone),
+        )
+
+    def _node_is_gone(self, node: str) -> None:
+        if node in self._gone:
+            return
+        self._gone.add(node)
+        self._states.lose_node(node)
+        for remote in self._remotes.values():
+            if remote.node.id != node:
+                remote.agent.control("node_is_gone", node)
+
+    def _lose(self, remote: RemoteWorker, event: WorkerLost) -> None:
+        del self._remotes[remote.number]
+        self._lost[remote.number] = remote
+        self._pace.forget(remote.number)
+        if self._placement is not None:
+            self._placement.remove_worker(remote.number)
+            if remote.node_is_gone:
+                self._placement.remove_place(remote.place)
+        if remote.node_is_gone:
+            self._the_supply.arrived.pop(remote.place, None)
+        self._known -= self._spare  # one of them may replace the lost one
+        self._spare.clear()
+        self._events.append(event)
+
+    # --- regular checks --------------------------------------------------------
+
+    def _look(self) -> None:
+        """Ping busy workers, and look for new and lost nodes."""
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        for worker in list(self._out):
+            remote = self._remotes.get(worker)
+            if remote is not None:
+                self._ask(remote)
+        self._survey()
+        self._relieve()
+
+    def _survey(self) -> None:
+        """Look for new and lost nodes."""
+        alive = {node.id: node for node in self._cluster.nodes()}
+        for remote in [h for h in self._remotes.values() if h.node.id not in alive]:
+            self._node_is_gone(remote.node.id)
+            self._agent_failed(remote, WorkerError("its node has left the cluster"))
+        unknown = [node for node in alive.values() if node.id not in self._known]
+        for node in self._cluster.reachable(unknown):
+            self._known.add(node.id)
+            self._greet(node)
+
+    def _ask(self, remote: RemoteWorker) -> None:
+        remote.silent_looks += 1
+        seconds = remote.silent_looks * LOOK_SECONDS
+        if remote.silent_looks > SILENT_LOOKS and (remote.has_answered or seconds > START_SECONDS):
+            self._agent_failed(remote, WorkerError(f"no sign of life for {seconds:g} seconds"))
+            return
+
+        def heard() -> None:
+            remote.silent_looks = 0
+            remote.has_answered = True
+
+        remote.agent.control("ping").add_done_callback(
+            lambda done: self._mailbox.put(heard) if done.exception() is None else None
+        )
+
+    def _relieve(self) -> None:
+        """Copy a shard to a place that needs relief, one at a time."""
+        if self._placement is None or self._loading or not self._is_training or self._derives:
+            return
+        wish = self._placement.relief(self._pace.speeds())
+        if wish is not None:
+            shard, place = wish
+            remote = next(h for h in self._remotes.values() if h.place == place)
+            if self._the_supply.is_there(remote, shard):
+                self._placement.add_shard(place, shard)
+                self._events.append(ShardsPlaced())
+            else:
+                self._fetch_shard(remote, shard)
+
+    def _greet(self, node: Node) -> None:
+        """Begin to use a node that has joined the cluster."""
+        room = self._cluster.room(node)
+        if self.workers is not None:
+            free = self.workers - len(self._remotes) - self._arriving
+            if free < room and self._cluster.dials_in:
+                self._spare.add(node.id)
+            room = min(room, free)
+        if room > 0:
+            self._arriving += room
+            job = self._porters.submit(self._admit, node, room)
+            job.add_done_callback(
+                lambda done: self._mailbox.put(partial(self._arrived, node, room, done))
+            )
+
+    def _arrived(self, node: Node, room: int, done: Any) -> None:
+        self._arriving -= room
+        self._admitted(node, done)
+
+    def _admit(self, node: Node, count: int) -> tuple[list[RemoteWorker], list[Note]]:
+        """Start workers on a new node and send it the common data; called in a separate thread."""
+        hired = [(node, self._cluster.hire(node)) for _ in range(count)]
+        try:
+            reports = self._hiring.reports(hired, self._the_supply)
+            notes = self._hiring.check(reports)
+            if self._shares_run and not all(report.reads_run for report in reports):
+                raise InputError(
+                    f"node {reports[0].name} does not see the run's folder: mount it there, too"
+                )
+            self._the_supply.check_reads(reports[0])
+            remotes = [
+                self._remote_worker(node, agent, report, count)
+                for (_, agent), report in zip(hired, reports, strict=True)
+            ]
+            if not remotes[0].reads_all:
+                self._the_supply.admit(remotes[0], whole=self._placement is None)
+            for remote in remotes:
+                self._the_supply.with_data(remote).agent.call("begin", remote.begin)
+            return remotes, notes
+        except BaseException:
+            dismiss(hired)
+            raise
+
+    def _admitted(self, node: Node, done: Any) -> None:
+        error = done.exception()
+        if error is not None:
+            text = f"node {node.address} ({node.id[:8]}) has joined and is not used: "
+            self._later.append(Note("node not used", text + text_of(error)))
+            return
+        remotes, notes = done.result()
+        self._later += notes
+        for remote in remotes:
+            self._take_on(remote)
+            if self._placement is not None:
+                for shard in self._the_supply.arrived.get(remote.place, set()) - {EVERYWHERE}:
+                    self._placement.add_shard(remote.place, shard)
+            self._later.append(WorkerJoined(remote.number))

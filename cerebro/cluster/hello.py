@@ -1,0 +1,30 @@
+"""What the coordinator and agents send about themselves when they connect."""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from pathlib import Path
+
+from cerebro.machine.environment import version
+
+PROTOCOL = 2
+"""Increased when messages change."""
+
+
+def versions() -> dict[str, str]:
+    """Return what must be the same at both ends for messages to be understood."""
+    return {
+        "protocol": str(PROTOCOL),
+        "cerebro": version(),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def machine() -> str:
+    """Return the identity of this machine since it was started."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"{os.uname().nodename} {uuid.getnode()}"

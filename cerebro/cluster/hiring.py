@@ -1,0 +1,158 @@
+"""Take agents into a run: ask each for a report, and check that its node computes the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
+from pathlib import Path
+
+from cerebro.cluster.agents import Agent, Cluster, Node
+from cerebro.cluster.likeness import differences
+from cerebro.cluster.messages import NodeReport
+from cerebro.cluster.supply import Supply
+from cerebro.errors import InputError
+from cerebro.machine import environment
+from cerebro.machine.devices import is_gpu
+from cerebro.worker.messages import Note, RunContext
+
+START_SECONDS = 120.0
+"""The time within which a node must start a worker."""
+TOKEN = ".cerebro-"
+"""The beginning of a token's file name; 32 hexadecimal digits follow."""
+OLD_TOKEN_SECONDS = 3600.0
+"""The age of a token beside the run's folder at which its coordinator must be gone."""
+
+Hired = Sequence[tuple[Node, Agent]]
+"""Agents, each with its node."""
+
+
+class Hiring:
+    """Finds out whether agents can be used for a run."""
+
+    def __init__(self, cluster: Cluster, context: RunContext) -> None:
+        self._cluster = cluster
+        self._context = context
+
+    def reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
+        """Return the reports of new agents: their node, and the data sets that they can read.
+
+        Raises
+        ------
+        InputError
+            If one does not start.
+        """
+        with run_token(Path(self._context.epoch_dir)) as token:
+            asked = [
+                agent.call(
+                    "report",
+                    self._context.threads,
+                    token,
+                    supply.asked(node),
+                    is_gpu(self._context.device),
+                )
+                for node, agent in hired
+            ]
+            done, _ = wait(asked, timeout=START_SECONDS)
+        reports = []
+        for (node, _), answer in zip(hired, asked, strict=True):
+            name = f"node {node.address} ({node.id[:8]})"
+            if answer not in done:
+                raise InputError(
+                    f"{name} has not started a worker in {START_SECONDS:g} s: "
+                    f"{self._cluster.why_late(node)}"
+                )
+            try:
+                reports.append(answer.result())
+            except self._cluster.errors as error:
+                raise InputError(
+                    f"{name} cannot start a worker: {self._cluster.cause_of(error)}: install "
+                    "the same Cerebro there as here, and make its cache folder ($CEREBRO_CACHE) "
+                    "writable"
+                ) from error
+        return reports
+
+    def check(self, reports: Sequence[NodeReport]) -> list[Note]:
+        """Reject nodes that would compute different bits; note harmless differences.
+
+        Raises
+        ------
+        InputError
+            If a node is rejected; the message names the node, the difference and the fix.
+        """
+        here = environment.describe(self._context.threads)
+        notes = self._check_gpus(reports)
+        for name, report in {r.name: r for r in reports}.items():
+            refused, noted = differences(here, report.environment)
+            if refused:
+                raise InputError(
+                    f"node {name} would compute different results: {'; '.join(refused)}. "
+                    "Install the same on every node, or choose nodes of one kind with resources="
+                )
+            if noted:
+                text = f"node {name} differs slightly from this one: {'; '.join(noted)}"
+                notes.append(Note("node differs", text))
+        return notes
+
+    def _check_gpus(self, reports: Sequence[NodeReport]) -> list[Note]:
+        """Raise InputError if a worker cannot use the GPU that the cluster has given it."""
+        if not is_gpu(self._context.device):
+            return []
+        for report in reports:
+            if report.no_gpu:
+                raise InputError(
+                    f"node {report.name}: each worker is given a GPU, but it cannot be used there "
+                    f"({report.no_gpu}): give devices='cpu', or "
+                    "resources= of nodes with usable GPUs"
+                )
+        kinds = sorted({report.gpu for report in reports})
+        if len(kinds) < 2:
+            return []
+        text = (
+            f"the GPUs are of different kinds ({', '.join(kinds)}): a trial's states depend on "
+            "which of them train it"
+        )
+        return [Note("node differs", text)]
+
+
+@contextlib.contextmanager
+def run_token(folder: Path) -> Iterator[tuple[str, str]]:
+    """Write a temporary file beside the run's folder: a node that reads it sees the folder."""
+    text = uuid.uuid4().hex
+    file = _existing(folder) / f"{TOKEN}{text}"
+    try:
+        with contextlib.suppress(OSError):
+            file.write_text(text)
+        yield str(file), text
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def remove_old_tokens(folder: Path) -> None:
+    """Remove the tokens of coordinators that were killed before they could.
+
+    Those in the run's folder belong to earlier coordinators of this run; a folder beside it may
+    have tokens of other runs.
+    """
+    place = _existing(folder)
+    newest = math.inf if place == folder else time.time() - OLD_TOKEN_SECONDS
+    with contextlib.suppress(OSError):
+        for file in place.glob(TOKEN + 32 * "[0-9a-f]"):
+            if file.stat().st_mtime < newest:
+                file.unlink(missing_ok=True)
+
+
+def _existing(folder: Path) -> Path:
+    while not folder.is_dir():
+        folder = folder.parent
+    return folder
+
+
+def dismiss(hired: Hired) -> None:
+    """End unused agents."""
+    for _, agent in hired:
+        agent.kill()

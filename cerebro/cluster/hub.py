@@ -1,0 +1,356 @@
+"""The coordinator's end of the connections to agents."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from itertools import count
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from cerebro.cluster.agents import Node
+from cerebro.cluster.blobs import Blob, Fetcher, Ref
+from cerebro.cluster.engine import Engine
+from cerebro.cluster.hello import machine, versions
+from cerebro.cluster.keys import Keys, address_at, import_zmq
+from cerebro.cluster.messages import JobResult, StateIn
+from cerebro.cluster.states import HeldState, write_checked
+from cerebro.cluster.wire import doorman, frames_of, listener, message_of
+from cerebro.errors import InputError, WorkerError, text_of
+from cerebro.machine.wake_pipe import WakePipe
+from cerebro.worker.messages import Job
+
+START_SECONDS = 120.0
+"""The time within which agents must connect;"""
+LATE_SECONDS = 20.0
+"""and the time that a run waits for the others after the first."""
+LEAVE_SECONDS = 10.0
+"""The time within which agents must disconnect after they are told to end."""
+STEP_SECONDS = 0.2
+
+
+class AgentError(Exception):
+    """A call of an agent has failed; `cause` is the exception of its method, if it raised."""
+
+    def __init__(self, text: str, cause: BaseException | None = None) -> None:
+        super().__init__(text)
+        self.cause = cause
+
+
+class Line:
+    """The connection of one agent, which is a node and an agent of `cerebro.cluster.agents`."""
+
+    def __init__(self, hub: Hub, peer: bytes, fd: int, host: str, hello: dict[str, Any]) -> None:
+        self.id = str(hello["id"])
+        self.machine = str(hello["machine"])
+        self.peer = peer
+        self.fd = fd
+        self.host = str(hello["host"])
+        self.pid = int(hello["pid"])
+        self.address = self.host
+        self.frees: deque[int] = deque()
+        self.refs: WeakValueDictionary[int, Ref] = WeakValueDictionary()
+        self.pending: dict[int, tuple[Future[Any], Any, Ref | None]] = {}
+        self.is_taken = False
+        self.is_gone = False
+        self._hub = hub
+        host = host.removeprefix("::ffff:")  # a peer with IPv4 at a socket for both
+        port = int(hello["states"])
+        self._states = f":{port}" if host in ("127.0.0.1", "::1") else address_at(host, port)
+
+    def answers(self) -> bool:
+        return not self.is_gone
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        return self._hub.send(self, "ordered", method, arguments)[0]
+
+    def control(self, method: str, *arguments: Any) -> Future[Any]:
+        return self._hub.send(self, "control", method, arguments)[0]
+
+    def run(self, job: Job, state: StateIn | None) -> tuple[Future[JobResult], Any]:
+        return self._hub.send(self, "ordered", "run", (job, state), has_state=True)
+
+    def ref(self, number: int) -> Ref:
+        """Return a reference to the state that a call leaves."""
+        ref = self.refs[number] = Ref(self._states, number, self.frees)
+        return ref
+
+    def drop(self, packed: Any) -> None:
+        """Do nothing: a failed job leaves no state."""
+
+    def kill(self) -> None:
+        self._hub.end(self)
+
+
+class Hub:
+    """Accepts agents, and calls them; a `cerebro.cluster.agents.Cluster`.
+
+    Parameters
+    ----------
+    engine
+        What starts the agents; closed with the hub.
+    host, port
+        Where to listen; port 0: any free one.
+
+    Raises
+    ------
+    InputError
+        If it cannot listen there.
+    """
+
+    errors: tuple[type[BaseException], ...] = (AgentError,)
+    full: tuple[type[BaseException], ...] = ()
+    full_means = "a node has no room for a state"
+    dials_in = True
+
+    def __init__(self, keys: Keys, engine: Engine, host: str, port: int = 0) -> None:
+        zmq = import_zmq()
+        self.keys = keys
+        self.refusals: list[str] = []
+        self._engine = engine
+        self._context = zmq.Context()
+        self._guard = doorman(self._context, keys)
+        try:
+            self._socket, self.port = listener(self._context, keys, host, port)
+        except zmq.ZMQError as error:
+            self._guard.stop()
+            self._context.destroy(linger=0)
+            raise InputError(
+                f"cannot listen at {host}:{port} ({text_of(error)}): give a free port of this "
+                "machine in listen="
+            ) from error
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._lock = threading.Condition()
+        self._lines: dict[bytes, Line] = {}
+        self._numbers = count(1)
+        self._outbox: deque[list[Any]] = deque()
+        self._pipe = WakePipe()
+        self._changed: Callable[[], None] = lambda: None
+        self._is_closing = False
+        self._machine = machine()
+        self._thread = threading.Thread(target=self._serve, name="cerebro-hub", daemon=True)
+        self._thread.start()
+
+    # --- as a cluster --------------------------------------------------------
+
+    def choose(self, workers: int | None) -> Sequence[Node]:
+        wanted = workers if workers is not None else self._engine.size
+        begun = time.monotonic()
+        with self._lock:
+            while True:
+                free = [line for line in self._lines.values() if not line.is_taken]
+                if free and len(free) >= (wanted or 1):
+                    return free[:wanted]
+                failure = self._engine.failure()
+                waited = time.monotonic() - begun
+                if waited > START_SECONDS or failure or (free and waited > LATE_SECONDS):
+                    break
+                self._lock.wait(STEP_SECONDS)
+        if free and not failure:
+            return free
+        text = "; ".join([*dict.fromkeys(self.refusals), *([failure] if failure else [])])
+        raise InputError(
+            f"no agent has dialed in{f' ({text})' if text else ''}: start agents that have "
+            "the run's key and the same versions of Cerebro and Python, and that reach this "
+            f"machine at port {self.port}"
+        )
+
+    def nodes(self) -> Sequence[Node]:
+        with self._lock:
+            return list(self._lines.values())
+
+    def reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        return nodes
+
+    def room(self, node: Node) -> int:
+        return 1
+
+    def is_here(self, node: Node) -> bool:
+        return isinstance(node, Line) and node.machine == self._machine
+
+    def hire(self, node: Node) -> Line:
+        assert isinstance(node, Line)
+        if node.is_gone:
+            raise WorkerError(f"node {node.host} is gone")
+        node.is_taken = True
+        return node
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+
+    def put(self, packed: bytes) -> Any:
+        return Blob("", 0, packed)
+
+    def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
+        # Its own context: a socket must not be closed by another thread, as `close` would.
+        context = import_zmq().Context()
+        try:
+            fetcher = Fetcher(context, self.keys, "127.0.0.1")
+            packed = fetcher.fetch(held.ref, lambda: held.node in gone or self._is_closing)
+            write_checked(packed, held.state_hash, path)
+        finally:
+            context.destroy(linger=0)
+
+    def cause_of(self, error: BaseException) -> str:
+        return text_of(getattr(error, "cause", None) or error)
+
+    def why_late(self, node: Node) -> str:
+        return "is its machine overloaded, or its disk slow? Use fewer workers="
+
+    def close(self) -> None:
+        """Tell all agents to end, wait until they disconnect, and close the engine."""
+        with contextlib.suppress(Exception):
+            self._engine.stop()
+        with self._lock:
+            lines = list(self._lines.values())
+        for line in lines:
+            self.end(line)
+        with self._lock:
+            self._lock.wait_for(lambda: not self._lines, LEAVE_SECONDS)
+        self._engine.close()
+        self._is_closing = True
+        self._pipe.wake()
+        self._thread.join()
+        self._guard.stop()
+        self._context.destroy(linger=0)
+        self._pipe.close()
+
+    # --- calls ---------------------------------------------------------------
+
+    def send(
+        self,
+        line: Line,
+        lane: str,
+        method: str,
+        arguments: tuple[Any, ...],
+        has_state: bool = False,
+    ) -> tuple[Future[Any], Ref | None]:
+        """Call a method of an agent; return its future, and the state that it will leave."""
+        future: Future[Any] = Future()
+        number = next(self._numbers)
+        ref = line.ref(number) if has_state else None
+        freed = []
+        with contextlib.suppress(IndexError):
+            while True:
+                freed.append(line.frees.popleft())
+        frames = frames_of((number, lane, method, arguments, freed, has_state))
+        with self._lock:
+            is_gone = line.is_gone  # later, `_left` finds the future
+            if not is_gone:
+                # The arguments refer to states, which must live until the answer.
+                line.pending[number] = future, arguments, ref
+                self._outbox.append([line.peer, b"call", *frames])
+        if is_gone:
+            future.set_exception(AgentError("it has hung up"))
+        self._pipe.wake()
+        return future, ref
+
+    def end(self, line: Line) -> None:
+        """Tell an agent to end at once."""
+        self._outbox.append([line.peer, b"end"])
+        self._pipe.wake()
+
+    # --- in the hub's thread -------------------------------------------------
+
+    def _serve(self) -> None:
+        zmq = import_zmq()
+        poller = zmq.Poller()
+        for source in (self._socket, self._monitor, self._pipe.fileno()):
+            poller.register(source, zmq.POLLIN)
+        while not self._is_closing:
+            poller.poll()
+            self._pipe.clear()
+            while self._outbox:
+                self._socket.send_multipart(self._outbox.popleft(), copy=False)
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                    # Before the message: a new peer may have the descriptor of one that left.
+                    self._hear_of_leavers()
+                    self._receive(frames)
+            self._hear_of_leavers()
+        with self._lock:
+            lines = list(self._lines.values())
+        for line in lines:
+            self._left(line)
+
+    def _hear_of_leavers(self) -> None:
+        from zmq.utils.monitor import recv_monitor_message
+
+        while self._monitor.poll(0):
+            fd = recv_monitor_message(self._monitor)["value"]
+            for line in [line for line in self._lines.values() if line.fd == fd]:
+                self._left(line)
+
+    def _left(self, line: Line) -> None:
+        with self._lock:
+            self._lines.pop(line.peer, None)
+            line.is_gone = True
+            pending, line.pending = line.pending, {}
+            self._lock.notify_all()
+        for future, *_ in pending.values():
+            future.set_exception(AgentError("it has hung up"))
+        self._changed()
+
+    def _receive(self, frames: list[Any]) -> None:
+        peer, kind, *rest = frames
+        if kind.bytes == b"hello" and rest:
+            self._greet(peer.bytes, rest[0])
+        line = self._lines.get(peer.bytes)
+        if line is None:
+            return
+        if kind.bytes == b"state" and rest and rest[0].bytes.isdigit():
+            held = line.refs.get(int(rest[0].bytes))
+            if held is not None:
+                held.packed = b"".join(part.buffer for part in rest[1:])
+        elif kind.bytes == b"leaving":  # its states came before
+            self.end(line)
+            self._left(line)
+        elif kind.bytes == b"answer":
+            try:
+                number, value, error, packed = message_of(rest)
+            except Exception:  # anything that a broken pickle raises: this agent is unusable
+                self.end(line)
+                self._left(line)
+                return
+            future, _, ref = line.pending.pop(number, (None, None, None))
+            if future is None:
+                return
+            if packed is not None and ref is not None:
+                ref.packed = packed
+            if error is not None:
+                future.set_exception(AgentError(text_of(error), error))
+            else:
+                future.set_result(value)
+
+    def _greet(self, peer: bytes, frame: Any) -> None:
+        """Accept an agent, or reject it by name; its hello is JSON, which cannot run code."""
+        self._pipe.wake()  # for the answer
+        try:
+            hello = json.loads(frame.bytes)
+            own = versions()
+            wrong = [
+                f"{name} is {hello['versions'].get(name)} there and {own[name]} here"
+                for name in own
+                if hello["versions"].get(name) != own[name]
+            ]
+            line = Line(self, peer, int(frame.get("__fd")), str(frame.get("Peer-Address")), hello)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            self._outbox.append([peer, b"refused", f"a wrong hello: {error}".encode()])
+            return
+        if wrong:
+            text = f"an agent on {line.host} is refused: {', '.join(wrong)}"
+            self.refusals.append(text)
+            self._outbox.append([peer, b"refused", text.encode()])
+        else:
+            self._outbox.append([peer, b"welcome"])
+            with self._lock:
+                self._lines[peer] = line
+                self._lock.notify_all()
+            self._changed()

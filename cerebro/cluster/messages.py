@@ -1,0 +1,120 @@
+"""The messages between coordinator and agents."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cerebro.worker.messages import Event
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """An agent's description of its node."""
+
+    node: str
+    """The node's number in the cluster, hexadecimal."""
+    host: str
+    place: str
+    """The identity of its cache folder; agents that share the folder have the same."""
+    pid: int
+    cores: int
+    environment: Mapping[str, Any]
+    """See `cerebro.machine.environment.describe`."""
+    reads_run: bool
+    """Whether it sees the run's folder at the same path."""
+    at: tuple[str | None, ...] = ()
+    """The path at which it can read each data set; None: it cannot."""
+    gpu: str = ""
+    """The model of the GPU that the cluster has given the worker, if it uses one;"""
+    no_gpu: str = ""
+    """or why the GPU cannot be used."""
+
+    @property
+    def name(self) -> str:
+        """The node's name in messages."""
+        return f"{self.host} ({self.node[:8]})"
+
+
+@dataclass(frozen=True)
+class DataAt:
+    """A view of a data set on a node."""
+
+    spec: Mapping[str, Any]
+    """The result of `Dataset.spec`, with the path on the node."""
+    in_parts: bool
+    """Whether the node has only some shards."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """The description of a run for a worker."""
+
+    build: bytes
+    """A pickle for its process."""
+    settings: Mapping[str, Any]
+    """Fields of the coordinator's `RunContext`."""
+    train: DataAt
+    validation: DataAt | None
+    shares_run: bool
+    """Whether the worker writes states and logs into the run's folder."""
+    path: tuple[str, ...]
+    """The coordinator's `sys.path`,"""
+    argv: tuple[str, ...]
+    """its arguments,"""
+    directory: str
+    """and its working directory: used where they exist."""
+    workers_here: int
+    """Workers on this node, which share its memory and cores."""
+    folds: Mapping[str, Any] | None = None
+    """The folds of the training data, as from `Folds.to_json`."""
+    gpu_share: float = 0.0
+    """The share of a GPU that the cluster has given the worker."""
+
+
+@dataclass(frozen=True)
+class StateIn:
+    """The state that a unit begins with."""
+
+    refs: tuple[Any, ...]
+    """A reference to its bytes, in a tuple: Ray would fetch a bare reference even if the worker has
+    the model in memory."""
+    state_hash: str
+    node: str = ""
+    """The node where it was made; empty: the coordinator."""
+    is_clone: bool = False
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """The result of a task."""
+
+    event: Event | None
+    """None: the task's first state could not be fetched."""
+    missing: str = ""
+    """Why it could not be fetched."""
+    is_full: bool = False
+    """Whether it could not be fetched because the store is full."""
+    log: bytes = b""
+    """The trial's output since the last result, unless the worker writes it into the run."""
+    fetched: int = 0
+    """Bytes of the state that was fetched for the task."""
+
+
+@dataclass
+class Traffic:
+    """The data moved so far, in bytes."""
+
+    data_bytes: int = 0
+    """Bytes of shards and validation rows, from the coordinator to nodes."""
+    shards: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The number of times that each shard was sent to a place; -1 means the validation rows."""
+    state_bytes: int = 0
+    """Bytes of states, from worker to worker."""
+    states: int = 0
+    """The number of these states."""
+    kept_bytes: int = 0
+    """Bytes of states at epochs' ends, to the coordinator."""
+    made_bytes: int = 0
+    """Bytes of shards that nodes have made, to the coordinator."""

@@ -1,0 +1,181 @@
+"""Decide which shards go to which nodes. Pure logic: nothing is moved here.
+
+A *place* holds shards: the cache folder of a node, which all workers of the node read. Each
+shard is assigned to the place with the fewest rows per worker, and to `replicas` places in all.
+Copies from an earlier run are used unless they give a place more than its share.
+
+During the run, slow places are relieved, and new ones get work: `relief` names one shard to copy to
+a different place, so that its units can also run there. Copies are never removed, because they are
+harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+PIECES = 16
+"""The parts into which a shard at several places is divided to estimate their work."""
+MARGIN = 1.15
+"""A place is relieved when its work exceeds its share by this factor."""
+
+
+@dataclass
+class Placement:
+    """The shards of a run and their places.
+
+    Parameters
+    ----------
+    rows
+        The rows of each shard.
+    """
+
+    rows: Sequence[int]
+    workers: dict[int, str] = field(default_factory=dict)
+    """The place of each worker."""
+    shards: dict[str, set[int]] = field(default_factory=dict)
+    """The shards that each place has or will have."""
+
+    def add_worker(self, worker: int, place: str) -> None:
+        """Add a worker that reads the shards of a place, which may be new."""
+        self.workers[worker] = place
+        self.shards.setdefault(place, set())
+
+    def remove_worker(self, worker: int) -> None:
+        """Remove a worker, but not its place, which may be useful again."""
+        self.workers.pop(worker, None)
+
+    def remove_place(self, place: str) -> None:
+        """Remove a place with all of its shards."""
+        self.shards.pop(place, None)
+        for worker in [w for w, p in self.workers.items() if p == place]:
+            del self.workers[worker]
+
+    def add_shard(self, place: str, shard: int) -> None:
+        self.shards.setdefault(place, set()).add(shard)
+
+    def has(self, place: str, shard: int) -> bool:
+        return shard in self.shards.get(place, ())
+
+    def holders(self) -> dict[int, list[int]]:
+        """Return the workers that can read each shard."""
+        return {
+            shard: [w for w, place in sorted(self.workers.items()) if self.has(place, shard)]
+            for shard in range(len(self.rows))
+        }
+
+    def deal(
+        self, replicas: int = 1, cached: Mapping[str, Collection[int]] | None = None
+    ) -> dict[str, list[int]]:
+        """Distribute the shards; return those of each place.
+
+        Parameters
+        ----------
+        replicas
+            The number of places for each shard, at most the number of places.
+        cached
+            The shards that places have from earlier runs.
+        """
+        places = self._counts()
+        order = list(places)
+        copies = min(replicas, len(places))
+        share = copies * sum(self.rows) / sum(places.values())
+        load = dict.fromkeys(places, 0.0)
+        largest_first = sorted(range(len(self.rows)), key=lambda s: (-self.rows[s], s))
+
+        def after(place: str, shard: int) -> float:
+            return load[place] + self.rows[shard] / places[place]
+
+        def give(place: str, shard: int) -> None:
+            load[place] = after(place, shard)
+            self.add_shard(place, shard)
+
+        for shard in largest_first:
+            have = [p for p in order if cached and shard in cached.get(p, ())]
+            have = [p for p in have if after(p, shard) <= MARGIN * share]
+            for place in sorted(have, key=lambda p: load[p])[:copies]:
+                give(place, shard)
+        for shard in largest_first:
+            while sum(self.has(place, shard) for place in places) < copies:
+                left = [place for place in order if not self.has(place, shard)]
+                give(min(left, key=lambda p: (after(p, shard), order.index(p))), shard)
+        return {place: sorted(self.shards[place]) for place in places}
+
+    def relief(self, speeds: Mapping[int, float] | None = None) -> tuple[int, str] | None:
+        """Return a shard and the place to copy it to; None if no place needs relief.
+
+        Parameters
+        ----------
+        speeds
+            Relative rows per second of each worker; 1 if unknown.
+        """
+        places = self._counts(speeds)
+        if len(places) < 2:
+            return None
+        load, alone = self._loads(places)
+        mean = sum(self.rows) / sum(places.values())
+        # Ties go to the first, so that the result does not depend on the order of a set.
+        slow = max(load, key=lambda p: load[p])
+        fast = min(load, key=lambda p: load[p])
+        if load[slow] <= MARGIN * mean:
+            return None
+        wanted = [s for s in sorted(alone[slow]) if not self.has(fast, s)]
+        gap = (load[slow] - load[fast]) * places[fast]
+        fitting = [s for s in wanted if self.rows[s] / PIECES <= gap]
+        if not fitting:
+            return None
+        return max(fitting, key=lambda s: (self.rows[s], -s)), fast
+
+    def _counts(self, speeds: Mapping[int, float] | None = None) -> dict[str, float]:
+        """Return the total speed of each place's workers."""
+        counts: dict[str, float] = {}
+        for worker, place in sorted(self.workers.items()):
+            counts[place] = counts.get(place, 0.0) + (speeds or {}).get(worker, 1.0)
+        return counts
+
+    def _loads(self, places: Mapping[str, float]) -> tuple[dict[str, float], dict[str, set[int]]]:
+        """Return each place's time for an epoch, and the shards that contribute to it.
+
+        A shard at several places is divided into parts, each taken by the first idle place.
+        """
+        load = dict.fromkeys(places, 0.0)
+        of: dict[str, set[int]] = {place: set() for place in places}
+        at = {s: [p for p in places if self.has(p, s)] for s in range(len(self.rows))}
+        for shard in sorted(at, key=lambda s: (len(at[s]), -self.rows[s], s)):
+            pieces = 1 if len(at[shard]) == 1 else PIECES
+            for _ in range(pieces if at[shard] else 0):
+                rows = self.rows[shard] / pieces
+                place = min(at[shard], key=lambda p: load[p] + rows / places[p])
+                load[place] += rows / places[place]
+                of[place].add(shard)
+        return load, of
+
+
+class Pace:
+    """The speed of each worker, compared with the others on the same trials."""
+
+    def __init__(self) -> None:
+        self._trials: dict[int, float] = {}  # seconds per row, moving means
+        self._workers: dict[int, tuple[int, float]] = {}  # units, and seconds relative to that
+
+    def add(self, worker: int, trial: int, rows: int, seconds: float) -> None:
+        """Add a unit's time."""
+        if rows <= 0 or seconds <= 0:
+            return
+        rate = seconds / rows
+        units, factor = self._workers.get(worker, (0, 1.0))
+        if units > 0 and trial in self._trials:  # the first unit includes starting frameworks
+            weight = 1 / min(units, 16)
+            factor += weight * (rate / self._trials[trial] - factor)
+        self._workers[worker] = units + 1, factor
+        if units > 0:
+            before = self._trials.get(trial, rate)
+            self._trials[trial] = before + (rate - before) / 8
+
+    def forget(self, worker: int) -> None:
+        """Remove a worker."""
+        self._workers.pop(worker, None)
+
+    def speeds(self) -> dict[int, float]:
+        """Return the speed of each worker that has done a few units; 1 is the average."""
+        return {w: 1 / factor for w, (units, factor) in self._workers.items() if units > 3}

@@ -1,0 +1,112 @@
+"""The states of live trials: which are held, and where.
+
+Two states of each trial are kept: the newest, and the newest one from a different node. If a node
+is lost, so are the states that were made there. The trial then returns to its other state and
+repeats the units that it did on the lost node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cerebro._core as _core
+from cerebro.errors import CorruptDataError
+
+CARRIED_BYTES = 65_536
+"""States up to this size travel in messages (Ray's limit is 100 kB): the coordinator holds them,
+and they survive the loss of a node."""
+
+
+@dataclass(frozen=True)
+class HeldState:
+    """A packed state on a node."""
+
+    position: int
+    """The number of units done before it."""
+    ref: Any
+    node: str
+    """The node that made it and has the first copy."""
+    worker: int
+    state_hash: str
+    nbytes: int
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the reference itself has the state; see `cerebro.cluster.blobs.Blob`."""
+        return getattr(self.ref, "packed", None) is not None
+
+
+class HeldStates:
+    """The states of all live trials; see the module's docstring."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, list[HeldState]] = {}
+
+    def add(self, trial: int, state: HeldState) -> None:
+        """Add the state of a unit; of the older ones, keep the newest from a different node."""
+        older = [s for s in self._states.get(trial, []) if s.position < state.position]
+        elsewhere = [s for s in older if s.node != state.node]
+        self._states[trial] = [*elsewhere[-1:], state]
+
+    def at(self, trial: int, position: int) -> HeldState | None:
+        """Return the state after `position` units."""
+        found = [s for s in self._states.get(trial, []) if s.position == position]
+        return found[-1] if found else None
+
+    def newest(self, trial: int) -> HeldState | None:
+        """Return the newest state of a trial."""
+        states = self._states.get(trial)
+        return states[-1] if states else None
+
+    def lose(self, trial: int, position: int) -> int | None:
+        """Remove a lost state; return the position of the one before it, if any."""
+        left = [s for s in self._states.get(trial, []) if s.position < position]
+        if trial in self._states:
+            self._states[trial] = left
+        return left[-1].position if left else None
+
+    def lose_node(self, node: str) -> None:
+        """Remove the states that were lost with a node."""
+        for trial, states in self._states.items():
+            self._states[trial] = [
+                s for s in states if s.node != node or s.nbytes <= CARRIED_BYTES or s.is_here
+            ]
+
+    def forget(self, trial: int) -> None:
+        """Drop a trial that has ended, so that its states can be freed."""
+        self._states.pop(trial, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all held states."""
+        return sum(state.nbytes for states in self._states.values() for state in states)
+
+
+STATE_SECONDS = 300.0
+"""The time within which a state must arrive from a different node."""
+
+
+class StateGone(Exception):
+    """A state is lost."""
+
+
+class StoreFull(Exception):
+    """A state fits neither in a node's store nor on the disk behind it."""
+
+
+def write_checked(packed: Any, state_hash: str, path: Path) -> None:
+    """Write a state that was fetched to a file.
+
+    Raises
+    ------
+    CorruptDataError
+        If the state is damaged.
+    OSError
+        If the file cannot be written.
+    """
+    if _core.hash_state(packed) != state_hash:
+        raise CorruptDataError("its hash differs")
+    with path.open("wb") as file:
+        file.write(packed)

@@ -1,0 +1,420 @@
+"""Supervises one worker process on a node, for a coordinator on another.
+
+The process is the same as on one machine, with the same protection: heartbeats, a time limit per
+unit, redirected output, and it ends with its parent. The supervisor passes tasks to it, and states
+to and from other nodes. It is cheap: it imports neither PyTorch nor the user's code, and survives a
+crash of a trial. It is a Ray actor (`cerebro.ray`) or a program (`cerebro.cluster.agent`).
+
+Every unit carries the trial's dispatch number, which only grows, so that the supervisor can reject
+a call that arrives late or twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cerebro._core as _core
+from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn
+from cerebro.cluster.sent import Sent
+from cerebro.cluster.states import StateGone, StoreFull
+from cerebro.data import Dataset
+from cerebro.data.cache import Cache, cache_folder
+from cerebro.data.manifest import read_manifest, shard_folder
+from cerebro.data.placed import PlacedDataset
+from cerebro.data.validation import Folds
+from cerebro.errors import (
+    CerebroError,
+    CorruptDataError,
+    DeviceError,
+    InputError,
+    WorkerError,
+    text_of,
+)
+from cerebro.executors.local import LocalExecutor
+from cerebro.machine import environment, resources
+from cerebro.machine.devices import Device, is_gpu
+from cerebro.machine.objects import Objects
+from cerebro.machine.resources import available_memory
+from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
+from cerebro.worker.messages import (
+    CheckDone,
+    Event,
+    Job,
+    RunContext,
+    ShardFailed,
+    ShardTask,
+    Task,
+    UnitDone,
+    UnitFailed,
+)
+
+MAX_LOG_BYTES = 1 << 20
+"""The largest size of a unit's kept output, in bytes; the middle of a longer one is left out."""
+
+
+class LateCall(Exception):
+    """The task came after a later one of the same trial."""
+
+
+class Supervisor(ABC):
+    """One worker on a node; see the module's docstring.
+
+    A subclass implements what depends on the cluster: the node's number, its GPU, and how
+    states are fetched.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._cache: Cache | None = None
+        self._local: LocalExecutor | None = None
+        self._inner = -1  # the process's number in the local executor
+        self._trouble = "the worker has not been started"
+        self._data_trouble = False
+        self._dispatched: dict[int, int] = {}
+        self._made: dict[int, int] = {}  # positions of the states in the slots here
+        self._slots: dict[int, _core.Slots] = {}
+        self._ended: set[int] = set()  # trials of which the process must still be told
+        self._gone: set[str] = set()
+        self._shares_run = True
+        self._folder = Path()
+
+    # --- before a run ------------------------------------------------------
+
+    def report(
+        self,
+        threads: int,
+        token: tuple[str, str],
+        data: Sequence[tuple[Sequence[str], str]],
+        on_gpu: bool = False,
+    ) -> NodeReport:
+        """Describe this node.
+
+        Parameters
+        ----------
+        token
+            The path and the text of a file that the coordinator has written beside the run's
+            folder.
+        data
+            For each data set, its possible paths and its checksum.
+        on_gpu
+            Whether the worker uses a GPU, which the report then describes.
+        """
+        gpu = no_gpu = ""
+        if on_gpu:
+            try:
+                gpu = self._given_gpu().label
+            except DeviceError as error:
+                no_gpu = text_of(error)
+        return NodeReport(
+            node=self._node(),
+            host=os.uname().nodename,
+            place=self._the_cache.place,
+            pid=os.getpid(),
+            cores=resources.usable_cores(),
+            environment=environment.describe(threads),
+            reads_run=_has_text(*token),
+            at=tuple(_find_data(paths, checksum) for paths, checksum in data),
+            gpu=gpu,
+            no_gpu=no_gpu,
+        )
+
+    def begin_data(self, manifest: bytes) -> list[int]:
+        """Store a data set's manifest; return the shards in the cache."""
+        with self._lock:
+            return self._the_cache.begin(manifest)
+
+    def receive(self, checksum: str, shard: int, name: str, offset: int, piece: Any) -> None:
+        """Store a piece of a shard's file."""
+        with self._lock:
+            self._the_cache.receive(checksum, shard, name, offset, piece)
+
+    def finish(self, checksum: str, shard: int) -> None:
+        """Check a received shard and make it usable."""
+        with self._lock:
+            self._the_cache.finish(checksum, shard)
+
+    def pull(self, url: str, checksum: str, shards: Sequence[int]) -> int:
+        """Copy shards from object storage into the cache; return the number of bytes.
+
+        Other calls are served meanwhile.
+        """
+        return self._the_cache.pull(Objects(url), checksum, shards)
+
+    def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
+        """Delete the damaged ones among the shards."""
+        self._the_cache.forget_damaged(checksum, shards)
+
+    def data_folders(self, checksums: Sequence[str]) -> list[str]:
+        """Return the folders of data sets in the cache."""
+        return [str(self._the_cache.data(checksum)) for checksum in checksums]
+
+    def begin(self, begin: Begin) -> None:
+        """Start the worker process; failures are reported by later tasks."""
+        try:
+            self._begin(begin)
+        except Exception as error:
+            self._trouble = text_of(error)
+            self._data_trouble = isinstance(error, CorruptDataError)
+
+    def _begin(self, begin: Begin) -> None:
+        for entry in begin.path:  # the coordinator's import path, as far as it exists here
+            if entry not in sys.path and os.path.exists(entry):  # noqa: PTH110
+                sys.path.append(entry)
+        sys.argv[:] = begin.argv
+        with contextlib.suppress(OSError):
+            os.chdir(begin.directory)
+        for data in (begin.train, begin.validation):
+            if data is not None and data.in_parts:
+                self._the_cache.use(Path(data.spec["path"]).name)
+        self._folder = self._the_cache.scratch()
+        self._shares_run = begin.shares_run
+        threads = int(begin.settings["threads"])
+        settings = dict(begin.settings)
+        for name, own in (("state_dir", "slots"), ("epoch_dir", "epochs"), ("log_dir", "trials")):
+            if name == "state_dir" or not begin.shares_run:
+                (self._folder / own).mkdir(exist_ok=True)
+                settings[name] = str(self._folder / own)
+        settings |= {
+            "live_bytes": available_memory() // (2 * begin.workers_here),
+            "loader_threads": int(resources.usable_cores() > begin.workers_here * threads),
+        }
+        train = _open_data(begin.train)
+        context = RunContext(
+            build=Sent(begin.build),
+            train=train,
+            validation=None if begin.validation is None else _open_data(begin.validation),
+            folds=None if begin.folds is None else Folds.from_json(train, begin.folds),
+            **settings,
+        )
+        self._log_dir, self._state_dir = Path(context.log_dir), Path(context.state_dir)
+        seat = None
+        if is_gpu(context.device):
+            gpu = self._given_gpu()
+            seat = replace(gpu, memory=int(gpu.memory * begin.gpu_share))
+        self._local = LocalExecutor(1, threads, fresh=True, seats=[seat], fork=False)
+        (self._inner,) = self._local.start(context)
+
+    # --- units -------------------------------------------------------------
+
+    def run(self, task: Job, state: StateIn | None) -> tuple[JobResult, Any]:
+        """Run a task; return its result and the packed state that it left.
+
+        Raises
+        ------
+        WorkerError
+            If there is no process to run it.
+        LateCall
+            If a later task of the same trial arrived before it.
+        """
+        if self._local is None and self._data_trouble:
+            return JobResult(_no_data(task, self._trouble)), None
+        if self._local is None:
+            raise WorkerError(self._trouble)
+        if isinstance(task, ShardTask):
+            self._the_cache.make_room(task.nbytes)
+        if not isinstance(task, Task):
+            return JobResult(self._carry_out(task)), None
+        if task.dispatch <= self._dispatched.get(task.trial, -1):
+            raise LateCall(f"dispatch {task.dispatch} of trial {task.trial} arrives too late")
+        self._dispatched[task.trial] = task.dispatch
+        self._ended.update(task.ended)
+        self._ended.discard(task.trial)
+        fetched = 0
+        if state is not None and self._made.get(task.trial) != task.position:
+            try:
+                packed = self._fetch(state)
+            except (StateGone, StoreFull) as error:
+                return JobResult(None, str(error), is_full=isinstance(error, StoreFull)), None
+            fetched = len(packed)
+            task = self._with_state(task, state, packed)
+            del packed  # lets a store free its memory
+        # Not before the state is here: without this task, the process would keep slots without
+        # files, and write the trial's next state where it is not looked for.
+        task = replace(task, ended=tuple(sorted(self._ended)))
+        for trial in task.ended:
+            self._forget(trial)
+        self._ended.clear()
+        event = self._carry_out(task)
+        packed = None
+        if isinstance(event, UnitDone):
+            packed = self._packed(task)
+            self._made[task.trial] = task.position + 1
+        elif isinstance(event, UnitFailed) and event.kind == "data":
+            del self._dispatched[task.trial]  # the unit is sent again once the data is here
+        return JobResult(event, log=self._take_log(task.trial), fetched=fetched), packed
+
+    def made_piece(self, shard: int, name: str, offset: int, size: int) -> bytes:
+        """Return a piece of a file that a `ShardTask` has left here."""
+        with (self._state_dir / shard_folder(shard) / name).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def drop_made(self, shard: int) -> None:
+        """Delete the files of a `ShardTask`, which the coordinator has."""
+        shutil.rmtree(self._state_dir / shard_folder(shard), ignore_errors=True)
+
+    def keep_made(self, manifest: bytes, shards: Sequence[int]) -> None:
+        """Move the files of `ShardTask`s into the cache, as shards of the finished data set."""
+        with self._lock:
+            self._the_cache.adopt(self._state_dir, manifest, shards)
+
+    def restart(self) -> None:
+        """Start a new process to replace the lost one."""
+        if self._local is not None:
+            try:
+                self._inner = self._local.replace(self._inner)
+            except CerebroError as error:
+                self._local, self._trouble = None, text_of(error)
+
+    def cancel(self) -> None:
+        """Stop the running unit at its next batch."""
+        if self._local is not None:
+            with contextlib.suppress(KeyError):
+                self._local.cancel(self._inner)
+
+    def node_is_gone(self, node: str) -> None:
+        """Stop waiting for states that were made on a lost node."""
+        self._gone.add(node)
+
+    def ping(self) -> int:
+        """Return the process id, to show that this supervisor is alive."""
+        return os.getpid()
+
+    def end(self) -> None:
+        """End the process and remove its files."""
+        if self._local is not None:
+            self._local.close(kill=True)
+            self._local = None
+        for trial in list(self._slots):
+            self._forget(trial)
+        if self._cache is not None:
+            self._cache.close()
+
+    # --- what the cluster does -----------------------------------------------
+
+    @abstractmethod
+    def _node(self) -> str:
+        """Return this node's number in the cluster."""
+
+    @abstractmethod
+    def _fetch(self, state: StateIn) -> Any:
+        """Return a packed state.
+
+        Raises
+        ------
+        StateGone, StoreFull
+            If it is lost or does not fit.
+        """
+
+    def _given_gpu(self) -> Device:
+        """Return the GPU that this worker has been given.
+
+        Raises
+        ------
+        DeviceError
+            If it cannot be used.
+        """
+        raise DeviceError("this kind of cluster gives workers no GPU")
+
+    # --- inside ------------------------------------------------------------
+
+    @property
+    def _the_cache(self) -> Cache:
+        if self._cache is None:
+            self._cache = Cache(cache_folder())
+        return self._cache
+
+    def _carry_out(self, task: Job) -> Event:
+        assert self._local is not None
+        self._local.submit(self._inner, task)
+        (event,) = self._local.wait()
+        return event
+
+    def _with_state(self, task: Task, state: StateIn, packed: Any) -> Task:
+        """Write a state to a file for the process; the file and its memory pages are reused."""
+        file = self._folder / "state.in"
+        fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
+        with open(fd, "wb") as out:  # noqa: PTH123
+            out.write(packed)
+            out.truncate()
+        if state.is_clone:
+            return replace(task, clone_of=CloneOf(str(file), state.state_hash))
+        return replace(task, origin=KeptState(str(file), state.state_hash))
+
+    def _packed(self, task: Task) -> Any:
+        """Return the state that a unit has left, as an array that maps the slot."""
+        slots = self._slots.get(task.trial)
+        if slots is None:
+            slots = self._slots[task.trial] = _core.Slots(
+                slots_stem(self._state_dir, task.trial), False
+            )
+        return np.frombuffer(memoryview(slots.view(task.position + 1)), np.uint8)
+
+    def _forget(self, trial: int) -> None:
+        """Drop a trial that has ended, or whose newest state is on a different worker."""
+        self._made.pop(trial, None)
+        slots = self._slots.pop(trial, None)
+        if slots is not None:
+            slots.close()
+        remove_slots(self._state_dir, trial)
+
+    def _take_log(self, trial: int) -> bytes:
+        """Return the trial's output, unless it is written into the run's folder."""
+        if self._shares_run:
+            return b""
+        file = self._log_dir / f"{trial}.log"
+        try:
+            text = file.read_bytes()
+            file.unlink()
+        except FileNotFoundError:
+            return b""
+        if len(text) > MAX_LOG_BYTES:
+            half = MAX_LOG_BYTES // 2
+            left = f"\n... {len(text) - MAX_LOG_BYTES} bytes ...\n".encode()
+            text = text[:half] + left + text[-half:]
+        return text
+
+
+def _open_data(data: DataAt) -> Dataset:
+    """Open a data set; raise CorruptDataError if this node cannot."""
+    kind = PlacedDataset if data.in_parts else Dataset
+    try:
+        return kind.from_spec(data.spec)
+    except (InputError, OSError) as error:
+        raise CorruptDataError(text_of(error)) from error
+
+
+def _no_data(task: Job, cause: str) -> Event:
+    """Return the event of a task whose data cannot be opened, as from a worker process."""
+    if isinstance(task, Task):
+        return UnitFailed(-1, task, "data", cause)
+    if isinstance(task, ShardTask):
+        return ShardFailed(-1, task, "data", cause)
+    return CheckDone(-1, (), error=cause)
+
+
+def _find_data(paths: Sequence[str], checksum: str) -> str | None:
+    """Return the first path that has the data set."""
+    for path in paths:
+        with contextlib.suppress(CerebroError, OSError):
+            if read_manifest(path).checksum == checksum:
+                return path
+    return None
+
+
+def _has_text(path: str, text: str) -> bool:
+    try:
+        return Path(path).read_text() == text
+    except (OSError, UnicodeDecodeError):
+        return False

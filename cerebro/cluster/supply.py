@@ -1,0 +1,430 @@
+"""Send shards to nodes, once to each place, and keep track of those that have arrived.
+
+Each shard of the training data is sent to some places. Validation data is sent to all places: the
+rows of the validation view or, with folds, which hold out every row in turn, all data.
+
+Data in object storage is not sent: every place copies its own shards from there. Validation rows
+that are a view of such data are not written separately, so every place then copies all shards.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor as Threads
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from cerebro.cluster.agents import Agent, Cluster, Node
+from cerebro.cluster.messages import DataAt, NodeReport, Traffic
+from cerebro.cluster.placement import Placement
+from cerebro.cluster.remote import RemoteWorker
+from cerebro.data import Dataset
+from cerebro.data.bucket import read_manifest_at
+from cerebro.data.cache import Cache, cache_folder
+from cerebro.data.manifest import FILE_NAME, FileEntry, shard_folder
+from cerebro.data.placed import write_view
+from cerebro.errors import CorruptDataError, InputError, text_of
+from cerebro.machine.files import is_plain_name, read_bytes
+from cerebro.machine.objects import Objects, StorageError
+from cerebro.worker.messages import RunContext
+
+BEGIN_SECONDS = 120.0
+"""The time within which a node must report its shards."""
+
+EVERYWHERE = -1
+"""A shard number that means the data that all nodes get."""
+
+
+class Supply:
+    """The data of a run on the nodes of a cluster; see the module's docstring.
+
+    Parameters
+    ----------
+    shared_path
+        The path at which all nodes read the data, or the URL at which they find it in object
+        storage; None: the data is sent, unless it is in object storage itself.
+    traffic
+        Counts the bytes that are sent.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        context: RunContext,
+        shared_path: Path | str | None,
+        traffic: Traffic,
+    ) -> None:
+        self.arrived: dict[str, set[int]] = {}
+        """The shards that places have, and `EVERYWHERE`."""
+        self._cluster = cluster
+        self._context = context
+        self._shared_path = shared_path if isinstance(shared_path, Path) else None
+        self._shared_url = shared_path if isinstance(shared_path, str) else None
+        self._pulling: dict[str, threading.Lock] = {}  # by place: one call at a time
+        self._traffic = traffic
+        self._lock = threading.Lock()
+        self._cache: Cache | None = None
+        self._written: Dataset | None = None  # the rows of the validation view
+
+    def close(self) -> None:
+        """Remove the temporary files."""
+        if self._cache is not None:
+            self._cache.close()
+
+    # --- data that nodes read without a copy -----------------------------------
+
+    def asked(self, node: Node) -> list[tuple[list[str], str]]:
+        """Return each data set's possible paths on a node, and its checksum.
+
+        Raises
+        ------
+        InputError
+            If a data set is not at the shared URL.
+        """
+        _ = self._urls  # here, in the thread that starts the run
+        return [(self._paths(node, data), data._manifest.checksum) for data in self._data_sets()]
+
+    @cached_property
+    def _urls(self) -> dict[str, str]:
+        """The URLs of the data sets in object storage, by checksum."""
+        found = {}
+        for data in self._data_sets():
+            url = data.url
+            if url is None and self._shared_url is not None:
+                url = find_at(self._shared_url, data)
+            if url is not None:
+                found[data._manifest.checksum] = url
+        return found
+
+    def check_reads(self, report: NodeReport) -> None:
+        """Raise InputError if a node does not see the shared data."""
+        if self._shared_path is None:
+            return
+        for data, found in zip(self._data_sets(), report.at, strict=True):
+            if found is None:
+                raise InputError(
+                    f"node {report.name} does not find the data set {data.path.name} at "
+                    f"shared_path={str(self._shared_path)!r}: mount the same folder on every node, "
+                    "or leave out shared_path= to have the data copied"
+                )
+
+    def _data_sets(self) -> list[Dataset]:
+        context = self._context
+        return [context.train, *([] if context.validation is None else [context.validation])]
+
+    def _paths(self, node: Node, data: Dataset) -> list[str]:
+        paths: list[str | Path] = []
+        shared = self._shared_path
+        if shared is not None:
+            paths = [shared, shared / data.path.name]
+            if shared in data.path.parents:
+                paths.insert(0, data.path)
+        if self._cluster.is_here(node) and data.url is None:  # a copy here may lack shards
+            paths.append(data.path)
+        return [str(path) for path in paths]
+
+    # --- dealing -----------------------------------------------------------------
+
+    def deal(
+        self, remotes: Sequence[RemoteWorker], replicas: int, threads: Threads
+    ) -> Placement | None:
+        """Send every place its shards; return the placement, or None if all places read all data.
+
+        Raises
+        ------
+        InputError
+            If a node cannot store its shards.
+        """
+        senders = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
+        asked = {place: threads.submit(self.introduce, remote) for place, remote in senders.items()}
+        cached = {place: self._finished(job) for place, job in asked.items()}
+        if not cached:
+            return None
+        placement = Placement(self._context.train._shard_rows())
+        for number, remote in enumerate(remotes):
+            placement.add_worker(number, remote.place)
+        copies = len(placement.shards) if self._needs_whole() else replicas
+        dealt = placement.deal(copies, cached)
+        jobs = [
+            threads.submit(self.send, senders[place], sorted({*dealt[place]} - {*have}))
+            for place, have in cached.items()
+        ]
+        for job in jobs:
+            self._finished(job)
+        for place, have in cached.items():
+            self.arrived[place] = {*have, *dealt[place]}
+        every = set(range(self._context.train.num_shards))
+        if all(shards == every for shards in placement.shards.values()):
+            return None
+        placement.workers.clear()  # workers are added when they get their numbers
+        return placement
+
+    def admit(self, remote: RemoteWorker, *, whole: bool) -> None:
+        """Send a new node the data that all nodes get, and with `whole` all shards."""
+        have = self.introduce(remote)
+        if whole:
+            every = range(self._context.train.num_shards)
+            self.send(remote, sorted({*every} - {*have}))
+            have = [EVERYWHERE, *every]
+        self.arrived[remote.place] = set(have)
+
+    def introduce(self, remote: RemoteWorker) -> list[int]:
+        """Send a node the manifests and the data that all nodes get; return its shards."""
+        self._send_everywhere(remote)
+        begun = begin_data(remote.agent, self._train, BEGIN_SECONDS)
+        return [EVERYWHERE, *begun]
+
+    def is_there(self, remote: RemoteWorker, shard: int) -> bool:
+        """Whether a worker can read a shard."""
+        return remote.reads_all or shard in self.arrived.get(remote.place, ())
+
+    def send(self, remote: RemoteWorker, shards: Sequence[int]) -> None:
+        """Send shards to a node; called in a separate thread."""
+        if EVERYWHERE in shards:
+            self._send_everywhere(remote)
+        shards = [shard for shard in shards if shard != EVERYWHERE]
+        sent = self._move(remote, self._train, shards)
+        self._note(remote.place, shards, sent)
+
+    def _move(self, remote: RemoteWorker, source: LocalData, shards: Sequence[int]) -> int:
+        """Send shards to a node, or have it copy them; return the number of bytes sent."""
+        url = self._urls.get(source.checksum)
+        if url is None:
+            return send_shards(remote.agent, source, shards)
+        if shards:
+            with self._lock:
+                turn = self._pulling.setdefault(remote.place, threading.Lock())
+            with turn:  # a node answers only two calls at a time, and pings must get through
+                remote.agent.control("pull", url, source.checksum, list(shards)).result()
+        return 0
+
+    def _needs_whole(self) -> bool:
+        """Whether every place needs all shards of the training data."""
+        source = self._everywhere
+        return source is not None and source.checksum == self._train.checksum
+
+    def with_data(self, remote: RemoteWorker) -> RemoteWorker:
+        """Return the worker with the paths of the data that were sent to its node."""
+        if remote.reads_all:
+            return remote
+        sources = [self._train]
+        if self._context.validation is not None and self._everywhere is not None:
+            sources.append(self._everywhere)
+        checksums = [source.checksum for source in sources]
+        folders = remote.agent.call("data_folders", checksums).result()
+        at = [
+            DataAt(source.spec_at(folder), True)
+            for source, folder in zip(sources, folders, strict=True)
+        ]
+        remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
+        return remote
+
+    def mend(self, remote: RemoteWorker, shard: int) -> None:
+        """Delete a damaged shard on a node and send it again; called in a separate thread."""
+        source = self._train if shard != EVERYWHERE else self._everywhere
+        assert source is not None
+        shards = [shard] if shard != EVERYWHERE else [*source.shards]
+        remote.agent.control("forget_damaged", source.checksum, shards).result()
+        self.send(remote, [shard])
+
+    def called(self, shard: int) -> str:
+        """Return the subject of a message about a shard."""
+        if shard != EVERYWHERE:
+            return f"shard {shard} is"
+        return "the validation rows are" if self._context.folds is None else "the shard is"
+
+    # --- inside ----------------------------------------------------------------
+
+    @property
+    def _train(self) -> LocalData:
+        return LocalData(self._context.train)
+
+    @property
+    def _everywhere(self) -> LocalData | None:
+        """The data set that is sent to every node; None if the run has no validation data."""
+        view = self._context.validation
+        if self._context.folds is not None:
+            return self._train
+        if view is None:
+            return None
+        if view._is_whole() or view.url is not None:
+            return LocalData(view)
+        with self._lock:
+            if self._written is None:
+                # In scratch, where the next coordinator removes the files of a killed one.
+                self._cache = Cache(cache_folder())
+                folder = Path(tempfile.mkdtemp(prefix="view-", dir=self._cache.scratch()))
+                self._written = write_view(view, folder)
+        return LocalData(self._written)
+
+    def _send_everywhere(self, remote: RemoteWorker) -> None:
+        source = self._everywhere
+        if source is not None:
+            have = begin_data(remote.agent, source, BEGIN_SECONDS)
+            missing = [shard for shard in source.shards if shard not in have]
+            sent = self._move(remote, source, missing)
+            self._note(remote.place, [EVERYWHERE] if missing else [], sent)
+
+    def _note(self, place: str, shards: Sequence[int], sent: int) -> None:
+        with self._lock:
+            for shard in shards:
+                key = place, shard
+                self._traffic.shards[key] = self._traffic.shards.get(key, 0) + 1
+            self._traffic.data_bytes += sent
+
+    def _finished(self, job: Any) -> Any:
+        """Wait until data has been sent; return the result of `job`.
+
+        Raises
+        ------
+        InputError
+            If a node cannot store the data.
+        CorruptDataError
+            If data in object storage is damaged.
+        """
+        try:
+            return job.result()
+        except self._cluster.errors as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, CorruptDataError):
+                raise CorruptDataError(text_of(cause)) from error
+            if isinstance(cause, (StorageError, InputError)):
+                raise InputError(
+                    f"a node cannot copy the data: {text_of(cause)}: are its credentials and its "
+                    "packages those that this process has?"
+                ) from error
+            raise InputError(
+                f"a node cannot store the data: {self._cluster.cause_of(error)}: is there room in "
+                "its cache folder ($CEREBRO_CACHE)?"
+            ) from error
+
+
+PIECE_BYTES = 8 << 20
+
+WINDOW = 4
+"""The number of pieces sent at a time; more would only fill memory."""
+
+
+@dataclass(frozen=True)
+class LocalData:
+    """A data set on the coordinator's disk, possibly the rows of a view."""
+
+    data: Dataset
+
+    @property
+    def checksum(self) -> str:
+        return self.data._manifest.checksum
+
+    @property
+    def folder(self) -> Path:
+        return self.data.path
+
+    def spec_at(self, folder: str) -> Mapping[str, Any]:
+        """Return the view's description with the data in `folder`."""
+        return {**self.data.spec(), "path": folder}
+
+    @property
+    def shards(self) -> range:
+        return range(len(self.data._manifest.shards))
+
+
+def find_at(shared: str, data: Dataset) -> str:
+    """Return the URL of a data set's copy in object storage.
+
+    Parameters
+    ----------
+    shared
+        Its URL, or that of the folder that it is in.
+
+    Raises
+    ------
+    InputError
+        If it is not there.
+    """
+    for url in (shared.rstrip("/"), f"{shared.rstrip('/')}/{data.path.name}"):
+        found = read_manifest_at(Objects(url))[1]
+        if found is not None and found.checksum == data._manifest.checksum:
+            return url
+    raise InputError(
+        f"the data set {data.path.name} is not at shared_path={shared!r}: upload it, or leave out "
+        "shared_path= to have the data sent"
+    )
+
+
+def begin_data(agent: Agent, source: LocalData, timeout: float) -> list[int]:
+    """Send a data set's manifest to a node; return the shards that it has already."""
+    manifest = read_bytes(source.folder / FILE_NAME)
+    return list(agent.control("begin_data", manifest).result(timeout))
+
+
+def send_shards(agent: Agent, source: LocalData, shards: Iterable[int]) -> int:
+    """Send shards to a node, which checks them; return the number of bytes.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file here does not match the manifest.
+    The cluster's errors
+        If the node is gone.
+    OSError
+        If a file here cannot be read.
+    """
+    sent = 0
+    for shard in shards:
+        source.data._check_sizes(shard)
+        waiting: list[Future[Any]] = []
+        for name in source.data._manifest.shards[shard].files:
+            path = source.folder / shard_folder(shard) / name
+            with path.open("rb") as file:
+                offset = 0
+                while piece := file.read(PIECE_BYTES):
+                    waiting.append(
+                        agent.control("receive", source.checksum, shard, name, offset, piece)
+                    )
+                    offset += len(piece)
+                    if len(waiting) == WINDOW:
+                        waiting.pop(0).result()
+                sent += offset
+        for piece_sent in waiting:
+            piece_sent.result()
+        agent.control("finish", source.checksum, shard).result()
+    return sent
+
+
+def fetch_shard(agent: Agent, shard: int, files: Mapping[str, FileEntry], folder: Path) -> int:
+    """Fetch the files of a shard that a node has made; return the number of bytes.
+
+    Parameters
+    ----------
+    folder
+        The target, which must not exist. What arrives is not compared with its hashes.
+
+    Raises
+    ------
+    CorruptDataError
+        If a file does not have the name of a file.
+    The cluster's errors
+        If the node is gone.
+    OSError
+        If a file cannot be written here.
+    """
+    folder.mkdir()
+    for name, entry in files.items():
+        if not is_plain_name(name):
+            raise CorruptDataError(f"shard {shard} has a file {name!r}")
+        with (folder / name).open("xb") as file:
+            waiting: deque[Future[Any]] = deque()
+            for offset in range(0, entry.bytes, PIECE_BYTES):
+                if len(waiting) == WINDOW:
+                    file.write(waiting.popleft().result())
+                size = min(PIECE_BYTES, entry.bytes - offset)
+                waiting.append(agent.control("made_piece", shard, name, offset, size))
+            for piece in waiting:
+                file.write(piece.result())
+    return sum(entry.bytes for entry in files.values())

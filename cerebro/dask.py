@@ -1,0 +1,185 @@
+"""Cerebro with Dask: a search on the workers of a Dask cluster.
+
+    with dask.distributed.Client("scheduler:8786") as client:
+        result = cerebro.search(build, space, train, ..., executor=cerebro.dask.Executor(client))
+
+Agents run as long tasks, one for each worker, and connect to this process (docs/guide/cluster.md).
+Dask only starts them: data, states and messages use Cerebro's own connections.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from cerebro.cluster.dialed import ConnectionExecutor
+from cerebro.cluster.engine import be_agent, own_address
+from cerebro.cluster.keys import Ticket
+from cerebro.errors import InputError, text_of
+from cerebro.machine.imports import import_extra
+from cerebro.worker.messages import RunContext
+
+__all__ = ["Executor"]
+
+LOOK_SECONDS = 1.0
+"""How often, in seconds, to look for workers that have joined or left."""
+RETRIES = 3
+END_SECONDS = 10.0
+
+
+class Executor(ConnectionExecutor):
+    """Runs a search on a Dask cluster; pass it to `cerebro.search` as ``executor=``.
+
+    A Dask worker with t threads gets t / `threads` workers of the search, at least one. Dask
+    workers that join later, or that replace lost ones, are used up to the number of workers.
+
+    Parameters
+    ----------
+    client
+        A connected `dask.distributed.Client` that is not asynchronous. It stays open.
+    workers
+        The number of workers; None: as many as fit on the existing Dask workers.
+    replicas
+        The number of nodes that get each shard.
+    shared_path
+        A path at which all nodes can read the data, such as on a network file system: the data
+        set's folder or its parent; or a URL in object storage, from which each node copies the
+        shards that it works on. None: each node receives them, once, and keeps them for later
+        searches; of a data set that is in object storage, it copies them from there.
+
+    Attributes
+    ----------
+    traffic
+        The bytes moved so far; see `cerebro.cluster.messages.Traffic`.
+
+    Raises
+    ------
+    InputError
+        If an argument is invalid, or if Dask is not installed. At the start of a search: if the
+        client is closed, if there are no Dask workers, if no agent connects, if agents have other
+        versions, if nodes would compute different results, or if a node cannot read the data.
+    """
+
+    def __init__(
+        self,
+        client: Any,
+        workers: int | None = None,
+        *,
+        replicas: int = 1,
+        shared_path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(client, workers, replicas, shared_path)
+        if not isinstance(client, _distributed().Client):
+            raise InputError(
+                f"client must be a dask.distributed.Client, not {type(client).__name__}"
+            )
+        if client.asynchronous:
+            raise InputError("client is asynchronous: give one made without asynchronous=True")
+
+    def _engine(self, context: RunContext) -> LongTasks:
+        if self._connection.status != "running":
+            raise InputError(f"the Dask client is {self._connection.status}: give a connected one")
+        return LongTasks(self._connection, self.workers, context.threads)
+
+    def _listen(self) -> tuple[str, int, str]:
+        way, _, rest = self._connection.scheduler.address.partition("://")
+        if way == "inproc":  # the workers are threads in this process
+            return super()._listen()
+        own = own_address(rest.rpartition(":")[0].strip("[]"))
+        return ("127.0.0.1" if own == "127.0.0.1" else "0.0.0.0"), 0, own
+
+
+def _distributed() -> Any:
+    return import_extra("distributed", "dask", "cerebro.dask.Executor needs Dask")
+
+
+class LongTasks:
+    """Agents as Dask tasks, each pinned to a worker; an `Engine`.
+
+    Dask repeats a task whose agent fails up to `RETRIES` times. When a worker is lost, its tasks
+    are released, and other tasks start on free workers.
+    """
+
+    def __init__(self, client: Any, wanted: int | None, threads: int) -> None:
+        self._client = client
+        self._threads = threads
+        slots = self._slots()
+        if not slots:
+            raise InputError("the Dask cluster has no workers: start some, or scale the cluster")
+        self.size: int | None = len(slots) if wanted is None else wanted
+        self._tasks: dict[tuple[int, str], Any] = {}
+        self._text = ""
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="cerebro-dask", daemon=True)
+
+    def start(self, ticket: Ticket) -> None:
+        self._text = ticket.to_json()
+        self._fill()
+        self._thread.start()
+
+    def failure(self) -> str | None:
+        tasks = list(self._tasks.values())
+        if not tasks or any(task.status != "error" for task in tasks):
+            return None
+        return text_of(tasks[0].exception())
+
+    def stop(self) -> None:
+        self._is_ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def close(self) -> None:
+        self.stop()
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        if self._client.status != "running":
+            return
+        try:
+            if tasks:
+                _distributed().wait(tasks, timeout=END_SECONDS)
+        except TimeoutError:
+            pass  # on a lost worker, or without a connection: Dask forgets them
+        self._client.cancel(tasks, force=True)
+
+    # --- inside ----------------------------------------------------------------
+
+    def _slots(self) -> list[tuple[int, str]]:
+        """Return where agents can run: a number and a worker's address, in the order of use."""
+        workers = self._client.scheduler_info(n_workers=-1)["workers"]
+        return sorted(
+            (number, address)
+            for address, worker in workers.items()
+            for number in range(max(1, worker["nthreads"] // self._threads))
+        )
+
+    def _fill(self) -> None:
+        """Release the tasks of lost workers, and start agents on free ones."""
+        slots = self._slots()
+        for slot in [slot for slot in self._tasks if slot not in slots]:
+            self._client.cancel(self._tasks.pop(slot), force=True)
+        for slot in slots:
+            if slot not in self._tasks and len(self._tasks) < (self.size or 0):
+                self._tasks[slot] = self._client.submit(
+                    _long_task,
+                    self._text,
+                    key=f"cerebro-agent-{os.urandom(8).hex()}",
+                    workers=[slot[1]],
+                    allow_other_workers=False,
+                    pure=False,
+                    retries=RETRIES,
+                )
+
+    def _watch(self) -> None:
+        while not self._is_ending.wait(LOOK_SECONDS):
+            try:
+                self._fill()
+            except Exception:  # the scheduler is away; connected agents stay connected
+                if self._client.status == "closed":
+                    return
+
+
+def _long_task(text: str) -> None:
+    """Run an agent in a Dask worker, while the worker's thread stays free for other tasks."""
+    _distributed().secede()
+    be_agent(text)

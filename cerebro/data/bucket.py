@@ -1,0 +1,172 @@
+"""A data set in object storage, as this machine sees it: its copy in the cache folder.
+
+Opening reads the manifest. Shards are copied when they are first read, each object once for all
+processes of this machine and for later runs. Training reads the copies: reading batches from the
+storage would be many times slower.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+import cerebro._core as _core
+from cerebro.data.cache import Cache, cache_folder
+from cerebro.data.manifest import (
+    FILE_NAME,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    parse_manifest,
+)
+from cerebro.data.shard_files import open_shard
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.objects import MissingObjectError, Objects
+
+
+class BucketData:
+    """A data set in object storage, and its copy here.
+
+    The copy is not removed from the cache while this object exists. Made by `find`.
+    """
+
+    def __init__(self, url: str, manifest: Manifest, cache: Cache) -> None:
+        self.url = url
+        self.manifest = manifest
+        self._cache = cache
+        self._here: set[int] = set()
+        self._objects: Objects | None = None
+        weakref.finalize(self, cache.close)
+
+    @classmethod
+    def find(cls, url: str, checksum: str | None = None) -> BucketData:
+        """Find a data set.
+
+        Parameters
+        ----------
+        checksum
+            That of its manifest, if it is known: a copy here is then used without asking the
+            storage.
+
+        Raises
+        ------
+        InputError
+            If there is no data set, or a package to reach it is missing.
+        CorruptDataError
+            If its manifest is damaged.
+        StorageError
+            If the storage refuses or is not reached.
+        """
+        cache = Cache(cache_folder())
+        known = None if checksum is None else cache.known(checksum)
+        if known is not None:
+            return cls(url.rstrip("/"), known, cache)
+        objects = Objects(url)
+        content, manifest = read_manifest_at(objects)
+        if manifest is None:
+            cache.close()
+            raise InputError(
+                f"no data set at '{objects.url}': make one with cerebro.shard(source, url)"
+            )
+        cache.begin(content)
+        found = cls(objects.url, manifest, cache)
+        found._objects = objects
+        return found
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the copy here."""
+        return self._cache.data(self.manifest.checksum)
+
+    def has_all(self) -> bool:
+        """Whether all shards have been copied here."""
+        every = range(len(self.manifest.shards))
+        return {*every} <= {*self._cache.shards(self.manifest.checksum)}
+
+    def pull(self, shards: Collection[int]) -> None:
+        """Copy shards here, unless they are; see `Cache.pull`."""
+        if self._here.issuperset(shards):
+            return
+        checksum = self.manifest.checksum
+        self._here.update(self._cache.shards(checksum))
+        missing = [shard for shard in shards if shard not in self._here]
+        if missing:
+            if self._objects is None:
+                self._objects = Objects(self.url)
+            try:
+                self._cache.pull(self._objects, checksum, missing)
+            finally:
+                self._cache.drop_scratch()
+            self._here.update(missing)
+
+    def renew(self, shard: int) -> None:
+        """Copy a shard here again if its copy is damaged."""
+        self._cache.forget_damaged(self.manifest.checksum, [shard])
+        self._here.discard(shard)
+        self.pull([shard])
+
+
+class PulledShards(Sequence[_core.ShardReader]):
+    """The readers of a data set's shards; taking one copies its shard here first."""
+
+    def __init__(self, bucket: BucketData) -> None:
+        self._bucket = bucket
+        self._open: dict[int, _core.ShardReader] = {}
+        self.generation = 0
+        """A number that changes if a shard has been copied here again."""
+
+    def __len__(self) -> int:
+        return len(self._bucket.manifest.shards)
+
+    @overload
+    def __getitem__(self, shard: int) -> _core.ShardReader: ...
+
+    @overload
+    def __getitem__(self, shard: slice) -> Sequence[_core.ShardReader]: ...
+
+    def __getitem__(self, shard: int | slice) -> _core.ShardReader | Sequence[_core.ShardReader]:
+        if isinstance(shard, slice):
+            return [self[index] for index in range(*shard.indices(len(self)))]
+        index = range(len(self))[shard]
+        if index not in self._open:
+            self._bucket.pull([index])
+            try:
+                self._open[index] = self._opened(index)
+            except CorruptDataError:
+                self.renew(index)
+        return self._open[index]
+
+    def renew(self, index: int) -> None:
+        """Copy a damaged shard here again, and open it."""
+        self._bucket.renew(index)
+        self._open[index] = self._opened(index)
+        self.generation += 1
+
+    def _opened(self, index: int) -> _core.ShardReader:
+        return open_shard(self._bucket.folder, self._bucket.manifest, index)
+
+    def __iter__(self) -> Iterator[_core.ShardReader]:
+        self._bucket.pull(range(len(self)))
+        return (self[shard] for shard in range(len(self)))
+
+
+def read_manifest_at(objects: Objects) -> tuple[bytes, Manifest | None]:
+    """Read the manifest of a data set in object storage; None if there is none.
+
+    Raises
+    ------
+    CorruptDataError
+        If it is damaged.
+    StorageError
+        If the storage refuses or is not reached.
+    """
+    try:
+        content = objects.read(FILE_NAME)
+    except MissingObjectError:
+        return b"", None
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise CorruptDataError(
+            f"{objects.url_of(FILE_NAME)} is too large: more than {MAX_MANIFEST_BYTES} bytes"
+        )
+    return content, parse_manifest(content, objects.url_of(FILE_NAME))

@@ -1,0 +1,369 @@
+"""A node's cache folder: shards that came to it, kept for later runs; and scratch files.
+
+    data/CHECKSUM/manifest.json, shard-00003/...    a data set, or some of its shards
+    data/CHECKSUM/.pulling                          locked while shards are pulled from a bucket
+    data/CHECKSUM.used                              locked during use; its time is the last use
+    scratch/*                                       one folder for each running process: incoming
+                                                    shards, slots, rows to be sent
+    place                                           the folder's identity
+
+A shard gets its name when all of its files have arrived with the checksums of the manifest.
+It is checked again at its first use in every run, like all data.
+
+To make room for a shard, whole data sets that no process uses are deleted, the least recently
+used first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_folder
+from cerebro.data.shard_files import verify_shard
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine import durable
+from cerebro.machine.objects import MissingObjectError, Objects
+
+VARIABLE = "CEREBRO_CACHE"
+"""Environment variable of a node: the folder of its cache,"""
+LIMIT = "CEREBRO_CACHE_LIMIT"
+"""and the size of its data, such as ``200GB``."""
+SPARE_BYTES = 256 << 20
+"""Bytes to leave free on the disk, if deleting unused data sets can make room."""
+PULLING = ".pulling"
+PULLS = 4
+"""The number of shards that are pulled from a bucket at a time."""
+UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def cache_folder() -> Path:
+    """Return this node's cache folder: ``$CEREBRO_CACHE``, or one in the user's own cache."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "cerebro"
+
+
+def cache_limit() -> int | None:
+    """Return the limit of this node's cache in bytes; None: the size of the disk.
+
+    Raises
+    ------
+    InputError
+        If ``$CEREBRO_CACHE_LIMIT`` is not a size.
+    """
+    text = os.environ.get(LIMIT, "").strip()
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text, re.IGNORECASE)
+    if found is None:
+        raise InputError(f"{LIMIT}={text!r} is not a size: give bytes, or a size such as 200GB")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+class Cache:
+    """A node's cache folder.
+
+    Parameters
+    ----------
+    folder
+        Created if it does not exist.
+
+    Raises
+    ------
+    InputError
+        If the node's limit is not a size.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._scratch: tuple[Path, int] | None = None
+        self._arriving: dict[tuple[str, int], Path] = {}
+        self._used: dict[str, int] = {}  # locked descriptors, by data set
+        self._limit = cache_limit()
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        (folder / "scratch").mkdir(exist_ok=True)
+
+    @property
+    def place(self) -> str:
+        """Return the identity of this folder, the same in all processes that use it."""
+        file = self.folder / "place"
+        with contextlib.suppress(FileNotFoundError):
+            return file.read_text()
+        new = self.folder / f".place-{uuid.uuid4().hex}"
+        new.write_text(uuid.uuid4().hex)
+        with contextlib.suppress(FileExistsError):
+            os.link(new, file)  # the first process decides
+        new.unlink()
+        return file.read_text()
+
+    # --- data --------------------------------------------------------------
+
+    def data(self, checksum: str) -> Path:
+        """Return the folder of the data set with a checksum."""
+        return self.folder / "data" / checksum
+
+    def begin(self, manifest: bytes) -> list[int]:
+        """Store a data set's manifest; return the shards that are here already."""
+        checksum = parse_manifest(manifest, "the manifest that was sent").checksum
+        self.use(checksum)
+        folder = self.data(checksum)
+        folder.mkdir(exist_ok=True)
+        durable.replace_file(folder / FILE_NAME, manifest)
+        return self.shards(checksum)
+
+    def shards(self, checksum: str) -> list[int]:
+        """Return the shards of a data set that are here."""
+        found = self.data(checksum).glob("shard-*[0-9]")
+        return sorted(int(entry.name.removeprefix("shard-")) for entry in found)
+
+    def known(self, checksum: str) -> Manifest | None:
+        """Return the manifest of a data set that is here, and keep it; None if it is not."""
+        if not (self.data(checksum) / FILE_NAME).exists():
+            return None
+        self.use(checksum)
+        try:
+            manifest = self._manifest(checksum)
+        except (OSError, CorruptDataError):  # removed meanwhile, or damaged: get it again
+            return None
+        return manifest if manifest.checksum == checksum else None
+
+    def receive(self, checksum: str, shard: int, name: str, offset: int, piece: bytes) -> None:
+        """Write a piece of one of a shard's files."""
+        folder = self._arriving.get((checksum, shard))
+        if folder is None:
+            files = self._manifest(checksum).shards[shard].files.values()
+            self.make_room(sum(file.bytes for file in files))
+            folder = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
+            self._arriving[checksum, shard] = folder
+        if name not in self._manifest(checksum).shards[shard].files:
+            raise CorruptDataError(f"shard {shard} has no file {name!r}")
+        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
+        with open(fd, "wb") as file:  # noqa: PTH123
+            file.seek(offset)
+            file.write(piece)
+
+    def finish(self, checksum: str, shard: int) -> None:
+        """Give a shard its name, once its files have arrived.
+
+        Raises
+        ------
+        CorruptDataError
+            If one does not match the manifest.
+        """
+        self._place(self._arriving.pop((checksum, shard)), checksum, shard)
+
+    def _place(self, arrived: Path, checksum: str, shard: int) -> None:
+        """Move a shard's folder to its name, if its files match the manifest."""
+        whole = self.data(checksum) / shard_folder(shard)
+        shutil.rmtree(whole, ignore_errors=True)
+        with contextlib.suppress(OSError):  # a different worker on this node was faster
+            arrived.rename(whole)
+        shutil.rmtree(arrived, ignore_errors=True)
+        try:
+            verify_shard(self.data(checksum), self._manifest(checksum), shard)
+        except CorruptDataError:
+            shutil.rmtree(whole, ignore_errors=True)
+            raise
+
+    def pull(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
+        """Copy shards of a data set here from object storage; return the number of bytes.
+
+        `begin` or `known` must have been called. Each object is read once, even if several
+        processes need it: they take turns, and find what another has pulled.
+
+        Raises
+        ------
+        CorruptDataError
+            If an object is missing or does not match the manifest; the message has its URL.
+        StorageError
+            If the storage refuses or is not reached.
+        """
+        fd = os.open(self.data(checksum) / PULLING, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            missing = sorted({*shards} - {*self.shards(checksum)})
+            if not missing:
+                return 0
+            manifest = self._manifest(checksum)
+            files = [file for shard in missing for file in manifest.shards[shard].files.values()]
+            self.make_room(sum(file.bytes for file in files))
+            self.scratch()
+            with ThreadPoolExecutor(PULLS, "cerebro-pull") as threads:
+                jobs = [threads.submit(self._pull, objects, manifest, n) for n in missing]
+                try:
+                    return sum(job.result() for job in jobs)
+                except BaseException:
+                    threads.shutdown(cancel_futures=True)
+                    raise
+        finally:
+            os.close(fd)
+
+    def _pull(self, objects: Objects, manifest: Manifest, shard: int) -> int:
+        folder = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
+        try:
+            for name, file in manifest.shards[shard].files.items():
+                name_there = f"{shard_folder(shard)}/{name}"
+                try:
+                    objects.get(name_there, folder / name)
+                except MissingObjectError as error:
+                    raise CorruptDataError(
+                        f"{objects.url_of(name_there)} is missing: upload the data set again"
+                    ) from error
+                size = (folder / name).stat().st_size
+                if size != file.bytes:
+                    raise CorruptDataError(
+                        f"{objects.url_of(name_there)} is cut or altered: it has {size} bytes, not "
+                        f"{file.bytes}; upload the data set again"
+                    )
+            self._place(folder, manifest.checksum, shard)
+        except CorruptDataError as error:
+            here = os.fspath(self.data(manifest.checksum))
+            raise CorruptDataError(str(error).replace(here, objects.url)) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return sum(file.bytes for file in manifest.shards[shard].files.values())
+
+    def adopt(self, folder: Path, manifest: bytes, shards: Sequence[int] | None = None) -> None:
+        """Move a data set here from `scratch`: all of its shards, or some."""
+        checksum = parse_manifest(manifest, os.fspath(folder / FILE_NAME)).checksum
+        have = self.begin(manifest)
+        entries = self._manifest(checksum).shards
+        moved = range(len(entries)) if shards is None else shards
+        self.make_room(sum(file.bytes for n in moved for file in entries[n].files.values()))
+        for shard in moved:
+            if shard not in have:
+                self._place(folder / shard_folder(shard), checksum, shard)
+
+    def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
+        """Delete the shards that do not match the manifest."""
+        folder, manifest = self.data(checksum), self._manifest(checksum)
+        for shard in shards:
+            try:
+                verify_shard(folder, manifest, shard)
+            except CorruptDataError:
+                shutil.rmtree(folder / shard_folder(shard), ignore_errors=True)
+
+    def _manifest(self, checksum: str) -> Manifest:
+        path = self.data(checksum) / FILE_NAME
+        return parse_manifest(path.read_bytes(), str(path))
+
+    # --- use ---------------------------------------------------------------
+
+    def use(self, checksum: str) -> None:
+        """Keep a data set until `close` or the end of this process."""
+        if checksum in self._used:
+            return
+        mark = self._mark(checksum)
+        while True:
+            fd = os.open(mark, os.O_RDWR | os.O_CREAT, 0o644)
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), mark.stat()):
+                    break
+            os.close(fd)  # a different process has just removed the data set and its mark
+        os.utime(fd)
+        self._used[checksum] = fd
+
+    def make_room(self, need: int) -> None:
+        """Remove unused data sets until `need` more bytes fit or none is left."""
+        sizes: dict[str, int] = {}
+        if self._limit is not None or not self._disk_has(need):
+            folders = [entry for entry in (self.folder / "data").iterdir() if entry.is_dir()]
+            folders.sort(key=lambda folder: (self._last_use(folder.name), folder.name))
+            sizes = {folder.name: _bytes_below(folder) for folder in folders}
+        for checksum in list(sizes):
+            over = self._limit is not None and sum(sizes.values()) + need > self._limit
+            if not over and self._disk_has(need):
+                return
+            if self._remove_unused(checksum):
+                del sizes[checksum]
+
+    def _mark(self, checksum: str) -> Path:
+        return self.folder / "data" / f"{checksum}.used"
+
+    def _disk_has(self, need: int) -> bool:
+        return shutil.disk_usage(self.folder).free >= need + SPARE_BYTES
+
+    def _last_use(self, checksum: str) -> float:
+        for path in (self._mark(checksum), self.data(checksum)):
+            with contextlib.suppress(OSError):
+                return path.stat().st_mtime
+        return 0.0
+
+    def _remove_unused(self, checksum: str) -> bool:
+        """Remove a data set; return False if a process uses it."""
+        mark = self._mark(checksum)
+        fd = os.open(mark, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self.data(checksum), ignore_errors=True)
+            mark.unlink(missing_ok=True)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return True
+
+    # --- scratch -----------------------------------------------------------
+
+    def scratch(self) -> Path:
+        """Return a folder for this process's files; remove those of dead processes."""
+        if self._scratch is None:
+            for folder in (self.folder / "scratch").iterdir():
+                if folder.name.startswith("worker-"):
+                    _remove_if_left(folder)
+            made = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
+            fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            folder = made.with_name("worker-" + made.name.removeprefix(".new-"))
+            made.rename(folder)  # with its lock, so that it does not look abandoned
+            self._scratch = folder, fd
+        return self._scratch[0]
+
+    def close(self) -> None:
+        """Remove this process's scratch, and release its data sets."""
+        self.drop_scratch()
+        for fd in self._used.values():
+            with contextlib.suppress(OSError):
+                os.utime(fd)
+            os.close(fd)
+        self._used.clear()
+
+    def drop_scratch(self) -> None:
+        """Remove this process's scratch."""
+        if self._scratch is not None:
+            folder, fd = self._scratch
+            self._scratch = None
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(fd)
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a scratch folder if its process is dead, that is, its lock is free."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder / "lock", os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+def _bytes_below(folder: Path) -> int:
+    """Return the bytes of a folder's files, ignoring those that disappear meanwhile."""
+    total = 0
+    for file in folder.glob("*/*"):
+        with contextlib.suppress(OSError):
+            total += file.stat().st_size
+    return total

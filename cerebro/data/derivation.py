@@ -1,0 +1,234 @@
+"""A function of batches, and the batches that it is called with, for `Dataset.derive`.
+
+Each call gets exactly `batch_size` rows: the last batch of a shard is filled up with rows of the
+shard that were computed before, and their second results are dropped. The bits of a result
+therefore do not depend on where a shard ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import cerebro._core as _core
+from cerebro.arguments import whole_number
+from cerebro.data.batches import FRAMEWORKS, Batches
+from cerebro.data.columns import to_storage
+from cerebro.data.copies import MAX_COPIES
+from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
+from cerebro.data.manifest import Column, checksum_of
+from cerebro.data.rows import Part, part_rows
+from cerebro.errors import InputError
+from cerebro.transforms import compile as compile_transforms
+
+Function = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The function's result for the first rows: its columns, and a hash of their bits."""
+
+    columns: tuple[Column, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """A function and the batches that it is called with.
+
+    Attributes
+    ----------
+    view
+        A `cerebro.Dataset` with the rows and the transforms of the batches.
+    function
+        The function, which computes columns from a batch.
+    reads
+        The columns of the function's batches; None: all.
+    batch_size
+        Rows per call; smaller than requested if no shard has that many.
+    framework, device
+        The framework and the device of the batches.
+    copies
+        The number of copies with random transforms, stored in addition to the values without random
+        transforms; 0: only the latter.
+    seed
+        Keys the random transforms.
+    dtypes
+        The types to store, by column; other columns are stored in the type that they are computed
+        in.
+    """
+
+    view: Any
+    function: Function
+    reads: Sequence[str] | None
+    batch_size: int
+    framework: str
+    device: str
+    copies: int
+    seed: int
+    dtypes: Mapping[str, str]
+
+    def batches(self, rows: Sequence[Part], shard: int, copy: int | None) -> Batches:
+        """Return batches of these rows of a shard, in order; not augmented if `copy` is None."""
+        return Batches(
+            self.view._with_rows(rows, {}),
+            self.batch_size,
+            shard=shard,
+            shuffle=False,
+            seed=self.seed,
+            epoch=copy or 0,
+            augment=copy is not None,
+            framework=self.framework,
+            device=self.device,
+            columns=self.reads,
+        )
+
+    def results(self, shard: int, copy: int | None) -> Iterator[dict[str, tuple[Array, str]]]:
+        """Yield storage values and types by column, for each batch, without the filled-up rows."""
+        rows = part_rows(self.view._rows[shard])
+        batches = -(-rows // self.batch_size)
+        filled = list(self.view._rows)
+        filled[shard] = filled_up(self.view._rows[shard], batches * self.batch_size)
+        for batch in self.batches(filled, shard, copy):
+            made = self.call(batch)
+            left = min(rows, self.batch_size)
+            yield {name: (values[:left], dtype) for name, (values, dtype) in made.items()}
+            rows -= left
+
+    def call(self, batch: Mapping[str, Any]) -> dict[str, tuple[Array, str]]:
+        """Call the function; return storage values and types by column.
+
+        Raises
+        ------
+        InputError
+            The function did not return a mapping of columns with a value for each row.
+        """
+        made = self.function(batch)
+        if not isinstance(made, Mapping) or not made:
+            raise InputError(
+                "derive: the function must return a mapping of column names to arrays, not "
+                f"{type(made).__name__}"
+            )
+        rows = len(next(iter(batch.values())))
+        found = {}
+        for name, value in made.items():
+            if not isinstance(name, str):
+                raise InputError(f"derive: the function must name columns by text, not {name!r}")
+            array, dtype = to_storage(name, value)
+            if dtype not in STORAGE or array.ndim == 0 or len(array) != rows:
+                raise InputError(
+                    f"derive: column {name!r} has the shape {tuple(array.shape)} and the type "
+                    f"{dtype} for a batch of {rows} rows: make one row of numbers for each row"
+                )
+            if name in self.dtypes:
+                array, dtype = convert(array, dtype, self.dtypes[name], name), self.dtypes[name]
+            found[name] = (np.ascontiguousarray(array), dtype)
+        return found
+
+    def probe(self) -> Probe:
+        """Call the function twice with the first rows; return the result as a `Probe`.
+
+        Raises
+        ------
+        InputError
+            The function returns different bits for the same rows.
+        """
+        shard = next(i for i, part in enumerate(self.view._rows) if part_rows(part))
+        digests: list[list[str]] = []
+        columns: tuple[Column, ...] = ()
+        for _ in range(2):
+            made = next(self.results(shard, None))
+            digests.append([_core.xxh3_128(_bytes_of(array)) for array, _ in made.values()])
+            columns = tuple(
+                Column(str(name), dtype, tuple(array.shape[1:]))
+                for name, (array, dtype) in made.items()
+            )
+        for column, first, second in zip(columns, *digests, strict=True):
+            if first != second:
+                raise InputError(
+                    f"derive: column {column.name!r} differs when it is computed again from the "
+                    "same rows: leave out random numbers, dropout and counters"
+                )
+        names = [column.to_json() for column in columns]
+        return Probe(columns, checksum_of([names, digests[0]]))
+
+
+def derivation(
+    view: Any,
+    function: Function,
+    *,
+    reads: Collection[str] | None,
+    batch_size: int,
+    framework: str,
+    device: str = "cpu",
+    copies: int | None,
+    seed: int,
+    dtypes: Mapping[str, Any] | None,
+) -> Derivation:
+    """Check the arguments of `Dataset.derive` and return them as a `Derivation`."""
+    if not callable(function):
+        raise InputError(f"derive: function must be callable, not {function!r}")
+    if framework not in FRAMEWORKS:
+        raise InputError(f"framework must be one of {', '.join(FRAMEWORKS)}, not {framework!r}")
+    for shard, rows in enumerate(view._shard_rows()):
+        if rows == 0:
+            raise InputError(
+                f"derive: the view has no rows of shard {shard}: derive from the whole data set "
+                "and make the view afterwards"
+            )
+    if view._copied:
+        raise InputError("derive: the data set has augmented copies: derive from its source")
+    if isinstance(reads, str):
+        raise InputError(f'reads={reads!r}: give a list of columns, such as ["{reads}"]')
+    chosen = list(view.columns if reads is None else reads)
+    for name in chosen:
+        view._column(name)
+    return Derivation(
+        view,
+        function,
+        None if reads is None else chosen,
+        min(whole_number("batch_size", batch_size, 1), max(view._shard_rows())),
+        framework,
+        device,
+        _check_copies(view, chosen, copies),
+        whole_number("seed", seed, 0, 2**64 - 1),
+        {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()},
+    )
+
+
+def _check_copies(view: Any, reads: Sequence[str], copies: int | None) -> int:
+    """Return the number of copies; raise InputError unless it suits the view's transforms."""
+    number = whole_number("copies", copies, 0, MAX_COPIES, optional=True)
+    augmented, plain = (
+        compile_transforms(view.columns, view.transforms, augment=augment)
+        for augment in (True, False)
+    )
+    pairs = zip(augmented, plain, strict=True)
+    random = [a["name"] for a, b in pairs if a != b and a["name"] in reads]
+    if random and number is None:
+        raise InputError(
+            f"derive: the transforms of column {random[0]!r} draw random numbers, but derived "
+            "columns are computed once: copies=4 stores four augmented copies, of which epoch e "
+            "reads copy e % 4; copies=0 stores the values without augmentation"
+        )
+    if number and not random:
+        raise InputError(
+            f"copies={number}: the view has no random transforms, so all copies would be equal: "
+            "leave out copies, or add RandomCrop or RandomHorizontalFlip"
+        )
+    return number or 0
+
+
+def filled_up(part: Part, size: int) -> Array:
+    """Return the part's row numbers, repeated from the start until there are `size`."""
+    rows = np.arange(*part) if isinstance(part, tuple) else part
+    filled = np.resize(rows, size).astype(np.uint32)
+    filled.setflags(write=False)
+    return filled
+
+
+def _bytes_of(array: Array) -> Array:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

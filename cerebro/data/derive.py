@@ -1,0 +1,492 @@
+"""`Dataset.derive`: compute columns of a data set once, and write a data set with the same rows.
+
+The derived data set has the shards, rows and row order of the view it is made from, so splits,
+folds and row orders coincide.
+
+The work is done in a folder beside the target, ``.<name>.part-<fingerprint>``, one shard after the
+other. For each finished shard, a note lists its files and their hashes. The next call with the same
+fingerprint reuses the shards whose files have these hashes and computes the others; it removes
+unfinished work of other calls. As in `cerebro.shard`, the manifest is written last, then the folder
+is renamed, so the target is complete or absent.
+
+With an executor, its workers make the shards (`cerebro.data.shard_work`), and this process checks
+them and does the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import math
+import os
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cerebro._core as _core
+from cerebro.arguments import whole_number
+from cerebro.data.copies import copy_name
+from cerebro.data.derivation import Derivation, Function
+from cerebro.data.manifest import (
+    FILE_NAME,
+    Column,
+    FileEntry,
+    Manifest,
+    ShardEntry,
+    check_columns,
+    checksum_of,
+    read_manifest,
+    shard_folder,
+)
+from cerebro.data.progress import ByteProgress
+from cerebro.data.rows import Part, part_rows
+from cerebro.data.shard_work import ARRIVING, Arrived, MakesShards, Order, ShardWork
+from cerebro.data.unfinished import (
+    LOCK,
+    finished_shard,
+    intact_shard,
+    open_columns,
+    part_folder,
+)
+from cerebro.errors import CerebroError, CorruptDataError, InputError
+from cerebro.machine import durable
+from cerebro.machine.environment import version
+from cerebro.machine.files import path_of
+from cerebro.report import format as fmt
+
+_KIND = "derived"
+_CHOOSE = "choose another path, or remove the folder unless an earlier run needs it"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that determines a derived data set.
+
+    Attributes
+    ----------
+    work
+        The function and its batches.
+    kept
+        The columns to copy from the view.
+    columns
+        All columns of the derived data set.
+    arguments
+        The ``arguments`` of its manifest.
+    fingerprint
+        32 hexadecimal digits that differ if the arguments differ.
+    says
+        The text of the error if an argument differs, by the argument's name.
+    """
+
+    work: Derivation
+    kept: tuple[Column, ...]
+    columns: tuple[Column, ...]
+    arguments: Mapping[str, Any]
+    fingerprint: str
+    says: Mapping[str, str]
+
+    @property
+    def shard_work(self) -> ShardWork:
+        """What makes each shard."""
+        return ShardWork(self.work, self.kept, self.columns)
+
+    def bytes_of(self, shard: int) -> int:
+        """Return the bytes of a shard, about: elements of ragged rows count as one."""
+        rows = part_rows(self.work.view._rows[shard])
+        return rows * sum(column.item_bytes for column in self.columns)
+
+    @property
+    def nbytes(self) -> int:
+        """The total bytes of the rows: of the derived columns, and of the kept ones as stored."""
+        view = self.work.view
+        copied = sum(
+            view._part_bytes(column, shard)
+            for column in self.kept
+            for shard in range(view.num_shards)
+        )
+        made = sum(column.item_bytes for column in self.columns[len(self.kept) :])
+        return int(copied + made * view.num_rows)
+
+
+def recipe(
+    work: Derivation,
+    key: Mapping[str, Any],
+    *,
+    keep: Collection[str] | None = None,
+    says: Mapping[str, str] | None = None,
+) -> Recipe:
+    """Call the function for the first rows and return the `Recipe` of the derived data set.
+
+    Parameters
+    ----------
+    work
+        The return value of `derivation`.
+    key
+        Names and hashes that identify the function. An error reports the first that differs.
+    keep
+        Columns of the view to copy; None: those that the function does not read.
+    says
+        As in `Recipe`, for names in `key`.
+    """
+    probe = work.probe()
+    kept = tuple(_kept(work, keep))
+    names = [column.name for column in probe.columns]
+    for name in work.dtypes:
+        if name not in names:
+            raise InputError(
+                f"dtypes names the column {name!r}, but the new columns are {', '.join(names)}"
+            )
+    for column in kept:
+        if column.name in names:
+            raise InputError(
+                f"derive: column {column.name!r} is copied from the data set and is also a new "
+                "column: give the new one another name, or leave it out of keep="
+            )
+    outputs = [
+        Column(copy_name(column.name, copy), column.dtype, column.shape)
+        for column in probe.columns
+        for copy in range(work.copies)
+    ]
+    columns = (*kept, *probe.columns, *outputs)
+    check_columns(columns)
+    arguments = {
+        _KIND: {
+            **key,
+            "data": work.view.checksum,
+            "source": work.view._manifest.checksum,
+            "whole": work.view._is_whole(),
+            "reads": work.reads,
+            "kept": [column.name for column in kept],
+            "batch_size": work.batch_size,
+            "framework": work.framework,
+            "device": work.device.partition(":")[0],
+            "seed": work.seed if work.copies else None,
+            "dtypes": dict(work.dtypes),
+            "first_rows": probe.digest,
+        },
+        "outputs": [column.name for column in probe.columns],
+        "copies": work.copies,
+    }
+    try:
+        fingerprint = checksum_of(arguments)
+        arguments = json.loads(json.dumps(arguments))  # as read from the file: no tuples
+    except (TypeError, ValueError) as error:
+        raise InputError(f"derive: key must be text or another JSON value: {error}") from None
+    return Recipe(work, kept, columns, arguments, fingerprint, {**_SAYS, **(says or {})})
+
+
+def write(
+    made: Recipe,
+    path: str | os.PathLike[str],
+    progress: str | bool = "auto",
+    executor: MakesShards | None = None,
+    threads: int = 1,
+) -> Path:
+    """Write the derived data set unless it already exists; return its folder.
+
+    Parameters
+    ----------
+    executor
+        Its workers make the shards; None: this process makes them.
+    threads
+        The compute threads of each of these workers.
+
+    Raises
+    ------
+    InputError
+        The path already holds something else; the message says what differs.
+    """
+    target = path_of("path", path).absolute()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        _check_same(target, path, made)
+        return target
+    work, columns = made.work, made.columns
+    with part_folder(target, made.fingerprint) as folder, ByteProgress(progress) as meter:
+        _remove_arriving(folder)
+        rows = work.view.num_rows
+        meter.begin("deriving columns", rows * sum(column.item_bytes for column in columns))
+        if executor is not None:
+            _write_elsewhere(made, executor, threads, folder, target, meter)
+            return target
+        shards = [_shard_entry(made, shard, folder, meter) for shard in range(work.view.num_shards)]
+        _commit(_manifest(made, shards), folder, target)
+    return target
+
+
+def rows_of_source(derived: Manifest, view: Any) -> list[Part]:
+    """Return the rows of `view`, a view of the data set that `derived` was made from.
+
+    Raises
+    ------
+    InputError
+        `derived` was made from another data set, or from only some of its rows.
+    """
+    about = derived.arguments.get(_KIND)
+    if derived.source["kind"] != _KIND or not isinstance(about, Mapping):
+        raise InputError("like: this data set was not derived from another")
+    if about.get("source") != view._manifest.checksum:
+        raise InputError(
+            f"like: this data set was not derived from '{view.path}': give a "
+            "view of the one that it was derived from"
+        )
+    if about.get("whole") is not True:
+        raise InputError(
+            "like: this data set was derived from some rows of another: derive from the whole data "
+            "set, and then use like"
+        )
+    return list(view._rows)
+
+
+def _kept(work: Derivation, keep: Collection[str] | None) -> list[Column]:
+    if keep is None:
+        reads = work.view.columns if work.reads is None else work.reads
+        return [column for name, column in work.view.columns.items() if name not in reads]
+    if isinstance(keep, str):
+        raise InputError(f'keep={keep!r}: give a list of columns, such as ["{keep}"]')
+    wanted = {work.view._column(name).name for name in keep}
+    return [column for name, column in work.view.columns.items() if name in wanted]
+
+
+# --- an existing data set ---------------------------------------------------------
+
+
+def _check_same(target: Path, path: Any, made: Recipe) -> None:
+    """Raise InputError, saying what differs, unless the path holds the data set of this recipe."""
+    try:
+        manifest = read_manifest(target)
+    except CerebroError as error:
+        raise InputError(
+            f"'{path}' exists, and is not a complete data set ({error}): {_CHOOSE}"
+        ) from None
+    if manifest.source["fingerprint"] == made.fingerprint:
+        return
+    there = manifest.arguments.get(_KIND)
+    if manifest.source["kind"] != _KIND or not isinstance(there, Mapping):
+        raise InputError(f"'{path}' exists, and was not derived from a data set: {_CHOOSE}")
+    flat = {**manifest.arguments, **there}
+    for name, value in {**made.arguments[_KIND], **made.arguments}.items():
+        if name != _KIND and flat.get(name) != value:
+            said = made.says.get(name, f"was derived with {name}={flat.get(name)!r}, not {value!r}")
+            raise InputError(f"'{path}' {said}: {_CHOOSE}")
+    raise InputError(f"'{path}' was derived by a later version of Cerebro: {_CHOOSE}")
+
+
+_SAYS = {
+    "data": "was derived from other data, rows or transforms",
+    "source": "was derived from other data",
+    "first_rows": "has other values than the function computes now for the first rows (its code, a "
+    "setting of the framework, or the machine has changed)",
+}
+
+
+# --- shard by shard ---------------------------------------------------------------
+
+
+def _shard_entry(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry:
+    """Return a shard's entry; write the shard unless it exists from an earlier call, intact."""
+    done = _finished(made, shard, folder, meter)
+    if done is not None:
+        return done
+    place = folder / shard_folder(shard)
+    made.work.view._verify_shard(shard)  # features of damaged rows would look valid
+    place.mkdir()
+    files = made.shard_work.write(shard, place, meter.advance)
+    durable.sync_folder(place)
+    _note(made, shard, folder, files)
+    return ShardEntry(part_rows(made.work.view._rows[shard]), files)
+
+
+def _finished(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry | None:
+    """Return the entry of a shard that an earlier call has made; remove one that is not intact."""
+    place, note = folder / shard_folder(shard), folder / f"{shard_folder(shard)}.json"
+    rows = part_rows(made.work.view._rows[shard])
+    done = finished_shard(place, note, rows, made.columns, made.fingerprint)
+    if done is None:
+        note.unlink(missing_ok=True)
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        meter.advance(made.bytes_of(shard))
+    return done
+
+
+def _note(made: Recipe, shard: int, folder: Path, files: Mapping[str, FileEntry]) -> None:
+    """Record that a shard is finished."""
+    content = {
+        "fingerprint": made.fingerprint,
+        "files": {name: [entry.bytes, entry.xxh3_64] for name, entry in files.items()},
+    }
+    durable.replace_file(folder / f"{shard_folder(shard)}.json", json.dumps(content).encode())
+
+
+# --- by the workers of an executor --------------------------------------------------
+
+
+def _write_elsewhere(
+    made: Recipe,
+    executor: MakesShards,
+    threads: int,
+    folder: Path,
+    target: Path,
+    meter: ByteProgress,
+) -> None:
+    """Have workers make the missing shards, then commit the data set."""
+    shards = range(made.work.view.num_shards)
+    found = {shard: _finished(made, shard, folder, meter) for shard in shards}
+    entries = {shard: entry for shard, entry in found.items() if entry is not None}
+    missing = [shard for shard in shards if shard not in entries]
+    if not missing:
+        _commit(_manifest(made, [entries[shard] for shard in shards]), folder, target)
+        return
+    nbytes = [made.bytes_of(shard) for shard in shards]
+    order = Order(made.work.view, made.shard_work, folder, nbytes, threads)
+    compared: set[int] = set()
+    try:
+        with executor.shard_makers(order) as makers:
+            for arrived in makers.make(missing):
+                is_new = arrived.worker not in compared
+                entries[arrived.shard] = _accept(made, arrived, folder, compare=is_new)
+                compared.add(arrived.worker)
+                meter.advance(nbytes[arrived.shard])
+            _remove_arriving(folder)  # before the folder gets its name
+            manifest = _manifest(made, [entries[shard] for shard in shards])
+            _commit(manifest, folder, target)
+            makers.keep(manifest.to_bytes())
+    finally:
+        _remove_arriving(folder)
+
+
+def _accept(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool) -> ShardEntry:
+    """Check a shard that a worker has made, and give it its name.
+
+    Parameters
+    ----------
+    compare
+        Whether to compute the shard's first rows here, too, and to compare them.
+
+    Raises
+    ------
+    CorruptDataError
+        The files are not those that the worker reports.
+    InputError
+        The worker computes other values than this process.
+    """
+    shard, rows = arrived.shard, part_rows(made.work.view._rows[arrived.shard])
+    entry = intact_shard(arrived.folder, arrived.files, rows, made.columns)
+    if entry is None:
+        raise CorruptDataError(
+            f"derive: shard {shard} from node {arrived.node} is damaged: call again, and the "
+            "shards that are finished are used"
+        )
+    if compare:
+        _compare_first(made, arrived, entry)
+    place = folder / shard_folder(shard)
+    place.mkdir()
+    durable.publish((arrived.folder / name, place / name) for name in entry.files)
+    arrived.folder.rmdir()
+    _note(made, shard, folder, entry.files)
+    return entry
+
+
+def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
+    """Compute the first rows of a shard, and compare them with those that a worker has made.
+
+    A function may depend on what is not compared before, such as the number of threads.
+    """
+    shard, view = arrived.shard, made.work.view
+    stored = open_columns(arrived.folder, entry.rows, made.columns, entry.files)
+    for name, (array, _) in next(made.work.results(shard, None)).items():
+        theirs = np.ascontiguousarray(stored.column(name)[: len(array)])
+        if theirs.tobytes() != array.tobytes():
+            view._verify_shard(shard)  # only one of the two may have read damaged rows
+            raise InputError(
+                f"derive: node {arrived.node} computes other values of column {name!r} than this "
+                f"process for the first rows of shard {shard}: the function depends on more than "
+                "its batch, such as the number of threads (torch.set_num_threads), a file or a "
+                "variable: set it inside the function, or leave out executor="
+            )
+
+
+def _remove_arriving(folder: Path) -> None:
+    """Remove what was being received from workers that are lost, or by an interrupted call."""
+    for left in folder.glob(f"{ARRIVING}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+# --- the end ------------------------------------------------------------------------
+
+
+def _manifest(made: Recipe, shards: Sequence[ShardEntry]) -> Manifest:
+    return Manifest(
+        columns=made.columns,
+        shards=tuple(shards),
+        arguments=made.arguments,
+        source={"kind": _KIND, "fingerprint": made.fingerprint},
+        library=version(),
+    )
+
+
+def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
+    """Write the manifest, then rename the folder to its final name."""
+    durable.replace_file(folder / FILE_NAME, manifest.to_bytes())
+    durable.sync_folder(folder)
+    try:
+        folder.rename(target)  # replaces an empty folder, and nothing else
+    except OSError as error:
+        raise InputError(
+            f"cannot rename {folder} to {target}: {error.strerror}: {_CHOOSE}"
+        ) from None
+    for shard in range(len(manifest.shards)):  # remove the notes, which are no longer needed
+        (target / f"{shard_folder(shard)}.json").unlink(missing_ok=True)
+    (target / LOCK).unlink(missing_ok=True)
+    durable.sync_folder(target.parent)
+
+
+def check_room(path: Path, nbytes: int, budget: int | None) -> None:
+    """Raise InputError if `nbytes` are more than the budget or the disk's free space."""
+    if budget is not None and nbytes > budget:
+        raise InputError(
+            f"the columns take {fmt.size(nbytes)}, more than the budget of {fmt.size(budget)}: "
+            "choose fewer or deeper layers (cerebro.torch.plan_features compares them), store "
+            "them with dtypes='float16', or raise the budget"
+        )
+    there = next(folder for folder in (path, *path.parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if nbytes > free:
+        raise InputError(
+            f"the columns take {fmt.size(nbytes)}, but '{path.parent}' has room for "
+            f"{fmt.size(free)}: free some, choose another path, or choose fewer layers"
+        )
+
+
+def bytes_of_budget(budget: Any) -> int | None:
+    """Return a budget in bytes: a number of bytes, or text such as ``"20GB"``; None stays None."""
+    if budget is None:
+        return None
+    if isinstance(budget, str):
+        text = budget.replace(" ", "").upper()
+        for power, unit in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "KB"), (0, "B")):
+            if text.endswith(unit):
+                with contextlib.suppress(ValueError):
+                    number = float(text.removesuffix(unit)) * 1000**power
+                    if math.isfinite(number) and number >= 0:
+                        return int(number)
+                break
+        raise InputError(f"budget={budget!r}: give bytes, or a text such as '20GB' or '500 MB'")
+    return whole_number("budget", budget, 0, math.inf)
+
+
+def key_of(function: Function, key: Any) -> dict[str, Any]:
+    """Return what identifies a function: `key`, or its name and a hash of its source."""
+    if key is not None:
+        return {"key": key}
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    try:
+        source = _core.xxh3_128(inspect.getsource(function).encode())
+    except (OSError, TypeError):
+        source = None
+    return {"function": f"{getattr(function, '__module__', '?')}:{name}", "code": source}

@@ -1,0 +1,142 @@
+"""Weights for drawing rows: how often each row of a shard is drawn in an epoch on average.
+
+A view with sampling draws as many rows from a shard as it has there, with replacement, in
+proportion to a column of weights or with equal shares for all classes. The loader in C draws them
+from running sums of the weights, which are computed here. The sums are whole numbers, so that draws
+are the same on every machine (docs/design/loader.md, "Weights").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cerebro.data.dtypes import Array
+from cerebro.data.manifest import Column
+from cerebro.errors import InputError
+
+UNITS = 2.0**53
+"""The sum of a shard's weights after scaling; each is rounded down to a whole number."""
+
+_KINDS = {
+    "weights": ("float", "int", "uint", "bool"),
+    "balance": ("int", "uint", "bool"),
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How rows are drawn: by the weights or the classes in a column.
+
+    Attributes
+    ----------
+    kind
+        ``"weights"``: the column has each row's weight; ``"balance"``: its class.
+    column
+        The column's name.
+    """
+
+    kind: Literal["weights", "balance"]
+    column: str
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, str] | None) -> Sampling | None:
+        """Invert `to_json`; raise InputError if the value is damaged."""
+        if value is None:
+            return None
+        try:
+            ((kind, column),) = value.items()
+        except (AttributeError, TypeError, ValueError):
+            kind = column = ""
+        if kind not in _KINDS or not isinstance(column, str):
+            raise InputError("the data set's spec is damaged: it does not say how rows are drawn")
+        return cls(kind, column)  # type: ignore[arg-type]
+
+    def to_json(self) -> dict[str, str]:
+        """Return a JSON value, such as ``{"weights": "w"}``."""
+        return {self.kind: self.column}
+
+    def __str__(self) -> str:
+        by = "by" if self.kind == "weights" else "with equal classes of"
+        return f"rows drawn {by} {self.column!r}"
+
+    def check(self, column: Column) -> None:
+        """Raise InputError if the column does not have one weight or class for each row."""
+        wanted = "weights" if self.kind == "weights" else "classes"
+        scalar = not column.ragged and not column.shape
+        scalar = scalar and column.dtype.startswith(_KINDS[self.kind])
+        if not scalar or (self.kind == "weights" and column.classes is not None):
+            one = "number" if self.kind == "weights" else "integer, boolean or category"
+            raise InputError(
+                f"column {column.name!r} cannot give the {wanted}: it must have one {one} for each "
+                "row"
+            )
+
+    def sums(self, values: Array, shard: int) -> NDArray[np.uint64] | None:
+        """Return the running sums of a shard's weights; None for a shard without rows.
+
+        Parameters
+        ----------
+        values
+            The column's values in the view's rows of the shard.
+        shard
+            The shard's number, for errors.
+
+        Returns
+        -------
+        array
+            uint64 of shape ``(rows,)``, read-only; row i is drawn with probability
+            ``(sums[i] - sums[i - 1]) / sums[-1]``.
+
+        Raises
+        ------
+        InputError
+            A weight is negative, infinite or NaN, or all weights are 0.
+        """
+        if len(values) == 0:
+            return None
+        weights = values.astype(np.float64)
+        if self.kind == "balance":
+            _, classes, counts = np.unique(values, return_inverse=True, return_counts=True)
+            weights = (1.0 / counts)[classes.reshape(-1)]
+        require_weights(weights, self.column, shard)
+        most = weights.max()
+        if most == 0:
+            raise InputError(
+                f"column {self.column!r}: all weights in shard {shard} are 0, so none of its rows "
+                "can be drawn: use fewer shards, or leave out such rows with select()"
+            )
+        total = np.cumsum(weights / most)  # in a fixed order, so always the same bits
+        sums: NDArray[np.uint64] = np.floor(total / total[-1] * UNITS).astype(np.uint64)
+        sums.setflags(write=False)
+        return sums
+
+
+def require_weights(values: Array, column: str, shard: int) -> None:
+    """Raise InputError unless all values of a shard's column are finite and at least 0."""
+    right = np.isfinite(values) & (values >= 0)
+    if not right.all():
+        row = int(np.flatnonzero(~right.reshape(-1))[0])
+        raise InputError(
+            f"column {column!r}, shard {shard}, row {row}: {values.reshape(-1)[row]} is not a "
+            "weight: weights must be finite and at least 0"
+        )
+
+
+def sampling_of(weights: Any, balance: Any) -> Sampling | None:
+    """Check the arguments of `Dataset.with_sampling`; return None if there is no sampling."""
+    if weights is not None and balance is not None:
+        raise InputError("with_sampling takes weights or balance, not both: choose one")
+    for name, value in (("weights", weights), ("balance", balance)):
+        if value is not None and not isinstance(value, str):
+            raise InputError(
+                f"{name} must be the name of a column, not {value!r}: write the values as a column "
+                "of the data set"
+            )
+    if weights is not None:
+        return Sampling("weights", weights)
+    return None if balance is None else Sampling("balance", balance)

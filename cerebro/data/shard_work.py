@@ -1,0 +1,218 @@
+"""Make the files of one shard of a derived data set, here or in a worker of a cluster.
+
+`Dataset.derive` makes its shards itself, or orders them from the workers of an executor. Both call
+`ShardWork.write`, so the files are the same. The protocols below are what the data set needs from
+an executor; `cerebro.cluster` implements them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import cerebro._core as _core
+from cerebro.data.column_files import write_column
+from cerebro.data.copies import copy_name
+from cerebro.data.derivation import Derivation
+from cerebro.data.manifest import Column, FileEntry
+from cerebro.data.rows import part_rows
+from cerebro.errors import InputError
+from cerebro.machine.devices import CPU
+from cerebro.machine.guard import refuse
+
+ARRIVING = "arriving-"
+"""What the names of folders begin with that hold the files of a shard that is being received."""
+
+
+@dataclass(frozen=True)
+class ShardWork:
+    """What determines the files of each shard of a derived data set.
+
+    Attributes
+    ----------
+    derivation
+        The function and its batches. On its way to a worker it has no view: `on` sets the worker's.
+    kept
+        The columns to copy from the view.
+    columns
+        All columns of the derived data set.
+    """
+
+    derivation: Derivation
+    kept: tuple[Column, ...]
+    columns: tuple[Column, ...]
+
+    def on(self, view: Any) -> ShardWork:
+        """Return the same work on a view of the same rows."""
+        return replace(self, derivation=replace(self.derivation, view=view))
+
+    def write(
+        self, shard: int, place: Path, advance: Callable[[int], None] = lambda count: None
+    ) -> dict[str, FileEntry]:
+        """Write the files of a shard; return them in the order of the columns.
+
+        Parameters
+        ----------
+        place
+            The target, an empty folder.
+        advance
+            Is called with the number of bytes that have been written since the last call.
+
+        Raises
+        ------
+        InputError
+            The function's results do not fit the columns.
+        """
+        view, copies = self.derivation.view, self.derivation.copies
+        files: dict[str, FileEntry] = {}
+        for column in self.kept:
+            part = view._rows[shard]
+            read = view._ragged_rows if column.ragged else view._plain_rows
+            files.update(write_column(column, read(column.name, shard, part), place))
+            advance(part_rows(part) * column.item_bytes)
+        for copy in (None, *range(copies)):
+            files.update(self._write_pass(shard, copy, place, advance))
+        return {name: files[name] for column in self.columns for name in column.file_names}
+
+    def _write_pass(
+        self, shard: int, copy: int | None, place: Path, advance: Callable[[int], None]
+    ) -> dict[str, FileEntry]:
+        """Compute the columns of one copy of a shard, and write them batch by batch."""
+        columns = {column.name: column for column in self.columns}
+        rows = part_rows(self.derivation.view._rows[shard])
+        writers: dict[str, _core.NpyWriter] = {}
+        try:
+            for made in self.derivation.results(shard, copy):
+                for name, (array, dtype) in made.items():
+                    stored = columns.get(name if copy is None else copy_name(name, copy))
+                    if stored is None or (stored.dtype, stored.shape) != (dtype, array.shape[1:]):
+                        raise InputError(
+                            f"derive: column {name!r} is {dtype} of shape {array.shape[1:]} in "
+                            f"shard {shard}, unlike in the first rows: make rows of one type and "
+                            "shape"
+                        )
+                    if stored.name not in writers:
+                        path = os.fspath(place / stored.file_names[0])
+                        writers[stored.name] = _core.NpyWriter(path, dtype, stored.shape, rows)
+                    writers[stored.name].write(array)
+                    advance(array.nbytes)
+            return {
+                columns[name].file_names[0]: FileEntry(*writer.close())
+                for name, writer in writers.items()
+            }
+        except BaseException:
+            for writer in writers.values():
+                writer.abort()
+            raise
+
+
+# --- by the workers of an executor --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Order:
+    """Shards that the workers of an executor are to make.
+
+    Attributes
+    ----------
+    view
+        The view from which they are made.
+    work
+        What makes each of them.
+    folder
+        The folder of the unfinished data set: files arrive in folders below it.
+    nbytes
+        The size of each shard, about.
+    threads
+        The compute threads of each worker.
+    """
+
+    view: Any
+    work: ShardWork
+    folder: Path
+    nbytes: Sequence[int]
+    threads: int
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A shard that a worker has made.
+
+    Attributes
+    ----------
+    files
+        The size and hash of each file, as the worker reports them.
+    folder
+        Where the files are; the folder has no others.
+    worker
+        The number of the worker.
+    node
+        The name of its node, for messages.
+    """
+
+    shard: int
+    files: Mapping[str, FileEntry]
+    folder: Path
+    worker: int
+    node: str
+
+
+class ShardMakers(Protocol):
+    """The workers of an executor while a data set is derived."""
+
+    def make(self, shards: Sequence[int]) -> Iterator[Arrived]:
+        """Make shards, and yield each when its files have arrived, in any order.
+
+        Raises
+        ------
+        InputError
+            The function fails; the message names the shard and the node.
+        CorruptDataError
+            A file of the source is damaged.
+        WorkerError
+            No worker is left, or a shard has ended several of them.
+        """
+
+    def keep(self, manifest: bytes) -> None:
+        """Have nodes keep the shards that they have made, under the finished data set's name."""
+
+
+class MakesShards(Protocol):
+    """An executor whose workers can make shards."""
+
+    def shard_makers(self, order: Order) -> AbstractContextManager[ShardMakers]:
+        """Start the workers; they end with the block."""
+
+
+def check_executor(executor: Any, call: str, device: str = CPU) -> None:
+    """Raise InputError unless the workers of `executor`, if it is given, can make shards.
+
+    Parameters
+    ----------
+    call
+        The user's call, for messages.
+    device
+        The device on which the function computes.
+    """
+    if executor is None:
+        return
+    if not callable(getattr(executor, "shard_makers", None)):
+        raise InputError(
+            f"executor={executor!r} cannot derive: give one of cerebro.cluster, cerebro.ray, "
+            "cerebro.dask or cerebro.spark, or leave it out"
+        )
+    if tuple(executor.devices) != (CPU,):
+        raise InputError(
+            f"{call}: the workers of executor= have GPUs, but shards are made on the CPU: give an "
+            "executor whose workers have none"
+        )
+    if device != CPU:
+        raise InputError(
+            f"{call}: the workers of executor= compute on the CPU, but the network is on "
+            f"{device}: move it with net.cpu(), or leave out executor="
+        )
+    refuse(call)

@@ -1,0 +1,109 @@
+"""The folder of an unfinished `Dataset.derive`: lock it, find it again, reuse intact shards."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import cerebro._core as _core
+from cerebro.data.manifest import Column, FileEntry, ShardEntry
+from cerebro.errors import CerebroError, InputError
+from cerebro.machine.files import load_json, open_plain, read_bytes
+
+LOCK = ".lock"
+_NOTE_BYTES = 16 << 20
+
+
+@contextlib.contextmanager
+def part_folder(target: Path, fingerprint: str) -> Iterator[Path]:
+    """Yield the locked folder of unfinished work, made if missing; keep it for the next call."""
+    prefix = f".{target.name}.part-"
+    folder = target.with_name(prefix + fingerprint[:16])
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for other in target.parent.iterdir():
+            if other.name.startswith(prefix) and other != folder:
+                _remove_left(other)
+        folder.mkdir(exist_ok=True)
+        lock = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        reason = f"cannot make {target}: {error.strerror or error}: choose another path"
+        raise OSError(error.errno, reason) from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _refuse_second(target)
+        except OSError:  # the file system has no locks
+            pass
+        if not (folder / LOCK).exists():  # renamed by the process that held the lock
+            _refuse_second(target)
+        yield folder
+    finally:
+        os.close(lock)
+
+
+def _refuse_second(target: Path) -> NoReturn:
+    raise InputError(
+        f"'{target}' is being made by another process: wait until it has finished, and call again"
+    )
+
+
+def _remove_left(folder: Path) -> None:
+    """Remove unfinished work with a different fingerprint, unless its process is still alive."""
+    try:
+        lock = open_plain(folder / LOCK, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        pass
+    finally:
+        os.close(lock)
+
+
+def finished_shard(
+    place: Path, note: Path, rows: int, columns: Sequence[Column], fingerprint: str
+) -> ShardEntry | None:
+    """Return the entry of a shard that an earlier call wrote; None if its files are not intact."""
+    names = [name for column in columns for name in column.file_names]
+    try:
+        content = load_json(read_bytes(note, _NOTE_BYTES), str(note))
+        if content["fingerprint"] != fingerprint or list(content["files"]) != names:
+            return None
+        files = {name: FileEntry(int(size), str(h)) for name, (size, h) in content["files"].items()}
+    except (OSError, CerebroError, LookupError, TypeError, ValueError):
+        return None
+    return intact_shard(place, files, rows, columns)
+
+
+def intact_shard(
+    place: Path, files: Mapping[str, FileEntry], rows: int, columns: Sequence[Column]
+) -> ShardEntry | None:
+    """Return the entry of a shard; None unless it has these files, with these sizes and hashes."""
+    if list(files) != [name for column in columns for name in column.file_names]:
+        return None
+    try:
+        hashes = open_columns(place, rows, columns, files).hashes()
+    except (OSError, CerebroError, LookupError, TypeError, ValueError):
+        return None
+    whole = all(hashes[name] == entry.xxh3_64 for name, entry in files.items())
+    return ShardEntry(rows, dict(files)) if whole else None
+
+
+def open_columns(
+    place: Path, rows: int, columns: Sequence[Column], files: Mapping[str, FileEntry]
+) -> _core.ShardReader:
+    """Map the files of a shard; raise an error if one is missing or has a wrong size or header."""
+    specs = [
+        (c.name, c.dtype, c.shape, c.ragged, {name: files[name].bytes for name in c.file_names})
+        for c in columns
+    ]
+    return _core.ShardReader(os.fspath(place), rows, specs)

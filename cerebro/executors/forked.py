@@ -1,0 +1,307 @@
+"""Fork workers instead of starting them as programs; this is the coordinator's side.
+
+A fork server (`cerebro.executors.fork_server`) forks on request. The new worker becomes a child of
+the coordinator, like a started one. So it is monitored, killed and reaped in the same way, and does
+not depend on its server. If anything fails here, the worker is started as a program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait as wait_for
+from pathlib import Path
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.executors.fork_server import receive, send
+from cerebro.executors.program import start_program
+from cerebro.machine.imports import Sources, are_current
+from cerebro.machine.processes import adopting, is_stopped, passed_on
+
+VARIABLE = "CEREBRO_FORK"
+"""If this variable is 0, every worker is started as a program; forking works only on Linux."""
+
+PRELOADED = ("torch",)
+"""The modules that a fork server imports, if the coordinator has imported them."""
+
+MOST_SERVERS = 2
+START_SECONDS = 120.0
+"""How long a server may take to start; Python may start from a slow disk."""
+FORK_SECONDS = 5.0
+"""A server that does not answer within this time is no longer used."""
+
+UNREAD = ("COLUMNS", "LINES", "MLFLOW_", "PYTEST_CURRENT_TEST", "WANDB_")
+"""Prefixes of the names of variables that workers do not read."""
+HANDED_OVER = (*UNREAD, "AWS_")
+"""Prefixes of the names of variables that change while a program runs and that no library reads
+when it is imported. All other variables must have the same values in the server as in its workers.
+"""
+
+Conditions = tuple[Any, ...]
+"""Everything that a started program would inherit and that a fork inherits from its server."""
+
+
+def forks_workers() -> bool:
+    """Return whether workers without a GPU are forked here instead of started as programs.
+
+    Raises
+    ------
+    InputError
+        If ``CEREBRO_FORK`` has an invalid value.
+    """
+    value = os.environ.get(VARIABLE, "1")
+    if value not in ("0", "1"):
+        raise InputError(f"the variable {VARIABLE} is {value!r}: set it to 0 or 1")
+    # A process that ignores SIGCHLD cannot wait for a child, nor can its fork server.
+    ignores = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+    return value == "1" and sys.platform == "linux" and not ignores
+
+
+class Child:
+    """A child process, with those methods of `subprocess.Popen` that are used for workers."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Reap the process if it has ended; return its exit status, negative for a signal."""
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # reaped elsewhere: the status is lost
+                self.returncode = 0
+            else:
+                if pid != 0:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Wait until the process has ended; raise subprocess.TimeoutExpired on a timeout."""
+        end = time.monotonic() + timeout
+        delay = 0.0005
+        while (code := self.poll()) is None:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired("worker", timeout)
+            time.sleep(min(delay, left))
+            delay = min(2 * delay, 0.05)
+        return code
+
+
+class Unusable(Exception):
+    """Raised if the server cannot fork, and a new server could not either."""
+
+
+class ForkServer:
+    """A fork server with its socket and the conditions under which it was started."""
+
+    def __init__(
+        self, conditions: Conditions, variables: Mapping[str, str], modules: Sequence[str]
+    ) -> None:
+        self.conditions = conditions
+        self.modules = frozenset(modules)
+        self.sources: Sources = {}
+        self.files: dict[str, str | None] = {}
+        self.is_ready = False
+        self.connection, theirs = socket.socketpair()
+        try:
+            arguments = ["serve", str(theirs.fileno()), str(os.getpid()), *modules]
+            self.process = start_program(arguments, variables, [theirs.fileno()])
+        except BaseException:
+            self.connection.close()
+            raise
+        finally:
+            theirs.close()
+        self.connection.settimeout(FORK_SECONDS)
+
+    def is_current(self) -> bool:
+        """Return whether a program started now would import the same files."""
+        return self.process.poll() is None and are_current(self.sources)
+
+    def prepare(self, *, wait: bool) -> bool:
+        """Return whether the server is ready to fork.
+
+        Raises
+        ------
+        Unusable
+            If it can never become ready.
+        OSError
+            If it has stopped or does not answer.
+        """
+        if not self.is_ready:
+            end = time.monotonic() + START_SECONDS
+            while not wait_for([self.connection], 0.5 if wait else 0.0):
+                if not wait:
+                    return False
+                if time.monotonic() > end or is_stopped(self.process.pid):
+                    raise TimeoutError
+            try:
+                found, _ = receive(self.connection)
+            except EOFError:
+                raise Unusable from None
+            self.sources = {(name, file): changed for name, file, changed in found["sources"]}
+            self.files = found["files"]
+            if found["threads"] > 1:
+                raise Unusable
+            self.is_ready = True
+        if any(not _is_ours(name, file) for name, file in self.files.items()):
+            raise Unusable
+        if is_stopped(self.process.pid):
+            raise TimeoutError
+        return True
+
+    def fork(self, variables: Mapping[str, str], files: tuple[int, int]) -> Child:
+        """Return a new worker.
+
+        Parameters
+        ----------
+        files
+            The descriptors of the worker's socket and of its page of heartbeats.
+
+        Raises
+        ------
+        EOFError, OSError
+            If the server or the system fails.
+        """
+        request = {"directory": os.getcwd(), "variables": dict(variables)}  # noqa: PTH109
+        with adopting():
+            send(self.connection, request, (1, 2, *files))
+            answer, _ = receive(self.connection)
+        os.waitid(
+            os.P_PID, answer["worker"], os.WEXITED | os.WNOHANG | os.WNOWAIT
+        )  # checks it is ours
+        return Child(answer["worker"])
+
+    def stop(self) -> None:
+        """Kill the server. Its workers continue."""
+        self.connection.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class ForkServers:
+    """The fork servers of this process, one per set of conditions."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._servers: list[ForkServer] = []  # the last was used most recently
+        self._unusable: set[Conditions] = set()
+        self._of_parent: list[ForkServer] = []
+        os.register_at_fork(after_in_child=self._leave_to_parent)
+
+    def start(self, variables: Mapping[str, str], modules: Sequence[str]) -> None:
+        """Start the fork server for workers with these variables, unless it is already running.
+
+        Parameters
+        ----------
+        modules
+            The modules that the server imports.
+        """
+        with self._lock, contextlib.suppress(OSError):
+            self._server(variables, modules)
+
+    def fork(
+        self, variables: Mapping[str, str], files: tuple[int, int], *, wait: bool
+    ) -> Child | None:
+        """Return a new worker; None if it must be started as a program.
+
+        Parameters
+        ----------
+        variables
+            The worker's environment.
+        files
+            The descriptors of the worker's socket and of its page of heartbeats.
+        wait
+            Whether to wait for a server that is not ready. If False, the server is started for
+            later workers.
+        """
+        with self._lock:
+            server = None
+            try:
+                server = self._server(variables, [])
+                if server is None or not server.prepare(wait=wait):
+                    return None
+                return server.fork(variables, files)
+            except (EOFError, OSError, Unusable) as error:
+                if server is not None:
+                    self._stop(server)
+                    if isinstance(error, Unusable):
+                        self._unusable.add(server.conditions)
+                return None
+            except BaseException:  # Ctrl-C: an answer may still arrive
+                if server is not None:
+                    self._stop(server)
+                raise
+
+    def close(self) -> None:
+        """Stop all servers; called when the interpreter exits."""
+        with self._lock:
+            while self._servers:
+                self._stop(self._servers[0])
+            self._unusable.clear()
+
+    def processes(self) -> list[int]:
+        """Return the process ids of the servers."""
+        return [server.process.pid for server in self._servers]
+
+    def _server(self, variables: Mapping[str, str], modules: Sequence[str]) -> ForkServer | None:
+        """Return the server for workers with these variables, started if necessary."""
+        conditions = _conditions(variables)
+        wanted = dict.fromkeys([*modules, *(name for name in PRELOADED if name in sys.modules)])
+        for server in self._servers:
+            if server.conditions == conditions:
+                if server.is_current() and server.modules >= wanted.keys():
+                    self._servers.remove(server)
+                    self._servers.append(server)
+                    return server
+                self._stop(server)
+                break
+        if conditions in self._unusable:
+            return None
+        while len(self._servers) >= MOST_SERVERS:
+            self._stop(self._servers[0])
+        self._servers.append(ForkServer(conditions, variables, list(wanted)))
+        return self._servers[-1]
+
+    def _stop(self, server: ForkServer) -> None:
+        self._servers.remove(server)
+        server.stop()
+
+    def _leave_to_parent(self) -> None:
+        """In a fork, close the copied sockets: a server ends when the last copy is closed."""
+        self._lock = threading.RLock()
+        for server in self._servers:
+            with contextlib.suppress(OSError):
+                server.connection.close()
+        self._of_parent += self._servers
+        self._servers = []
+
+
+def _conditions(variables: Mapping[str, str]) -> Conditions:
+    """Return the conditions that a server must have to fork a worker with these variables.
+
+    Raises
+    ------
+    OSError
+        If the system does not report what this process passes on to a program.
+    """
+    fixed = {name: value for name, value in variables.items() if not name.startswith(HANDED_OVER)}
+    return sys.executable, tuple(sorted(fixed.items())), passed_on()
+
+
+def _is_ours(module: str, file: str | None) -> bool:
+    """Return whether the server and this process imported a module from the same file.
+
+    Return True if either of them has not imported it.
+    """
+    here = getattr(sys.modules.get(module), "__file__", None)
+    return None in (here, file) or Path(str(here)).resolve() == Path(str(file)).resolve()

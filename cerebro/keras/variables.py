@@ -1,0 +1,91 @@
+"""The variables of a compiled Keras model by name, as part of the state that hops.
+
+Names are Keras' paths, such as ``dense/kernel``. Keras numbers layers without a name in the order
+of their creation. Cerebro resets the numbers before every `build`, so equal models have equal
+names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from cerebro.errors import StateError
+
+HINT = "build must make the same model from the same configuration"
+
+PARTS = ("net", "optimizer", "metrics")
+"""The parts of a state: variables of the network and of the optimizer, and sums of metrics."""
+
+SEED = "seed_generator_state"
+"""The name of the variable that holds the state of a Keras random generator."""
+
+
+def variables_of(net: Any, part: str) -> list[Any]:
+    """Return the Keras variables of one of `PARTS`, in Keras' order."""
+    if part == "net":
+        return [*net.trainable_variables, *net.non_trainable_variables]
+    if part == "metrics":
+        return list(net.metrics_variables)
+    return [variable for each in optimizers_of(net).values() for variable in each.variables]
+
+
+def optimizers_of(net: Any) -> dict[str, Any]:
+    """Return the optimizers of a model by attribute; a custom ``train_step`` may use several."""
+    others = {
+        name: value
+        for name, value in sorted(vars(net).items())
+        if isinstance(value, keras.optimizers.Optimizer) and value is not net.optimizer
+    }
+    return {"optimizer": net.optimizer, **others}
+
+
+def named(variables: list[Any]) -> dict[str, Any]:
+    """Return variables by path; repetitions of a path become ``path#1``, ``path#2``, ..."""
+    found: dict[str, Any] = {}
+    counts: dict[str, int] = {}
+    for variable in variables:
+        path = str(variable.path)
+        count = counts.get(path, 0)
+        counts[path] = count + 1
+        found[f"{path}#{count}" if count else path] = variable
+    return found
+
+
+def load(part: str, variables: Mapping[str, Any], state: Any) -> None:
+    """Copy the arrays of a state's part into variables.
+
+    Raises
+    ------
+    StateError
+        Names, shapes or types differ. No variable has changed.
+    """
+    values = state if isinstance(state, Mapping) else {}
+    for name in sorted(variables.keys() ^ values.keys()):
+        has, lacks = ("model", "state") if name in variables else ("state", "model")
+        raise StateError(f"the {has} has the variable {part}/{name}, the {lacks} does not: {HINT}")
+    for name, variable in variables.items():
+        shape, dtype = tuple(values[name].shape), _dtype_name(values[name])
+        if shape != tuple(variable.shape) or dtype != variable.dtype:
+            raise StateError(
+                f"{part}/{name} is {dtype} of shape {shape} in the state and {variable.dtype} of "
+                f"shape {tuple(variable.shape)} in the model: {HINT}"
+            )
+    for name, variable in variables.items():
+        value = values[name]
+        if value is not variable.value:  # otherwise a live tensor, already loaded
+            variable.assign(np.array(value) if isinstance(value, np.ndarray) else value)
+
+
+def _dtype_name(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def seeds_in(variables: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the variables that are states of random generators."""
+    for variable in variables.values():
+        if variable.name == SEED:
+            yield variable

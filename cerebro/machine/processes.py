@@ -1,0 +1,92 @@
+"""Read the attributes that a process passes on to programs it starts; set the parents of processes.
+
+Linux only; on other systems the functions raise OSError, unless their docstrings say otherwise.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+_PASSED_ON = (
+    *("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp"),
+    *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Cpus_allowed", "Mems_allowed"),
+)
+"""The lines of ``/proc/.../status`` about attributes that a new program inherits."""
+
+
+def passed_on() -> tuple[str, ...]:
+    """Return the attributes that a program inherits when this thread starts it.
+
+    These are its users, umask, blocked and ignored signals, limits, CPUs, control groups, priority
+    and root folder, but not its environment variables, working directory and descriptors.
+
+    Raises
+    ------
+    OSError
+        If the system does not provide them.
+    """
+    status = Path("/proc/thread-self/status").read_text()
+    lines = [line for line in status.splitlines() if line.partition(":")[0] in _PASSED_ON]
+    files = [Path("/proc/self", name).read_text() for name in ("limits", "cgroup", "oom_score_adj")]
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    return (*lines, *files, str(priority), str(Path("/proc/self/root").readlink()))
+
+
+def threads() -> int:
+    """Return the number of threads in this process, including C threads."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal or a debugger has stopped a process; False if this is unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def end_with_parent() -> None:
+    """Make the kernel kill this process when the thread that started it ends.
+
+    Raises
+    ------
+    OSError
+        If the system does not support this.
+    """
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Make this process the parent of descendants whose own parent ends within the block.
+
+    Raises
+    ------
+    OSError
+        If the system does not support this.
+    """
+    before = ctypes.c_int()
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def _prctl(option: int, argument: int) -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    zero = ctypes.c_ulong(0)
+    if library.prctl(option, ctypes.c_ulong(argument), zero, zero, zero) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,436 @@
+"""Conclude how reliable a result is, and what to try next: noise, ties, more trials, wider ranges.
+
+Every line states a fact from the record or a bound that follows from it. If the record does not
+allow a conclusion, the text says that the value is unknown. An example is the noise of a loss if
+the losses of single rows were not recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cerebro.machine.mappings import flatten
+from cerebro.report import format as fmt
+from cerebro.report import noise
+from cerebro.report.more_trials import MoreTrials, more_trials
+from cerebro.report.ranges import Range, is_number
+
+LAST_EPOCHS = 6
+"""The number of final epochs that show how much a metric moves from epoch to epoch."""
+
+TOP = 3
+"""The number of best trials that must agree before a range is called too narrow."""
+
+OUTER = 0.25
+"""The outer share of a range. Three random values are all in the same outer part with a probability
+of 1/32.
+"""
+
+MAX_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The facts from which conclusions are drawn, besides the trials."""
+
+    train_rows: int = 0
+    """The number of rows trained on in an epoch; 0 if unknown."""
+    validation_rows: int = 0
+    """The number of rows on which a trial is validated; 0 without validation."""
+    ranges: Mapping[str, Range] = field(default_factory=dict)
+    searcher: str = ""
+    points: int = 0
+    """The number of configurations that the user gave to try first."""
+    epochs: int = 0
+    """The search's number of epochs; 0 if unknown."""
+
+
+def facts_of(result: Any, best: Any) -> Facts:
+    """Return the facts of a result; `best` is its best trial."""
+    saved = getattr(result, "saved", None)
+    if saved is None:
+        return Facts()
+    folds = best.folds
+    train, validation = saved.rows_per_epoch(folds[0].number if folds else best.number)
+    settings = saved.meta["settings"]
+    return Facts(
+        train_rows=train,
+        validation_rows=validation,
+        ranges=saved.ranges(),
+        searcher=str(settings.get("searcher_name", "")),
+        points=len(saved.meta.get("points") or ()),
+        epochs=int(settings.get("epochs") or 0),
+    )
+
+
+@dataclass(frozen=True)
+class Conclusions:
+    """Lines of text for the user; both fields are empty while no trial has a finite metric."""
+
+    sure: Sequence[str] = ()
+    """How reliable the ranking is."""
+    next: Sequence[str] = ()
+    """What to try next."""
+
+
+def conclude(result: Any, ranked: Sequence[Any], facts: Facts | None = None) -> Conclusions:
+    """Draw conclusions from a result.
+
+    Parameters
+    ----------
+    result
+        A ``Result``.
+    ranked
+        The result's trials, best first; those without a finite metric last.
+    facts
+        Default: the facts of the result.
+    """
+    scored = [(t, v) for t in ranked if (v := _value(result, t)) is not None and math.isfinite(v)]
+    if not scored:
+        return Conclusions()
+    if facts is None:
+        facts = facts_of(result, scored[0][0])
+    reader = _Reader(result, ranked, scored, facts)
+    return Conclusions(reader.sure(), reader.next())
+
+
+def _value(result: Any, trial: Any) -> float | None:
+    return fmt.metric_value(trial.metrics, result.metric)
+
+
+def named(numbers: Sequence[int]) -> str:
+    """Write trials as ``trial 3``, ``trials 0 and 10`` or ``trials 0, 1, 2, 3, 4 and 7 more``"""
+    shown = [str(number) for number in numbers[:MAX_NAMED]]
+    if len(numbers) > MAX_NAMED:
+        return f"trials {', '.join(shown)} and {len(numbers) - MAX_NAMED} more"
+    if len(shown) == 1:
+        return f"trial {shown[0]}"
+    return f"trials {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+class _Reader:
+    """Draws the conclusions from one result."""
+
+    def __init__(
+        self,
+        result: Any,
+        trials: Sequence[Any],
+        scored: Sequence[tuple[Any, float]],
+        facts: Facts,
+    ) -> None:
+        self.result = result
+        self.trials = trials
+        self.scored = scored
+        self.facts = facts
+        self.best, self.value = scored[0]
+        self.metric = fmt.heading(result.metric)
+        self.is_validated = self._is_validated()
+        self.counts = self._counts()
+        self.error: float | None = None  # the best value's standard error, if known
+        self.close: list[int] = []  # the best trial, and trials that may equal it
+
+    def _is_validated(self) -> bool:
+        """Return whether the metric comes from rows that were not trained on."""
+        name = self.result.metric
+        if name.startswith(fmt.PREFIXES):
+            return bool(name.startswith("val_"))
+        return f"val_{name}" in self.best.metrics or bool(self.best.folds)
+
+    def _counts(self) -> list[int] | None:
+        if not self.is_validated or self.best.folds:
+            return None
+        values = [value for _, value in self.scored]
+        rows = self.facts.validation_rows
+        return noise.counted_rows(fmt.short_name(self.result.metric), values, rows)
+
+    # --- how sure --------------------------------------------------------
+
+    def sure(self) -> list[str]:
+        if not self.is_validated:
+            lines = [f"{self.metric} is that of rows the trials were trained on: it says nothing "
+                     "about new rows"]  # fmt: skip
+        elif self.best.folds:
+            lines = self._over_folds()
+        elif self.counts is not None:
+            lines = self._over_rows(self.counts)
+        else:
+            lines = self._over_epochs()
+        return [*lines, *self._best_and_last(), *self._more_trials()]
+
+    def _over_rows(self, counts: Sequence[int]) -> list[str]:
+        rows = self.facts.validation_rows
+        self.error = noise.binomial_error(counts[0] / rows, rows)
+        low, high = noise.wilson(counts[0], rows)
+        text = (
+            f"{self.metric} {fmt.metric(self.value)} is {counts[0]:,} of {rows:,} validation rows: "
+            f"standard error {fmt.metric(self.error)} ({self.error * rows:.1f} rows), "
+            f"95 % interval {fmt.metric(low)} to {fmt.metric(high)}"
+        )
+        near = [
+            (trial.number, count)
+            for (trial, _), count in zip(self.scored, counts, strict=True)
+            if not noise.is_separable(count - counts[0])
+        ]
+        self.close = [number for number, _ in near]
+        if len(near) < 2:
+            return [text]
+        apart = max(abs(count - counts[0]) for _, count in near)
+        equal = f"equal on {rows:,} rows" if not apart else f"within {apart} of {rows:,} rows"
+        return [
+            text,
+            f"{named(self.close)} are {equal}: McNemar's test cannot separate them at "
+            "5 %, whichever rows these are",
+        ]
+
+    def _over_folds(self) -> list[str]:
+        folds = self._fold_values(self.best)
+        if folds is None or len(folds) < 2:
+            return []
+        rows = self.facts
+        share = rows.validation_rows / rows.train_rows if rows.train_rows else 1 / (len(folds) - 1)
+        self.error = noise.fold_error(folds, share)
+        assert self.error is not None
+        text = (
+            f"{self.metric} {fmt.metric(self.value)} is the mean of {len(folds)} folds, which range"
+            f" from {fmt.metric(min(folds))} to {fmt.metric(max(folds))}: standard error "
+            f"{fmt.metric(self.error)}, corrected for the training rows that folds share"
+        )
+        self.close = [self.best.number]
+        for trial, _ in self.scored[1:]:
+            others = self._fold_values(trial)
+            if others is None or len(others) != len(folds):
+                continue
+            if noise.differ_over_folds(folds, others, share) is False:
+                self.close.append(trial.number)
+        if len(self.close) < 2:
+            return [text]
+        return [text, f"the folds do not separate {named(self.close)} (t test at 5 %)"]
+
+    def _fold_values(self, trial: Any) -> list[float] | None:
+        """Return the metric of each fold after the epoch that represents the trial."""
+        values = [fmt.metric_value(fold.metrics, self.result.metric) for fold in trial.folds]
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        return known if known and len(known) == len(values) else None
+
+    def _over_epochs(self) -> list[str]:
+        rows = self.facts.validation_rows
+        on = f" on {rows:,} validation rows" if rows else ""
+        text = (
+            f"{self.metric} {fmt.metric(self.value)}{on}: the noise of these rows is unknown, "
+            "because a run records means, not rows"
+        )
+        last = self.best.history[-LAST_EPOCHS:]
+        values = [fmt.metric_value(entry["metrics"], self.result.metric) for entry in last]
+        moved = noise.movement([math.nan if value is None else value for value in values])
+        if moved is None:
+            return [text]
+        lines = [text, f"trial {self.best.number} moves around its trend by about "
+                       f"{fmt.metric(moved)} per epoch (its last {len(last)} epochs)"]  # fmt: skip
+        self.close = [trial.number for trial, v in self.scored if abs(v - self.value) <= moved]
+        if len(self.close) > 1:
+            lines.append(f"{named(self.close)} differ by less than that")
+        return lines
+
+    def _best_and_last(self) -> list[str]:
+        best, at = self.best, self.best.best_epoch
+        if self.result.select != "best" or at is None or at + 1 >= best.epoch:
+            return []
+        last = fmt.metric_value(best.history[-1]["metrics"], self.result.metric)
+        return [
+            f"trial {best.number} was best after {at + 1} of {best.epoch} epochs; after the last, "
+            f"{self.metric} is {fmt.metric(last)}"
+        ]
+
+    def _more_trials(self) -> list[str]:
+        if not self._is_over():
+            return []
+        found = self._random()
+        if found is not None:
+            text = f"{found.more} more random trials find a new best with a probability of at most "
+            text += f"{found.chance:.0%}"
+            if found.gain >= abs(self.value):
+                return [text]  # a few very bad trials make the bound useless
+            pays = ""
+            if self.error:  # 0 if all rows are right: nothing is known of other rows
+                less = found.gain < self.error
+                pays = f", {'less' if less else 'more'} than the standard error"
+            return [f"{text}, and gain at most {fmt.metric(found.gain)} on average{pays}"]
+        after = len(self.trials) - 1 - self.best.number
+        if self.facts.searcher and not self._is(("random", "grid")) and after:
+            return [
+                f"the best is trial {self.best.number} of {len(self.trials)}: the "
+                f"{fmt.counted(after, 'trial')} after it found nothing better"
+            ]
+        return []
+
+    def _is(self, names: Sequence[str]) -> bool:
+        return any(self.facts.searcher.lower().startswith(name) for name in names)
+
+    def _is_over(self) -> bool:
+        return self.result.status in ("finished", "stopped")
+
+    def _random(self) -> MoreTrials | None:
+        """Estimate the gain of more trials, if the trials are independent draws from the space."""
+        if not self._is(("random",)):
+            return None
+        first = self.facts.points
+        values = [v for trial, v in self.scored if trial.number >= first]
+        tried = sum(trial.number >= first for trial in self.trials)
+        return more_trials(values, tried, self.result.mode)
+
+    # --- what to try next ------------------------------------------------
+
+    def next(self) -> list[str]:
+        if not self._is_over():
+            return []
+        return [
+            *self._unsuccessful(),
+            *self._epochs(),
+            *self._edges(),
+            *self._validation(),
+        ]
+
+    def _unsuccessful(self) -> list[str]:
+        """List the settings that separate the trials that failed or diverged from all others."""
+        lines = []
+        for status in ("failed", "diverged"):
+            bad = [t for t in self.trials if t.status == status]
+            good = [t for t in self.trials if t.status not in ("failed", "diverged")]
+            for name, what in separating(bad, good).items():
+                cure = "change it, or repair build" if status == "failed" else "leave it out"
+                whose = f"all {len(bad)} {status} trials" if len(bad) > 1 else f"the {status} trial"
+                lines.append(f"{whose}, and no others, have {name} {what}: {cure}")
+        return lines
+
+    def _epochs(self) -> list[str]:
+        best, at = self.best, self.best.best_epoch
+        if at is None or best.epoch < 2:
+            return []
+        longest = max(self.facts.epochs, max(t.epoch for t in self.trials))
+        if at + 1 == best.epoch:
+            if best.epoch < longest:
+                return []  # the searcher or the user stopped it
+            more = (
+                f"cerebro.resume({str(self.result.path)!r}, epochs={2 * best.epoch}, "
+                f"trials=[{best.number}])"
+            )
+            if self.facts.searcher and not self._is(("random", "grid")):
+                more = f"a search with epochs={2 * best.epoch}"
+            return [f"train longer: trial {best.number} was best after its last epoch: {more}"]
+        last = fmt.metric_value(best.history[-1]["metrics"], self.result.metric)
+        worse = None if last is None or not math.isfinite(last) else abs(last - self.value)
+        if 2 * (at + 1) > best.epoch or worse is None or worse <= (self.error or 0.0):
+            return []
+        return [
+            f"train shorter, or regularize: trial {best.number} was best after {at + 1} of "
+            f"{best.epoch} epochs, and became worse"
+        ]
+
+    def _edges(self) -> list[str]:
+        """List the settings whose values in the best trials are all at one end of the range."""
+        top = [flatten(trial.config) for trial, _ in self.scored[:TOP]]
+        if len(top) < TOP or len(self.scored) < 2 * TOP:
+            return []
+        lines = []
+        configs = [flatten(trial.config) for trial in self.trials]
+        for name, known in self.facts.ranges.items():
+            values: list[Any] = [config.get(name) for config in top]
+            tried: list[Any] = [config.get(name) for config in configs]
+            side = end_of(
+                known, [v for v in values if is_number(v)], [v for v in tried if is_number(v)]
+            )
+            if side:
+                ends = (known.low, known.high) if not known.steps else (
+                    known.steps[0], known.steps[-1])  # fmt: skip
+                end, way = (ends[1], "above") if side > 0 else (ends[0], "below")
+                lines.append(
+                    f"widen {name}: the best {TOP} trials have "
+                    f"{', '.join(fmt.number(v, 3) for v in values)}, and the range ends at "
+                    f"{fmt.number(end, 3)}: try values {way} it"
+                )
+        return lines
+
+    def _validation(self) -> list[str]:
+        if not self.is_validated:
+            return ["rank by rows that are not trained on: validation=0.2"]
+        lines = []
+        if len(self.close) > 1:
+            how = "more folds, or more rows"
+            if not self.best.folds:
+                how = "more validation rows, or folds (validation=cerebro.KFold(5))"
+            whom = named(self.close) if len(self.close) <= 2 * MAX_NAMED else "the best"
+            lines.append(f"to separate {whom}: {how}")
+        if len(self.scored) > 1 and not self.best.folds:
+            lines.append(
+                f"the best of {len(self.scored)} looks better than it is: "
+                "result.best.evaluate(test), on rows that no trial saw, says how good it is"
+            )
+        return lines
+
+
+def end_of(known: Range, values: Sequence[float], tried: Sequence[float]) -> int:
+    """Return at which end of a range the best trials are: -1 for low, 1 for high, 0 for neither.
+
+    The best trials are at an end of a continuous range if all are in its outer quarter (of the
+    logarithm, if the logarithm is drawn) and fewer than `TOP` trials were tried further out. They
+    are at an end of at least three listed numbers if all have the first number, or all the last.
+    With fewer than `TOP` values, the result is 0.
+    """
+    if len(values) < TOP:
+        return 0
+    steps = known.steps
+    if steps:
+        ends = {steps[0]: -1, steps[-1]: 1} if len(steps) > 2 else {}
+        return _common([ends.get(value, 0) for value in values])
+    places = [known.place(value) for value in values]
+    side = _common([0 if p is None else (p >= 1 - OUTER) - (p <= OUTER) for p in places])
+    further = sum(side * value > max(side * v for v in values) for value in tried)
+    return side if further < TOP else 0
+
+
+def _common(sides: Sequence[int]) -> int:
+    return sides[0] if len(set(sides)) == 1 else 0
+
+
+def separating(bad: Sequence[Any], good: Sequence[Any]) -> dict[str, str]:
+    """Return the settings that separate two groups of trials, with their values in the first group.
+
+    A number separates the groups if all its values in one group are above all those in the other. A
+    category separates them if they share no value. If a setting had no influence, all assignments
+    of its values to the trials would be equally likely (Fisher's randomization test). Of the ``C(n,
+    b)`` ways to choose ``b`` of ``n`` trials, at most 2 separate by a number. By a category, there
+    are as many as there are sets of categories that together have ``b`` trials. A setting is left
+    out if separation by chance has a probability above 5 %.
+    """
+    if not bad or not good or 2 / math.comb(len(bad) + len(good), len(bad)) > noise.LEVEL:
+        return {}
+    ours = [flatten(trial.config) for trial in bad]
+    theirs = [flatten(trial.config) for trial in good]
+    found = {}
+    for name in ours[0]:
+        if all(name in config for config in [*ours, *theirs]):
+            what = _apart([c[name] for c in ours], [c[name] for c in theirs])
+            if what:
+                found[name] = what
+    return found
+
+
+def _apart(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+    if all(map(is_number, [*ours, *theirs])):
+        if min(ours) > max(theirs):
+            return f"of {fmt.number(min(ours), 3)} or more"
+        return f"of {fmt.number(max(ours), 3)} or less" if max(ours) < min(theirs) else ""
+    mine, others = {str(value) for value in ours}, {str(value) for value in theirs}
+    if mine & others or len(mine) > MAX_NAMED or len(mine) == len(ours) > 1:
+        return ""
+    ways = [1] + [0] * len(ours)  # the number of sets of categories, by their number of trials
+    for count in Counter(str(value) for value in [*ours, *theirs]).values():
+        for trials in range(len(ours), count - 1, -1):
+            ways[trials] += ways[trials - count]
+    if ways[-1] / math.comb(len(ours) + len(theirs), len(ours)) > noise.LEVEL:
+        return ""
+    return f"= {' or '.join(sorted(mine))}"

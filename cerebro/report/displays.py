@@ -1,0 +1,92 @@
+"""Choose how to show a search's progress: a block in a notebook, a table, lines, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TextIO, TypeVar
+
+from cerebro.errors import InputError, explain_interrupt
+from cerebro.report import format as fmt
+from cerebro.report.progress import Lines, Progress, Silent
+from cerebro.report.table import Table
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def make_progress(
+    kind: str | bool | Progress | None = "auto", *, stream: TextIO | None = None
+) -> Progress:
+    """Return the display for `kind`.
+
+    Parameters
+    ----------
+    kind
+        ``"auto"`` (a block in a notebook, a table if `stream` is a terminal, else lines),
+        ``"table"`` (in a notebook, the block), ``"lines"``, False for nothing, or a display, which
+        is returned unchanged.
+    stream
+        The stream to write to; None: standard output or, in a notebook, the cell's output.
+
+    Raises
+    ------
+    InputError
+        If `kind` is invalid.
+    """
+    if isinstance(kind, Progress):
+        return kind
+    if kind is False or kind is None:
+        return Silent()
+    if kind is True:
+        kind = "auto"
+    if kind not in ("auto", "table", "lines"):
+        raise InputError(f"progress={kind!r}: must be 'auto', 'table', 'lines' or False")
+    if kind != "lines" and stream is None and in_notebook():
+        from cerebro.report.notebook import Notebook
+
+        return Notebook()
+    out = sys.stdout if stream is None else stream
+    if kind == "auto":
+        terminal = out.isatty() and os.environ.get("TERM") != "dumb"
+        kind = "table" if terminal else "lines"
+    return Table(out) if kind == "table" else Lines(out)
+
+
+def in_notebook() -> bool:
+    """Return whether this process is a notebook kernel, whose output can show HTML."""
+    module = sys.modules.get("IPython")
+    shell = None if module is None else module.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that trains: make its ``progress`` a display, and close the display."""
+
+    @wraps(function)
+    def showing(*args: P.args, **kwargs: P.kwargs) -> R:
+        given: Any = kwargs.get("progress", "auto")
+        display = kwargs["progress"] = make_progress(given)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and not error.args:
+                explain_interrupt(error, ["interrupted before training began"])
+            with contextlib.suppress(Exception):
+                display.ended_early(None, error)  # no effect if the run itself has reported it
+            raise
+        finally:
+            with contextlib.suppress(Exception):
+                display.close()
+
+    return showing
+
+
+def announce(display: Any, workers: int, advice: str | None = None) -> None:
+    """Show that workers start, in a display from `shows_progress`."""
+    if workers:
+        more = f" ({advice})" if advice else ""
+        display.phase(f"starting {fmt.counted(workers, 'worker')}{more}")

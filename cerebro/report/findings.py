@@ -1,0 +1,42 @@
+"""Describe likely mistakes in a model or its data: the findings of the check before a search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A likely mistake, in one line, with a fix.
+
+    Attributes
+    ----------
+    code
+        The finding's name, such as ``"broadcast"``; the guide lists all names.
+    message
+        What was found.
+    cure
+        What to do, in the imperative.
+    severity
+        ``"matters"``: almost certainly a mistake; a search also shows it. ``"hint"``: often a
+        mistake; only `cerebro.check` shows it.
+    place
+        The line of the user's code, as ``path:line``; empty if unknown.
+    """
+
+    code: str
+    message: str
+    cure: str
+    severity: Literal["matters", "hint"] = "matters"
+    place: str = ""
+
+    @property
+    def matters(self) -> bool:
+        """Whether the finding is almost certainly a mistake, not a hint."""
+        return self.severity == "matters"
+
+    def __str__(self) -> str:
+        at = f" ({PurePath(self.place).name})" if self.place else ""
+        return f"{self.message}{at}: {self.cure}"

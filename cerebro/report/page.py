@@ -1,0 +1,439 @@
+"""Write a run as one self-contained HTML page, for colleagues, archives and issues.
+
+The page has no outside references. Its only script sorts and filters the table of trials. Its
+content security policy allows no script except this one, identified by its hash. So a name or a
+configuration that contains markup cannot run anything, even if it were not escaped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import io
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cerebro.errors import InputError, printable
+from cerebro.machine.mappings import flatten
+from cerebro.report import format as fmt
+from cerebro.report import plots, summary
+from cerebro.report.block import curve, limits
+from cerebro.report.conclusions import conclude
+from cerebro.report.page_parts import SCRIPT, STYLE
+
+MAX_ROWS = 2000
+"""The most trials in the table, best first; a browser sorts this many at once."""
+MAX_SETTINGS = 40
+MAX_CAUSES = 20
+MAX_EVENTS = 50
+MAX_LINES = 20
+"""The most lines shown of a log or a traceback, from its end."""
+MAX_LINE = 300
+MAX_CELL = 60
+DPI = 144
+BY_EPOCH = " by epoch"
+
+
+@dataclass(frozen=True)
+class About:
+    """The contents of a page about a run, besides its trials.
+
+    Parameters
+    ----------
+    started, ended
+        Seconds since 1970; None if unknown.
+    data
+        For each data set, its name and its facts.
+    space
+        The name and the description of each setting.
+    """
+
+    started: float | None = None
+    ended: float | None = None
+    data: Sequence[tuple[str, Mapping[str, Any]]] = ()
+    space: Sequence[tuple[str, str]] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+
+
+def render_page(
+    result: Any,
+    about: About | None = None,
+    *,
+    kinds: Sequence[str] = tuple(plots.KINDS),
+    metric: str | None = None,
+    trials: Sequence[int] | None = None,
+) -> str:
+    """Write a run as a page.
+
+    Parameters
+    ----------
+    result
+        A ``Result``.
+    about
+        Further facts about the run.
+    kinds
+        The pictures, as for ``Result.plot``. A picture that cannot be drawn, for example because
+        the run has just begun, is replaced by the reason.
+    metric, trials
+        What the pictures show, as for ``Result.plot``.
+
+    Returns
+    -------
+    str
+        An HTML document. Everything that comes from the run is escaped.
+    """
+    about = about or About()
+    ranked = summary.ranked(result)
+    sections = [
+        ("best", "Best configuration", _best(result, ranked)),
+        ("pictures", "Pictures", _pictures(result, kinds, metric, trials)),
+        ("trials", "Trials", _trials(result, ranked)),
+        ("failures", "Failures", _failures(ranked)),
+        ("pruned", "Ended early", _pruned(result, ranked)),
+        ("events", "Warnings and events", _events(result)),
+        ("data", "Data", "".join(_facts(facts, name) for name, facts in about.data)),
+        ("space", "Space", _facts(dict(about.space))),
+        ("settings", "Settings", _facts(flatten(about.settings))),
+        ("environment", "Environment", _facts(flatten(about.environment))),
+    ]
+    sections = [section for section in sections if section[2]]
+    links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title, _ in sections)
+    body = "".join(
+        f'<section id="{anchor}"><h2>{title}</h2>{inner}</section>'
+        for anchor, title, inner in sections
+    )
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode("ascii")
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'"
+    )
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(result.path)}</title><style>{STYLE}</style></head>\n<body>"
+        f"{_head(result, about)}<nav>{links}</nav>\n{body}\n<script>{SCRIPT}</script>"
+        "</body></html>\n"
+    )
+
+
+def _text(value: Any) -> str:
+    return html.escape(printable(str(value)))
+
+
+def _short(value: Any) -> str:
+    text = fmt.number(value) if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
+
+
+def _list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def _facts(facts: Mapping[str, Any], title: str = "") -> str:
+    """Write names and values as a table with a title above it; nothing if there are no facts."""
+    rows = "".join(
+        f'<tr><th scope="row">{_text(name)}</th><td>{_text(_value(value))}</td></tr>'
+        for name, value in facts.items()
+    )
+    heading = f"<h3>{_text(title)}</h3>" if title else ""
+    return f'{heading}<table class="facts"><tbody>{rows}</tbody></table>' if rows else ""
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_value, value)) or "-"
+    return fmt.number(value, 6) if isinstance(value, float) else str(value)
+
+
+def _head(result: Any, about: About) -> str:
+    facts = [summary.counts(result)]
+    if about.started is not None:
+        facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(about.started)))
+        if about.ended is not None:
+            facts.append(f"took {fmt.duration(about.ended - about.started)}")
+    ranked_by = f"ranked by {fmt.heading(result.metric)} ({result.mode})"
+    state = _text(result.status)
+    error = getattr(result, "error", None)
+    return (
+        f'<h1>{_text(result.path)} <span class="{state}">{state}</span></h1>'
+        f'<div class="dim">{_text(" · ".join([*facts, ranked_by]))}</div>'
+        + (f'<p class="failed">{_text(error)}</p>' if error else "")
+    )
+
+
+def _best(result: Any, ranked: Sequence[Any]) -> str:
+    lines = summary.best_lines(result)
+    if not lines:
+        return "<p>No trial has a finite metric yet.</p>"
+    best = ranked[0]
+    found = conclude(result, ranked)
+    metrics = {
+        fmt.heading(n): fmt.mean_metric(best.metrics, n) for n in fmt.full_names(best.metrics)
+    }
+    folds = ""
+    if best.folds:
+        names = fmt.full_names(name for fold in best.folds for name in fold.metrics)
+        names = [name for name in names if not name.startswith("train_")] or names
+        parts = {
+            f"fold {fold.fold}": ", ".join(
+                f"{fmt.heading(n)} {fmt.metric(fold.metrics.get(n))}" for n in names
+            )
+            for fold in best.folds
+        }
+        folds = _facts(parts, "Folds")
+    tie = summary.tie(result)
+    left = (
+        f"<p><b>{_text(lines[0].removeprefix('best: '))}</b></p>"
+        + (f"<p>{_text(tie)}</p>" if tie else "")
+        + _facts(flatten(best.config))
+        + _facts(metrics, "Metrics")
+        + folds
+        + (f'<p class="dim">state hash <code>{_text(best.state_hash)}</code></p>'
+           if getattr(best, "state_hash", None) else "")
+    )  # fmt: skip
+    right = ""
+    if found.sure:
+        right += f"<h3>How sure is that</h3>{_list(found.sure)}"
+    if found.next:
+        right += f"<h3>What to try next</h3>{_list(found.next)}"
+    return f'<div class="pair"><div>{left}</div><div>{right}</div></div>'
+
+
+# --- pictures ----------------------------------------------------------------
+
+
+def _pictures(
+    result: Any, kinds: Sequence[str], metric: str | None, trials: Sequence[int] | None
+) -> str:
+    parts = []
+    for kind in kinds:
+        try:
+            light, dark = (
+                plots.plot(result, metric, trials=trials, kind=kind, dark=dark)
+                for dark in (False, True)
+            )
+        except InputError as error:
+            parts.append(f'<p class="dim">{_text(error)}</p>')
+            continue
+        width = round(96 * float(light.get_figwidth()))
+        parts.append(
+            f'<picture><source media="(prefers-color-scheme: dark)" srcset="{_png(dark)}">'
+            f'<img alt="{_text(kind)}" width="{width}" src="{_png(light)}"></picture>'
+        )
+    return "".join(parts)
+
+
+def _png(figure: Any) -> str:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=DPI)
+    return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
+
+
+# --- the table of trials -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """A cell: its HTML, and the value by which it is sorted; None sorts last."""
+
+    inner: str
+    key: float | str | None = None
+    is_text: bool = False
+
+    def to_html(self) -> str:
+        key = "" if self.key is None else _text(self.key)
+        kind = ' class="text"' if self.is_text else ""
+        return f'<td data-v="{key}"{kind}>{self.inner}</td>'
+
+
+def _number(value: float | None, text: str) -> _Cell:
+    known = value is not None and math.isfinite(value)
+    return _Cell(_text(text), value if known else None)
+
+
+def _setting(value: Any) -> _Cell:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _number(value, fmt.number(value, 3))
+    return _Cell(_text(_short(value)), str(value), is_text=True)
+
+
+def _trials(result: Any, ranked: Sequence[Any]) -> str:
+    if not ranked:
+        return "<p>No trial has begun.</p>"
+    shown = ranked[:MAX_ROWS]
+    flat = {trial.number: flatten(trial.config) for trial in shown}
+    keys = list(dict.fromkeys(key for config in flat.values() for key in config))
+    varying = [k for k in keys if len({repr(c.get(k)) for c in flat.values()}) > 1][:MAX_SETTINGS]
+    names = _metrics(result, shown)
+    by_best = result.select == "best"
+    drawings = _drawings(result, shown)
+    headings = [
+        *("trial", "state", "epochs", *([fmt.BEST_AT] if by_best else [])),
+        *(fmt.heading(name) for name in names),
+        *(f"{fmt.heading(result.metric)}{BY_EPOCH}", "seconds"),
+        *varying,
+    ]
+    best = ranked[0].number if summary.best_lines(result) else None
+    rows = []
+    texts: set[int] = set()  # indices of columns that contain text
+    for trial in shown:
+        seconds = sum(entry.get("seconds") or 0.0 for entry in trial.history)
+        at = trial.best_epoch
+        state = _text(trial.status)
+        cells = [
+            _number(trial.number, f"{'★ ' if trial.number == best else ''}{trial.number}"),
+            _Cell(f'<span class="{state}">{state}</span>', trial.status, is_text=True),
+            _number(trial.epoch, f"{trial.epoch}/{trial.epochs}"),
+            *([_number(None if at is None else at + 1, "-" if at is None else str(at + 1))]
+              if by_best else []),
+            *(_number(fmt.metric_value(trial.metrics, name), fmt.mean_metric(trial.metrics, name))
+              for name in names),
+            _Cell(drawings[trial.number]),
+            _number(seconds, f"{seconds:.1f}"),
+            *(_setting(flat[trial.number][key]) if key in flat[trial.number] else _Cell("")
+              for key in varying),
+        ]  # fmt: skip
+        kind = ' class="best"' if trial.number == best else ""
+        rows.append(f"<tr{kind}>{''.join(cell.to_html() for cell in cells)}</tr>")
+        texts.update(place for place, cell in enumerate(cells) if cell.is_text)
+    head = "".join(_heading(text, is_text=place in texts) for place, text in enumerate(headings))
+    more = len(ranked) - len(shown)
+    constant = {k: next(iter(flat.values())).get(k) for k in keys if k not in varying}
+    same = (
+        f'<p class="dim">The same in all: {_text(fmt.settings(constant))}</p>' if constant else ""
+    )
+    left_out = f'<p class="dim">and {more:,} more, in the run&#x27;s folder</p>' if more else ""
+    return (
+        '<input type="search" id="filter" placeholder="filter, for example: failed" '
+        'aria-label="filter the trials" hidden>'
+        f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{same}{left_out}"
+    )
+
+
+def _heading(text: str, *, is_text: bool) -> str:
+    kind = ' class="text"' if is_text else ""
+    if text.endswith(BY_EPOCH):  # drawings cannot be sorted
+        return f'<th scope="col"{kind}>{_text(text)}</th>'
+    return f'<th scope="col"{kind}><button type="button">{_text(text)}</button></th>'
+
+
+def _metrics(result: Any, trials: Sequence[Any]) -> list[str]:
+    """List the metrics for the table, starting with the one that ranks trials."""
+    seen: dict[str, None] = {}
+    for trial in trials:
+        seen.update(dict.fromkeys(trial.metrics))
+    ranks = fmt.short_name(result.metric)
+    others = [n for n in fmt.full_names(seen) if n not in (result.metric, f"val_{ranks}")]
+    return [result.metric, *others] if seen else []
+
+
+def _drawings(result: Any, trials: Sequence[Any]) -> dict[int, str]:
+    """Return the curve of each trial's metric over its epochs, all on the same axes."""
+    series = {
+        t.number: [fmt.metric_value(entry["metrics"], result.metric) for entry in t.history]
+        for t in trials
+    }
+    low, high = limits(series.values(), result.mode)
+    epochs = max((max(t.epochs, len(t.history)) for t in trials), default=1)
+    return {
+        t.number: curve(
+            series[t.number], None if t.best_epoch is None else t.best_epoch + 1, epochs, low, high
+        )
+        for t in trials
+    }
+
+
+# --- what went wrong ---------------------------------------------------------
+
+
+def _failures(ranked: Sequence[Any]) -> str:
+    """Write each distinct cause: the trials, the line of code, the traceback and the output."""
+    causes: dict[str, list[Any]] = {}
+    for trial in sorted(ranked, key=lambda trial: trial.number):
+        if trial.status == "diverged":  # each trial diverged at a different batch
+            causes.setdefault("diverged", []).append(trial)
+        elif trial.status == "failed":
+            causes.setdefault(f"failed: {_cause(trial)}", []).append(trial)
+    parts = []
+    for cause, trials in list(causes.items())[:MAX_CAUSES]:
+        first = trials[0]
+        numbers = ", ".join(str(trial.number) for trial in trials)
+        facts = {"trials" if trials[1:] else "trial": numbers}
+        place = getattr(getattr(getattr(first, "record", None), "raised", None), "place", "")
+        if place:
+            facts["raised at"] = place
+        if first.status == "failed":
+            facts["configuration"] = fmt.settings(first.config)
+        parts.append(f'<h3 class="{_text(first.status)}">{_text(cause)}</h3>{_facts(facts)}')
+        if first.status == "diverged":
+            shown = trials[:MAX_CAUSES]
+            parts.append(
+                _list([f"trial {t.number}: {_cause(t)} ({fmt.settings(t.config)})" for t in shown])
+            )
+        traceback = getattr(first, "traceback", None) or ""
+        log = (getattr(first, "log", None) or "").rstrip().removesuffix(traceback.rstrip())
+        parts.append(_tail("traceback", traceback, first.number))
+        parts.append(_tail("output", log, first.number))
+    if len(causes) > MAX_CAUSES:
+        parts.append(f"<p>and {len(causes) - MAX_CAUSES} more causes</p>")
+    return "".join(parts)
+
+
+def _cause(trial: Any) -> str:
+    lines = str(trial.error or "").strip().splitlines()
+    return lines[-1] if lines else "no cause was recorded"
+
+
+def _tail(what: str, text: str | None, number: int) -> str:
+    lines = (text or "").rstrip().splitlines()
+    if not lines:
+        return ""
+    shown = [line[:MAX_LINE] for line in lines[-MAX_LINES:]]
+    cut = f", its last {MAX_LINES} lines" if len(lines) > MAX_LINES else ""
+    return (
+        f"<details><summary>{what} of trial {number}{cut}</summary>"
+        f"<pre>{_text(chr(10).join(shown))}</pre></details>"
+    )
+
+
+def _pruned(result: Any, ranked: Sequence[Any]) -> str:
+    """List the trials that ended early, by the number of finished epochs."""
+    by_epoch: dict[tuple[int, str], list[Any]] = {}
+    for trial in ranked:
+        if trial.status == "stopped":
+            by_epoch.setdefault((trial.epoch, str(trial.error or "")), []).append(trial)
+    lines = []
+    for (epoch, why), trials in sorted(by_epoch.items(), key=lambda item: item[0]):
+        values = [fmt.metric_value(trial.metrics, result.metric) for trial in trials]
+        known = sorted(v for v in values if v is not None and math.isfinite(v))
+        span = ""
+        if known:
+            ends = dict.fromkeys([fmt.metric(known[0]), fmt.metric(known[-1])])
+            span = f", {fmt.heading(result.metric)} {' to '.join(ends)}"
+        numbers = ", ".join(str(n) for n in sorted(trial.number for trial in trials))
+        lines.append(
+            f"after {fmt.counted(epoch, 'epoch')}: {fmt.counted(len(trials), 'trial')} "
+            f"({numbers}){span}{f': {why}' if why else ''}"
+        )
+    return _list(lines)
+
+
+def _events(result: Any) -> str:
+    others = [event for event in result.events() if event["kind"] != "warning"]
+    lines = [
+        f"{fmt.duration(event['time'])}: {event['kind']}"
+        f"{'' if event['trial'] is None else ' of trial ' + str(event['trial'])}: {event['text']}"
+        for event in others[:MAX_EVENTS]
+    ]
+    if len(others) > MAX_EVENTS:
+        lines.append(f"and {len(others) - MAX_EVENTS} more events")
+    return _list([*summary.warned(result), *lines])

@@ -1,0 +1,86 @@
+"""Draw pictures of a result, one kind per file.
+
+Every function returns a new ``matplotlib.figure.Figure``, which does not depend on a window or on
+pyplot's global state. So it works without a display and in threads:
+``figure.savefig("curves.png")``. A notebook draws the figure if it is the cell's value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from cerebro.errors import InputError
+from cerebro.report.plots.curves import draw_curves
+from cerebro.report.plots.gantt import draw_gantt
+from cerebro.report.plots.importance import draw_importance
+from cerebro.report.plots.look import DARK, LIGHT, Look, is_style_dark
+from cerebro.report.plots.parallel import draw_parallel
+from cerebro.report.plots.slices import draw_slices
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+KINDS: dict[str, Callable[[Any, str, Sequence[Any], Look], Figure]] = {
+    "curves": draw_curves,
+    "gantt": draw_gantt,
+    "parallel": draw_parallel,
+    "importance": draw_importance,
+    "slice": draw_slices,
+}
+"""The drawing function of each kind; its arguments are the result, metric, trials and look."""
+
+
+def plot(
+    result: Any,
+    metric: str | None = None,
+    *,
+    trials: Sequence[int] | None = None,
+    kind: str = "curves",
+    dark: bool | None = None,
+) -> Figure:
+    """Draw a result.
+
+    Parameters
+    ----------
+    result
+        A ``Result``.
+    metric
+        The metric; None: the one that ranks trials.
+    trials
+        The numbers of the trials to draw; None: all.
+    kind
+        ``"curves"``: the metric over epochs; ``"gantt"``: which worker trained which trial when;
+        ``"parallel"``: configurations as lines across their dimensions; ``"importance"``: the share
+        of the metric's variance that each dimension explains, with its uncertainty; ``"slice"``:
+        the metric over each setting.
+    dark
+        Whether the picture is for a dark page. None: as in matplotlib's current style.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        A new figure.
+
+    Raises
+    ------
+    InputError
+        If `kind`, a trial or the metric is unknown, or if matplotlib is missing.
+    """
+    if kind not in KINDS:
+        raise InputError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
+    look = DARK if (is_style_dark() if dark is None else dark) else LIGHT
+    return KINDS[kind](result, metric or result.metric, _chosen(result, trials), look)
+
+
+def _chosen(result: Any, numbers: Sequence[int] | None) -> list[Any]:
+    if numbers is None:
+        return list(result.trials)
+    if not hasattr(numbers, "__iter__"):
+        raise InputError(f"trials must be a list of trials' numbers, not {numbers!r}")
+    numbers = [getattr(trial, "number", trial) for trial in numbers]
+    by_number = {trial.number: trial for trial in result.trials}
+    missing = [n for n in numbers if n not in by_number]
+    if missing:
+        raise InputError(f"trials={numbers}: there is no trial {missing[0]} in this run")
+    return [by_number[n] for n in numbers]

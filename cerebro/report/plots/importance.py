@@ -1,0 +1,138 @@
+"""Draw how much of the metric's variance each dimension explains, with its uncertainty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cerebro.errors import InputError
+from cerebro.report import format as fmt
+from cerebro.report.plots.look import Look, figure_of, plain, title
+from cerebro.report.plots.values import is_numeric, table_of, varying
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TRIALS_PER_DIMENSION = 10
+"""The trials needed per dimension; with fewer, the importance of dimensions is unknown."""
+_DRAWS = 1000
+
+
+@dataclass(frozen=True)
+class Importance:
+    """The share of a metric's variance that one dimension alone explains, and its uncertainty."""
+
+    share: float
+    low: float
+    """The range from `low` to `high` contains the share with a probability of 90 %."""
+    high: float
+    by_chance: float
+    """The average share of a dimension that has no influence."""
+
+
+def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
+    """Estimate the share of the metric's variance that one dimension alone explains.
+
+    Trials are grouped by category; for a number, they are grouped into up to four ranges with
+    equally many trials. The share is the variance between groups divided by the total variance (eta
+    squared). With few trials it is large by chance. The range shows this uncertainty: it extends
+    from the 5th to the 95th percentile of the share over trials drawn with replacement (a
+    bootstrap, always with the same draws). Interactions of dimensions are not measured.
+
+    Parameters
+    ----------
+    values
+        The dimension's value in each trial; None where it is absent.
+    metric
+        The metric of each trial, shape (trials,).
+
+    Returns
+    -------
+    Importance
+        None if the trials cannot show it: if there is one group, one group per trial, or a constant
+        metric.
+    """
+    numbers = np.asarray(metric, dtype=float)
+    kinds, groups = np.unique(np.asarray(_groups(values)), return_inverse=True)
+    count = len(numbers)
+    if len(kinds) < 2 or count <= len(kinds) or not np.ptp(numbers):
+        return None
+    draws = max(100, min(_DRAWS, 10**6 // count))
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), draws)
+    centred = (numbers - numbers.mean()) / np.ptp(numbers)
+    belongs = (groups[:, None] == np.arange(len(kinds))).astype(float)
+    shares = _shares(np.vstack([np.ones(count), drawn]), centred, belongs)
+    low, high = np.quantile(shares[1:], [0.05, 0.95])
+    share = float(shares[0])
+    by_chance = (len(kinds) - 1) / (count - 1)
+    return Importance(share, min(float(low), share), max(float(high), share), by_chance)
+
+
+def _shares(weights: Any, numbers: Any, belongs: Any) -> Any:
+    """Return the share of the variance that is between groups, for each row of trial weights."""
+    sums, sizes = (weights * numbers) @ belongs, weights @ belongs
+    mean = weights @ numbers / weights.sum(axis=1)
+    total = weights @ numbers**2 - weights.sum(axis=1) * mean**2
+    between = (sums**2 / np.maximum(sizes, 1)).sum(axis=1) - weights.sum(axis=1) * mean**2
+    # A draw that repeats a single trial has no variance.
+    return np.clip(between / np.where(total > 1e-12, total, np.inf), 0.0, 1.0)
+
+
+def _groups(values: Sequence[Any]) -> list[str]:
+    present = [v for v in values if v is not None]
+    if not is_numeric(present) or len(set(present)) <= 4:
+        return [repr(v) for v in values]
+    edges = np.quantile(np.asarray(present, dtype=float), [0.25, 0.5, 0.75])
+    return ["absent" if v is None else str(int(np.searchsorted(edges, v))) for v in values]
+
+
+def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
+    """Draw the share of the metric's variance that each dimension alone explains, with its range.
+
+    With too few trials the bars are pale, and the title says so.
+    """
+    configs, values = table_of(result, metric, trials)
+    names = varying(configs) if configs else []
+    if not names:
+        raise InputError("kind='importance': needs two finished trials that differ")
+    found = {n: explained_variance([c.get(n) for c in configs], values) for n in names}
+    ordered = sorted(names, key=lambda name: -1.0 if (f := found[name]) is None else f.share)
+    enough = TRIALS_PER_DIMENSION * len(names)
+    tells = len(configs) >= enough
+    figure, axes = figure_of(look, 7.2, 1.9 + 0.38 * len(ordered))
+    axes.grid(False, axis="y")
+    for place, name in enumerate(ordered):
+        _draw_share(axes, place, found[name], look, pale=not tells)
+    axes.set_yticks(range(len(ordered)), [plain(name) for name in ordered])
+    axes.set_xlim(0, 128)
+    axes.set_xticks(range(0, 101, 20))
+    axes.set_xlabel(
+        f"variance of {plain(fmt.short_name(metric))} explained alone (%), with its 90 % range;\n"
+        "dotted: the share by chance alone",
+        color=look.ink,
+    )
+    counted = fmt.counted(len(configs), "trial")
+    heading = "What mattered" if tells else "What mattered: too few trials to tell"
+    title(look, axes, heading, counted if tells else f"{counted}, {enough} would do")
+    return figure
+
+
+def _draw_share(
+    axes: Axes, place: int, found: Importance | None, look: Look, *, pale: bool
+) -> None:
+    if found is None:
+        axes.text(1, place, "unknown", va="center", fontsize=9, color=look.ink)
+        return
+    share, low, high = (100 * part for part in (found.share, found.low, found.high))
+    axes.barh(place, share, color=look.faint if pale else look.runners_up[0])
+    axes.plot([low, high], [place, place], color=look.ink, linewidth=1.2, marker="|", markersize=7)
+    chance = 100 * found.by_chance
+    axes.plot(
+        [chance] * 2, [place - 0.4, place + 0.4], color=look.accent, linewidth=1.2, linestyle=":"
+    )
+    text = f"{share:.0f} % ({low:.0f} to {high:.0f})"
+    axes.text(max(share, high) + 2, place, text, va="center", fontsize=9, color=look.ink)

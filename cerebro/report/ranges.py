@@ -1,0 +1,50 @@
+"""Describe the range of a setting, as far as pictures and advice need it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values from which a search draws a setting.
+
+    Parameters
+    ----------
+    low, high
+        The two ends if the setting is a number between them; else None.
+    is_log
+        Whether the setting's logarithm is drawn.
+    options
+        The values, if they are listed.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    is_log: bool = False
+    options: Sequence[Any] = ()
+
+    def place(self, value: float) -> float | None:
+        """Return a value's position between the ends: 0 at the low end, 1 at the high end."""
+        low, high = self.low, self.high
+        if low is None or high is None or not low < high:
+            return None
+        if self.is_log:
+            if value <= 0 or low <= 0:
+                return None
+            return (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
+        return (value - low) / (high - low)
+
+    @property
+    def steps(self) -> list[float]:
+        """The listed values in ascending order, if all are numbers; else empty."""
+        numbers = [o for o in self.options if is_number(o)]
+        return sorted(set(numbers)) if len(numbers) == len(self.options) else []
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a setting's value is a number and not a boolean."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,356 @@
+"""Draw the table that a terminal shows during a search, and redraw it in place.
+
+The table fits the window: rows and the least important columns are omitted, so that it never wraps
+or scrolls. It is drawn when the run changes, at most five times a second, and when the window is
+resized.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+from cerebro.errors import printable
+from cerebro.report import format as fmt
+from cerebro.report.progress import FAILED, MAX_ROWS, Progress, choose_rows, closing, workers
+from cerebro.report.region import Region
+from cerebro.report.snapshot import Snapshot, TrialRow
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+DRAW_SECONDS = 0.2
+CONFIG_WIDTH = 40  # the largest width of the configuration column
+MIN_CONFIG_WIDTH = 12
+GAP = 2  # the terminal's columns between two columns of the table
+MAX_HEADING = 12
+
+COLOURS = {
+    "running": "cyan",
+    "waiting": "default",
+    "paused": "yellow",
+    "stopped": "yellow",
+    "interrupted": "yellow",
+    "finished": "green",
+    "diverged": "red",
+    "failed": "red",
+}
+
+
+class Table(Progress):
+    """Redraws one table in place, at most five times a second.
+
+    Parameters
+    ----------
+    stream
+        The terminal.
+    clock
+        Returns the time in seconds; tests pass their own clock.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        from rich.console import Console
+
+        self._stream = stream
+        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        self._region = Region(stream, lambda: window_size(stream)[0])
+        self._clock = clock
+        self._drawn = float("-inf")
+        self._phases: list[str] = []
+        self._picture: Callable[[], RenderableType] | None = None
+        self._is_drawing = False
+        self._is_over = False
+        self._before: Any = None  # the earlier handler of the signal for a resized window
+
+    def phase(self, what: str) -> None:
+        """Show the phase below the earlier ones, where the table will be."""
+        from rich.text import Text
+
+        self._phases.append(f" {what} ...")
+
+        def phases() -> Text:
+            width = self._console.size.width - 1
+            kept = [
+                at for at in range(len(self._phases)) if len("".join(self._phases[at:])) <= width
+            ]
+            return Text("".join(self._phases[min(kept, default=-1) :]), style="dim")
+
+        self._show(phases)
+
+    def run_started(self, snapshot: Snapshot) -> None:
+        """Start to draw the table."""
+        self._draw(snapshot)
+
+    def update(self, snapshot: Snapshot) -> None:
+        """Draw the table, unless it was drawn very recently; draw at once if the run is paused."""
+        if snapshot.resting or self._clock() - self._drawn >= DRAW_SECONDS:
+            self._draw(snapshot)
+
+    def finished(self, snapshot: Snapshot, result: Any) -> None:
+        """Draw the final state, which stays on the screen."""
+        self._is_over = True
+        try:
+            self._draw(snapshot)
+        finally:
+            self.close()
+        self._console.print(closing(snapshot), soft_wrap=True)
+
+    def ended_early(self, snapshot: Snapshot | None, error: BaseException) -> None:
+        """Draw the run as it was when an error or an interrupt ended it."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if snapshot is not None:
+            self._draw(
+                snapshot, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            )
+
+    def close(self) -> None:
+        """Stop drawing; the last drawing stays on the screen."""
+        self._picture = None
+        if self._before is not None:
+            signal.signal(signal.SIGWINCH, self._before)
+            self._before = None
+        self._region.close()
+
+    def _draw(self, snapshot: Snapshot, state: str = "") -> None:
+        self._show(lambda: picture(snapshot, self._console, state=state))
+
+    def _show(self, make: Callable[[], RenderableType]) -> None:
+        self._watch_size()
+        self._region.open()
+        self._picture = make
+        self._redraw()
+        self._drawn = self._clock()
+
+    def _redraw(self) -> None:
+        """Draw the last picture again, for the current size of the window."""
+        from rich.cells import cell_len
+        from rich.text import Text
+
+        if self._is_drawing or self._picture is None:  # a signal arrived while it was drawing
+            return
+        self._is_drawing = True
+        try:
+            self._console.size = window_size(self._stream)
+            with self._console.capture() as captured:
+                self._console.print(self._picture(), overflow="crop", no_wrap=True, crop=True)
+            lines = captured.get().split("\n")[:-1]
+            height = max(1, self._console.size.height - 1)
+            if len(lines) > height:  # the last lines are the most informative
+                lines = lines[-height:]
+            widths = [cell_len(Text.from_ansi(line).plain) for line in lines]
+            self._region.draw(lines, widths)
+        finally:
+            self._is_drawing = False
+
+    def _watch_size(self) -> None:
+        """Draw again when the window is resized; only the main thread receives signals."""
+        main = threading.current_thread() is threading.main_thread()
+        if self._before is not None or not main or not hasattr(signal, "SIGWINCH"):
+            return
+        before = signal.getsignal(signal.SIGWINCH)
+        if before is None:  # a handler that Python could not restore
+            return
+
+        def resized(number: int, frame: Any) -> None:
+            with contextlib.suppress(Exception):
+                self._redraw()
+            if callable(before):
+                before(number, frame)  # such as the handler of a debugger's line editor
+
+        signal.signal(signal.SIGWINCH, resized)
+        signal.siginterrupt(signal.SIGWINCH, False)
+        self._before = before
+
+
+def window_size(stream: TextIO) -> tuple[int, int]:
+    """Return the number of columns and rows of the terminal to which a stream writes."""
+    with contextlib.suppress(OSError, ValueError):
+        columns, rows = os.get_terminal_size(stream.fileno())
+        if columns > 0 and rows > 0:
+            return columns, rows
+    size = shutil.get_terminal_size()
+    return size.columns, size.lines
+
+
+# --- the picture ---------------------------------------------------------------
+
+
+def picture(
+    snapshot: Snapshot, console: Console, max_rows: int | None = None, state: str = ""
+) -> RenderableType:
+    """Lay out the table and the lines below it for the console's size.
+
+    Parameters
+    ----------
+    max_rows
+        The most trials to show; default: as many as fit in the window, up to `MAX_ROWS`.
+    state
+        How the run ended early; empty if it did not.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    if max_rows is None:
+        max_rows = min(MAX_ROWS, max(1, console.size.height - 7))
+    shown = choose_rows(snapshot, max_rows)
+    hidden = Counter(row.status for row in snapshot.trials)
+    hidden.update(snapshot.more)
+    hidden.subtract(Counter(row.status for row in shown))
+    parts: list[RenderableType] = [_table(snapshot, shown, console.width)] if shown else []
+
+    def add(text: str, style: str) -> None:
+        line = Text(text, style=style)
+        line.truncate(console.width - 1, overflow="ellipsis")
+        parts.append(line)
+
+    if count := hidden.total():
+        some = f" and {count} more trial{'s' if count > 1 else ''}: {fmt.states(hidden)}"
+        add(some, "dim")
+    failed = [row for row in shown if row.status in FAILED and row.error]
+    if failed:
+        last = failed[-1]
+        cause = printable(f" trial {last.number} {last.status}: {last.error}")
+        add(cause, COLOURS["failed"])
+    parts.append(_status_line(snapshot, console.width, state))
+    return Group(*parts)
+
+
+@dataclass
+class _Column:
+    """A column of the table; columns with a high rank are omitted first if the window is narrow."""
+
+    heading: str
+    cells: list[Text]
+    rank: int
+    left: bool = False
+
+    @property
+    def width(self) -> int:
+        from rich.cells import cell_len
+
+        return max(cell_len(self.heading), *(cell.cell_len for cell in self.cells))
+
+
+def _columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]:
+    """Return the columns: the metrics of the last epoch, then those of the best epoch."""
+    from rich.text import Text
+
+    ranked_by = snapshot.metric
+
+    def last(row: TrialRow, name: str) -> Text:
+        return Text(fmt.metric(fmt.metric_value(row.last or row.metrics, name)))
+
+    numbers = [Text(f"{'★ ' if row.number == snapshot.best else ''}{row.number}") for row in rows]
+    states = [Text(row.status, style=COLOURS.get(row.status, "default")) for row in rows]
+    columns = [
+        _Column("trial", numbers, 0),
+        _Column("state", states, 4, left=True),
+        _Column("epoch", [Text(f"{row.epoch}/{row.epochs}") for row in rows], 2),
+    ]
+    names = fmt.metric_columns((row.metrics for row in snapshot.trials), ranked_by)
+    key = next((name for name in names if fmt.short_name(name) == fmt.short_name(ranked_by)), None)
+    key = f"val_{ranked_by}" if f"val_{ranked_by}" in names else key
+    ranks = {"val_loss": 6, "train_loss": 7}
+    others = [name for name in names if name != key]
+    for name in [*others, *([key] if key else [])]:
+        heading = fmt.heading(name)
+        if len(heading) > MAX_HEADING:
+            heading = f"{heading[: MAX_HEADING - 1]}…"
+        rank = 3 if name == key else ranks.get(name, 8)
+        columns.append(_Column(heading, [last(row, name) for row in rows], rank))
+    if any(row.best_at is not None for row in rows):
+        best = [Text(fmt.metric(fmt.metric_value(row.metrics, ranked_by))) for row in rows]
+        at = [Text("-" if row.best_at is None else str(row.best_at)) for row in rows]
+        columns += [_Column("best", best, 1), _Column(fmt.BEST_AT, at, 5)]
+    rates = [f"{row.rows_per_second:,.0f}" if row.rows_per_second else "-" for row in rows]
+    where = ["-" if row.worker is None else str(row.worker) for row in rows]
+    columns.append(_Column("rows/s", list(map(Text, rates)), 9))
+    columns.append(_Column("worker", list(map(Text, where)), 10))
+    return columns
+
+
+def _fitting(columns: Sequence[_Column], width: int) -> tuple[list[_Column], int]:
+    """Return the columns that fit, and the width that remains."""
+    chosen: list[_Column] = []
+    room = width - 1
+    for column in sorted(columns, key=lambda column: column.rank):
+        if column.width + GAP * bool(chosen) > room:
+            break
+        room -= column.width + GAP * bool(chosen)
+        chosen.append(column)
+    return [column for column in columns if column in chosen], room
+
+
+def _settings(row: TrialRow, width: int) -> Text:
+    """Write a configuration in one line of `width` terminal columns; some characters take two."""
+    from rich.text import Text
+
+    text = Text(" ".join(printable(fmt.settings(row.config, width)).split()), style="dim")
+    text.truncate(width, overflow="ellipsis")
+    return text
+
+
+def _table(snapshot: Snapshot, rows: Sequence[TrialRow], width: int) -> RenderableType:
+    from rich import box
+    from rich.table import Table as RichTable
+
+    columns, room = _fitting(_columns(snapshot, rows), width)
+    if room - GAP >= MIN_CONFIG_WIDTH:
+        room = min(CONFIG_WIDTH, room - GAP)
+        configs = [_settings(row, room) for row in rows]
+        columns.append(_Column("configuration", configs, 11, left=True))
+    table = RichTable(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 0, 0, 1),  # with the divider, a gap of two
+        show_edge=False,
+        header_style="dim",
+        border_style="dim",
+    )
+    for column in columns:
+        justify: Any = "left" if column.left else "right"
+        table.add_column(column.heading, justify=justify, no_wrap=True)
+    for at, row in enumerate(rows):
+        style = "bold" if row.number == snapshot.best else None
+        table.add_row(*(column.cells[at] for column in columns), style=style)
+    return table
+
+
+def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
+    """Return the progress bar and as many of the most important figures as fit."""
+    from rich.text import Text
+
+    length = max(6, min(30, width - 70))
+    done = snapshot.share_done
+    full = round(length * min(max(done or 0.0, 0.0), 1.0))
+    text = Text(" ", no_wrap=True, overflow="crop")
+    text.append("━" * full, style="cyan")
+    text.append("━" * (length - full), style="bright_black")
+    if done is not None:
+        text.append(f" {fmt.percent(done):>4} done", style="bold")
+    pause = "" if not snapshot.paused else "paused" if snapshot.resting else "pausing"
+    so_far = f"{fmt.about(snapshot.seconds)} so far"
+    left = ""
+    if snapshot.seconds_left and not state:
+        left = f"{fmt.about(snapshot.seconds_left)} left"
+    busy = f"{workers(snapshot.workers)} {snapshot.busy:.0%} busy"
+    times = f"{so_far}, {left}" if left else so_far
+    if state or pause:
+        text.append(f"   {state or pause}", style=COLOURS.get(state or "paused", "default"))
+    for whole, short in ((times, left or so_far), (busy, "")):
+        for part in (whole, short):
+            if part and text.cell_len + 3 + len(part) < width:
+                text.append(f"   {part}")
+                break
+    return text

@@ -1,0 +1,68 @@
+"""Describe the space of a recorded run: the range of each setting, and the space as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cerebro.errors import InputError
+from cerebro.report.ranges import Range, is_number
+from cerebro.space import Space
+from cerebro.space.dimensions import Choice, Dimension, Integer, LogUniform, Uniform, path_name
+from cerebro.space.tune_dimensions import Quantized
+
+
+def ranges_of(recorded: Mapping[str, Any] | None) -> dict[str, Range]:
+    """Return the range of each setting, by its dotted name; empty without a recorded space.
+
+    A setting is left out if two conditions define it with different ranges, if its values have no
+    bounds, or if they come from a function of the user.
+    """
+    space = _space(recorded)
+    found: dict[str, Range | None] = {}
+    for node in space.nodes if space is not None else ():
+        if not node.nest:
+            name, own = path_name(node.path), _range(node.dimension)
+            found[name] = own if found.get(name, own) == own else None
+    return {name: own for name, own in found.items() if own is not None}
+
+
+def _space(recorded: Mapping[str, Any] | None) -> Space | None:
+    """Return the space; None if a part of it was not recorded."""
+    try:
+        return None if recorded is None else Space.from_json(recorded)
+    except InputError:
+        return None
+
+
+def _range(dimension: Dimension) -> Range | None:
+    if isinstance(dimension, Quantized):
+        return _range(dimension.inner)
+    if isinstance(dimension, LogUniform):
+        return Range(dimension.low, dimension.high, is_log=True)
+    if isinstance(dimension, Uniform):
+        return Range(dimension.low, dimension.high)
+    if isinstance(dimension, Integer):
+        return Range(dimension.low, dimension.high, is_log=dimension.log)
+    if isinstance(dimension, Choice):
+        numbers = all(is_number(option) for option in dimension.options)
+        # A list such as [32, 64, 128, 256] is meant to be on a log axis.
+        is_log = numbers and _is_geometric(sorted(set(dimension.options)))
+        return Range(is_log=is_log, options=tuple(dimension.options))
+    return None
+
+
+def _is_geometric(values: list[float]) -> bool:
+    """Return whether there are at least three values with growing differences."""
+    if len(values) < 3 or values[0] <= 0:
+        return False
+    return values[-1] - values[-2] > 1.5 * (values[1] - values[0])
+
+
+def space_lines(recorded: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """Return the name and the description of each setting in a space; empty if not recorded."""
+    space = _space(recorded)
+    if space is None:
+        return []
+    lines = (line.partition("  ") for line in space.describe().splitlines())
+    return [(name.strip(), text.strip()) for name, _, text in lines]

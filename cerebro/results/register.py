@@ -1,0 +1,154 @@
+"""Register a run's best model in MLflow's model registry: `Result.register`.
+
+The network is registered as `torch.export` writes it, so that neither MLflow nor who loads it
+unpickles anything or needs ``build``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cerebro.data import Dataset
+from cerebro.errors import InputError
+from cerebro.machine import generators
+from cerebro.machine.imports import import_extra
+from cerebro.results.export import TORCH, cause_of, traced_inputs
+from cerebro.results.trial import Trial
+
+FORMAT = "serialization_format"
+"""The argument of MLflow's ``log_model`` that rules out pickles."""
+
+
+def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
+    """Register a trial's model; see `cerebro.Result.register`."""
+    for what, given in (("name", name), ("alias", alias)):
+        if not (isinstance(given, str) and given) and (what, given) != ("alias", None):
+            raise InputError(f"{what} must be a text, not {given!r}")
+    mlflow = import_extra("mlflow", "mlflow", "Result.register() needs mlflow")
+    model = trial.load()
+    net = _network(model, trial)
+    flavor = import_extra("mlflow.pytorch", "mlflow", "Result.register() needs mlflow")
+    if FORMAT not in inspect.signature(flavor.log_model).parameters:
+        raise InputError(
+            f"mlflow {mlflow.__version__} registers networks only as pickles: update mlflow"
+        )
+    data = trial.saved.context(None).views(trial.number)[0]
+    inputs = _given(example) if example is not None else _of_data(model, data)
+    facts = facts_of(trial)
+    torch = sys.modules["torch"]
+    with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch's and MLflow's own
+        try:
+            signature = _signature(net, inputs)
+            arrays = [tensor.numpy() for tensor, _, _ in inputs]
+            made = flavor.log_model(
+                net,
+                name="model",
+                registered_model_name=name,
+                signature=signature,
+                input_example=arrays[0] if len(arrays) == 1 else arrays,
+                # Otherwise MLflow loads the network in another process to see what it imports.
+                pip_requirements=[f"torch=={torch.__version__.partition('+')[0]}"],
+                metadata=facts,
+                tags=facts,
+                **{FORMAT: "pt2"},
+            )
+        except Exception as error:  # of MLflow, its database, PyTorch or the network
+            raise InputError(
+                f"cannot register the {type(net).__name__} of trial {trial.number} as {name!r}: "
+                f"{cause_of(error)}"
+            ) from error
+    version = made.registered_model_version
+    address = f"models:/{name}/{version}"
+    if alias is not None:
+        try:
+            mlflow.MlflowClient().set_registered_model_alias(name, alias, version)
+        except Exception as error:
+            raise InputError(
+                f"{address} is registered, but not as {alias!r}: {cause_of(error)}"
+            ) from error
+    return address
+
+
+def facts_of(trial: Trial) -> dict[str, str]:
+    """Return what a registered model is known by: the tags of its version."""
+    saved = trial.saved
+    return {
+        "cerebro.run": str(saved.meta["id"]),
+        "cerebro.path": str(saved.path.absolute()),
+        "cerebro.trial": str(trial.number),
+        "cerebro.epoch": str(trial.best_epoch),
+        "cerebro.state_hash": str(trial.state_hash),
+        "cerebro.data_checksum": str(saved.meta["data_checksum"]),
+    }
+
+
+def _network(model: Any, trial: Trial) -> Any:
+    """Return the model's network; raise InputError if it cannot be registered."""
+    module = sys.modules.get("cerebro.torch.model")  # imported, if the model is one of its
+    if module is None or not isinstance(model, module.Model):
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise InputError(f"register needs a {TORCH}; the model of trial {trial.number} is a {kind}")
+    if isinstance(model.inputs, Mapping):
+        raise InputError(
+            "register needs positional inputs, because MLflow calls networks without keywords: "
+            "give inputs= a column or a list of columns, or use trial.save(folder)"
+        )
+    return model.net.eval()
+
+
+_Inputs = list[tuple[Any, "str | None", Sequence[int]]]
+"""For each input a tensor of some rows, its column, and the axes whose size may vary."""
+
+
+def _of_data(model: Any, data: Dataset) -> _Inputs:
+    """Return the first rows of a run's data."""
+    found = traced_inputs(model, data)
+    parts = zip(found.args, found.columns, found.shapes, strict=True)
+    return [(tensor, column, sorted(free)) for tensor, column, free in parts]
+
+
+def _given(example: Any) -> _Inputs:
+    """Return the user's rows."""
+    import torch
+
+    parts = list(example) if isinstance(example, (list, tuple)) else [example]
+    try:
+        rows = [torch.as_tensor(part).detach().cpu() for part in parts]
+        if not rows or any(len(part) == 0 for part in rows):
+            raise InputError("example has no rows: give at least one")
+        # PyTorch takes a single row for a network of one row.
+        return [(torch.cat([r, r]) if len(r) == 1 else r, None, [0]) for r in rows]
+    except (TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            "example must be rows as the network gets them, an array or a tensor, or a list of "
+            f"them for several inputs: {cause_of(error)}"
+        ) from error
+
+
+def _signature(net: Any, inputs: _Inputs) -> Any:
+    """Return MLflow's description of a network; MLflow cannot infer it for several inputs."""
+    import torch
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    def spec(tensor: Any, free: Sequence[int], name: str | None = None) -> Any:
+        shape = tuple(-1 if axis in free else size for axis, size in enumerate(tensor.shape))
+        return TensorSpec(tensor.numpy().dtype, shape, name)
+
+    # Schemas of several inputs need names; a name would turn a single input into a mapping.
+    single = len(inputs) == 1
+    given = [
+        spec(tensor, free, None if single else column or f"input_{number}")
+        for number, (tensor, column, free) in enumerate(inputs)
+    ]
+    output = net(*(tensor for tensor, _, _ in inputs))
+    rows = len(inputs[0][0])
+    known = isinstance(output, torch.Tensor) and output.ndim > 0 and len(output) == rows
+    return ModelSignature(Schema(given), Schema([spec(output, [0])]) if known else None)

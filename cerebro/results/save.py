@@ -1,0 +1,178 @@
+"""Save a trial's model as a folder for use without Cerebro; see `cerebro.Trial.save`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cerebro.arguments import users_level
+from cerebro.data import Dataset
+from cerebro.errors import InputError, text_of
+from cerebro.machine import environment, generators
+from cerebro.machine.files import path_of
+from cerebro.machine.imports import import_extra
+from cerebro.machine.strict_json import strict_json
+from cerebro.results.export import SKLEARN, TORCH, Kept, cause_of, export, traced_inputs
+
+ABOUT = "model.json"
+STATS_BYTES = 1_000_000_000
+"""The size, in bytes, of the largest column for which statistics are computed."""
+
+LOAD_TORCH = '''"""Load the network that this folder holds. Needs only PyTorch."""
+
+import pathlib
+
+import torch
+
+FOLDER = pathlib.Path(__file__).parent
+network = torch.export.load(FOLDER / "model.pt2").module()
+
+
+def predict(*inputs, **named_inputs):
+    """Return the outputs for tensors as model.json describes them under "inputs"."""
+    with torch.no_grad():
+        return network(*inputs, **named_inputs)
+'''
+
+LOAD_SKLEARN = '''"""Load the estimator that this folder holds. Needs only scikit-learn."""
+
+import pathlib
+
+import joblib
+
+FOLDER = pathlib.Path(__file__).parent
+estimator = joblib.load(FOLDER / "model.joblib")
+
+
+def predict(rows):
+    """Return the predictions for an array of rows, as model.json describes it under "inputs"."""
+    return estimator.predict(rows)
+'''
+
+LOAD_WEIGHTS = '''"""Load the weights that this folder holds. Needs only safetensors and NumPy."""
+
+import pathlib
+
+import safetensors.numpy
+
+FOLDER = pathlib.Path(__file__).parent
+weights = safetensors.numpy.load_file(FOLDER / "weights.safetensors")
+'''
+
+
+def save(
+    folder: str | os.PathLike[str],
+    about: Mapping[str, Any],
+    build: Callable[..., Any],
+    read: Callable[[], Any],
+    load: Callable[[], tuple[Any, Dataset]],
+) -> Path:
+    """Save a model; see `cerebro.Trial.save`.
+
+    Parameters
+    ----------
+    folder
+        The folder to create.
+    about
+        Facts about the trial, as plain values.
+    build
+        The run's ``build``.
+    read, load
+        As for `cerebro.results.export.export`.
+    """
+    target = path_of("folder", folder)
+    if not target.absolute().parent.is_dir():
+        raise InputError(f"cannot write {target}: there is no folder {target.absolute().parent}")
+    if target.exists() and not (target / ABOUT).is_file():
+        raise InputError(f"{target} exists and is not a saved model: choose another folder")
+    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
+    try:
+        packed = read()
+        kept = Kept(packed, load)
+        model, data = load()
+        if kept.kind == TORCH:
+            export(made / "weights.safetensors", "safetensors", lambda: packed, load)
+            form, inputs = _torch(model, data, made)
+        elif kept.kind == SKLEARN:
+            form, inputs = _sklearn(model, made)
+        else:
+            export(made / "weights.safetensors", "safetensors", lambda: packed, load)
+            form, inputs = LOAD_WEIGHTS, list(data.columns)
+        (made / "load.py").write_text(form, encoding="utf-8")
+        (made / "build.py").write_text(_source(build), encoding="utf-8")
+        described = {**about, "inputs": [_column(data, name) for name in inputs]}
+        described["classes"] = {n: names for n, names in data.classes.items() if names is not None}
+        described["environment"] = environment.describe()["packages"]
+        (made / ABOUT).write_text(f"{strict_json(described)}\n", encoding="utf-8")
+        made.chmod(0o755)
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+    except BaseException:
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    return target
+
+
+def _torch(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
+    """Write the network; return the program that loads it, and its inputs."""
+    import torch
+
+    net = model.net.eval()
+    given = traced_inputs(model, data)
+    with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # from PyTorch, about its own code
+        try:
+            program = torch.export.export(
+                net, given.args, given.kwargs or None, dynamic_shapes=given.shapes
+            )
+        except Exception as error:  # PyTorch and the network raise many kinds of exceptions
+            warnings.warn(
+                f"PyTorch cannot export the {type(net).__name__} ({cause_of(error)}): the folder "
+                "has only its weights, for the network that build.py makes",
+                stacklevel=users_level(),
+            )
+            return LOAD_WEIGHTS, given.columns
+        torch.export.save(program, folder / "model.pt2")
+    return LOAD_TORCH, given.columns
+
+
+def _sklearn(model: Any, folder: Path) -> tuple[str, list[str]]:
+    joblib = import_extra("joblib", "sklearn", "saving an estimator needs joblib")
+    joblib.dump(model.estimator, folder / "model.joblib")
+    return LOAD_SKLEARN, model.inputs
+
+
+def _source(build: Callable[..., Any]) -> str:
+    """Return the file that defines ``build``, its source, or a note that neither is available."""
+    try:
+        file = inspect.getsourcefile(build)
+        if file is not None and Path(file).is_file():
+            return Path(file).read_text(encoding="utf-8")
+        return inspect.getsource(build)
+    except (OSError, TypeError, UnicodeDecodeError) as error:
+        return f"# The source of build is not available: {text_of(error)}\n"
+
+
+def _column(data: Dataset, name: str) -> dict[str, Any]:
+    """Describe a column as the model gets it, and its values in the training data."""
+    stored = data.columns.get(name) or data.columns[name.removesuffix("_mask")]
+    found: dict[str, Any] = {
+        "column": name,
+        "stored_dtype": stored.dtype,
+        "stored_shape": list(stored.shape),
+        "transforms": [repr(step) for step in data.transforms.get(stored.name, ())],
+    }
+    if data.nbytes <= STATS_BYTES and stored.name == name:
+        try:
+            stats = data.stats(name)
+        except InputError:  # a column without numbers
+            return found
+        found |= {key: float(stats[key]) for key in ("mean", "std", "min", "max")}
+    return found

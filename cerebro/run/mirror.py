@@ -1,0 +1,365 @@
+"""A copy of a run in object storage, from which it can be resumed on another machine.
+
+    run.json                            names the store and the process that wrote it: the commit
+    store/HASH.sqlite                   a snapshot of the store
+    states/3-epoch-7.HASH.safetensors   a kept state that the snapshot names
+    trials/3.log                        what a trial printed
+    data/..., validation/...            rows that were given to the search
+
+A snapshot is taken, the states that it names are uploaded, then the snapshot, then ``run.json``. So
+the run that ``run.json`` names is always complete, whenever the upload is interrupted. Names
+contain hashes, so that an upload that is repeated changes nothing. Slots are not copied: a run
+that is resumed from here has lost the epochs that were in progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import sqlite3
+import tempfile
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import cerebro._core as _core
+from cerebro.data.given import FOLDERS
+from cerebro.data.manifest import read_manifest
+from cerebro.data.shard_files import verify_shard
+from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine import durable
+from cerebro.machine.files import is_plain_name, load_json, read_bytes
+from cerebro.machine.objects import MissingObjectError, Objects
+from cerebro.run.store import FILE, PARTS, encode, read_meta, reader
+from cerebro.run.store.checking import check_rows, check_state_file
+
+POINTER = "run.json"
+FORMAT = "cerebro-run"
+VERSION = 1
+TRIES = 5
+"""How often a copy that a live run has overtaken is begun again."""
+
+_LOG = re.compile(r"\d+\.log", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """The content of ``run.json``."""
+
+    run: str
+    """The id of the run,"""
+    writer: str
+    """that of the process that wrote it,"""
+    store: str
+    """the name of the snapshot's object,"""
+    store_hash: str
+    """its XXH3-128, and"""
+    epochs: int
+    """the number of epochs that are finished in it, of all trials."""
+
+    def to_bytes(self) -> bytes:
+        return json.dumps({"format": FORMAT, "version": VERSION, **vars(self)}, indent=1).encode()
+
+
+def read_pointer(objects: Objects) -> Pointer | None:
+    """Read ``run.json``; None if there is no copy of a run.
+
+    Raises
+    ------
+    CorruptDataError
+        If it is damaged, or was written by a later Cerebro.
+    StorageError
+        If the storage refuses or is not reached.
+    """
+    url = objects.url_of(POINTER)
+    try:
+        content = load_json(objects.read(POINTER), url)
+    except MissingObjectError:
+        return None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CorruptDataError(f"{url} is not the copy of a run")
+    if content.get("version") != VERSION:
+        raise CorruptDataError(f"{url} was written by a later Cerebro: update to read it")
+    texts = [content.get(name) for name in ("run", "writer", "store_hash")]
+    store, epochs = content.get("store"), content.get("epochs")
+    if not all(isinstance(text, str) for text in [*texts, store]) or not isinstance(epochs, int):
+        raise CorruptDataError(f"{url} is damaged: a field is missing")
+    return Pointer(str(texts[0]), str(texts[1]), str(store), str(texts[2]), epochs)
+
+
+def state_object(file: str, state_hash: str) -> str:
+    """Return the name of a kept state's object."""
+    return f"states/{file.removesuffix('.safetensors')}.{state_hash}.safetensors"
+
+
+# --- uploading ---------------------------------------------------------------
+
+
+class Outdated(Exception):
+    """The run has gone on while it was copied: begin again."""
+
+
+class Uploader:
+    """Copies one run to object storage, as often as `upload` is called.
+
+    Parameters
+    ----------
+    objects
+        The place of the copy.
+    folder
+        The run's folder.
+    resumed
+        The copy from which the run was resumed, if it was.
+    """
+
+    def __init__(self, objects: Objects, folder: Path, resumed: Pointer | None = None) -> None:
+        self.objects = objects
+        self._folder = folder
+        self._writer = uuid.uuid4().hex
+        self._before = resumed
+        self._is_first = True
+        self._there: set[str] = set()
+        self._logs: dict[str, tuple[int, int]] = {}  # size and time of those uploaded
+        self._done: tuple[Any, ...] | None = None
+
+    def upload(self, *, whole: bool = False) -> bool:
+        """Bring the copy up to date; return False if nothing but units has been added.
+
+        Parameters
+        ----------
+        whole
+            Whether to copy every row that is there, whatever it is.
+
+        Raises
+        ------
+        InputError
+            If the place holds a different run, or another process has gone on with this one.
+        StorageError
+            If the storage refuses or is not reached: the copy stays as it was.
+        CorruptDataError
+            If the store or a state here is damaged.
+        """
+        for left in reversed(range(TRIES)):
+            with tempfile.TemporaryDirectory(prefix="cerebro-mirror-") as temporary:
+                try:
+                    return self._upload(Path(temporary, FILE), whole)
+                except Outdated:
+                    if not left:
+                        raise CorruptDataError(
+                            f"{self._folder}: states that its store names are missing"
+                        ) from None
+        raise AssertionError("unreachable")
+
+    def _upload(self, snapshot: Path, whole: bool) -> bool:
+        with reader(self._folder) as connection:
+            done = _progress(connection)
+            if done == self._done and not whole:
+                return False
+            run = str(read_meta(connection)["id"])
+            states = _states(connection)
+            copy_store(connection, snapshot)
+        self._claim(run, done[0])
+        needed = {state_object(file, state_hash): file for file, state_hash in states.items()}
+        for name in sorted(needed.keys() - self._there):
+            self._put_state(name, needed[name], states[needed[name]])
+        needed |= dict.fromkeys(self._put_rows(), "")
+        self._put_logs()
+        content = snapshot.read_bytes()
+        pointer = Pointer(run, self._writer, "", _core.xxh3_128(content), done[0])
+        store = f"store/{pointer.store_hash}.sqlite"
+        if store not in self._there:
+            self._put(store, content)
+        self._check_writer()
+        self.objects.write(POINTER, replace(pointer, store=store).to_bytes())
+        self._done = done
+        old = {name for name in self._there if name.startswith(("states/", "store/"))}
+        old -= {*needed, store}
+        self.objects.remove(sorted(old))
+        self._there -= old
+        return True
+
+    def _claim(self, run: str, epochs: int) -> None:
+        """At the first upload, make sure that the place is free or has this run."""
+        if not self._is_first:
+            return
+        found = read_pointer(self.objects)
+        if found is not None and found.run != run:
+            raise InputError(f"{self.objects.url} holds a different run: choose another URL")
+        if found is not None and found.epochs > epochs:
+            raise InputError(
+                f"{self.objects.url} has {found.epochs} finished epochs of this run, and "
+                f"{self._folder} has {epochs}: continue it with cerebro.resume("
+                f"{self.objects.url!r}), or choose another URL"
+            )
+        if self._before is not None and found != self._before:
+            raise self._taken_over()
+        self._there = self.objects.names()
+        self._before, self._is_first = found, False
+
+    def _check_writer(self) -> None:
+        """Raise InputError if another process has written the copy since this one has."""
+        found = read_pointer(self.objects)
+        # A write that failed may have succeeded.
+        if found != self._before and (found is None or found.writer != self._writer):
+            raise self._taken_over()
+
+    def _taken_over(self) -> InputError:
+        return InputError(
+            f"another process has resumed the run from {self.objects.url}: this one is no longer "
+            "copied there"
+        )
+
+    def _put_state(self, name: str, file: str, state_hash: str) -> None:
+        path = self._folder / "states" / file
+        try:
+            packed = read_bytes(path)
+        except FileNotFoundError:
+            raise Outdated from None
+        if _core.hash_state(packed) != state_hash:
+            raise Outdated  # trained again meanwhile; if it is damaged, it stays so
+        self._put(name, packed)
+
+    def _put(self, name: str, content: bytes) -> None:
+        self.objects.write(name, content)
+        self._there.add(name)
+
+    def _put_rows(self) -> Iterator[str]:
+        """Upload rows that were given to the search; return the names of their objects."""
+        for folder in FOLDERS:
+            for file in sorted((self._folder / folder).rglob("*")):
+                if file.is_file() and not file.is_symlink():
+                    name = file.relative_to(self._folder).as_posix()
+                    if name not in self._there:
+                        self.objects.put(file, name)
+                        self._there.add(name)
+                    yield name
+
+    def _put_logs(self) -> None:
+        for entry in os.scandir(self._folder / "trials"):
+            with contextlib.suppress(FileNotFoundError):  # removed: it was empty
+                if _LOG.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                    status = entry.stat()
+                    now = status.st_size, status.st_mtime_ns
+                    if self._logs.get(entry.name) != now and status.st_size:
+                        name = f"trials/{entry.name}"
+                        self._put(name, read_bytes(Path(entry.path)))
+                        self._logs[entry.name] = now
+
+
+def _progress(connection: sqlite3.Connection) -> tuple[Any, ...]:
+    """Return what changes when something durable has been added: epochs, decisions, statuses."""
+    (epochs,) = connection.execute("SELECT count(*) FROM epochs").fetchone()
+    (decisions,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
+    statuses = connection.execute("SELECT status, count(*) FROM trials GROUP BY status").fetchall()
+    return int(epochs), decisions, *map(tuple, statuses)
+
+
+def _states(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return the files of the kept states that rows name, and their hashes."""
+    check_rows(connection, "epochs")
+    sql = "SELECT state_file, state_hash FROM epochs WHERE state_file IS NOT NULL"
+    return {str(check_state_file(file)): str(hash) for file, hash in connection.execute(sql)}
+
+
+def copy_store(connection: sqlite3.Connection, file: Path) -> None:
+    """Copy a store, as this reader sees it, to one new file."""
+    with contextlib.closing(sqlite3.connect(file)) as target:
+        connection.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # no log beside it
+
+
+# --- downloading -------------------------------------------------------------
+
+
+def download(objects: Objects, folder: Path) -> Pointer:
+    """Make a run's folder from its copy, completely or not at all.
+
+    Parameters
+    ----------
+    folder
+        The folder to make; it must not exist.
+
+    Raises
+    ------
+    InputError
+        If there is no copy of a run.
+    CorruptDataError
+        If an object is missing, cut or altered; the message has its URL.
+    StorageError
+        If the storage refuses or is not reached.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for left in reversed(range(TRIES)):
+        pointer = read_pointer(objects)
+        if pointer is None:
+            raise InputError(
+                f"no copy of a run at '{objects.url}': cerebro.callbacks.Mirror makes one"
+            )
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.tmp-", dir=folder.parent))
+        try:
+            made.chmod(0o755)
+            _fill(objects, pointer, made)
+            made.rename(folder)
+            durable.sync_folder(folder.parent)
+            return pointer
+        except MissingObjectError as error:
+            # A live run removes what its next copy does not need.
+            if not left or read_pointer(objects) == pointer:
+                raise CorruptDataError(f"{error}: the copy of the run is damaged") from error
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    raise AssertionError("unreachable")
+
+
+def _fill(objects: Objects, pointer: Pointer, folder: Path) -> None:
+    for part in PARTS:
+        (folder / part).mkdir()
+    content = objects.read(pointer.store)
+    if _core.xxh3_128(content) != pointer.store_hash:
+        raise CorruptDataError(f"{objects.url_of(pointer.store)} is cut or altered")
+    (folder / FILE).write_bytes(content)
+    with reader(folder) as connection:
+        states = _states(connection)
+        has_own_rows = read_meta(connection).get("own_rows") is True
+    for file, state_hash in states.items():
+        name = state_object(file, state_hash)
+        packed = objects.read(name)
+        if _core.hash_state(packed) != state_hash:
+            raise CorruptDataError(f"{objects.url_of(name)} is cut or altered")
+        (folder / "states" / file).write_bytes(packed)
+    names = sorted(objects.names())
+    for name in names:
+        part, _, file = name.partition("/")
+        if part == "trials" and _LOG.fullmatch(file):
+            objects.get(name, folder / name)
+        elif part in FOLDERS and has_own_rows and all(map(is_plain_name, name.split("/"))):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            objects.get(name, folder / name)
+    for part in FOLDERS:
+        if (folder / part).exists():
+            _check_rows_of(folder / part, objects.url_of(part))
+    _forget_slots(folder)
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    durable.publish([(path, path) for path in files])
+
+
+def _check_rows_of(folder: Path, url: str) -> None:
+    """Compare rows with their checksums."""
+    try:
+        manifest = read_manifest(folder)
+        for shard in range(len(manifest.shards)):
+            verify_shard(folder, manifest, shard)
+    except CorruptDataError as error:
+        raise CorruptDataError(str(error).replace(os.fspath(folder), url)) from error
+
+
+def _forget_slots(folder: Path) -> None:
+    """Have the run keep its slots in its own folder: the other one is on another machine."""
+    with contextlib.closing(sqlite3.connect(folder / FILE)) as store:
+        store.execute("UPDATE meta SET value = ? WHERE key = 'state_dir'", (encode(None),))
+        store.commit()

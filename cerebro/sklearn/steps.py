@@ -1,0 +1,187 @@
+"""Estimators that learn batch by batch: alone, or as the steps of a pipeline.
+
+A pipeline learns in one pass. Each batch goes through its steps in order: a transformer first
+learns from the batch (`partial_fit`), then transforms it for the next step; the last step learns
+from the result.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+from sklearn.pipeline import Pipeline
+
+from cerebro.errors import InputError
+
+#: Estimators whose state survives a hop bit for bit, and their kinds.
+SUPPORTED = {
+    "SGDClassifier": "classifier",
+    "Perceptron": "classifier",
+    "PassiveAggressiveClassifier": "classifier",
+    "MLPClassifier": "classifier",
+    "GaussianNB": "classifier",
+    "MultinomialNB": "classifier",
+    "ComplementNB": "classifier",
+    "BernoulliNB": "classifier",
+    "CategoricalNB": "classifier",
+    "SGDRegressor": "regressor",
+    "PassiveAggressiveRegressor": "regressor",
+    "MLPRegressor": "regressor",
+    "MiniBatchKMeans": "clusterer",
+    "IncrementalPCA": "transformer",
+}
+
+#: Steps of a pipeline before the last one.
+TRANSFORMERS = ("StandardScaler", "MinMaxScaler", "MaxAbsScaler", "IncrementalPCA")
+
+KEPT_IN_VAIN = ("_best_coefs", "_best_intercepts")
+"""Attributes with weights for early stopping: unused by `partial_fit` and left out of states."""
+
+STATELESS = ("Normalizer", "Binarizer")
+"""Transformers that learn nothing."""
+
+# For steps that cannot learn batch by batch: replacements that can.
+_INSTEAD = {
+    "PCA": "IncrementalPCA",
+    "TruncatedSVD": "IncrementalPCA",
+    "KMeans": "MiniBatchKMeans",
+    "RobustScaler": "StandardScaler",
+    "PowerTransformer": "StandardScaler",
+    "QuantileTransformer": "StandardScaler",
+    "LogisticRegression": "SGDClassifier(loss='log_loss')",
+    "LogisticRegressionCV": "SGDClassifier(loss='log_loss')",
+    "SVC": "SGDClassifier",
+    "LinearSVC": "SGDClassifier",
+    "RidgeClassifier": "SGDClassifier",
+    "LinearRegression": "SGDRegressor",
+    "Ridge": "SGDRegressor",
+    "Lasso": "SGDRegressor(penalty='l1')",
+    "ElasticNet": "SGDRegressor(penalty='elasticnet')",
+    "SVR": "SGDRegressor",
+    "LinearSVR": "SGDRegressor",
+}
+
+
+def steps_of(estimator: Any) -> list[tuple[str, Any]]:
+    """Return a pipeline's named steps without no-op steps; for other estimators, one step."""
+    if not isinstance(estimator, Pipeline):
+        return [("", estimator)]
+    return [(name, step) for name, step in estimator.steps if step not in (None, "passthrough")]
+
+
+def kind_of(estimator: Any) -> str:
+    """Return the kind, as in `SUPPORTED`, of an estimator or of a pipeline's last step.
+
+    Raises
+    ------
+    InputError
+        The estimator or a step is not supported; the message names it.
+    """
+    if not isinstance(estimator, Pipeline):
+        return _kind(estimator, "")
+    *transformers, (last, final) = steps_of(estimator) or [("", None)]
+    for name, step in transformers:
+        known = _is_of_sklearn(step) and type(step).__name__ in (*TRANSFORMERS, *STATELESS)
+        if not known:
+            raise InputError(
+                _unable(step, _step(name))
+                if not hasattr(step, "partial_fit")
+                else f"{_step(name)}{type(step).__name__} is not supported before the last step of "
+                f"a pipeline. Supported are {', '.join((*TRANSFORMERS, *STATELESS))}"
+            )
+    return _kind(final, _step(last))
+
+
+def _kind(estimator: Any, step: str) -> str:
+    name = type(estimator).__name__
+    if not _is_of_sklearn(estimator) or name not in SUPPORTED:
+        if not hasattr(estimator, "partial_fit"):
+            raise InputError(_unable(estimator, step))
+        raise InputError(
+            f"{step}{name} is not supported: Cerebro does not know how to store its state as "
+            f"arrays and JSON. Supported are {', '.join(SUPPORTED)}; for others write the four "
+            "methods of the model protocol"
+        )
+    if getattr(estimator, "early_stopping", False):
+        raise InputError(
+            f"{step}early_stopping=True does not work with partial_fit: use "
+            "cerebro.search(..., stop=)"
+        )
+    if getattr(estimator, "class_weight", None) == "balanced":
+        raise InputError(
+            f"{step}class_weight='balanced' does not work with partial_fit, which does not see all "
+            "rows: give a dict of weights, as sklearn.utils.class_weight.compute_class_weight("
+            "'balanced', ...) computes them; or draw all classes equally often, with "
+            "with_sampling(balance=...) on the training data"
+        )
+    return SUPPORTED[name]
+
+
+def _step(name: str) -> str:
+    return f"step {name!r} of the pipeline: "
+
+
+def _unable(estimator: Any, step: str) -> str:
+    name = type(estimator).__name__
+    instead = f"{_INSTEAD[name]} or " if name in _INSTEAD else ""
+    return (
+        f"{step}{name} has no partial_fit, so it cannot learn batch by batch: use {instead}"
+        "scikit-learn's GridSearchCV"
+    )
+
+
+def _is_of_sklearn(estimator: Any) -> bool:
+    return type(estimator).__module__.partition(".")[0] == "sklearn"
+
+
+def learn(estimator: Any, x: Any, *arguments: Any, **options: Any) -> None:
+    """Learn one batch: `partial_fit` of an estimator, or of each step of a pipeline in order.
+
+    Parameters
+    ----------
+    x
+        The batch's rows.
+    arguments, options
+        More arguments of the last step's ``partial_fit``: the target, and others such as
+        ``classes``.
+
+    Raises
+    ------
+    InputError
+        The weights of all rows are 0, and the estimator does not accept such a batch.
+    """
+    *transformers, (_, final) = steps_of(estimator)
+    for _, step in transformers:
+        if type(step).__name__ not in STATELESS:
+            step.partial_fit(x)
+            _settle(step)
+        x = step.transform(x)
+    try:
+        final.partial_fit(x, *arguments, **options)
+    except ValueError as error:
+        if np.any(options.get("sample_weight", 1)):
+            raise
+        raise InputError(
+            f"{type(final).__name__}.partial_fit takes no batch whose weights are all 0: leave out "
+            "rows of weight 0, or choose a larger batch_size"
+        ) from error
+    _settle(final)
+
+
+def _settle(estimator: Any) -> None:
+    """Convert the fitted attributes to the form that they have after a hop."""
+    curve = getattr(estimator, "loss_curve_", None)
+    if curve is not None:
+        del curve[:-1]  # grows with every batch, but only its end is read
+    for name in KEPT_IN_VAIN:
+        vars(estimator).pop(name, None)
+    if type(estimator).__name__ == "IncrementalPCA":
+        # A strided view: later products would have different bits than with a contiguous copy.
+        estimator.components_ = np.ascontiguousarray(estimator.components_)
+
+
+def takes_weights(estimator: Any) -> bool:
+    """Return whether an estimator, or a pipeline's last step, can be given ``sample_weight``."""
+    return "sample_weight" in inspect.signature(steps_of(estimator)[-1][1].partial_fit).parameters

@@ -1,0 +1,357 @@
+"""A recorded step as a list of calls, which repeat it on the CPU without Python code.
+
+The list leaves out views, allocations, and copies of gradients that autograd made only because the
+recording keeps the gradients alive. `cerebro.torch.runnable_calls` decides how each call runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+
+from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, written_by
+from cerebro.torch.elementwise import Block, Operation, operation, rounding
+from cerebro.torch.graph import same
+from cerebro.torch.nested_arguments import (
+    LEAVES,
+    address_of,
+    form_of,
+    mapped,
+    pairs,
+    tensors_in,
+)
+from cerebro.torch.runnable_calls import binding, runnable, takes_number
+
+ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
+"""Operators that allocate memory without writing to it."""
+
+FILLS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "arange", "scalar_tensor"}
+"""Operators whose results depend only on shapes and numbers, not on the values of tensors."""
+
+
+class Program:
+    """Calls that repeat a recorded step.
+
+    Parameters
+    ----------
+    recording
+        The recorded step.
+    kept
+        The tensors that are read after the program has run: the step's results.
+    """
+
+    def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
+        self._recording = recording
+        self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
+        self._items: list[tuple[Any, Any, Any] | list[Operation]] = []
+        self._calls: list[tuple[Any, Any, Any]] = []
+        self._blocks: list[Block] = []
+        self._spoiled: list[tuple[Any, float]] = []
+        self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
+        self._replaced = replaced = _needless_copies(recording, {address_of(t) for t in kept})
+        views: dict[Any, Any] = {}
+        made: dict[int, Any] = {}
+        self.containers: dict[int, tuple[list[Any], dict[str, Any]]] = {}
+        """The arguments and keywords of each call, which may be changed before a replay."""
+        for index, call in enumerate(recording.calls):
+            if index in replaced.dropped or _is_left_out(call):
+                continue
+            args = mapped(call.args, partial(replaced.of, views))
+            kwargs = mapped(call.kwargs, partial(replaced.of, views))
+            outs = mapped(call.outs, partial(replaced.of, views))
+            self._steps[index] = runnable(call, args, kwargs, outs)
+            self.containers[index] = (args, kwargs)
+        for call in recording.calls:
+            for tensor in tensors_in(mapped(call.outs, partial(replaced.of, views))):
+                if tensor.numel() and not recording.external(tensor):
+                    made[address_of(tensor)] = tensor
+        self._memory = made
+        self.held_bytes = sum(t.untyped_storage().nbytes() for t in made.values())
+        """The bytes of memory that the program keeps in addition to the model's."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    @property
+    def recording(self) -> Recording:
+        """The recorded step; available until :meth:`settle` is called."""
+        return self._recording
+
+    def settle(self) -> None:
+        """Free the memory that only :meth:`differs_from` needs."""
+        used = {
+            address_of(tensor)
+            for item in self._items
+            for tensor in tensors_in(
+                [[one.out, *one.operands] for one in item]
+                if isinstance(item, list)
+                else [item[1], item[2], _memory_of(item[0])]
+            )
+        }
+        self._spoiled = [(whole, bad) for whole, bad in self._spoiled if address_of(whole) in used]
+        del self._recording, self._replaced, self._memory
+        self._steps.clear()
+        self._moved.clear()
+        self.containers.clear()
+
+    def finish(self, shared: Callable[[list[Any], Any], Any]) -> None:
+        """Replace the recorded calls with faster ones that compute the same bits.
+
+        This runs some of the calls, so the contents of the program's memory change.
+
+        Parameters
+        ----------
+        shared
+            ``shared(arguments, dtype)`` returns the tensor that replaces the number
+            ``arguments[1]``.
+        """
+        constant = self._constants()
+        items = self._items
+        for index, (func, (run, args, kwargs)) in self._steps.items():
+            if index in constant:
+                run(*args, **kwargs)
+                continue
+            found = None if isinstance(run, partial) else operation(func, args, kwargs)
+            if found is not None:
+                if not items or not isinstance(items[-1], list):
+                    items.append([])
+                items[-1].append(found)  # type: ignore[union-attr]
+                continue
+            if takes_number(func, args, kwargs):
+                args[1] = shared(args, args[0].dtype)
+            items.append((binding(run, args, kwargs), args, kwargs))
+        self._prepare()
+        # Invalidate the results, so that one that the program fails to write is noticed.
+        kept = {self._replaced.address(self._recording.calls[i].outs[0]) for i in constant}
+        self._spoiled = [_spoiling(t) for address, t in self._memory.items() if address not in kept]
+        self.spoil()
+
+    def spoil(self) -> None:
+        """Invalidate all results that the program computes."""
+        for whole, bad in self._spoiled:
+            whole.fill_(bad)
+
+    def _prepare(self) -> None:
+        """Compile the lists of elementwise operations into blocks that can run."""
+        for item in self._items:
+            if isinstance(item, list):
+                block = Block(item, rounding())
+                self._moved |= block.places
+                self._calls.append((block.run, (), {}))
+                self._blocks.append(block)
+            else:
+                self._calls.append(item)
+
+    def changed(
+        self, change: Callable[[Any], Any], *, runs: bool = True
+    ) -> tuple[Program, dict[int, Any]]:
+        """Return a copy of the finished program with different tensors.
+
+        Parameters
+        ----------
+        change
+            ``change(tensor)`` returns the replacement of a tensor, which may be a placeholder.
+        runs
+            Whether all replacements are tensors, so that the new program can run.
+
+        Returns
+        -------
+        tuple
+            The new program, and its argument containers by the ids of this program's containers.
+        """
+        found: dict[int, Any] = {}
+        made = Program.__new__(Program)
+        made._moved, made._blocks, made._calls = {}, [], []
+        made._spoiled, made.held_bytes = self._spoiled, self.held_bytes
+        made._items = [
+            [one.changed(change, found) for one in item]
+            if isinstance(item, list)
+            else (
+                _changed_run(item[0], change, found),
+                _renewed(item[1], change, found),
+                _renewed(item[2], change, found),
+            )
+            for item in self._items
+        ]
+        if runs:
+            made._prepare()
+        return made, found
+
+    def place(self, container: Any, key: Any) -> tuple[Any, Any]:
+        """Return the container and key from which the finished program reads a recorded number."""
+        return self._moved.get((id(container), key), (container, key))
+
+    def _constants(self) -> set[int]:
+        """Return the calls with constant results in memory that no other call writes."""
+        calls = {index: self._recording.calls[index] for index in self._steps}
+        written = Counter(
+            self._replaced.address(tensor)
+            for call in calls.values()
+            for tensor in _written_or_made(call)
+        )
+        return {
+            index
+            for index, call in calls.items()
+            if call.name in FILLS and written[self._replaced.address(call.outs[0])] == 1
+        }
+
+    def calls(self) -> list[tuple[Any, tuple[Any, ...], dict[str, Any] | None]]:
+        """Return the functions, arguments and keywords of the calls, with the current numbers."""
+        return [(run, tuple(args), dict(kwargs) or None) for run, args, kwargs in self._calls]
+
+    def run(self) -> None:
+        """Repeat the step."""
+        # Without autograd: the operators of the backward pass are among the calls.
+        with torch._C._AutoDispatchBelowAutograd():
+            for run, args, kwargs in self._calls:
+                run(*args, **kwargs)
+
+    def differs_from(self, other: Recording, free: set[tuple[int, int, Any]]) -> str | None:
+        """Return how another recording of the step differs; None if it is the same program.
+
+        Parameters
+        ----------
+        other
+            A recording of the same step for another batch.
+        free
+            Numbers that may differ, each as (number of the call, container, key); the container is
+            0 for arguments and 1 for keywords.
+        """
+        ours = self._recording
+        if [call.func for call in ours.calls] != [call.func for call in other.calls]:
+            return "the step calls other operators than before"
+        numbers: dict[int, int] = {}
+        for index, (mine, its) in enumerate(zip(ours.calls, other.calls, strict=True)):
+            if mine.name == "_local_scalar_dense":  # an optimizer reads its count of steps
+                continue
+            for which, (left, right) in enumerate(
+                ((mine.args, its.args), (mine.kwargs, its.kwargs), (mine.outs, its.outs))
+            ):
+                for path, one, two in pairs(left, right):
+                    if (index, which, path) in free:
+                        continue
+                    if not _alike(one, two, ours, other, numbers, mine.section is not None):
+                        return f"{mine.name}() has other arguments than before"
+        return None
+
+
+def _renewed(value: Any, change: Callable[[Any], Any], found: dict[int, Any]) -> Any:
+    """Return nested arguments with changed tensors; store each new container by its old id."""
+    if type(value) in LEAVES:
+        return value
+    if isinstance(value, (list, tuple)):
+        made: Any = [_renewed(item, change, found) for item in value]
+    elif isinstance(value, dict):
+        made = {key: _renewed(item, change, found) for key, item in value.items()}
+    else:
+        return change(value)
+    found[id(value)] = made
+    return made
+
+
+def _memory_of(run: Any) -> list[Any]:
+    """Return the tensors into which a call copies its results."""
+    return list(run.args[1]) if isinstance(run, partial) else []
+
+
+def _changed_run(run: Any, change: Callable[[Any], Any], found: dict[int, Any]) -> Any:
+    if not isinstance(run, partial):
+        return run
+    return partial(run.func, run.args[0], _renewed(run.args[1], change, found))
+
+
+def _alike(
+    one: Any, two: Any, ours: Recording, other: Recording, known: dict[int, int], known_code: bool
+) -> bool:
+    """Return whether an argument plays the same role in two recordings."""
+    if not (isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor)):
+        return type(one) is type(two) and bool(one == two or (one != one and two != two))
+    if form_of(one) != form_of(two) or ours.external(one) != other.external(two):
+        return False
+    mine, its = address_of(one), address_of(two)
+    if ours.external(one):
+        # A tensor that Python makes in every step may depend on anything, except in an optimizer.
+        return mine == its or (known_code and same(one, two))
+    return known.setdefault(mine, its) == its
+
+
+class _Replaced:
+    """The memory that a program leaves out, and the tensors that replace it."""
+
+    def __init__(self) -> None:
+        self.dropped: set[int] = set()
+        self.sources: dict[int, Any] = {}
+
+    def address(self, tensor: Any) -> int:
+        """Return the address of the memory that the program uses for a tensor."""
+        return address_of(self.sources.get(address_of(tensor), tensor))
+
+    def of(self, views: dict[Any, Any], tensor: Any) -> Any:
+        """Return the tensor in the program's memory; return one object for equal views."""
+        source = self.sources.get(address_of(tensor))
+        if source is not None:
+            offset = source.storage_offset() + tensor.storage_offset()
+            tensor = source.as_strided(tensor.shape, tensor.stride(), offset)
+        offset = tensor.storage_offset()
+        key = (address_of(tensor), offset, tensor.shape, tensor.stride(), tensor.dtype)
+        return views.setdefault(key, tensor)
+
+
+def _needless_copies(recording: Recording, kept: set[int]) -> _Replaced:
+    """Return gradients that autograd copied only because the recording kept the originals alive."""
+    calls = recording.calls
+    last = {}
+    for index, call in enumerate(calls):
+        for tensor in call.tensors():
+            last[address_of(tensor)] = index
+    found = _Replaced()
+    made: dict[int, Any] = {}
+    taken: set[int] = set()
+    for index, call in enumerate(calls):
+        if call.name == "new_empty_strided":
+            made[address_of(call.outs[0])] = call.outs[0]
+        if call.name != "copy_" or address_of(call.args[0]) not in made:
+            continue
+        copy, source = call.args[0], call.args[1]
+        whole = made.pop(address_of(copy))
+        if (
+            isinstance(source, torch.Tensor)
+            and form_of(copy) == form_of(whole) == form_of(source)
+            and last[address_of(source)] == index
+            and source.numel()
+            and not recording.external(source)
+            and address_of(source) not in found.sources
+            and not {address_of(source), address_of(copy)} & (kept | taken)
+        ):
+            taken.add(address_of(source))
+            found.sources[address_of(copy)] = source
+            found.dropped.add(index)
+    return found
+
+
+def _is_left_out(call: Call) -> bool:
+    """Return whether a call writes no memory: a view, an allocation, or reading a number."""
+    if call.name in ALLOCATES or facts(call.func).is_view:
+        return True
+    if facts(call.func).mutates or call.name in HIDDEN_WRITES:
+        return False
+    outs = list(tensors_in(call.outs))
+    ins = {address_of(t) for t in tensors_in([call.args, call.kwargs])}
+    return all(address_of(t) in ins for t in outs)
+
+
+def _written_or_made(call: Call) -> list[Any]:
+    found = {address_of(t): t for t in written_by(call) + tensors_in(call.outs)}
+    return list(found.values())
+
+
+def _spoiling(tensor: Any) -> tuple[Any, float]:
+    """Return a tensor's whole memory, and NaN or -1: results that are not computed are noticed."""
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.as_strided((size,), (1,), 0)
+    return whole, math.nan if whole.is_floating_point() or whole.is_complex() else -1

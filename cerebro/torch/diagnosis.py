@@ -1,0 +1,453 @@
+"""Find probable mistakes in a PyTorch model: in its loss, modes, gradients and optimizer.
+
+Everything here runs on a model that is discarded afterwards. One batch is trained and one is
+evaluated, and the calls of both are observed (see :mod:`cerebro.torch.watched_calls`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from cerebro.model import column_names
+from cerebro.report.findings import Finding
+from cerebro.torch.model import Model
+from cerebro.torch.watched_calls import Calls, LossCall, is_scripted, watched
+
+UNSCALED = 20.0
+"""Inputs whose mean absolute value or standard deviation is this large are not scaled."""
+MOST_COMPARED = 16 * 1024 * 1024
+"""Columns of at most this many bytes are compared before and after a training step."""
+MOST_NAMED = 3
+
+# Functions that may end a network, by the name of their autograd node, with their ranges.
+_ENDS = {
+    "SoftmaxBackward0": ("softmax", 0.0, 1.0),
+    "LogSoftmaxBackward0": ("log_softmax", -torch.inf, 0.0),
+    "SigmoidBackward0": ("sigmoid", 0.0, 1.0),
+    "TanhBackward0": ("tanh", -1.0, 1.0),
+    "ReluBackward0": ("ReLU", 0.0, torch.inf),
+}
+_RESHAPES = (
+    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice", "Index"),
+    *("T", "Transpose", "Permute", "ToCopy", "Alias", "Clone", "Expand"),
+)
+
+
+def diagnose(model: Any, batch: Mapping[str, Any]) -> tuple[list[Finding], list[LossCall]]:
+    """Return findings about a PyTorch model, and the calls of loss functions.
+
+    Parameters
+    ----------
+    model
+        A `cerebro.torch.Model`, or any model whose attributes are modules. It is changed.
+    batch
+        A training batch, which is not changed.
+    """
+    nets = networks(model)
+    if not nets or any(map(is_scripted, nets)):
+        return [], []
+    if isinstance(model, Model):
+        return _diagnose_model(model, batch)
+    evaluated = _watch(nets, batch, model.eval_batch) if hasattr(model, "eval_batch") else Calls()
+    trained = _watch(nets, batch, model.train_batch)
+    return [*_of_modes(trained, evaluated), *_of_calls(trained, evaluated)], trained.losses
+
+
+def networks(model: Any) -> list[Any]:
+    """Return the modules among a model's attributes that have parameters to train."""
+    parts = (
+        [model.net] if isinstance(model, Model) else list(getattr(model, "__dict__", {}).values())
+    )
+    modules = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return [net for net in modules if any(p.requires_grad for p in net.parameters())]
+
+
+def uses_old_gradients(model: Any, train: Any, load: Any) -> bool:
+    """Return whether a training step adds to the gradients that an earlier step left.
+
+    Parameters
+    ----------
+    train
+        ``train()`` trains on one batch.
+    load
+        ``load()`` loads the same state each time.
+    """
+    if isinstance(model, Model):
+        return False
+    parameters = [p for net in networks(model) for p in net.parameters() if p.requires_grad]
+    load()
+    _set_gradients(parameters, [None] * len(parameters))
+    train()
+    left = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
+    if not any(grad is not None and bool(grad.any()) for grad in left):
+        return False
+    before = [p.detach().clone() for p in parameters]
+    load()
+    _set_gradients(parameters, [None if grad is None else 1 + 2 * grad for grad in left])
+    train()
+    return any(not torch.equal(now, old) for now, old in zip(parameters, before, strict=True))
+
+
+def _set_gradients(parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+
+
+# --- cerebro.torch.Model ---------------------------------------------------------
+
+
+def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Finding], list[LossCall]]:
+    batch = model._placed(dict(batch)) if model._on_gpu else dict(batch)
+    evaluated = _watch([model.net], batch, model._measure, model)
+    model._to_training()
+    given = dict(batch)
+    if model._augment is not None:
+        given = model._augment(_copied(given))
+    autocast = contextlib.nullcontext() if model._autocast is None else model._autocast
+    before = _copied({name: given[name] for name in _small(given)})
+    with watched([model.net], _targets(model, given)) as trained, autocast:
+        _, loss, _, _ = model._objective(given)
+    found = [*_of_modes(trained, evaluated), *_of_calls(trained, evaluated, loss)]
+    found += _of_changed(model, before, given)
+    model._drop_gradients()
+    loss.backward()
+    if "one-output" not in {finding.code for finding in found}:  # the gradients of one output are 0
+        found += _of_optimizers(model)
+    found += _of_inputs(trained)
+    model._drop_gradients()
+    return found, trained.losses
+
+
+def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
+    copied = _copied(batch)
+    with watched(nets, _targets(model, copied)) as calls:
+        step(copied)
+    return calls
+
+
+def _copied(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
+
+
+def _small(batch: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor) and value.nbytes <= MOST_COMPARED:
+            yield name
+
+
+def _targets(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a batch that may be targets; with `step`, all columns."""
+    names = list(batch)
+    if isinstance(model, Model) and model._step is None:
+        names = column_names("target", model._target)
+    return {n: batch[n] for n in names if isinstance(batch.get(n), torch.Tensor)}
+
+
+# --- modes -------------------------------------------------------------------------
+
+
+def _of_modes(trained: Calls, evaluated: Calls) -> Iterator[Finding]:
+    for kind in ("dropout", "batch norm"):
+        wrong = [mode for mode in evaluated.modes if mode.kind == kind and mode.trains]
+        if wrong:
+            name = "F.dropout" if kind == "dropout" else "F.batch_norm"
+            yield Finding(
+                "evaluates-in-training-mode",
+                f"{kind} is in training mode while the model is evaluated",
+                f"call net.eval() before evaluation and net.train() before training, and pass "
+                f"training=self.training to {name}",
+                place=wrong[0].place,
+            )
+        modes = [mode for mode in trained.modes if mode.kind == kind]
+        if modes and not any(mode.trains or mode.net_trains for mode in modes):
+            yield Finding(
+                "trains-in-evaluation-mode",
+                f"{kind} is in evaluation mode while the model is trained",
+                "call net.train() before each training step, and leave net.eval() out of forward",
+                place=modes[0].place,
+            )
+
+
+# --- losses ------------------------------------------------------------------------
+
+
+def _of_calls(trained: Calls, evaluated: Calls, loss: Any = None) -> Iterator[Finding]:
+    for broadcast in [*trained.broadcasts, *evaluated.broadcasts][:1]:
+        left, right = (str(shape).replace(" ", "") for shape in broadcast.shapes)
+        rows = max(broadcast.shapes[0])
+        yield Finding(
+            "broadcast",
+            f"shapes {left} and {right} are compared, which gives {rows} x {rows} numbers",
+            "make outputs and targets the same shape: output.squeeze(1), or target.unsqueeze(1)",
+            place=broadcast.place,
+        )
+    for call in trained.losses:
+        if call.input.requires_grad:
+            yield from _OF_LOSS[call.name](call)
+            if loss is not None:
+                yield from _of_sign(call, loss)
+
+
+def _of_sign(call: LossCall, loss: Any) -> Iterator[Finding]:
+    if call.result.ndim == 0 and loss.ndim == 0:
+        value = float(loss.detach())
+        if value != 0 and value == -float(call.result.detach()):
+            yield Finding(
+                "negated-loss",
+                f"the loss is -{call.name}: training makes {call.name} larger",
+                "leave out the minus sign: optimizers minimize",
+                place=call.place,
+            )
+
+
+def _of_cross_entropy(call: LossCall) -> Iterator[Finding]:
+    given = call.input.detach()
+    axis = 1 if given.ndim > 1 else 0
+    end = _end_of(call.input)
+    if end == "softmax" or (end is None and _is_distribution(given, axis)):
+        yield Finding(
+            "softmax-before-cross-entropy",
+            "the outputs are probabilities, and cross_entropy applies softmax again",
+            "leave softmax out of the network: return logits",
+            place=call.place,
+        )
+    elif end == "sigmoid":
+        yield Finding(
+            "sigmoid-before-cross-entropy",
+            "the outputs end in a sigmoid, and cross_entropy applies softmax to them",
+            "leave the sigmoid out of the network, or use binary_cross_entropy for several labels",
+            place=call.place,
+        )
+    elif end == "log_softmax":
+        yield Finding(
+            "log-softmax-before-cross-entropy",
+            "the outputs are log-probabilities, and cross_entropy applies log_softmax again",
+            "leave log_softmax out of the network, or use nll_loss",
+            "hint",
+            call.place,
+        )
+    elif end == "ReLU":
+        yield Finding(
+            "relu-before-cross-entropy",
+            "the outputs end in a ReLU, so that no logit is negative",
+            "leave the last ReLU out of the network",
+            "hint",
+            call.place,
+        )
+    if given.shape[axis] == 1:
+        yield Finding(
+            "one-output",
+            "cross_entropy over one output is always 0",
+            "give the network an output for each class, or use binary_cross_entropy_with_logits",
+            place=call.place,
+        )
+
+
+def _of_nll(call: LossCall) -> Iterator[Finding]:
+    given = call.input.detach().float()
+    axis = 1 if given.ndim > 1 else 0
+    if float(given.max()) > 1e-3:
+        kind = "probabilities" if _is_distribution(given, axis) else "logits"
+        cure = "use cross_entropy" if kind == "logits" else "return log_softmax, not softmax"
+        yield Finding(
+            "not-log-probabilities",
+            f"nll_loss expects log-probabilities, but the outputs are {kind}",
+            f"{cure}, or apply log_softmax(dim={axis}) first" if kind == "logits" else cure,
+            place=call.place,
+        )
+
+
+def _of_kl(call: LossCall) -> Iterator[Finding]:
+    if float(call.input.detach().max()) > 1e-3:
+        yield Finding(
+            "not-log-probabilities",
+            "kl_div expects log-probabilities as its input, but some are above 0",
+            "apply log_softmax to the outputs",
+            place=call.place,
+        )
+
+
+def _of_binary(call: LossCall) -> Iterator[Finding]:
+    end = _end_of(call.input)
+    if call.name.endswith("with_logits") and end in ("sigmoid", "softmax"):
+        yield Finding(
+            "sigmoid-before-logits",
+            f"the outputs end in a {end}, and {call.name} applies a sigmoid again",
+            f"leave the {end} out of the network: return logits",
+            place=call.place,
+        )
+    low, high = float(call.target.min()), float(call.target.max())
+    if low < 0 or high > 1:
+        yield Finding(
+            "binary-targets",
+            f"{call.name} expects targets from 0 to 1, but they reach from {low:g} to {high:g}",
+            "write the classes as 0 and 1",
+            place=call.place,
+        )
+
+
+def _of_regression(call: LossCall) -> Iterator[Finding]:
+    end, target = _end_of(call.input), call.target.detach().float()
+    if end is None or end not in ("sigmoid", "tanh", "softmax", "ReLU"):
+        return
+    low, high = next((low, high) for name, low, high in _ENDS.values() if name == end)
+    margin = 0.05
+    outside = float(((target < low - margin) | (target > high + margin)).float().mean())
+    if outside >= 0.1:
+        bounds = f"are at least {low:g}" if high == torch.inf else f"are from {low:g} to {high:g}"
+        yield Finding(
+            "bounded-outputs",
+            f"the outputs end in a {end} and {bounds}, but {outside:.0%} of the targets are not",
+            f"leave out the {end} at the end of the network, or scale the targets",
+            place=call.place,
+        )
+
+
+_OF_LOSS = {
+    "cross_entropy": _of_cross_entropy,
+    "nll_loss": _of_nll,
+    "kl_div": _of_kl,
+    "binary_cross_entropy": _of_binary,
+    "binary_cross_entropy_with_logits": _of_binary,
+    "mse_loss": _of_regression,
+    "l1_loss": _of_regression,
+    "smooth_l1_loss": _of_regression,
+    "huber_loss": _of_regression,
+}
+
+
+def _end_of(tensor: Any) -> str | None:
+    """Return the last function that computed the outputs, ignoring operations that only reshape."""
+    node = tensor.grad_fn
+    while node is not None:
+        name = node.name()
+        if name in _ENDS:
+            return _ENDS[name][0]
+        if name.removesuffix("Backward0").removesuffix("Backward1") not in _RESHAPES:
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
+def _is_distribution(values: Any, axis: int) -> bool:
+    if values.shape[axis] < 2 or values.numel() < 4:
+        return False
+    inside = bool((values >= 0).all()) and bool((values <= 1).all())
+    return inside and bool(((values.float().sum(axis) - 1).abs() < 1e-3).all())
+
+
+# --- network, gradients, optimizers --------------------------------------------------
+
+
+def _of_changed(
+    model: Model, before: Mapping[str, Any], after: Mapping[str, Any]
+) -> Iterator[Finding]:
+    targets = set() if model._step is not None else set(column_names("target", model._target))
+    for name, column in before.items():
+        if name in after and not _same(column, after[name]):
+            yield Finding(
+                "changed-batch",
+                f"a training step changes the column {name!r} of its batch in place",
+                "compute a new tensor in forward: x = x / 255 instead of x /= 255",
+                "matters" if name in targets else "hint",
+            )
+
+
+def _same(left: Any, right: Any) -> bool:
+    if left.is_floating_point():
+        left, right = left.nan_to_num(), right.nan_to_num()
+    return bool(torch.equal(left, right))
+
+
+def _of_optimizers(model: Model) -> Iterator[Finding]:
+    groups = [group for optimizer in model._optimizers for group in optimizer.param_groups]
+    taken = {id(p): p for group in groups for p in group["params"]}
+    named = dict(model.net.named_parameters())
+    trained = [p for p in taken.values() if p.grad is not None and bool(p.grad.any())]
+    if not trained:
+        yield Finding(
+            "nothing-trains",
+            "no parameter of the optimizer has a gradient other than 0",
+            "give the optimizer the parameters that the loss depends on",
+        )
+        return
+    rates = [float(group.get("lr", 1)) for group in groups]
+    if not any(rates):
+        scheduled = bool(model._schedulers)
+        yield Finding(
+            "learning-rate-0",
+            f"the learning rate is 0{' in the first epoch' if scheduled else ''}",
+            "let the schedule begin above 0" if scheduled else "give the optimizer a positive lr",
+            "hint" if scheduled else "matters",
+        )
+    for optimizer in model._optimizers:
+        kind = type(optimizer).__name__
+        rate = max((float(group.get("lr", 0)) for group in optimizer.param_groups), default=0.0)
+        if "Adam" in kind and rate >= 0.5:
+            yield Finding(
+                "large-learning-rate",
+                f"the learning rate of {kind} is {rate:g}",
+                "try 0.001: each step changes every weight by about the learning rate",
+                "hint",
+            )
+    unused = [n for n, p in named.items() if id(p) in taken and p.requires_grad and p.grad is None]
+    if unused:
+        yield Finding(
+            "unused-parameters",
+            f"the loss does not depend on {_listed(unused)}",
+            "use them in forward, or leave them out of the network",
+            "hint",
+        )
+    left = [n for n, p in named.items() if id(p) not in taken and p.grad is not None]
+    if left:
+        yield Finding(
+            "not-in-optimizer",
+            f"{_listed(left)} {'have' if len(left) > 1 else 'has'} gradients, but no optimizer",
+            "give all of net.parameters() to the optimizer, or freeze with requires_grad_(False)",
+            "hint",
+        )
+    frozen = [n for n, p in named.items() if id(p) in taken and not p.requires_grad]
+    if frozen:
+        yield Finding(
+            "frozen-in-optimizer",
+            f"the optimizer has {_listed(frozen)}, which cannot be trained (requires_grad=False)",
+            "give it the trainable parameters only, or unfreeze them",
+            "hint",
+        )
+    own = {id(p) for p in named.values()} | _of_loss(model)
+    foreign = sum(key not in own for key in taken)
+    if foreign:
+        yield Finding(
+            "foreign-parameters",
+            f"the optimizer has {foreign} parameters that are not the network's",
+            "make the optimizer from net.parameters(), after the network is complete",
+        )
+
+
+def _of_loss(model: Model) -> set[int]:
+    loss = model._loss
+    return {id(p) for p in loss.parameters()} if isinstance(loss, torch.nn.Module) else set()
+
+
+def _of_inputs(trained: Calls) -> Iterator[Finding]:
+    given = trained.first_input
+    if given is None or not given.is_floating_point() or given.numel() < 2:
+        return
+    size, spread = float(given.abs().mean()), float(given.float().std())
+    if max(size, spread) > UNSCALED:
+        low, high = float(given.min()), float(given.max())
+        yield Finding(
+            "unscaled-inputs",
+            f"the first layer gets values from {low:.4g} to {high:.4g} (mean size {size:.3g})",
+            "scale inputs to mean 0 and deviation 1, as with cerebro.transforms.Normalize",
+            "hint",
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"

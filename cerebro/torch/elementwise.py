@@ -1,0 +1,337 @@
+"""Elementwise operators of a recorded step, run by the C core instead of PyTorch.
+
+An optimizer's update is a chain of additions, multiplications, divisions and copies of float32.
+Their rounding is standardized, so the core can compute the same bits as PyTorch. Two things depend
+on how PyTorch was built and on the processor: whether a multiplication and the addition after it
+are rounded once or twice, and which square root is called. Both are tested once per process; an
+operator whose results differ is left to PyTorch. In addition, programs are always compared with the
+ordinary step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import math
+import os
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import cerebro._core as _core
+
+PARALLEL = 32768
+"""The number of elements from which PyTorch uses several threads, if it has several."""
+
+log = logging.getLogger("cerebro.torch")
+
+
+class Operation:
+    """An elementwise operation of the C core: its name, tensors and number.
+
+    `place` is the container and key of the number among the recorded call's arguments.
+    """
+
+    __slots__ = ("name", "number", "operands", "out", "place", "value")
+
+    def __init__(self, name: str, out: Any, operands: Sequence[Any]) -> None:
+        self.name = name
+        self.out = out
+        self.operands = operands
+        self.number: float | None = None
+        self.place: tuple[Any, Any] | None = None
+        self.value: Any = None
+
+    def changed(self, change: Callable[[Any], Any], found: dict[int, Any]) -> Operation:
+        """Return the operation on the tensors that `change` returns.
+
+        The container of a number only identifies its place; `found` maps the id of the old
+        container to the new container.
+        """
+        made = Operation(self.name, change(self.out), [change(one) for one in self.operands])
+        made.number = self.number
+        if self.place is not None:
+            made.place = (found.setdefault(id(self.place[0]), []), self.place[1])
+        made.value = None if self.value is None else change(self.value)
+        return made
+
+
+class Block:
+    """A sequence of operations that run without Python in between."""
+
+    def __init__(self, operations: Sequence[Operation], rounding: _Rounding) -> None:
+        numbers = [one.number for one in operations if one.number is not None]
+        self.numbers = array("d", numbers or [0.0])
+        """The numbers that the operations read when they run; write to the array to change one."""
+        self.places: dict[tuple[int, Any], tuple[array[float], int]] = {}
+        """The array and index of each recorded number, by its container's id and its key."""
+        calls, index = [], 0
+        for one in operations:
+            at = -1
+            if one.number is not None:
+                at, index = index, index + 1
+                if one.place is not None:
+                    container, key = one.place
+                    self.places[id(container), key] = (self.numbers, at)
+            addresses = [tensor.data_ptr() for tensor in one.operands]
+            first, second, third = (*addresses, 0, 0, 0)[:3]
+            value = 0 if one.value is None else one.value.data_ptr()
+            size = one.out.numel()
+            calls.append((one.name, size, one.out.data_ptr(), first, second, third, at, value))
+        self._memory = [(one.out, one.operands, one.value) for one in operations]
+        self.run = _core.Elementwise(calls, self.numbers, rounding.fused, rounding.sqrt)
+
+
+def operation(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Operation | None:
+    """Return the core's operation for a call; None if the core cannot compute the same bits."""
+    rule = _rules().get(func)
+    if rule is None:
+        return None
+    names = [argument.name for argument in func._schema.arguments]
+    places: dict[str, tuple[Any, Any]] = {n: (args, i) for i, n in enumerate(names[: len(args)])}
+    places |= {name: (kwargs, name) for name in kwargs}
+    found = rule(_Arguments(places))
+    if found is None or found.name not in rounding().names:
+        return None
+    tensors = [found.out, *found.operands]
+    if not all(map(_is_dense, tensors)) or len({(t.shape, t.stride()) for t in tensors}) != 1:
+        return None
+    if found.out.numel() > PARALLEL and torch.get_num_threads() > 1:
+        return None
+    return found
+
+
+# --- from PyTorch's operators ----------------------------------------------------
+
+
+class _Arguments:
+    """A call's arguments by name."""
+
+    def __init__(self, places: dict[str, tuple[Any, Any]]) -> None:
+        self._places = places
+
+    def __getitem__(self, name: str) -> Any:
+        container, key = self._places[name]
+        return container[key]
+
+    @property
+    def out(self) -> Any:
+        """The tensor that the call writes."""
+        names = [name for name in ("out", "grad_input") if name in self._places]
+        return self[names[0] if names else "self"]
+
+    def numbered(self, name: str, operands: Sequence[str], number: str) -> Operation | None:
+        """Return an operation whose number is the argument `number`, which defaults to 1."""
+        found = Operation(name, self.out, [self[operand] for operand in operands])
+        if number not in self._places:
+            found.number = 1.0
+        elif _is_number(self[number]):
+            found.number = float(self[number])
+            found.place = self._places[number]
+        elif _is_value(self[number], found.out):
+            found.value = self[number]
+        else:
+            return None
+        return found
+
+
+def _binary(name: str, given: _Arguments) -> Operation | None:
+    """Return the operation of a product or quotient; the second factor is a tensor or a number."""
+    other = given["other"]
+    if _is_number(other) or _is_value(other, given.out):
+        return given.numbered(f"{name}_number", ["self"], "other")
+    return Operation(name, given.out, [given["self"], other])
+
+
+def _sum(given: _Arguments) -> Operation | None:
+    other = given["other"]
+    if not (_is_number(other) or _is_value(other, given.out)):
+        return given.numbered("add", ["self", "other"], "alpha")
+    if "alpha" in given._places and given["alpha"] != 1:
+        return None
+    return given.numbered("add_number", ["self"], "other")
+
+
+def _copy(given: _Arguments) -> Operation | None:
+    source = given["src"]
+    return Operation("copy", given.out, [source]) if _is_dense(source) else None
+
+
+def _zero(given: _Arguments) -> Operation | None:
+    found = Operation("fill", given.out, [])
+    found.number = 0.0
+    return found
+
+
+def _numbered(name: str, operands: Sequence[str], number: str) -> Callable[[_Arguments], Any]:
+    return lambda given: given.numbered(name, operands, number)
+
+
+@functools.cache
+def _rules() -> dict[Any, Callable[[_Arguments], Operation | None]]:
+    aten = torch.ops.aten
+    sum_of, product = _sum, functools.partial(_binary, "mul")
+    quotient = functools.partial(_binary, "div")
+    lerp = _numbered("lerp", ["self", "end"], "weight")
+    addcmul = _numbered("addcmul", ["self", "tensor1", "tensor2"], "value")
+    addcdiv = _numbered("addcdiv", ["self", "tensor1", "tensor2"], "value")
+
+    def root(given: _Arguments) -> Operation:
+        return Operation("sqrt", given.out, [given["self"]])
+
+    def relu(given: _Arguments) -> Operation:
+        return Operation("relu", given.out, [given["self"]])
+
+    threshold = _numbered("threshold_backward", ["grad_output", "self"], "threshold")
+    return {
+        aten.add_.Tensor: sum_of,
+        aten.add.out: sum_of,
+        aten.mul_.Tensor: product,
+        aten.mul.out: product,
+        aten.div_.Tensor: quotient,
+        aten.div.out: quotient,
+        aten.lerp_.Scalar: lerp,
+        aten.lerp.Scalar_out: lerp,
+        aten.addcmul_.default: addcmul,
+        aten.addcmul.out: addcmul,
+        aten.addcdiv_.default: addcdiv,
+        aten.addcdiv.out: addcdiv,
+        aten.sqrt_.default: root,
+        aten.sqrt.out: root,
+        aten.relu_.default: relu,
+        aten.relu.out: relu,
+        aten.threshold_backward.grad_input: threshold,
+        aten.copy_.default: _copy,
+        aten.zero_.default: _zero,
+        aten.fill_.Scalar: _numbered("fill", [], "value"),
+    }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_value(value: Any, out: Any) -> bool:
+    """Return whether a value is a 0-d float32 tensor, and the output is not 0-d."""
+    is_single = isinstance(value, torch.Tensor) and value.dim() == 0 and out.dim() > 0
+    return is_single and value.dtype == torch.float32 and value.device.type == "cpu"
+
+
+def _is_dense(value: Any) -> bool:
+    """Return whether a value is a float32 tensor without gaps, with dimensions in any order."""
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+        return False
+    expected = 1
+    for stride, size in sorted(zip(value.stride(), value.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return value.numel() > 0 and value.device.type == "cpu" and not value.is_neg()
+
+
+# --- PyTorch's rounding ----------------------------------------------------------
+
+
+class _Rounding:
+    """How the core must round to compute the same bits as PyTorch.
+
+    Attributes
+    ----------
+    fused
+        Whether a multiplication and the addition after it are rounded only once.
+    sqrt
+        The address of the square root function to call; 0: that of the C library.
+    names
+        The operations whose results equal PyTorch's bit for bit.
+    """
+
+    def __init__(self, fused: bool, sqrt: int, names: frozenset[str]) -> None:
+        self.fused = fused
+        self.sqrt = sqrt
+        self.names = names
+
+
+@functools.cache
+def rounding() -> _Rounding:
+    """Return how this PyTorch rounds, found by comparing the core's operations with PyTorch's.
+
+    With ``CEREBRO_STEP_ENGINE=python``, no operations are used.
+    """
+    if os.environ.get("CEREBRO_STEP_ENGINE") == "python":
+        return _Rounding(False, 0, frozenset())
+    with torch.no_grad():
+        fused = not _agrees("lerp", False, 0)
+        root = next((root for root in (_vector_root(), 0) if _agrees("sqrt", fused, root)), 0)
+        names = frozenset(name for name in _EXAMPLES if _agrees(name, fused, root))
+    left = sorted(set(_EXAMPLES) - names)
+    if left:
+        log.info("PyTorch rounds %s differently from the C core", ", ".join(left))
+    return _Rounding(fused, root, names)
+
+
+def _vector_root() -> int:
+    """Return the address of MKL's square root in PyTorch's library; 0 if it is missing."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(library.vmsSqrt, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return 0
+
+
+# The same as PyTorch's functions: a, b and c are tensors, x is a number.
+_EXAMPLES: dict[str, tuple[Callable[[Any, Any, Any, float], Any], int, bool]] = {
+    "copy": (lambda a, b, c, x: a.clone(), 1, False),
+    "fill": (lambda a, b, c, x: torch.full_like(a, x), 0, True),
+    "add": (lambda a, b, c, x: a.add(b, alpha=x), 2, True),
+    "add_number": (lambda a, b, c, x: a.add(x), 1, True),
+    "mul": (lambda a, b, c, x: a.mul(b), 2, False),
+    "mul_number": (lambda a, b, c, x: a.mul(x), 1, True),
+    "div": (lambda a, b, c, x: a.div(b), 2, False),
+    "div_number": (lambda a, b, c, x: a.div(x), 1, True),
+    "sqrt": (lambda a, b, c, x: a.sqrt(), 1, False),
+    "lerp": (lambda a, b, c, x: a.lerp(b, x), 2, True),
+    "addcmul": (lambda a, b, c, x: a.addcmul(b, c, value=x), 3, True),
+    "addcdiv": (lambda a, b, c, x: a.addcdiv(b, c, value=x), 3, True),
+    "relu": (lambda a, b, c, x: a.relu(), 1, False),
+    "threshold_backward": (
+        lambda a, b, c, x: torch.ops.aten.threshold_backward(a, b, x),
+        2,
+        True,
+    ),
+}
+
+_SIZES = (7, 1511)
+_NUMBERS = (0.1, 0.9, -0.00103, 0.0)
+
+
+def _agrees(name: str, fused: bool, sqrt: int) -> bool:
+    function, operands, numbered = _EXAMPLES[name]
+    how = _Rounding(fused, sqrt, frozenset())
+    for size in _SIZES:
+        a, b, c = (_values(size, seed) for seed in (3, 5, 7))
+        for x in _NUMBERS if numbered else (0.0,):
+            one = Operation(name, torch.empty(size), (a, b, c)[:operands])
+            one.number = x if numbered else None
+            Block([one], how).run()
+            if not _same(one.out, function(a, b, c, x)):
+                return False
+    return True
+
+
+def _values(size: int, seed: int) -> Any:
+    """Return numbers of many magnitudes and special values, the same for equal arguments."""
+    steps = torch.arange(size, dtype=torch.float64)
+    phases = (steps * 0.6180339887498949 * seed + 0.1 * seed).frac()
+    values = ((phases - 0.4) * torch.exp2((steps * seed) % 37 - 24)).float()
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-41, -1.0])
+    values[70 : 70 + 7 * seed : seed] = special[: len(values[70 : 70 + 7 * seed : seed])]
+    return values
+
+
+def _same(one: Any, two: Any) -> bool:
+    equal = one.view(torch.int32) == two.view(torch.int32)
+    return bool((equal | (one.isnan() & two.isnan())).all())

@@ -1,0 +1,283 @@
+"""`features`: compute the outputs of a frozen network once, as an ordinary data set."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cerebro.arguments import whole_number
+from cerebro.data import Dataset
+from cerebro.data.derivation import derivation
+from cerebro.data.derive import (
+    Recipe,
+    bytes_of_budget,
+    check_room,
+    recipe,
+    write,
+)
+from cerebro.data.shard_work import MakesShards, check_executor
+from cerebro.errors import InputError
+from cerebro.model import Columns, column_names
+from cerebro.torch.trunk import SAYS, Trunk, check_images, outputs_of
+
+# If a batch is halved, a row's outputs may change by at most this share of the largest output.
+_ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
+_COARSE = 5e-2  # for types of 16 bits
+
+
+class Features(Dataset):
+    """The data set of a frozen network's outputs; made by `features`.
+
+    This object and its views are ordinary data sets. It adds `complete`, `layers` and `same_bits`,
+    which its views do not have.
+
+    Attributes
+    ----------
+    layers
+        The names of the layers by column.
+    same_bits
+        By column, whether the outputs of the first rows had the same bits in a batch of half the
+        size. If so, training on the column usually gives the same bits as running the network in
+        each trial.
+    """
+
+    _trunk: Trunk
+    layers: dict[str, str]
+    same_bits: dict[str, bool]
+
+    def complete(self, model: Any, *, inputs: Columns | None = None) -> torch.nn.Module:
+        """Return the whole network, trunk and head, for prediction and export.
+
+        Parameters
+        ----------
+        model
+            A `cerebro.torch.Model` that was trained on these columns, such as
+            ``result.best.load()``, or its network.
+        inputs
+            The columns that the head takes; None: the model's `inputs`, or the only layer if
+            `model` is a network.
+
+        Returns
+        -------
+        torch.nn.Module
+            The network in evaluation mode, with the submodules ``trunk`` and ``head``, which are
+            shared, not copied. It takes the inputs of the trunk: rows of the original data set
+            after its transforms. Transforms of the computed columns, such as `Normalize`, are not
+            part of the network: put them into the head.
+
+        Raises
+        ------
+        InputError
+            The head takes a column that is not an output of the trunk.
+        """
+        given: Any = inputs
+        if given is None:
+            given = getattr(model, "inputs", None)
+        if given is None:
+            if len(self.layers) != 1:
+                raise InputError(
+                    f"complete: name the head's input, inputs=..., one of {', '.join(self.layers)}"
+                )
+            given = next(iter(self.layers))
+        names = column_names("inputs", given)
+        for name in names:
+            if name not in self.layers:
+                raise InputError(
+                    f"complete: the head takes the column {name!r}, which is not an output of the "
+                    f"trunk: the outputs are {', '.join(self.layers)}"
+                )
+        head = getattr(model, "net", model)
+        if not isinstance(head, torch.nn.Module):
+            raise InputError(f"complete: model must be a cerebro.torch.Model, not {model!r}")
+        stored = {name: getattr(torch, self.columns[name].dtype) for name in names}
+        layers = {name: self.layers[name] for name in names}
+        return WholeNetwork(self._trunk.net, head, layers, given, stored).eval()
+
+
+class WholeNetwork(torch.nn.Module):  # type: ignore[misc]
+    """A trunk, and a head that takes outputs of the trunk's layers; see `Features.complete`."""
+
+    def __init__(
+        self,
+        trunk: Any,
+        head: Any,
+        layers: Mapping[str, str],
+        inputs: Columns,
+        stored: Mapping[str, torch.dtype],
+    ) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.head = head
+        self._layers = dict(layers)
+        self._inputs = inputs
+        self._stored = dict(stored)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Return the head's output for the trunk's inputs."""
+        found = outputs_of(self.trunk, named or inputs, self._layers)
+        # Cast to the stored type, as if the outputs were read from the files.
+        found = {
+            name: value.to(self._stored[name]).to(value.dtype) for name, value in found.items()
+        }
+        if isinstance(self._inputs, str):
+            return self.head(found[self._inputs])
+        if isinstance(self._inputs, Mapping):
+            return self.head(**{key: found[name] for key, name in self._inputs.items()})
+        return self.head(*(found[name] for name in self._inputs))
+
+
+def features(
+    images: Dataset,
+    net: Any,
+    *,
+    layers: Sequence[str] | Mapping[str, str],
+    path: str | os.PathLike[str] | None = None,
+    inputs: Columns = "x",
+    keep: Collection[str] | None = None,
+    budget: int | str | None = None,
+    dtypes: Any = None,
+    batch_size: int = 256,
+    threads: int = 1,
+    copies: int | None = None,
+    seed: int = 0,
+    progress: str | bool = "auto",
+    executor: MakesShards | None = None,
+) -> Features:
+    """Compute the outputs of a frozen network's layers once, as a data set with the same rows.
+
+    Each layer becomes a column; all are computed in one pass. A trial chooses a column with
+    ``cerebro.torch.Model(head, inputs=config["layer"])``, and the others are not read. The network
+    is in evaluation mode, without gradients. Repeating an interrupted call continues where it
+    stopped; finished features are found by a hash of the data, transforms, network, layers and
+    versions. See `Dataset.derive`.
+
+    Parameters
+    ----------
+    images
+        The data, with the transforms that the network needs. It may be a view of some rows; but
+        `split` and `like` select the same rows of both data sets only if it is a whole data set.
+    net
+        A `torch.nn.Module`; it computes on its current device.
+    layers
+        Names of submodules (``net.named_modules()``), which become the columns' names, or a mapping
+        of column names to submodules' names. ``""`` is the network's own output; in a list, its
+        column is named ``output``.
+    path
+        The folder to make; None: beside `images`, named by the hash.
+    inputs
+        The network's inputs: a column, a list of columns or a mapping of keywords to columns.
+    keep
+        Columns of `images` to copy, with their transforms; None: all but the network's inputs.
+    budget
+        The maximum disk space: bytes, or a string such as ``"20GB"``. `plan_features` chooses
+        layers that fit a budget.
+    dtypes
+        The type to store, ``"float16"`` or ``"bfloat16"``, or a mapping of columns to types; None:
+        the computed type. If the head is float32, transform these columns with
+        ``cerebro.transforms.Cast("float32")``.
+    batch_size
+        Rows per forward pass. It may affect the last bits, so it is part of the hash.
+    threads
+        Compute threads, as in `cerebro.search`. They may affect the last bits, so their number is
+        part of the hash.
+    copies, seed, progress
+        As for `Dataset.derive`.
+    executor
+        The executor of a cluster, such as ``cerebro.cluster.Executor(workers=4)``: its workers
+        compute the shards on the nodes that hold them, each with `threads` compute threads, and
+        the files are those that this process would write. `net` must be on the CPU. See
+        `Dataset.derive`.
+
+    Returns
+    -------
+    Features
+        A data set with ``complete(model)``.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid; the outputs of a row depend on other rows of its batch; the budget
+        is too small; or `path` holds something else, such as features of another network. The
+        message says what differs. With an executor, also as for `Dataset.derive`.
+    CorruptDataError
+        A file of `images` is damaged.
+    """
+    trunk = Trunk(net, layers, inputs, whole_number("threads", threads, 1))
+    reads = column_names("inputs", inputs)
+    check_images(images)
+    check_executor(executor, "features(executor=...)", trunk.device)
+    if dtypes is not None and not isinstance(dtypes, Mapping):
+        dtypes = dict.fromkeys(trunk.layers, dtypes)
+    work = derivation(
+        images,
+        trunk,
+        reads=reads,
+        batch_size=batch_size,
+        framework="torch",
+        device=trunk.device,
+        copies=copies,
+        seed=seed,
+        dtypes=dtypes,
+    )
+    same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
+    made = recipe(work, trunk.identity(), keep=keep, says=SAYS)
+    target = _target(images, made) if path is None else Path(path)
+    if not target.exists():
+        check_room(target.absolute(), made.nbytes, bytes_of_budget(budget))
+    found = Features(write(made, target, progress, executor, trunk.threads))
+    found._take_transforms(images, made.kept)
+    found._trunk, found.layers, found.same_bits = trunk, dict(trunk.layers), same_bits
+    return found
+
+
+def _target(images: Dataset, made: Recipe) -> Path:
+    return images.path.with_name(f"{images.path.name}-features-{made.fingerprint[:12]}")
+
+
+def _compare_halves(trunk: Trunk, batch: Mapping[str, Any]) -> dict[str, bool]:
+    """Return, by column, whether outputs keep their bits if the batch is halved.
+
+    Raises
+    ------
+    InputError
+        The outputs differ by more than rounding errors.
+    """
+    whole = trunk.measure(batch)
+    rows = len(next(iter(batch.values())))
+    half = rows // 2
+    if half == 0:
+        return dict.fromkeys(whole, True)
+    parts = trunk({name: value[:half] for name, value in batch.items()})
+    trunk.check_rows(parts, half)
+    same = {}
+    for name, value in whole.items():
+        first, again = value[:half], parts[name]
+        if first.shape != again.shape:
+            raise InputError(
+                f"layers: rows of {trunk.layers[name]!r} have the shape {tuple(first.shape[1:])} "
+                f"in a batch of {rows} rows and {tuple(again.shape[1:])} in one of {half}: choose "
+                "a layer whose first dimension is that of the batch"
+            )
+        same[name] = _are_equal(first, again)
+        rounding = _ROUNDING.get(value.dtype, _COARSE if value.is_floating_point() else 0.0)
+        one, two = first.double(), again.double()
+        finite = one.isfinite() & two.isfinite()
+        scale = float(one[finite].abs().max()) if finite.any() else 0.0
+        apart = float((one - two)[finite].abs().max()) if finite.any() else 0.0
+        alike = _are_equal(one[~finite], two[~finite])
+        if not same[name] and not (alike and apart <= rounding * scale):
+            raise InputError(
+                f"layers: a row's output of {trunk.layers[name]!r} depends on the other rows of "
+                f"its batch (by up to {apart:.3g}): leave out what mixes rows, such as batch norm "
+                "without running statistics"
+            )
+    return same
+
+
+def _are_equal(one: torch.Tensor, two: torch.Tensor) -> bool:
+    """Return whether two tensors are equal; NaN is equal to NaN."""
+    return bool(((one == two) | ((one != one) & (two != two))).all())

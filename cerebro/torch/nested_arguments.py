@@ -1,0 +1,97 @@
+"""Nested arguments and results of operators: find, copy and compare the tensors in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+LEAVES = {
+    type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
+}  # fmt: skip
+"""Types of arguments that are neither tensors nor containers; most arguments have one of them."""
+
+
+def address_of(tensor: Any) -> int:
+    return int(tensor.untyped_storage().data_ptr())
+
+
+def listed(out: Any) -> list[Any]:
+    return list(out) if isinstance(out, (tuple, list)) else [out]
+
+
+def noted(value: Any, found: list[tuple[Any, Any]]) -> Any:
+    """Return a copy of nested arguments with detached tensors, which keep their current shapes.
+
+    Adds all tensors, paired with their copies, to `found`.
+    """
+    kind = type(value)
+    if kind in LEAVES:
+        return value
+    if kind in TENSORS:
+        copy = value.detach() if value.layout == torch.strided else value
+        found.append((value, copy))
+        return copy
+    if isinstance(value, (list, tuple)):
+        return [noted(item, found) for item in value]
+    if isinstance(value, dict):
+        return {key: noted(item, found) for key, item in value.items()}
+    if isinstance(value, torch.Tensor):
+        found.append((value, value))
+    return value
+
+
+def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    if type(value) in LEAVES:
+        return value
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        return [mapped(item, change) for item in value]
+    if isinstance(value, dict):
+        return {key: mapped(item, change) for key, item in value.items()}
+    return value
+
+
+def all_tensors(value: Any) -> list[Any]:
+    if type(value) in LEAVES:
+        return []
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in all_tensors(item)]
+    return []
+
+
+def tensors_in(value: Any) -> list[Any]:
+    """Return the strided tensors among nested arguments."""
+    return [tensor for tensor in all_tensors(value) if tensor.layout == torch.strided]
+
+
+def places_in(container: Any) -> Iterable[tuple[Any, Any]]:
+    keys: Sequence[Any] = list(container) if isinstance(container, dict) else range(len(container))
+    for key in keys:
+        if isinstance(container[key], (list, dict)):
+            yield from places_in(container[key])
+        else:
+            yield (container, key), container[key]
+
+
+def pairs(left: Any, right: Any, path: Any = ()) -> Iterable[tuple[Any, Any, Any]]:
+    """Yield the corresponding leaves of two nested arguments, with their paths."""
+    if type(left) is type(right) and isinstance(left, (list, dict)):
+        keys = list(left) if isinstance(left, dict) else list(range(len(left)))
+        theirs = list(right) if isinstance(right, dict) else list(range(len(right)))
+        if keys == theirs:
+            for key in keys:
+                yield from pairs(left[key], right[key], (*path, key))
+            return
+    yield path, left, right
+
+
+def form_of(tensor: Any) -> Any:
+    return tensor.shape, tensor.stride(), tensor.dtype

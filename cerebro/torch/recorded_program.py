@@ -1,0 +1,193 @@
+"""A program with its memory: its inputs, its results and the numbers set before each replay."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Any
+
+import torch
+
+import cerebro._core as _core
+from cerebro.torch.cpu_program import Program
+from cerebro.torch.graph import Batch, Values, cloned, fill
+from cerebro.torch.kept_programs import KeptProgram, Signature
+from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers
+
+
+class RecordedProgram:
+    """A program with its inputs, its results and the numbers set before each replay."""
+
+    def __init__(
+        self,
+        program: Program,
+        static: Batch,
+        values: Values,
+        gradients: list[tuple[Any, Any]],
+        holes: list[Hole],
+        free: set[Any],
+    ) -> None:
+        self.program = program
+        self.static = static
+        self.gradients = gradients
+        self.free = free
+        self.compared = 0
+        self.seconds = math.inf
+        self.held_bytes = program.held_bytes + sum(
+            value.untyped_storage().nbytes() for value in tensors_of(static.values())
+        )
+        self.kept: KeptProgram | None = None
+        """The program in the form that other models can reuse."""
+        self.values = {name: _detached(value) for name, value in values.items()}
+        self.tensors: dict[Any, Any] = {}
+        """The numbers that are tensors, by group, formula and type."""
+        self.formulas = {hole.at: (hole.group, hole.formula) for hole in holes}
+        """The group and formula of each of the recording's numbers, by place."""
+        self._constants: dict[Any, Any] = {}
+        self._holes = holes
+        program.finish(self._shared)
+        self.places = [
+            Hole(hole.group, hole.formula, hole.container, hole.key)
+            for hole in holes
+            if hole.key is not None
+        ]
+        """The places of the other numbers, as they were before operations were joined in blocks."""
+        placed = [
+            Hole(hole.group, hole.formula, *program.place(hole.container, hole.key))
+            for hole in self.places
+        ]
+        self._begin(placed)
+
+    @classmethod
+    def of_kept(cls, kept: KeptProgram, signature: Signature) -> RecordedProgram:
+        """Return a kept program on the memory of the model that `signature` describes."""
+        made = cls.__new__(cls)
+        made.kept = kept
+        made.static, made.free, made.seconds = kept.static, kept.free, kept.seconds
+        made.gradients, made.held_bytes, made.compared = [], kept.held_bytes, 0
+        made.program, made.values, made.tensors, places = kept.bound(signature.memories)
+        made._begin(places)
+        return made
+
+    def _begin(self, holes: list[Hole]) -> None:
+        """Prepare to set the numbers in `holes` and in tensors."""
+        self._holes = holes + [
+            Hole(group, formula, tensor, None)
+            for (group, formula, _), tensor in self.tensors.items()
+        ]
+        self._counted = [hole for hole in self._holes if hole.formula in COUNTED]
+        self._set_for: Any = None
+        self._without_python: _core.Replay | None = None
+        self._is_python_needed = False
+
+    def _shared(self, args: list[Any], dtype: Any) -> Any:
+        """Return a tensor with the number ``args[1]``; calls with equal numbers share a tensor."""
+        for hole in self._holes:
+            if hole.container is args and hole.key == 1:
+                hole.key = None  # the tensor is set instead
+                key = (hole.group, hole.formula, dtype)
+                if key not in self.tensors:
+                    self.tensors[key] = torch.zeros((), dtype=dtype)
+                return self.tensors[key]
+        constant = (repr(args[1]), dtype)
+        return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
+
+    def set_numbers(self, numbers: Numbers, settings: Any) -> None:
+        """Set the program's numbers for the next step."""
+        holes = self._counted
+        if settings is not self._set_for:
+            holes, self._set_for = self._holes, settings
+            self._without_python = None
+        if not holes:
+            return
+        counts = numbers.counts()
+        found = {group: numbers.values(group, counts[group]) for group in {h.group for h in holes}}
+        for hole in holes:
+            value = found[hole.group][hole.formula]
+            if hole.key is None:
+                hole.container.fill_(value)
+            else:
+                hole.container[hole.key] = value
+
+    def without_python(self, numbers: Numbers) -> _core.Replay | None:
+        """Return the step under the current settings for `_core.run_unit`; None if it needs Python.
+
+        Call this after :meth:`set_numbers`.
+        """
+        if self._without_python is None and not self._is_python_needed:
+            try:
+                self._without_python = _core.Replay(
+                    inputs=[_input_of(value) for value in self.static.values()],
+                    calls=self.program.calls(),
+                    numbers=[_number_of(hole, numbers) for hole in self._counted],
+                    metrics=[_metric_of(name, value) for name, value in self.values.items()],
+                    context=torch._C._AutoDispatchBelowAutograd,
+                )
+            except NeedsPython:
+                self._is_python_needed = True
+        return self._without_python
+
+    def replay(self, batch: Batch) -> Values:
+        """Run the program on a batch of the recorded shape, and return its results."""
+        fill(self.static, batch)
+        self.program.run()
+        return {name: cloned(value) for name, value in self.values.items()}
+
+
+class NeedsPython(Exception):
+    """Raised for a part of a step that `_core.Replay` cannot run."""
+
+
+def _input_of(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
+    if not isinstance(value, torch.Tensor):
+        raise NeedsPython
+    return value.data_ptr(), _name_of(value.dtype), tuple(value.shape), value.stride()
+
+
+def _number_of(hole: Hole, numbers: Numbers) -> tuple[str, float, float, int, int, str]:
+    """Return how a number is computed from the count of steps, and its place."""
+    lr, beta, steps = numbers.of_count(hole.group, hole.formula)
+    count = float(steps) + 1
+    for step in (count, count + 1, 3 * count + 1000):
+        expected = numbers.values(hole.group, step)[hole.formula]
+        if _core.step_number(hole.formula, lr, beta, step) != expected:
+            raise NeedsPython
+    if isinstance(hole.container, array):
+        place = hole.container.buffer_info()[0] + hole.key * hole.container.itemsize
+        dtype = "float64"
+    elif hole.key is None:
+        place, dtype = hole.container.data_ptr(), _name_of(hole.container.dtype)
+    else:
+        raise NeedsPython
+    if dtype not in ("float32", "float64") or steps.dtype != torch.float32:
+        raise NeedsPython
+    return hole.formula, lr, beta, steps.data_ptr(), place, dtype
+
+
+def _metric_of(name: str, value: Any) -> tuple[str, Any, Any]:
+    value, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
+    return name, _plain(value), None if weight is None else _plain(weight)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number; for a tensor with one number, its address and type."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.data_ptr(), _name_of(value.dtype)
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise NeedsPython
+
+
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def tensors_of(values: Any) -> list[Any]:
+    flat = [item for value in values for item in (value if isinstance(value, tuple) else (value,))]
+    return [item for item in flat if isinstance(item, torch.Tensor)]
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_detached, value))
+    return value.detach() if isinstance(value, torch.Tensor) else value

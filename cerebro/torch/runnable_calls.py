@@ -1,0 +1,192 @@
+"""Choose how a program repeats a recorded call: which function it calls, and into which memory.
+
+If an operator has a variant that writes into existing memory, the program calls this variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cerebro.torch.cpu_recorder import Call, facts
+from cerebro.torch.nested_arguments import address_of, all_tensors, form_of, listed, tensors_in
+
+RESIZES = {
+    "binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss",
+}  # fmt: skip
+"""Operators whose `out=` variants temporarily change the shape of `out`, mostly with a warning."""
+
+ASKS_FOR_GRADIENTS = {"mkldnn_rnn_layer"}
+"""Operators that compute differently, with different last bits, if gradients are off."""
+
+_ABOUT_MEMORY = {"dtype", "layout", "device", "pin_memory", "memory_format"}
+
+
+def runnable(
+    call: Call, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
+) -> tuple[Any, tuple[Any, Any, Any]]:
+    """Return an operator, and (function, arguments, keywords) that repeat a call into `outs`."""
+    if facts(call.func).mutates:
+        given = {address_of(t) for t in tensors_in([args, kwargs])}
+        made = [t if _is_made(t, given) else None for t in outs]
+        if not any(t is not None for t in made):
+            return call.func, (call.func, args, kwargs)
+        return call.func, (partial(_call_and_copy, call.func._op, made), args, kwargs)
+    if call.name in ("clone", "_to_copy"):
+        copy = torch.ops.aten.copy_.default
+        return copy, (copy, [outs[0], args[0]], {})
+    if call.name in ASKS_FOR_GRADIENTS:
+        op = _WithGradients if call.has_gradients else _WithoutGradients
+        return call.func, (partial(_call_and_copy, op(call.func._op), outs), args, kwargs)
+    found = _out_variant(call.func)
+    several = len(call.func._schema.returns) == 1 and len(outs) != 1
+    if (
+        found is None
+        or any(not isinstance(t, torch.Tensor) for t in outs)
+        or (call.name in RESIZES)
+    ):
+        return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
+    variant, names, allowed = found
+    is_list = several or "[]" in str(call.func._schema.returns[0].type)
+
+    def into(memory: list[Any]) -> dict[str, Any]:
+        given = {key: value for key, value in kwargs.items() if key in allowed}
+        return given | ({names[0]: memory} if is_list else dict(zip(names, memory, strict=True)))
+
+    # Some variants need `out` in another shape than their result's, so try them on other memory.
+    beside = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in outs]
+    places = [address_of(t) for t in beside]
+    variant(*args, **into(beside))
+    if [form_of(t) for t in beside] != [form_of(t) for t in outs] or places != [
+        address_of(t) for t in beside
+    ]:
+        return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
+    filled = into(outs)
+    kwargs.clear()
+    kwargs.update(filled)
+    return variant, (variant, args, kwargs)
+
+
+def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
+    """Return whether an operator converts the number ``args[1]`` to a tensor in every call.
+
+    A tensor that is created in advance, in the type that the operator computes in, gives the same
+    bits.
+    """
+    if func not in _arithmetic() or isinstance(args[1], (torch.Tensor, bool)):
+        return False
+    tensors = all_tensors([args, kwargs])
+    dtype = args[0].dtype
+    return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
+
+
+def _arithmetic() -> tuple[Any, ...]:
+    aten = torch.ops.aten
+    within = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
+    return (*within, aten.add.out, aten.sub.out, aten.mul.out, aten.div.out)
+
+
+def binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Return PyTorch's own function for an operator if it calls exactly that operator.
+
+    The function's argument parser takes half as long as the operator's.
+    """
+    if isinstance(run, partial):
+        return run
+    name = str(run._schema.name).partition("::")[2]
+    place = torch.Tensor if name.endswith("_") else torch
+    function = getattr(place, name, None)
+    if function is not None and not hasattr(function, "__code__"):
+        tried = _Tried()
+        try:
+            with tried:
+                function(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError):
+            return run._op
+        if [func for func, _, _ in tried.calls] == [run] and all(
+            one is two
+            for made, given in (
+                (tried.calls[0][1], args),
+                (list(tried.calls[0][2].items()), list(kwargs.items())),
+            )
+            for one, two in zip(all_tensors(list(made)), all_tensors(list(given)), strict=False)
+        ):
+            return function
+    return run._op
+
+
+class _Tried(TorchDispatchMode):  # type: ignore[misc]
+    """A context that records operators and their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _is_made(value: Any, given: set[int]) -> bool:
+    """Return whether a result is a tensor in memory that no argument uses."""
+    return isinstance(value, torch.Tensor) and value.numel() > 0 and address_of(value) not in given
+
+
+class _WithGradients:
+    """A function that calls an operator with gradients on."""
+
+    mode: Any = torch.enable_grad
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.mode():
+            return self._run(*args, **kwargs)
+
+
+class _WithoutGradients(_WithGradients):
+    """A function that calls an operator with gradients off."""
+
+    mode = torch.no_grad
+
+
+def _call_and_copy(run: Callable[..., Any], outs: list[Any], *args: Any, **kwargs: Any) -> None:
+    for to, value in zip(outs, listed(run(*args, **kwargs)), strict=True):
+        if isinstance(to, torch.Tensor) and to.numel():
+            to.copy_(value)
+
+
+_variants: dict[Any, Any] = {}
+
+
+def _out_variant(func: Any) -> Any:
+    """Return an operator's `out=` overload, and the names of its output and other arguments.
+
+    Return None if the operator has no such overload.
+    """
+    if func not in _variants:
+        _variants[func] = _find_out_variant(func)
+    return _variants[func]
+
+
+def _find_out_variant(func: Any) -> Any:
+    schema = func._schema
+    wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in _ABOUT_MEMORY]
+    known = {a.name for a in schema.arguments}
+    for name in func.overloadpacket.overloads():
+        variant = getattr(func.overloadpacket, name)
+        arguments = variant._schema.arguments
+        outs = [a.name for a in arguments if a.is_out]
+        rest = [(a.name, str(a.type)) for a in arguments if not a.is_out]
+        fits = [pair for pair in rest if pair[0] not in _ABOUT_MEMORY] == wanted
+        fits = fits and known.issuperset(name for name, _ in rest)
+        if outs and fits and len(outs) == len(schema.returns):
+            return variant, outs, {name for name, _ in rest}
+    return None

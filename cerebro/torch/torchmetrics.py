@@ -1,0 +1,205 @@
+"""Metrics of torchmetrics: their states move with the trial; they are computed once per pass.
+
+A ``torchmetrics.Metric`` accumulates batches in its own state, which a module's ``state_dict``
+leaves out. This module finds, saves and loads the metrics of a model. The metrics accumulate the
+training batches of an epoch; a validation pass sets these states aside and starts from zero. The
+package is not imported: its classes are recognized by their names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from cerebro.errors import InputError, StateError
+
+_METRIC = ("torchmetrics.metric", "Metric")
+
+_COLLECTION = ("torchmetrics.collections", "MetricCollection")
+
+
+def is_metric(value: object) -> bool:
+    """Return whether an object is a ``torchmetrics.Metric``."""
+    return _METRIC in _kinds(value)
+
+
+def is_collection(value: object) -> bool:
+    """Return whether an object is a ``torchmetrics.MetricCollection``."""
+    return _COLLECTION in _kinds(value)
+
+
+def accumulates(value: object) -> bool:
+    """Return whether an object is a metric or a collection of torchmetrics."""
+    return not _kinds(value).isdisjoint((_METRIC, _COLLECTION))
+
+
+def is_updated(value: Any) -> bool:
+    """Return whether a metric, or one of a collection, has accumulated batches."""
+    metrics = value.values(copy_state=False) if is_collection(value) else (value,)
+    return any(metric.update_called for metric in metrics)
+
+
+def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a mapping; the items of a collection in it are named ``name_key``."""
+    for name, value in values.items():
+        if not is_collection(value):
+            yield name, value
+            continue
+        for key, metric in value.items(copy_state=False):
+            yield f"{name}_{key}", metric
+
+
+def _kinds(value: object) -> set[tuple[str, str]]:
+    return {(kind.__module__, kind.__name__) for kind in type(value).__mro__}
+
+
+class Metrics:
+    """All metrics of torchmetrics in some modules.
+
+    Parameters
+    ----------
+    roots
+        Modules by name; other objects are ignored.
+    """
+
+    def __init__(self, roots: Mapping[str, Any]) -> None:
+        self._metrics: dict[str, Any] = {}
+        self._collections: list[Any] = []
+        known: set[int] = set()
+        for root, module in roots.items():
+            parts = module.named_modules() if isinstance(module, torch.nn.Module) else ()
+            for name, part in parts:
+                if id(part) in known or not accumulates(part):
+                    continue
+                known.add(id(part))
+                if is_collection(part):
+                    self._collections.append(part)
+                else:
+                    self._metrics[f"{root}.{name}" if name else root] = part
+
+    def __bool__(self) -> bool:
+        return bool(self._metrics)
+
+    def __str__(self) -> str:
+        return ", ".join(self._metrics)
+
+    def name_of(self, metric: Any) -> str | None:
+        """Return the path of a metric; None if it is not among these metrics."""
+        found = (name for name, item in self._metrics.items() if item is metric)
+        return next(found, None)
+
+    def metric(self, name: str) -> Any:
+        """Return the metric with a path.
+
+        Raises
+        ------
+        StateError
+            There is no metric with this path.
+        """
+        if name not in self._metrics:
+            raise StateError(
+                f"the state has a metric {name}, which the model lacks: build must make the same "
+                "model from the same configuration"
+            )
+        return self._metrics[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all metrics by path: live tensors, lists of them, update counts."""
+        self._share()
+        for metric in self._metrics.values():
+            metric._computed = metric._forward_cache = None  # cached values are outdated
+        return {
+            name: {"updates": metric._update_count, "state": dict(_values(metric))}
+            for name, metric in self._metrics.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load states; their tensors are copied.
+
+        Raises
+        ------
+        StateError
+            The state is from different metrics.
+        """
+        for name in sorted(self._metrics.keys() ^ state.keys()):
+            raise StateError(
+                f"the metric {name} is only in the {'state' if name in state else 'model'}: build "
+                "must make the same model from the same configuration"
+            )
+        for name, metric in self._metrics.items():
+            loaded = {key: _copied(v, metric.device) for key, v in state[name]["state"].items()}
+            _set(metric, state[name]["updates"], loaded)
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Reset all metrics in this block; restore their states at the end."""
+        self._share()
+        saved = [(m, m._update_count, dict(_values(m))) for m in self._metrics.values()]
+        self.reset()
+        try:
+            yield
+        finally:
+            self.reset()
+            for metric, updates, values in saved:
+                _set(metric, updates, values)
+
+    def reset(self) -> None:
+        """Reset all metrics."""
+        for metric in self._metrics.values():
+            metric.reset()
+
+    def _share(self) -> None:
+        # Metrics of a collection with equal states share one, which only the first of them has
+        # after an update. Reading the items sets it in all of them.
+        for collection in self._collections:
+            collection.items(copy_state=False)
+
+
+def _values(metric: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a metric's state; lists are copied, because ``reset`` empties them."""
+    for name in metric._defaults:
+        value = getattr(metric, name)
+        yield name, list(value) if isinstance(value, list) else value
+
+
+def _set(metric: Any, updates: int, values: Mapping[str, Any]) -> None:
+    metric._update_count = updates
+    metric._computed = metric._forward_cache = None
+    for name, value in values.items():
+        setattr(metric, name, value)
+
+
+def _copied(value: Any, device: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_copied(item, device) for item in value]
+    tensor = torch.as_tensor(value)
+    return tensor.detach().to(device, copy=True)
+
+
+def numbers(name: str, value: Any) -> dict[str, float]:
+    """Return the numbers that a metric has computed, by name.
+
+    Several values, such as those of a collection, are named ``name_key``, or ``key`` if the name is
+    empty.
+
+    Raises
+    ------
+    InputError
+        A value is not one number.
+    """
+    if isinstance(value, Mapping):
+        found: dict[str, float] = {}
+        for key, item in value.items():
+            found.update(numbers(f"{name}_{key}" if name else str(key), item))
+        return found
+    if isinstance(value, tuple):
+        value = value[0]
+    if isinstance(value, torch.Tensor) and value.numel() != 1:
+        raise InputError(
+            f"the metric {name!r} computes a tensor of shape {tuple(value.shape)}, which is not a "
+            "number: choose one that averages, such as average='macro'"
+        )
+    return {name: float(value)}

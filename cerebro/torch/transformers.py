@@ -1,0 +1,277 @@
+"""Hugging Face models, with two arguments of their Trainer: collator and compute_metrics."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cerebro.arguments import TRANSFORMERS_WORDS, answers
+from cerebro.errors import InputError
+from cerebro.model import Batch, check_batch, make_getter
+from cerebro.torch.model import Model, joined
+from cerebro.torch.torchmetrics import numbers
+
+_PADDING = -100
+"""The label that losses of transformers ignore; used to pad arrays to equal lengths."""
+
+
+@answers(TRANSFORMERS_WORDS)
+def from_transformers(
+    model: Any,
+    *,
+    optimizer: Any,
+    collator: Callable[[list[dict[str, Any]]], Mapping[str, Any]] | None = None,
+    compute_metrics: Callable[[Any], Mapping[str, Any]] | None = None,
+    inputs: Mapping[str, str] | None = None,
+    augment: Callable[[Batch], Batch] | None = None,
+    scheduler: Any = None,
+    scheduler_step: str = "batch",
+    clip_norm: float | None = 1.0,
+    accumulate: int = 1,
+    amp: str | None = None,
+    state: str = "all",
+) -> Model:
+    """Make a model from a ``PreTrainedModel`` or a PEFT model, which computes its own loss.
+
+    Parameters
+    ----------
+    model
+        The model. It receives the columns that its ``forward`` takes. Without a collator,
+        ``attention_mask`` is the mask of a ragged column ``input_ids``, and the loss ignores the
+        padding of a ragged column ``labels``.
+    optimizer
+        A `torch.optim.Optimizer` over the model's parameters.
+    collator
+        A data collator, such as ``DataCollatorWithPadding`` or
+        ``DataCollatorForLanguageModeling``: called in training and in validation with the batch's
+        rows, each a dict of lists and numbers. Its random numbers come from the trial's
+        generators.
+    compute_metrics
+        ``compute_metrics(EvalPrediction) -> dict``: called once per validation pass with the
+        logits and labels of all rows, as NumPy arrays; shorter batches are padded with -100. If a
+        metric's name has the prefix ``eval_``, the prefix is dropped.
+    inputs
+        A mapping of the model's keywords to columns, if their names differ.
+    clip_norm
+        Like ``max_grad_norm`` of the Trainer, with the same default.
+    scheduler_step
+        As in :class:`cerebro.torch.Model`, but "batch" by default, as in the Trainer.
+    augment, scheduler, accumulate, amp, state
+        As in :class:`cerebro.torch.Model`. With PEFT, ``state="trainable"`` leaves the frozen
+        weights out of states.
+
+    Returns
+    -------
+    Model
+        A model for `build` to return.
+
+    Raises
+    ------
+    InputError
+        An argument is invalid; the message says which and why.
+    """
+    return TransformersModel(
+        model,
+        collator,
+        compute_metrics,
+        inputs,
+        optimizer=optimizer,
+        augment=augment,
+        scheduler=scheduler,
+        scheduler_step=scheduler_step,
+        clip_norm=clip_norm,
+        accumulate=accumulate,
+        amp=amp,
+        state=state,
+    )
+
+
+class TransformersModel(Model):
+    """A Hugging Face model in a search; see :func:`from_transformers`."""
+
+    def __init__(
+        self,
+        model: Any,
+        collator: Any,
+        compute_metrics: Any,
+        inputs: Mapping[str, str] | None,
+        **options: Any,
+    ) -> None:
+        _check(model, collator, compute_metrics)
+        self._collator = collator
+        self._compute_metrics = compute_metrics
+        self._renamed = inputs
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self._accepted = list(inspect.signature(base.forward).parameters)
+        self._labels = [name for name in self._accepted if "label" in name] or [
+            name for name in self._accepted if name in ("start_positions", "end_positions")
+        ]
+        super().__init__(model, inputs=inputs or "input_ids", target=None, **options)
+
+    def train_batch(self, batch: Batch) -> dict[str, Any]:
+        """Collate a batch and train on it; see :meth:`cerebro.torch.Model.train_batch`."""
+        return super().train_batch(self._collated(batch))
+
+    def eval_batch(self, batch: Batch) -> dict[str, Any]:
+        """Return the loss and the result of `compute_metrics` for one batch."""
+        return dict(self.evaluate([batch]))
+
+    def predict_batch(self, batch: Batch) -> Any:
+        """Collate a batch and return the model's output for it, in evaluation mode."""
+        return super().predict_batch(self._collated(batch))
+
+    @property
+    def evaluates_whole(self) -> bool:
+        """Whether `compute_metrics` needs all outputs."""
+        return self._compute_metrics is not None or super().evaluates_whole
+
+    @property
+    def _keeps_outputs(self) -> bool:
+        return self._compute_metrics is not None
+
+    def _compile_objective(self) -> Any:
+        objective = super()._compile_objective()
+        self._forward = self._call_net
+        return objective
+
+    def _call_net(self, batch: Batch) -> Any:
+        return self.net(**batch)
+
+    def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, Any]]:
+        given = self._collated(batch)
+        values, (output, _) = super()._measure(given)
+        if self._compute_metrics is None:
+            return values, (None, None)
+        labels = tuple(given[name] for name in self._labels if name in given)
+        return values, (_logits(output, self.net), labels[0] if len(labels) == 1 else labels)
+
+    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+        from transformers import EvalPrediction
+
+        logits, labels = (_arrays(part) for part in parts)
+        returned = self._compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
+        if not isinstance(returned, Mapping):
+            raise InputError(f"compute_metrics must return a dict, not {returned!r}")
+        found: dict[str, float] = {}
+        for name, value in returned.items():
+            found.update(numbers(name.removeprefix("eval_"), value))
+        return found
+
+    def _join(self, parts: list[Any]) -> Any:
+        if self._compute_metrics is not None and isinstance(parts[0], torch.Tensor):
+            return torch.cat(_padded(parts))
+        return joined(parts)
+
+    def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
+        """Do nothing: the columns are checked before they are collated."""
+
+    # --- the batch of a model -----------------------------------------------------
+
+    def _collated(self, batch: Batch) -> Batch:
+        """Return the batch as keyword arguments of the model's ``forward``."""
+        if self._renamed is not None:
+            check_batch(batch, self._renamed, None)
+            masks = {
+                f"{key}_mask": batch[f"{column}_mask"]
+                for key, column in self._renamed.items()
+                if f"{column}_mask" in batch
+            }
+            batch = {**make_getter(self._renamed)(batch), **masks}
+        if self._collator is None:
+            batch = _unmasked(batch)
+        else:
+            rows = _rows(batch)
+            batch = dict(self._collator(rows))
+            device = self._device
+            batch = {name: value.to(device) for name, value in batch.items()}
+        for name in ("label", "label_ids"):
+            if name in batch and "labels" in self._accepted and name not in self._accepted:
+                batch = {"labels" if key == name else key: v for key, v in batch.items()}
+        given = {name: value for name, value in batch.items() if name in self._accepted}
+        if not given:
+            raise InputError(
+                f"none of the columns {', '.join(batch)} is an argument of the model's forward: "
+                'name them, inputs={"input_ids": "text"}'
+            )
+        return given
+
+
+def _check(model: Any, collator: Any, compute_metrics: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise InputError(f"model must be a model of transformers, not {model!r}")
+    functions = {"collator": collator, "compute_metrics": compute_metrics}
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            raise InputError(f"{name} must be callable, not {value!r}")
+    if getattr(collator, "seed", None) is not None:
+        raise InputError(
+            f"the {type(collator).__name__} has a seed, so that its generator does not move with "
+            "the trial: leave seed out, and it draws from the trial's generators"
+        )
+
+
+def _unmasked(batch: Batch) -> Batch:
+    """Return the columns without Cerebro's masks, in the form that transformers models expect.
+
+    The padding of labels becomes -100; the mask of ``input_ids`` becomes ``attention_mask``.
+    """
+    found = {}
+    for name, value in batch.items():
+        if name.endswith("_mask") and name.removesuffix("_mask") in batch:
+            continue
+        mask = batch.get(f"{name}_mask")
+        if mask is not None and name in ("labels", "label", "label_ids"):
+            value = value.masked_fill(~mask.bool(), _PADDING)
+        found[name] = value
+        if mask is not None and name == "input_ids" and "attention_mask" not in batch:
+            found["attention_mask"] = mask.to(value.dtype)
+    return found
+
+
+def _rows(batch: Batch) -> list[dict[str, Any]]:
+    """Return a dict of lists and numbers for each row, without the padding of ragged columns."""
+    columns = {}
+    for name, value in batch.items():
+        if name.endswith("_mask") and name.removesuffix("_mask") in batch:
+            continue
+        rows = value.tolist()
+        mask = batch.get(f"{name}_mask")
+        if mask is not None:
+            lengths = mask.sum(1).tolist()
+            rows = [row[: int(length)] for row, length in zip(rows, lengths, strict=True)]
+        columns[name] = rows
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _logits(output: Any, net: Any) -> Any:
+    """Return a model's outputs without the loss: one tensor, or a tuple of them."""
+    ignored = getattr(getattr(net, "config", None), "keys_to_ignore_at_inference", None) or []
+    found = tuple(value for key, value in output.items() if key != "loss" and key not in ignored)
+    return found[0] if len(found) == 1 else found
+
+
+def _padded(parts: list[Any]) -> list[Any]:
+    """Return tensors padded with -100 to the same length in their second dimension."""
+    if parts[0].dim() < 2 or len({part.shape[1] for part in parts}) == 1:
+        return parts
+    longest = max(part.shape[1] for part in parts)
+    found = []
+    for part in parts:
+        shape = (part.shape[0], longest, *part.shape[2:])
+        filled = part.new_full(shape, _PADDING)
+        filled[:, : part.shape[1]] = part
+        found.append(filled)
+    return found
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_arrays(item) for item in value)
+    if not isinstance(value, torch.Tensor):
+        return np.asarray(value)
+    value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value
+    return value.cpu().numpy()

@@ -1,0 +1,264 @@
+"""A frozen network: its identity, and the outputs of its layers.
+
+Forward hooks take the outputs of all layers in one pass. An output is copied when the layer
+returns, because a later layer may change it in place (``ReLU(inplace=True)``). When the deepest
+layer has returned, the rest of the network is not run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+import cerebro._core as _core
+from cerebro.data import Dataset
+from cerebro.data.manifest import checksum_of
+from cerebro.errors import InputError
+from cerebro.machine.flags import compute_settings
+from cerebro.model import Columns, make_getter
+
+OUTPUT = "output"  # the column of the network's own output if `layers` is a list
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class _Enough(BaseException):
+    """Raised to end a forward pass when all layers have returned; not for user code to catch."""
+
+
+class Trunk:
+    """A network in evaluation mode, without gradients.
+
+    Parameters
+    ----------
+    net
+        A `torch.nn.Module`.
+    layers
+        Names of submodules, as in ``net.named_modules()``, or a mapping of columns to these names;
+        ``""`` is the network itself.
+    inputs
+        The network's inputs: a column, a list of columns or a mapping of keywords to columns.
+    threads
+        The number of compute threads.
+
+    Raises
+    ------
+    InputError
+        A layer does not exist.
+    """
+
+    def __init__(
+        self, net: Any, layers: Sequence[str] | Mapping[str, str], inputs: Columns, threads: int
+    ) -> None:
+        if not isinstance(net, torch.nn.Module):
+            raise InputError(f"net must be a torch.nn.Module, not {net!r}")
+        self.net = net
+        self.layers = _columns_of(net, layers)
+        self.inputs = inputs
+        self.threads = threads
+        self.order: list[str] = []  # columns in the order of the last full pass
+        self.seconds: dict[str, float] = {}  # since the start of the last full pass
+        self._get = make_getter(inputs)
+
+    @property
+    def device(self) -> str:
+        """The device of the network's parameters."""
+        found = next(self.net.parameters(), None)
+        return "cpu" if found is None else str(found.device)
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the outputs of the layers by column; stop the pass after the deepest layer."""
+        with self._ready():
+            return self._run(self._get(dict(batch)), whole=not self.order)
+
+    def measure(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a full pass, set `order` and `seconds`, and return the outputs as a call does.
+
+        Raises
+        ------
+        InputError
+            A layer does not run exactly once, or does not return a row for each row of the batch.
+        """
+        with self._ready():
+            found = self._run(self._get(dict(batch)), whole=True)
+        self.check_rows(found, len(next(iter(batch.values()))))
+        return found
+
+    def check_rows(self, outputs: Mapping[str, Any], rows: int) -> None:
+        """Raise InputError unless the outputs have a row for each row of their batch."""
+        for column, value in outputs.items():
+            if value.dim() == 0 or len(value) != rows:
+                raise InputError(
+                    f"layers: {self.layers[column]!r} returns a tensor of the shape "
+                    f"{tuple(value.shape)} for a batch of {rows} rows: choose a layer whose first "
+                    "dimension is that of the batch"
+                )
+
+    @contextlib.contextmanager
+    def _ready(self) -> Iterator[None]:
+        training = {part: part.training for part in self.net.modules()}
+        with compute_settings(self.threads, "warn", self.device), torch.no_grad():
+            self.net.eval()
+            try:
+                yield
+            finally:
+                for part, was in training.items():
+                    part.training = was
+
+    def _run(self, given: Any, *, whole: bool) -> dict[str, Any]:
+        counts: dict[str, int] = {}
+        if whole:
+            self.seconds = {}
+        start = time.perf_counter()
+
+        def enough(column: str) -> bool:
+            counts[column] = counts.get(column, 0) + 1
+            if whole:
+                self.seconds[column] = time.perf_counter() - start
+            return not whole and len(counts) == len(self.layers)
+
+        found = outputs_of(self.net, given, self.layers, enough)
+        if whole:
+            for column, name in self.layers.items():
+                if counts.get(column, 0) != 1:
+                    raise InputError(
+                        f"layers: {name!r} runs {counts.get(column, 0)} times in a forward pass: "
+                        "choose layers that run once"
+                    )
+            self.order = sorted(self.layers, key=self.seconds.__getitem__)
+        return {column: found[column] for column in self.layers}
+
+    def identity(self) -> dict[str, Any]:
+        """Return names and hashes that differ if the trunk or the code that it runs differs."""
+        return {
+            "layers": self.layers,
+            "inputs": self.inputs,
+            "weights": _hash_of_tensors(self.net),
+            "code": checksum_of([_about(name, part) for name, part in self.net.named_modules()]),
+            "torch": torch.__version__,
+            "cpu": torch.backends.cpu.get_cpu_capability(),
+            "threads": self.threads,
+        }
+
+
+SAYS = {
+    "weights": "was made with another trunk: its parameters or buffers differ",
+    "code": "was made with another trunk: its modules, their settings or their source differ",
+}
+
+
+def check_images(images: Any) -> None:
+    """Raise InputError unless `images` is a data set."""
+    if not isinstance(images, Dataset):
+        raise InputError(
+            f"images must be a cerebro.Dataset, not {type(images).__name__}: write arrays with "
+            "cerebro.shard first"
+        )
+
+
+def outputs_of(net: Any, given: Any, layers: Mapping[str, str], enough: Any = None) -> Any:
+    """Run a forward pass and return copies of the outputs of layers, by column.
+
+    Parameters
+    ----------
+    net
+        The network.
+    given
+        The network's input: a tensor, a tuple of inputs, or a dict of keywords.
+    layers
+        Names of submodules by column.
+    enough
+        ``enough(column)`` is called when a column is computed; the pass ends when it returns true.
+    """
+    found: dict[str, Any] = {}
+    hooks = []
+
+    def hook_of(column: str, name: str) -> Any:
+        def hook(module: Any, inputs: Any, output: Any) -> None:
+            if not isinstance(output, torch.Tensor):
+                raise InputError(
+                    f"layers: {name!r} returns {type(output).__name__}, not a tensor: choose a "
+                    "layer inside it or after it"
+                )
+            found[column] = output.clone()
+            if enough is not None and enough(column):
+                raise _Enough
+
+        return hook
+
+    try:
+        for column, name in layers.items():
+            hooks.append(net.get_submodule(name).register_forward_hook(hook_of(column, name)))
+        if isinstance(given, dict):
+            net(**given)
+        else:
+            net(*(given if isinstance(given, tuple) else (given,)))
+    except _Enough:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def _columns_of(net: Any, layers: Any) -> dict[str, str]:
+    """Return the layers' names by column."""
+    if isinstance(layers, Mapping):
+        named = dict(layers)
+    elif isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise InputError(f'layers={layers!r}: give a list of names, such as ["{layers}"]')
+    else:
+        named = {name or OUTPUT: name for name in layers}
+    known = dict(net.named_modules())
+    if not named:
+        raise InputError("layers is empty: name at least one module of the network")
+    for name in named.values():
+        if name not in known:
+            some = ", ".join(repr(each) for each in known if each) or 'only its own output, ""'
+            raise InputError(f"layers: the network has no module {name!r}: it has {some}")
+    return named
+
+
+def _hash_of_tensors(net: Any) -> str:
+    """Return a hash of all parameters and buffers, including buffers that are not saved."""
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return _core.hash_state(_core.pack_state(state))
+
+
+def _about(name: str, part: Any) -> list[Any]:
+    """Return a module's name, class, settings and source; for PyTorch's own code, its version."""
+    kind = type(part)
+    settings = {
+        key: repr(value)
+        for key, value in sorted(vars(part).items())
+        if key != "training" and _is_plain(value)
+    }
+    functions = {
+        key: getattr(value, "__qualname__", "")
+        for key, value in sorted(vars(part).items())
+        if inspect.isroutine(value)
+    }
+    sources = [_source(each) for each in kind.__mro__ if each is not object]
+    return [name, f"{kind.__module__}.{kind.__qualname__}", part.extra_repr(), settings,
+            functions, sources]  # fmt: skip
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    return isinstance(value, (*_PLAIN, torch.dtype, torch.Size))
+
+
+def _source(kind: type) -> str | None:
+    if kind.__module__.partition(".")[0] == "torch":
+        return None
+    try:
+        return _core.xxh3_128(inspect.getsource(kind).encode())
+    except (OSError, TypeError):
+        return None

@@ -1,0 +1,210 @@
+"""Find likely mistakes in the rows: labels out of range, leaks, and repeated rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from cerebro.data import Dataset
+from cerebro.data.dtypes import Array
+from cerebro.data.rows import cut, part_rows
+from cerebro.report.findings import Finding
+
+MOST_LABELS = 4_000_000
+"""The most labels that the check before a search reads."""
+SAMPLED_ROWS = 1_000
+MANY_SAMPLED_ROWS = 20_000
+"""The number of rows that `cerebro.check` looks at."""
+LEAST_ROWS = 50
+"""The fewest rows to compare: with fewer, two columns may be equal by chance."""
+SAMPLED_BYTES = 4096
+"""The row size, in bytes, above which fewer rows are sampled."""
+
+
+class LabelUse(NamedTuple):
+    """A column of class labels, and the number of model outputs that the labels index."""
+
+    column: str
+    classes: int
+    ignored: int = -100
+    place: str = ""
+
+
+def of_labels(
+    use: LabelUse, train: Dataset, validation: Dataset | None, thorough: bool
+) -> Iterator[Finding]:
+    """Compare the labels of all rows with the model's number of outputs."""
+    if use.column not in train.columns or use.column in train.transforms:
+        return
+    low, high = 0, 0
+    for data in (train, validation):
+        if data is None or use.column not in data.columns:
+            continue
+        column = data.columns[use.column]
+        if column.ragged or column.shape or not column.dtype.startswith(("int", "uint")):
+            return
+        most = data.num_rows if thorough else MOST_LABELS
+        for labels in _first_rows(data, use.column, most):
+            counted = labels[labels != use.ignored]
+            if len(counted):
+                low, high = min(low, int(counted.min())), max(high, int(counted.max()))
+    if low >= 0 and high < use.classes:
+        return
+    wrong = low if low < 0 else high
+    yield Finding(
+        "labels-out-of-range",
+        f"column {use.column!r} has the label {wrong}, but the model has {use.classes} outputs, "
+        f"for the labels 0 to {use.classes - 1}",
+        f"number the classes from 0, and give the network info.num_classes({use.column!r}) outputs",
+        place=use.place,
+    )
+
+
+def of_columns(
+    train: Dataset,
+    validation: Dataset | None,
+    inputs: Sequence[str],
+    target: str | None,
+    thorough: bool,
+) -> Iterator[Finding]:
+    """Look at the columns that a model names as its inputs and its target."""
+    if validation is not None and validation.checksum == train.checksum:
+        yield Finding(
+            "validation-is-training",
+            "the validation rows are the training rows: the metrics say nothing about new rows",
+            "give validation=0.2, or one of the parts of data.split(0.8, 0.2)",
+        )
+    rows = MANY_SAMPLED_ROWS if thorough else SAMPLED_ROWS
+    names = [name for name in (*inputs, target) if name is not None]
+    sampled = _sample(train, names, rows)
+    given = [name for name in inputs if name in sampled and name != target]
+    if target in sampled:
+        yield from _leaks(sampled, given, str(target))
+    if not thorough:
+        return
+    yield from _constant(sampled, given)
+    yield from _missing(sampled, given)
+    if validation is not None and validation.checksum != train.checksum:
+        yield from _repeated(sampled, _sample(validation, names, rows), names)
+
+
+def missing_values(train: Dataset, names: Sequence[str]) -> str:
+    """Return the name of a column that has NaN in the sampled rows, or "" if there is none."""
+    sampled = _sample(train, names, MANY_SAMPLED_ROWS)
+    found = (name for name, values in sampled.items() if _has_nan(values))
+    return next(found, "")
+
+
+def majority_share(train: Dataset, column: str) -> float:
+    """Return the share of the most frequent label; 0 if the column does not hold labels."""
+    known = train.columns.get(column)
+    if known is None or known.ragged or known.shape:
+        return 0.0
+    if not known.dtype.startswith(("int", "uint", "bool")):
+        return 0.0
+    labels = np.concatenate([*_first_rows(train, column, MOST_LABELS)])
+    return float(np.unique(labels, return_counts=True)[1].max()) / len(labels)
+
+
+def _first_rows(data: Dataset, name: str, rows: int) -> Iterator[Array]:
+    """Yield a column's first rows as they are stored, one shard after the other."""
+    left = rows
+    for shard, part in enumerate(data._rows):
+        taken = min(left, part_rows(part))
+        if taken:
+            yield data._plain_rows(name, shard, cut(part, 0, taken))
+        left -= taken
+
+
+def _sample(data: Dataset, names: Sequence[str], rows: int) -> dict[str, Array]:
+    """Return the first rows of each column; fewer if the rows are large."""
+    found = {}
+    for name in names:
+        column = data.columns.get(name)
+        if column is None or column.ragged or column.dtype in ("bfloat16", "complex64"):
+            continue
+        row = 8 * max(1, int(np.prod(column.shape)))
+        most = max(1, rows * SAMPLED_BYTES // row)
+        found[name] = np.concatenate([*_first_rows(data, name, min(rows, most))])
+    return found
+
+
+def _leaks(sampled: dict[str, Array], inputs: Sequence[str], target: str) -> Iterator[Finding]:
+    wanted = sampled[target]
+    if wanted.ndim == 2 and wanted.shape[1] == 1:
+        wanted = wanted[:, 0]
+    if wanted.ndim != 1 or len(wanted) < LEAST_ROWS or bool(np.all(wanted == wanted[0])):
+        return
+    wanted = wanted.astype(np.float64)
+    for name in inputs:
+        rows = min(len(wanted), len(sampled[name]))
+        if rows < LEAST_ROWS or bool(np.all(wanted[:rows] == wanted[0])):
+            continue
+        features = sampled[name][:rows].reshape(rows, -1)
+        # The first rows rule out most features before all rows are compared.
+        close = np.all(features[:LEAST_ROWS] == wanted[:LEAST_ROWS, None], axis=0)
+        same = [i for i in np.flatnonzero(close) if np.array_equal(features[:, i], wanted[:rows])]
+        if same:
+            part = f"column {name!r}" if features.shape[1] == 1 else f"{name!r}, feature {same[0]},"
+            yield Finding(
+                "target-among-inputs",
+                f"{part} is the target {target!r}, so that the model sees the answer",
+                "leave it out of the inputs",
+            )
+
+
+def _constant(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Finding]:
+    for name in inputs:
+        values = sampled[name]
+        if len(values) >= LEAST_ROWS and bool(np.all(values == values[:1])):
+            yield Finding(
+                "constant-column",
+                f"column {name!r} is the same in all rows that were looked at ({len(values):,})",
+                "leave it out of the inputs, or see how it was made",
+                "hint",
+            )
+
+
+def _missing(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Finding]:
+    for name in inputs:
+        if _has_nan(sampled[name]):
+            count = int(np.isnan(sampled[name]).sum())
+            yield Finding(
+                "missing-values",
+                f"column {name!r} has NaN ({count:,} values in {len(sampled[name]):,} rows)",
+                "fill them before shard, or make the network ignore them",
+                "hint",
+            )
+
+
+def _has_nan(values: Array) -> bool:
+    return values.dtype.kind == "f" and bool(np.isnan(values).any())
+
+
+def _repeated(
+    train: dict[str, Array], held_out: dict[str, Array], names: Sequence[str]
+) -> Iterator[Finding]:
+    """Find validation rows that are also training rows, unless all columns are discrete."""
+    if not any(train[n].dtype.kind == "f" for n in names if n in train and n in held_out):
+        return
+    seen, own = _digests(train, names), _digests(held_out, names)
+    if len(own) < LEAST_ROWS:
+        return
+    known = set(seen)
+    repeated = sum(row in known for row in own) / len(own)
+    within = 1 - len(known) / max(1, len(seen))
+    if repeated > 0.05 and repeated > 2 * within:
+        yield Finding(
+            "repeated-rows",
+            f"{repeated:.0%} of the validation rows that were looked at are training rows, too",
+            "remove repeated rows before shard, or split with groups=",
+            "hint",
+        )
+
+
+def _digests(columns: dict[str, Array], names: Sequence[str]) -> list[bytes]:
+    present = [columns[name] for name in names if name in columns]
+    rows = min(map(len, present), default=0)
+    return [b"".join(column[row].tobytes() for column in present) for row in range(rows)]

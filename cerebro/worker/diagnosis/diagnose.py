@@ -1,0 +1,298 @@
+"""Diagnose a model: observe a batch, train a few steps on it, check outputs and rows.
+
+The check before a search takes `FEW` steps on one batch; `cerebro.check` takes more steps and also
+evaluates. A time limit also bounds the number of steps, which affects only the findings. The model
+is discarded afterwards, so the trial's states, generators and results do not depend on the
+diagnosis. If a part fails, it has no findings: the trial itself reports the error.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from cerebro.data import Dataset
+from cerebro.data.dtypes import Array
+from cerebro.machine import dynamo, generators
+from cerebro.model import BaseModel, column_names, whole_pass
+from cerebro.report.findings import Finding
+from cerebro.worker.diagnosis import data, outputs, training
+from cerebro.worker.diagnosis.data import LabelUse
+from cerebro.worker.evaluate import whole_metrics
+from cerebro.worker.models import LiveModel
+
+FEW, FEW_SECONDS = 5, 0.3
+MANY, MANY_SECONDS = 40, 5.0
+
+
+class Columns(NamedTuple):
+    """The columns that a model names; empty if the user's code chooses the columns."""
+
+    inputs: tuple[str, ...] = ()
+    target: str | None = None
+
+
+class Patient(Protocol):
+    """A model that has trained on a few batches and may be changed by the diagnosis."""
+
+    live: LiveModel
+
+    def load(self, packed: Any) -> None:
+        """Load a packed state."""
+
+    def batch(self, half: int) -> Any:
+        """Return one of the batches on which the model was trained."""
+
+
+def diagnose(
+    patient: Patient,
+    packed: Any,
+    train: Dataset,
+    validation: Dataset | None,
+    *,
+    thorough: bool,
+) -> list[Finding]:
+    """Return the likely mistakes in a model and its data, the most certain first.
+
+    Parameters
+    ----------
+    packed
+        A state of the model after a few batches.
+    thorough
+        Whether to look at more rows and to train and evaluate on more batches.
+    """
+    live = patient.live
+    with generators.preserved(live.torch), warnings.catch_warnings(), dynamo.eagerly():
+        warnings.simplefilter("ignore")  # warnings of the training itself were noted before
+        try:
+            found = _Diagnosis(patient, packed, train, validation, thorough).findings()
+        except Exception:
+            return []
+    return sorted(dict.fromkeys(found), key=lambda finding: not finding.matters)
+
+
+class _Diagnosis:
+    def __init__(
+        self,
+        patient: Patient,
+        packed: Any,
+        train: Dataset,
+        validation: Dataset | None,
+        thorough: bool,
+    ) -> None:
+        self._patient, self._packed = patient, packed
+        self._model = patient.live.model
+        self._train_data, self._validation = train, validation
+        self._thorough = thorough
+        self._columns = named_columns(self._model)
+        self._found: list[Finding] = []
+
+    def findings(self) -> list[Finding]:
+        self._batch = self._patient.batch(0)
+        uses: list[LabelUse] = []
+        if self._patient.live.torch:
+            self._look(lambda: self._of_torch(uses))
+        self._look(self._of_steps)
+        self._look(lambda: self._of_outputs(uses))
+        for use in uses:
+            self._look(partial(self._of_labels, use))
+        self._look(self._of_columns)
+        return self._found
+
+    def _look(self, find: Callable[[], Iterable[Finding]]) -> None:
+        """Add the findings of one part of the diagnosis; a part that fails has none."""
+        try:
+            for finding in find():
+                self._found.append(finding)
+        except Exception:
+            return
+
+    @property
+    def _is_ill(self) -> bool:
+        return any(finding.matters for finding in self._found)
+
+    def _restore(self) -> None:
+        self._patient.load(self._packed)
+        generators.restore(self._patient.live.generators)
+
+    # --- parts -----------------------------------------------------------------
+
+    def _of_torch(self, uses: list[LabelUse]) -> Iterable[Finding]:
+        from cerebro.torch import diagnosis
+
+        self._restore()
+        found, losses = diagnosis.diagnose(self._model, self._batch)
+        for call in losses:
+            of_classes = call.name in ("cross_entropy", "nll_loss") and call.input.ndim > 1
+            if of_classes and call.column and not call.target.is_floating_point():
+                classes = int(call.input.shape[1])
+                uses.append(LabelUse(call.column, classes, call.ignored, call.place))
+        yield from found
+        if diagnosis.uses_old_gradients(self._model, self._step, self._restore):
+            yield Finding(
+                "stale-gradients",
+                "a training step adds its gradients to those of the step before",
+                "call optimizer.zero_grad() in each train_batch",
+            )
+
+    def _of_steps(self) -> Iterable[Finding]:
+        """Train repeatedly on one batch."""
+        self._restore()
+        before = self._evaluate()
+        if before is not None and not self._is_ill:
+            yield from training.of_two_evaluations(before, self._evaluate() or before)
+        self._restore()
+        losses = self._steps()
+        missing = ""
+        if losses and not np.isfinite(losses).all():
+            names = [*self._columns.inputs, *filter(None, [self._columns.target])]
+            missing = data.missing_values(self._train_data, names)
+        at_once = bool(losses) and not np.isfinite(losses[0])
+        yield from training.of_infinite(losses, missing, at_once)
+        if self._is_ill:
+            return
+        yield from training.of_losses(losses, opaque=self._is_opaque())
+        if self._thorough and not self._is_adversarial():
+            after = self._evaluate()
+            pair = ((before or {}).get("loss"), (after or {}).get("loss"))
+            if not self._is_warming_up():
+                yield from training.of_fall(losses, *pair)
+            if before is not None and after is not None:
+                yield from training.of_metrics(before, after, losses)
+
+    def _of_outputs(self, uses: list[LabelUse]) -> Iterable[Finding]:
+        """Check the outputs after the training steps."""
+        model, names = self._model, self._columns
+        framework = getattr(model, "framework", "dlpack")
+        if not hasattr(model, "predict_batch") or hasattr(model, "estimator"):
+            return
+        if framework != "torch" and not self._thorough:
+            return  # JAX would have to compile this
+        made = model.predict_batch(copied(self._batch))
+        is_precise = str(getattr(made, "dtype", "")).endswith(("float32", "float64"))
+        given = as_numpy(made)
+        batch = {name: as_numpy(value) for name, value in self._batch.items()}
+        columns = [batch.get(name) for name in names.inputs]
+        inputs = [column for column in columns if column is not None]
+        if is_precise and not self._is_ill and not self._is_warming_up():
+            yield from outputs.of_same_outputs(given, inputs)
+        target = batch.get(names.target or "")
+        if not self._thorough or target is None or given is None:
+            return
+        metrics = self._evaluate() or {}
+        if framework != "torch":
+            loss = metrics.get("loss", float("nan"))
+            yield from outputs.of_loss(given, target, loss)
+            if outputs.is_cross_entropy(given, target, loss):
+                uses.append(LabelUse(str(names.target), given.shape[1]))
+        if metrics.keys() == {"loss", "accuracy"}:
+            share = data.majority_share(self._train_data, str(names.target))
+            yield from outputs.of_majority(given, target, share)
+
+    def _of_labels(self, use: LabelUse) -> Iterable[Finding]:
+        return data.of_labels(use, self._train_data, self._validation, self._thorough)
+
+    def _of_columns(self) -> Iterable[Finding]:
+        return data.of_columns(
+            *(self._train_data, self._validation, *self._columns, self._thorough)
+        )
+
+    # --- the model at work -------------------------------------------------------
+
+    def _steps(self) -> list[float]:
+        count, seconds = (MANY, MANY_SECONDS) if self._thorough else (FEW, FEW_SECONDS)
+        end = time.perf_counter() + seconds
+        losses = []
+        for _ in range(count):
+            loss = self._step()
+            if loss is None:
+                return []
+            losses.append(loss)
+            if time.perf_counter() > end or not np.isfinite(loss):
+                break
+        return losses
+
+    def _step(self) -> float | None:
+        """Train on the batch; return its loss, or None if the model reports no loss."""
+        values = self._model.train_batch(copied(self._batch))
+        if not isinstance(values, Mapping) or "loss" not in values:
+            return None
+        loss = values["loss"]
+        return float(loss[0] if isinstance(loss, tuple) else loss)
+
+    def _evaluate(self) -> dict[str, float] | None:
+        """Return the evaluation metrics of the batch; None in the check before a search."""
+        if not self._thorough:
+            return None
+        live = self._patient.live
+        try:
+            with generators.preserved(live.torch, seed=0):
+                evaluate = whole_pass(self._model)
+                if evaluate is not None:
+                    return whole_metrics(evaluate([copied(self._batch)]))
+                values = self._model.eval_batch(copied(self._batch))
+                return {k: float(v[0] if isinstance(v, tuple) else v) for k, v in values.items()}
+        except Exception:  # such as an AUC over a single class
+            return None
+
+    def _is_opaque(self) -> bool:
+        """Return whether the loss may be an error rate or another number that need not fall.
+
+        Such a loss is possible in a model of the user's own class or one with an estimator.
+        """
+        return not isinstance(self._model, BaseModel) or hasattr(self._model, "estimator")
+
+    def _is_warming_up(self) -> bool:
+        """Return whether a per-batch schedule may keep the first learning rates small."""
+        return getattr(self._model, "_scheduler_step", "") == "batch" and bool(
+            self._model._schedulers
+        )
+
+    def _is_adversarial(self) -> bool:
+        """Return whether several optimizers may oppose each other, so that no loss must fall."""
+        own = getattr(self._model, "__dict__", {})
+        made = [value for value in own.values() if hasattr(value, "param_groups")]
+        return len(made) > 1 or len(own.get("_optimizers", ())) > 1
+
+
+def named_columns(model: Any) -> Columns:
+    """Return the columns that a model of this package names as its inputs and target."""
+    if not isinstance(model, BaseModel) or getattr(model, "_step", None) is not None:
+        return Columns()
+    if getattr(model, "_kind", "") in ("clusterer", "transformer"):
+        return Columns(tuple(column_names("inputs", model._inputs)))
+    targets = column_names("target", model._target)
+    return Columns(
+        tuple(column_names("inputs", model._inputs)), targets[0] if len(targets) == 1 else None
+    )
+
+
+def copied(batch: Any) -> Any:
+    """Return a copy of a batch for a model that may modify it; JAX arrays cannot be modified."""
+    if not isinstance(batch, Mapping):
+        return batch
+    return {name: _copied(value) for name, value in batch.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    return value.clone() if hasattr(value, "clone") else value
+
+
+def as_numpy(value: Any) -> Array | None:
+    """Return any framework's array as a NumPy array; None for everything else."""
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        found = value.float() if value.is_floating_point() else value
+        return np.asarray(found.numpy())
+    if hasattr(value, "__array__"):
+        return np.asarray(value)
+    return None

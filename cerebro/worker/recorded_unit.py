@@ -1,0 +1,41 @@
+"""Run a unit whose steps may be recorded: notify the model before it and check it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+class RecordedStepDiffers(Exception):
+    """Raised if a unit's replayed steps differ from ordinary steps; the message says how."""
+
+
+@contextlib.contextmanager
+def recorded_unit(model: Any, batches: int, units: int, *, training: bool) -> Iterator[None]:
+    """Let a model replay recorded steps in a unit.
+
+    Parameters
+    ----------
+    model
+        Any model; only models of `cerebro.torch` record steps.
+    batches
+        The number of batches in the unit.
+    units
+        The number of such units that the trial has left.
+    training
+        Whether the unit trains.
+
+    Raises
+    ------
+    RecordedStepDiffers
+        If the unit must run again with ordinary steps, from the state before it.
+    """
+    begin = getattr(model, "begin_recorded_unit", None)
+    if begin is not None:
+        begin(batches, batches * units, training=training)
+    yield
+    if begin is not None:
+        how = model.end_recorded_unit(training=training)
+        if how is not None:
+            raise RecordedStepDiffers(how)
