@@ -5,6 +5,10 @@ makespan divided by half the time of the same search with one worker, measured b
 is perfect; one trial per worker gives 1.33 for 3 configurations. Bars: 1.03 for 16, 1.05 for 3 and
 5.
 
+Then two searches of small networks against a loop written by hand (`benchmarks.plain_search`), with
+the default optimizer and with ``fused=True``. States must be those of ``graph=False``. Bars: 0.35
+and 0.20 for networks 64-w-10, 0.55 and 0.45 for those above.
+
 The cost of durable states: the time of 16 configurations with a durable state after every epoch
 (`keep="best"`) over the same without, from the first unit's start until the run is closed. Bar:
 1.02.
@@ -27,6 +31,7 @@ import torch
 
 import cerebro
 from benchmarks.harness import Bench, parser
+from benchmarks.plain_search import add_plain
 from cerebro.worker.messages import Task
 
 FEATURES = 128
@@ -140,7 +145,7 @@ PARTS = {"makespan": add_makespans, "durable": add_durable}
 
 def main() -> None:
     made = parser(__doc__ or "")
-    made.add_argument("--only", choices=tuple(PARTS), help="one part")
+    made.add_argument("--only", choices=(*PARTS, "plain"), help="one part")
     arguments = made.parse_args()
     rows = 20_000 if arguments.quick else 200_000
     epochs = 2 if arguments.quick else 5
@@ -155,6 +160,8 @@ def main() -> None:
         for name, add in PARTS.items():
             if arguments.only in (None, name):
                 add(bench, data, epochs, rounds, f"{folder}/{name}")
+        if arguments.only in (None, "plain"):
+            add_plain(bench, rounds, f"{folder}/plain", quick=arguments.quick)
         bench.report()
     finally:
         with contextlib.suppress(OSError):

@@ -3,6 +3,14 @@
 Seconds from the start of ``python -m cerebro demo`` to its first unit and to its end, with new
 processes and without written data, as a ratio to importing PyTorch in a new process.
 Bar: 1.75 to the first unit.
+
+Seconds from the call of `search`, the first in its process, to the first word that it shows, in a
+terminal and as plain lines. Bar: 0.5 s.
+
+Then workers that are forked, beside some that are started as programs: private memory of one of two
+that have trained, and of another that waits for its first run; and the seconds from the SIGKILL of
+the only worker until its unit runs again. Bars for forked ones: 10 MB for the one that waits, and
+0.2 s.
 """
 
 from __future__ import annotations
@@ -45,6 +53,116 @@ def demo_seconds(epochs: int) -> tuple[float, float]:
         return saved.meta["started"] + first - begun, end - begun
 
 
+WORD = """
+import io, sys, time
+import numpy as np, torch
+import cerebro
+
+class Seen(BaseException):
+    pass
+
+class Out(io.StringIO):
+    def isatty(self):
+        return sys.argv[1] == "table"
+    def write(self, text):
+        if text.strip():
+            raise Seen
+        return len(text)
+
+x = np.zeros((1000, 64), "f4")
+before, sys.stdout = sys.stdout, Out()
+begun = time.perf_counter()
+try:
+    cerebro.search(print, {"lr": [0.1]}, (x, x[:, 0]), epochs=1,
+                   validation=0.2, n_trials=1, batch_size=10, run=sys.argv[2] + "/run")
+except Seen:
+    seen = time.perf_counter() - begun
+sys.stdout = before
+print(seen)
+"""
+
+
+def first_word(display: str) -> float:
+    """Return the seconds from the call of `search` to the first word in a display."""
+    path = os.pathsep.join(filter(None, sys.path))
+    with tempfile.TemporaryDirectory() as folder:
+        found = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", WORD, display, folder],
+            env={**os.environ, "PYTHONPATH": path, "TERM": "xterm-256color"},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    return float(found.stdout)
+
+
+SEARCH = """
+import os, signal, statistics, sys, time
+from pathlib import Path
+import numpy as np, torch
+import cerebro
+from cerebro.executors.process import WorkerProcess, warm_workers
+
+FOLDER = sys.argv[1]
+
+def build(config, info):
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    class Model(cerebro.torch.Model):
+        def begin_epoch(self, epoch):
+            with open(FOLDER + "/begun", "a") as file:
+                file.write(f"{info.trial} {epoch} {time.time()}\\n")
+            if config["killed"] and epoch == 2 and not os.path.exists(FOLDER + "/killed"):
+                Path(FOLDER, "killed").write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=config["lr"])
+    return Model(network, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+
+def search(workers, killed):
+    rng = np.random.default_rng(0)
+    data = {"x": rng.normal(size=(2000, 64)).astype("f4"), "y": rng.integers(10, size=2000)}
+    space = {"lr": cerebro.loguniform(1e-4, 1e-2), "killed": killed}
+    cerebro.search(build, space, data, validation=0.2, n_trials=workers, epochs=3, batch_size=32,
+                   workers=workers, threads=1, run=FOLDER + f"/run{workers}", progress=False)
+
+def private(worker):
+    lines = Path(f"/proc/{worker.process.pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1000
+
+search(2, False)
+trained = statistics.median(map(private, warm_workers._idle))
+spawned = WorkerProcess.spawn(1, fork=True)
+spawned.preload(["torch"])
+while spawned.beat.beats == 0:
+    time.sleep(0.01)
+size = -1
+while size != (size := private(spawned)):  # it imports
+    time.sleep(1)
+waiting = size
+spawned.stop(kill=True)
+warm_workers.close()
+os.remove(FOLDER + "/begun")
+search(1, True)
+killed = float(Path(FOLDER, "killed").read_text())
+begun = [line.split() for line in Path(FOLDER, "begun").read_text().splitlines()]
+print(waiting, trained, min(float(at) for _, _, at in begun if float(at) > killed) - killed)
+"""
+
+
+def further_worker(*, fork: bool) -> tuple[float, float, float]:
+    """Return a worker's private MB, waiting and trained, and seconds to replace a killed one."""
+    path = os.pathsep.join(filter(None, sys.path))
+    with tempfile.TemporaryDirectory() as folder:
+        found = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", SEARCH, folder],
+            env={**os.environ, "PYTHONPATH": path, "CEREBRO_FORK": str(int(fork))},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    waiting, trained, again = map(float, found.stdout.split()[-3:])
+    return waiting, trained, again
+
+
 def main() -> None:
     options = parser(__doc__ or "")
     arguments = options.parse_args()
@@ -56,6 +174,26 @@ def main() -> None:
     name = "importing PyTorch"
     bench.add("demo: first unit", first, "s", reference=name, ratio=first / reference, bar="1.75")
     bench.add("demo, 2 epochs: end", end, "s", reference=name, ratio=end / reference)
+    for display, shown in (("table", "in a terminal"), ("lines", "as lines")):
+        word = statistics.median(first_word(display) for _ in range(rounds))
+        ratio = word / reference
+        bench.add(f"first word, {shown}", word, "s", reference=name, ratio=ratio, bar="0.5 s")
+    bars = ("10", "", "0.2")
+    names = ("private memory, waiting", "private memory, trained", "SIGKILL to its unit")
+    ways = [(further_worker(fork=False), further_worker(fork=True)) for _ in range(rounds // 2)]
+    for number, name in enumerate(names):
+        started, forked = (statistics.median(way[i][number] for way in ways) for i in (0, 1))
+        unit = "s" if number == 2 else "MB"
+        bench.add(f"started worker: {name}", started, unit)
+        ratio = forked / started
+        bench.add(
+            f"forked worker: {name}",
+            forked,
+            unit,
+            reference="started",
+            ratio=ratio,
+            bar=bars[number],
+        )
     bench.report()
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,14 @@ CORES = 2
 TEMPORARY = "temporary-folder"
 """A file in a cell's folder that names its other folder."""
 Cell = Callable[[Path, Any], None]
-PACKAGES = {"Ray Tune": "ray.tune", "Optuna": "optuna", "Dask-ML": "dask_ml"}
+PACKAGES = {
+    "Ray Tune": "ray.tune",
+    "Optuna": "optuna",
+    "Dask-ML": "dask_ml",
+    "Dask": "distributed",
+    "Spark": "pyspark",
+    "ZeroMQ": "zmq",
+}
 """Peers, and the packages they need."""
 
 ENVIRONMENT = {
@@ -227,7 +235,7 @@ def write_record(place: str | Path, **record: Any) -> None:
 
 
 @contextlib.contextmanager
-def ray_of(place: str | Path, cores: int = CORES) -> Iterator[Any]:
+def ray_of(place: str | Path, cores: int = CORES, **options: Any) -> Iterator[Any]:
     """A small private Ray: no dashboard, no statistics, shut down at the end."""
     import ray
 
@@ -241,6 +249,7 @@ def ray_of(place: str | Path, cores: int = CORES) -> Iterator[Any]:
         _temp_dir=temporary,
         logging_level="ERROR",
         log_to_driver=False,
+        **options,
     )
     try:
         yield ray
@@ -276,3 +285,10 @@ def scratch() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    """Return a free port of this machine."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

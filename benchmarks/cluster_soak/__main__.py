@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 import time
 from collections import Counter
 
-from benchmarks.cluster_soak.soak import Report, Soak
+from benchmarks.cluster_soak.soak import ENGINES, Report, Soak
 from cerebro.machine.installation import install_hint
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         "python -m benchmarks.cluster_soak",
-        description="Searches on a Ray cluster with random faults.",
+        description="Searches on a cluster with random faults.",
     )
     parser.add_argument("--runs", type=int, default=20, help="number of runs (20)")
     parser.add_argument("--seed", type=int, default=1, help="the first run's seed, times 10000")
+    parser.add_argument("--engine", choices=list(ENGINES), default="ray", help="(ray)")
     parser.add_argument("--only", type=int, metavar="SEED", help="repeat one run, in detail")
     options = parser.parse_args()
-    cause = unsupported()
+    cause = unsupported(options.engine)
     if cause is not None:
         print(cause, file=sys.stderr)
         return 1
     first = options.seed * 10_000
     seeds = range(first, first + options.runs) if options.only is None else [options.only]
     began = time.monotonic()
-    soak = Soak()
+    soak = Soak(options.engine)
     reports = []
     try:
         for seed in seeds:
@@ -37,18 +39,20 @@ def main() -> int:
                 print("\n".join(reports[-1].story))
     finally:
         soak.close()
-    print(summary(reports, time.monotonic() - began))
+    engine = "" if options.engine == "ray" else f" --engine {options.engine}"
+    print(summary(reports, time.monotonic() - began, engine))
     return 1 if any(report.problems for report in reports) else 0
 
 
-def unsupported() -> str | None:
+def unsupported(engine: str) -> str | None:
     """Why the soak cannot run here, or None."""
     if not sys.platform.startswith("linux"):
         return "the soak needs Linux: it reads /proc"
+    module, extra = {"ray": ("ray.cluster_utils", "ray"), "agents": ("zmq", "cluster")}[engine]
     try:
-        import ray.cluster_utils  # noqa: F401
+        importlib.import_module(module)
     except ImportError as error:
-        return f"the soak needs Ray ({error}): {install_hint('ray')}"
+        return f"the soak needs {module} ({error}): {install_hint(extra)}"
     return None
 
 
@@ -58,8 +62,8 @@ def tell(report: Report) -> None:
     print(f"{report.seed}  {report.seconds:5.1f} s  {faults or 'no fault'}: {verdict}", flush=True)
 
 
-def summary(reports: list[Report], seconds: float) -> str:
-    """The figures, as text."""
+def summary(reports: list[Report], seconds: float, engine: str = "") -> str:
+    """The figures, as text; `engine` is the option of commands that repeat a run."""
     struck: Counter[str] = Counter()
     missed: Counter[str] = Counter()
     for report in reports:
@@ -97,7 +101,9 @@ def summary(reports: list[Report], seconds: float) -> str:
         )
     bad = [report for report in reports if report.problems]
     for report in bad:
-        lines.append(f"\nFAILED: python -m benchmarks.cluster_soak --only {report.seed}")
+        lines.append(
+            f"\nFAILED: python -m benchmarks.cluster_soak --only {report.seed} (and --engine)"
+        )
         lines += report.story
     verdict = "nothing lost" if not bad else f"{len(bad)} of {len(reports)} runs FAILED"
     return "\n".join([*lines, "", f"{len(reports)} runs: {verdict}"])

@@ -1,7 +1,7 @@
 """The program under test in the soak: ``python -m benchmarks.cluster_soak.job SPEC``.
 
 SPEC is JSON: the problem, ``data``, ``run``, ``address`` (null: inline, without faults),
-``resume``, ``apart``, ``replicas`` and ``shared``.
+``key`` (null: the address is a Ray cluster's), ``resume``, ``apart``, ``replicas`` and ``shared``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from benchmarks.cluster_soak import models
 from benchmarks.faults.job import Told
 from benchmarks.faults.models import tell
 from benchmarks.faults.problem import Problem
-from cerebro.ray.cluster import executor as module
-from cerebro.ray.cluster import hiring
+from cerebro.cluster import executor as module
+from cerebro.cluster import hiring, hub
+from cerebro.cluster.dialed import Executor as AgentsExecutor
+from cerebro.cluster.executor import ClusterExecutor
 from cerebro.worker.messages import News, Note, WorkerJoined
 
 ROWS = [300, 6000]
@@ -30,7 +32,7 @@ LOOK_SECONDS = 1.0
 """How often the coordinator checks for new nodes: runs are shorter than its usual period."""
 
 
-class Executor(module.Executor):
+class Reporting(ClusterExecutor):
     """Reports joining workers to the soak."""
 
     def wait(self, *arguments: Any, **options: Any) -> Sequence[News]:
@@ -43,18 +45,31 @@ class Executor(module.Executor):
         return news
 
 
+class OnAgents(Reporting, AgentsExecutor):
+    """On agents that connect."""
+
+
 @contextlib.contextmanager
 def no_token(folder: Path) -> Iterator[tuple[str, str]]:
     """A path sought by a node that does not see the run's folder."""
     yield "/nowhere", "nothing"
 
 
-def executor(spec: dict[str, Any]) -> Executor:
+def executor(spec: dict[str, Any]) -> Any:
     module.LOOK_SECONDS = LOOK_SECONDS
     if spec["apart"]:
         hiring.run_token = no_token
+        hub.machine = lambda: "another machine"
     shared = Path(spec["data"]).parent if spec["shared"] else None
-    return Executor(spec["address"], replicas=spec["replicas"], shared_path=shared)
+    how: dict[str, Any] = {"replicas": spec["replicas"], "shared_path": shared}
+    if spec["key"] is not None:
+        return OnAgents(listen=spec["address"], key=spec["key"], **how)
+    from cerebro.ray import Executor as RayExecutor
+
+    class OnRay(Reporting, RayExecutor):
+        """On actors of Ray."""
+
+    return OnRay(spec["address"], **how)
 
 
 def main(text: str) -> None:

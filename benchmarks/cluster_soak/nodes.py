@@ -1,4 +1,4 @@
-"""The cluster: a head without CPUs and a few nodes with one each, on this machine.
+"""The Ray cluster: a head without CPUs and a few nodes with one each, on this machine.
 
 It outlives runs, because starting one takes longer than a short search; removed nodes are replaced.
 """
@@ -6,8 +6,9 @@ It outlives runs, because starting one takes longer than a short search; removed
 from __future__ import annotations
 
 import itertools
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.faults import processes
 from benchmarks.faults.models import EVENTS
@@ -16,20 +17,67 @@ NODES = 2
 STORE_BYTES = 80_000_000
 
 
-class Nodes:
-    """A running cluster.
+class Cluster(Protocol):
+    """What a run needs from the nodes of an engine, whose agents are called actors here."""
 
-    Parameters ---------- folder For the nodes' caches, one per node, not shared. mark, pipe
-    Inherited by all processes of the cluster.
+    key: Path | None
+    """The key that agents and coordinators share; None: the cluster is Ray's."""
+    nodes: list[Any]
+
+    @property
+    def address(self) -> str:
+        """Where the next coordinator finds its workers, or listens for them."""
+
+    def restore(self) -> None:
+        """Restore the initial number of nodes, for a new run."""
+
+    def begin(self) -> None:
+        """Prepare for a coordinator, which starts next."""
+
+    def end(self) -> None:
+        """The coordinator has ended."""
+
+    def add(self) -> None:
+        """Add a node."""
+
+    def remove(self, node: Any) -> None:
+        """Kill a node's processes, as in a power loss."""
+
+    def of(self, actor: int) -> Any | None:
+        """Return the node of an actor's process; None: it is gone."""
+
+    def kill(self, actor: int) -> bool:
+        """Kill an actor, which the engine may replace; False: it is gone."""
+
+    def actors(self) -> dict[int, str]:
+        """Return the processes of actors that are alive, and their states."""
+
+    def close(self) -> None:
+        """End the cluster."""
+
+
+class Nodes:
+    """A running cluster of Ray.
+
+    Parameters
+    ----------
+    folder
+        For the nodes' caches, one per node, not shared.
+    mark, pipe
+        Inherited by all processes of the cluster.
+    store_bytes
+        The size of each node's object store.
     """
 
-    def __init__(self, folder: Path, mark: str, pipe: Path) -> None:
-        from ray.cluster_utils import Cluster
+    def __init__(self, folder: Path, mark: str, pipe: Path, store_bytes: int = STORE_BYTES) -> None:
+        from ray.cluster_utils import Cluster as RayCluster
 
         self._folder = folder
+        self._store_bytes = store_bytes
         self._variables = {processes.MARK: mark, EVENTS: str(pipe)}
         self._numbers = itertools.count()
-        self._cluster = Cluster(
+        self.key: Path | None = None
+        self._cluster = RayCluster(
             initialize_head=True, head_node_args={"num_cpus": 0, **self._options("head")}
         )
         self.nodes: list[Any] = []
@@ -42,7 +90,7 @@ class Nodes:
     def _options(self, name: str) -> dict[str, Any]:
         variables = self._variables | {"CEREBRO_CACHE": str(self._folder / name)}
         return {
-            "object_store_memory": STORE_BYTES,
+            "object_store_memory": self._store_bytes,
             "include_dashboard": False,
             "env_vars": variables,
         }
@@ -57,6 +105,16 @@ class Nodes:
             self.add()
         while len(self.nodes) > NODES:
             self.remove(self.nodes[0])
+
+    def begin(self) -> None:
+        """Do nothing: the cluster outlives coordinators."""
+
+    def end(self) -> None:
+        """Do nothing: Ray ends the actors of a coordinator."""
+
+    def kill(self, actor: int) -> bool:
+        """Kill an actor; the coordinator has Ray start another."""
+        return is_actor(actor) and processes.send(actor, signal.SIGKILL)
 
     def add(self) -> None:
         name = f"node-{next(self._numbers)}"
@@ -95,11 +153,9 @@ def parent(pid: int) -> int:
 
 
 def is_actor(pid: int) -> bool:
-    """Whether a process is one of our actors; Ray replaces its command line with the class."""
-    try:
-        return b"WorkerActor" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
+    """Whether a process is an agent, or an actor: Ray replaces its command line with the class."""
+    command = processes.command_of(pid)
+    return "WorkerActor" in command or "-m cerebro agent " in command
 
 
 def worker_processes(mark: str) -> list[int]:

@@ -19,8 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cluster_soak.agents import Agents
 from benchmarks.cluster_soak.models import HELD
-from benchmarks.cluster_soak.nodes import Nodes, is_actor, parent, worker_processes
+from benchmarks.cluster_soak.nodes import Cluster, Nodes, is_actor, parent, worker_processes
 from benchmarks.cluster_soak.plan import (
     ACTOR,
     ADDED,
@@ -41,6 +42,10 @@ LEG_SECONDS = 120.0
 """A leg that takes longer counts as hanging."""
 GONE_SECONDS = 20.0
 """Time limit for actors and their processes to end after the coordinator."""
+
+
+ENGINES: dict[str, Callable[[Path, str, Path], Cluster]] = {"ray": Nodes, "agents": Agents}
+"""What starts the workers."""
 
 
 @dataclass
@@ -83,14 +88,15 @@ class Oracles(oracle.Oracles):
 
 
 def command(
-    plan: Plan, data: Path, run: Path, address: str | None, *, resume: bool = False
+    plan: Plan, data: Path, run: Path, nodes: Cluster | None, *, resume: bool = False
 ) -> list[str]:
-    """The command of a leg; without an address, that of a fault-free run."""
+    """The command of a leg; without nodes, that of a fault-free run."""
     spec = {
         "problem": asdict(plan.problem),
         "data": str(data),
         "run": str(run),
-        "address": address,
+        "address": None if nodes is None else nodes.address,
+        "key": None if nodes is None or nodes.key is None else str(nodes.key),
         "resume": resume,
         "apart": plan.apart,
         "replicas": plan.replicas,
@@ -100,9 +106,10 @@ def command(
 
 
 class Soak:
-    """Runs seeds in a temporary folder on one cluster."""
+    """Runs seeds in a temporary folder on one cluster, of `ENGINES`."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: str = "ray") -> None:
+        self._engine = ENGINES[engine]
         self._folder = Path(tempfile.mkdtemp(prefix="cerebro-soak-"))
         self._mark = uuid.uuid4().hex
         self._pipe = self._folder / "events"
@@ -114,14 +121,14 @@ class Soak:
         # Nodes and coordinators inherit the checkout and one compute thread.
         os.environ.update(oracle.environment())
         self._oracles = Oracles(self._folder)
-        self._nodes: Nodes | None = None
+        self._nodes: Cluster | None = None
 
     def run(self, seed: int) -> Report:
         """Run a seed; the report has the problems."""
         report = Report(seed)
         try:
             if self._nodes is None:
-                self._nodes = Nodes(self._folder, self._mark, self._pipe)
+                self._nodes = self._engine(self._folder, self._mark, self._pipe)
             self._nodes.restore()
             plan = draw(seed)
             report.tell(repr(plan))
@@ -164,7 +171,7 @@ class Soak:
         return [line.decode() for line in lines]
 
     def start(
-        self, plan: Plan, run: Path, address: str, output: Any, *, resume: bool
+        self, plan: Plan, run: Path, nodes: Cluster, output: Any, *, resume: bool
     ) -> subprocess.Popen[bytes]:
         """Start a coordinator."""
         data = self._oracles.data(plan.problem)
@@ -174,7 +181,7 @@ class Soak:
             "CEREBRO_CACHE": str(self._coordinator_cache),
         }
         return subprocess.Popen(
-            command(plan, data, run, address, resume=resume),
+            command(plan, data, run, nodes, resume=resume),
             env={**os.environ, **variables},
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -211,7 +218,7 @@ class Soak:
 class Run:
     """One run: its legs, its faults and its checks."""
 
-    def __init__(self, soak: Soak, plan: Plan, report: Report, nodes: Nodes) -> None:
+    def __init__(self, soak: Soak, plan: Plan, report: Report, nodes: Cluster) -> None:
         self._soak = soak
         self._plan = plan
         self._report = report
@@ -254,16 +261,16 @@ class Run:
         """Run a leg; return whether the run has finished."""
         self._report.legs += 1
         self._report.tell(f"leg {'resumes' if resume else 'searches'}")
+        self._nodes.begin()
         with tempfile.TemporaryFile() as output:
-            process = self._soak.start(
-                self._plan, self._run, self._nodes.address, output, resume=resume
-            )
+            process = self._soak.start(self._plan, self._run, self._nodes, output, resume=resume)
             try:
                 has_ended = self._watch(process, list(leg.strikes))
             finally:
                 self._soak.hold(False)
                 process.kill()
                 status = process.wait()
+                self._nodes.end()
             output.seek(0)
             text = output.read().decode(errors="replace")
         was_killed = status == -signal.SIGKILL and self._killed
@@ -341,7 +348,7 @@ class Run:
             return processes.send(victims[0], signal.SIGKILL)
         actor = parent(victims[0])
         if kind == ACTOR:
-            return is_actor(actor) and processes.send(actor, signal.SIGKILL)
+            return self._nodes.kill(actor)
         assert kind == REMOVED
         node = self._nodes.of(actor)
         if node is None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import cerebro
 from benchmarks.faults import oracle, processes
 from benchmarks.faults.disks import SmallDisk
 from benchmarks.faults.plan import PAUSES, SHIMMED, WORKER_FAULTS, Fault, Leg
@@ -359,7 +360,10 @@ class Running:
         )
         alive = self._process.poll() is None
         refused = done.returncode == 1 and str(self._process.pid) in done.stderr
-        if alive and not refused:
+        # The owner may have finished the run meanwhile, and be about to exit. A second process that
+        # trained would be noticed by its units.
+        over = done.returncode == 0 and cerebro.open(self._place.run).status == "finished"
+        if alive and not refused and not over:
             self._report.blame(
                 f"wrong: a second process was not refused: status {done.returncode}, {done.stderr}"
             )

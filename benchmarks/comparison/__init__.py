@@ -1,0 +1,1 @@
+"""Every system of the papers beside Cerebro, in one run: ``python -m benchmarks.comparison``."""
