@@ -48,6 +48,36 @@ def _same_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def _settings_of_torch() -> dict[str, object]:
+    """What a test could leave changed for all later tests of its process."""
+    import torch
+
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "default device": torch.get_default_device(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "gradients": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "a small number": torch.tensor(0.5).mul(1.0).item(),
+    }
+
+
+@pytest.fixture(autouse=True)
+def _same_torch() -> Iterator[None]:
+    """Fail the test that leaves PyTorch's settings changed, not the ones that run after it."""
+    # Without PyTorch, `torch` may be the folder of its tests.
+    there = hasattr(sys.modules.get("torch"), "get_default_dtype")
+    before = _settings_of_torch() if there else None
+    yield
+    if before is not None:
+        after = _settings_of_torch()
+        changed = [name for name in before if before[name] != after[name]]
+        assert not changed, f"PyTorch is left changed: {changed}: {before} -> {after}"
+
+
 def _shared_library(library: Path, *arguments: str | Path) -> Path:
     """Compile a library for a process that a test starts; warnings are errors."""
     command = ["cc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-o", library, *arguments]

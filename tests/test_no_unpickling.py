@@ -27,13 +27,14 @@ UNPICKLERS = {
     *("jsonpickle", "hickle", "klepto"),
 }
 
-# Allowed because their pickles come from a socket to a process that this one has started, and carry
-# the user's own functions.
+# Allowed because their pickles come from a socket to a process that this one has started, or that
+# has proved by its key to belong to the same run, and carry the user's own functions.
 ALLOWED = {
     "executors/local.py": "packs a search for its own workers and reads their answers",
     "executors/process.py": "sends messages to one of them",
     "_worker.py": "reads what the process that started it sends",
     "executors/received.py": "opens what such a process sends, with searches refused",
+    "cluster/wire.py": "reads what peers send that have proved to have the cluster's key",
 }
 
 # Sources of these bytes: a connection directly, or these names.

@@ -12,10 +12,10 @@ import pytest
 import cerebro
 
 MODULES = {
-    "control", "data", "errors", "jax", "native", "optuna", "ray", "searchers", "sklearn",
-    "space", "testing", "torch", "transforms",
+    "callbacks", "cluster", "control", "dask", "data", "errors", "jax", "keras", "native",
+    "optuna", "ray", "searchers", "sklearn", "space", "spark", "testing", "torch", "transforms",
 }  # fmt: skip
-HEAVY = ("torch", "jax", "ray", "optuna", "sklearn")
+HEAVY = ("torch", "jax", "keras", "ray", "optuna", "sklearn", "distributed", "pyspark")
 
 
 def in_new_process(program: str) -> object:
@@ -31,7 +31,7 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
     assert set(dir(cerebro)) == {*cerebro.__all__, *MODULES, "open", "__version__"}
 
 
-@pytest.mark.parametrize("name", sorted(set(cerebro.__all__) | (MODULES - {"jax"})))
+@pytest.mark.parametrize("name", sorted(set(cerebro.__all__) | (MODULES - {"jax", "keras"})))
 def test_every_public_name_is_there(name: str) -> None:
     if name in MODULES:
         assert getattr(cerebro, name) is importlib.import_module(f"cerebro.{name}")

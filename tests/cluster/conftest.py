@@ -12,7 +12,7 @@ import pytest
 from clusters import running
 
 import cerebro
-from cerebro.ray.cluster.placement import Pace
+from cerebro.cluster.placement import Pace
 
 INTEGRATION = Path(__file__).parent.parent / "integration"
 sys.path.insert(0, str(INTEGRATION))
@@ -53,10 +53,19 @@ def even_pace(monkeypatch):
 @pytest.fixture
 def apart(monkeypatch):
     """Nodes do not see the run's folder, as if they were separate machines."""
-    from cerebro.ray.cluster import hiring as module
+    from cerebro.cluster import hiring as module
 
     @contextlib.contextmanager
     def no_token(folder):
         yield "/nowhere", "nothing"
 
     monkeypatch.setattr(module, "run_token", no_token)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch, apart, tmp_path):
+    """Agents are on machines of their own: the data, the run and the states are sent."""
+    from cerebro.cluster import hub as module
+
+    monkeypatch.setattr(module, "machine", lambda: "another one")
+    monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "coordinator"))

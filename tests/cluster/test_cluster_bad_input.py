@@ -17,14 +17,12 @@ import resumable  # noqa: E402
 from clusters import living_actors  # noqa: E402
 
 import cerebro  # noqa: E402
+from cerebro.cluster import executor as module  # noqa: E402
+from cerebro.cluster import hiring  # noqa: E402
 from cerebro.errors import CorruptDataError, InputError  # noqa: E402
 from cerebro.machine import environment  # noqa: E402
 from cerebro.machine.installation import install_hint  # noqa: E402
-from cerebro.ray.cluster import (  # noqa: E402
-    connection,
-    hiring,
-)
-from cerebro.ray.cluster import executor as module  # noqa: E402
+from cerebro.ray.cluster import connection  # noqa: E402
 
 
 def refused(folder, data, executor, match, error=InputError, **options):

@@ -19,7 +19,7 @@ import resumable  # noqa: E402
 from clusters import living_actors, running, wait_until  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.ray.cluster import executor as module  # noqa: E402
+from cerebro.cluster import executor as module  # noqa: E402
 
 EPOCHS = 4
 
@@ -65,7 +65,7 @@ def events(result, kind):
 
 
 def pid_of(hand):
-    return ray.get(hand.actor.ping.options(concurrency_group="control").remote())
+    return hand.agent.control("ping").result()
 
 
 def worker_processes(folder):

@@ -12,6 +12,8 @@ ray = pytest.importorskip("ray")
 import gpus_by_name  # noqa: E402
 
 import cerebro  # noqa: E402
+from cerebro.cluster.hiring import Hiring  # noqa: E402
+from cerebro.cluster.messages import NodeReport  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
 from cerebro.machine import (  # noqa: E402
     devices,
@@ -19,8 +21,6 @@ from cerebro.machine import (  # noqa: E402
 )
 from cerebro.machine.devices import Found  # noqa: E402
 from cerebro.ray.cluster.actor import given_gpu  # noqa: E402
-from cerebro.ray.cluster.hiring import Hiring  # noqa: E402
-from cerebro.ray.cluster.messages import NodeReport  # noqa: E402
 
 SPACE = {"rate": [0.1, 0.2, 0.3, 0.4]}
 
@@ -194,7 +194,7 @@ def reports(*gpus):
 
 
 def hiring(device="cuda:0"):
-    return Hiring(ray, SimpleNamespace(device=device, threads=1), {"CPU": 1.0, "GPU": 1.0})
+    return Hiring(None, SimpleNamespace(device=device, threads=1))
 
 
 def test_a_gpu_that_cannot_be_used_is_refused_by_its_nodes_name():

@@ -18,10 +18,10 @@ from clusters import wait_until  # noqa: E402
 
 import cerebro  # noqa: E402
 from benchmarks.cluster_soak.nodes import cached_bytes, store_bytes  # noqa: E402
-from cerebro.ray.cluster import executor as module  # noqa: E402
-from cerebro.ray.cluster.cache import Cache  # noqa: E402
-from cerebro.ray.cluster.placement import Pace  # noqa: E402
-from cerebro.ray.cluster.supply import EVERYWHERE  # noqa: E402
+from cerebro.cluster import executor as module  # noqa: E402
+from cerebro.cluster.placement import Pace  # noqa: E402
+from cerebro.cluster.supply import EVERYWHERE  # noqa: E402
+from cerebro.data.cache import Cache  # noqa: E402
 
 STATE_BYTES = 8 * ballast.BALLAST + 10_000
 """More than a state of `ballast.Model` has."""

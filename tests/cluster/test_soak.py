@@ -51,9 +51,16 @@ class Nodes:
     """A cluster without nodes; `living` are processes that it counts as actors."""
 
     address = "127.0.0.1:1"
+    key = None
 
     def __init__(self):
         self.living = {}
+
+    def begin(self):
+        pass
+
+    def end(self):
+        pass
 
     def actors(self):
         return self.living
@@ -79,7 +86,7 @@ class Stage:
 
     def leg(self, code):
         """Carry out a leg that is this program."""
-        self.soak.start = lambda plan, run, address, output, resume: subprocess.Popen(
+        self.soak.start = lambda plan, run, nodes, output, resume: subprocess.Popen(
             [sys.executable, "-c", code], stdout=output, stderr=output
         )
         return self.run._leg(Leg(None, ()), resume=False)

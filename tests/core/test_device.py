@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -456,12 +457,12 @@ def test_the_runtime_that_a_framework_would_bring(
 ) -> None:
     def version_of(name: str) -> str:
         if name != "torch":
-            raise cuda.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return version
 
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(cuda.metadata, "version", version_of)
-    monkeypatch.setattr(cuda.metadata, "requires", lambda name: requires)
+    monkeypatch.setattr(metadata, "version", version_of)
+    monkeypatch.setattr(metadata, "requires", lambda name: requires)
     assert cuda.preferred() == expected
 
 
@@ -474,11 +475,11 @@ def test_the_runtime_of_a_framework_that_is_loaded(monkeypatch: pytest.MonkeyPat
 
     def version_of(name: str) -> str:
         if name not in installed:
-            raise cuda.metadata.PackageNotFoundError(name)
+            raise metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(cuda.metadata, "version", version_of)
-    monkeypatch.setattr(cuda.metadata, "requires", lambda name: [])
+    monkeypatch.setattr(metadata, "version", version_of)
+    monkeypatch.setattr(metadata, "requires", lambda name: [])
     monkeypatch.setitem(sys.modules, "torch", Torch)  # type: ignore[arg-type]
     assert cuda.preferred() == 13
     monkeypatch.setattr(Torch.version, "cuda", None)

@@ -31,7 +31,7 @@ import pytest
 import cerebro
 import cerebro.cli as cli
 from cerebro.errors import CorruptDataError, InputError, RunError, StateError
-from cerebro.executors.process import warm_workers
+from cerebro.executors.process import fork_servers, warm_workers
 from cerebro.run.recipe import import_file
 
 PROGRAM = '''
@@ -150,8 +150,8 @@ def one_line_error(capfd):
 
 
 def busy_children():
-    """Processes of this one other than idle warm workers."""
-    idle = {worker.process.pid for worker in warm_workers._idle}
+    """Processes of this one other than idle warm workers and fork servers."""
+    idle = {worker.process.pid for worker in warm_workers._idle} | {*fork_servers.processes()}
     return [child for child in psutil.Process().children() if child.pid not in idle]
 
 
@@ -915,7 +915,9 @@ signal.pause()
 """
     process = Process(program(tmp_path, data, SPEAKS), code=code)
     worker = psutil.Process(process.hear())
-    fork = next(c for c in psutil.Process(process.popen.pid).children() if c.pid != worker.pid)
+    coordinator = psutil.Process(process.popen.pid)
+    # Its other children are the worker and a fork server, which are other programs.
+    fork = next(c for c in coordinator.children() if c.cmdline() == coordinator.cmdline())
     process.popen.kill()
     psutil.wait_procs([worker], timeout=10)
     assert not worker.is_running()

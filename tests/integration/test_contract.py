@@ -44,7 +44,7 @@ SEARCH = (
 MODEL = (
     "(net, *, optimizer, loss=None, metrics=None, epoch_metrics=None, inputs='x', "
     "target='y', step=None, augment=None, scheduler=None, scheduler_step='epoch', "
-    "clip_norm=None, accumulate=1, amp=None, graph=False, state='all')"
+    "clip_norm=None, accumulate=1, amp=None, graph=None, state='all'"
 )
 SIGNATURES = {
     "shard": "(source, path, *, shards=None, columns=None, dtypes=None, shuffle=True, seed=0, "
@@ -70,7 +70,6 @@ SIGNATURES = {
     "Result.to_dataframe": "(self)",
     "Result.plot": "(self, metric=None, *, trials=None, kind='curves')",
     "Trial.load": "(self, epoch='best', build=None, *, fold=None)",
-    "torch.Model": MODEL,
     "transforms.Pad": "(value=0, max_length=None, multiple_of=1)",
 }
 
@@ -86,6 +85,7 @@ BEGINNINGS = {
     "Trial.export": "(self, path, format='safetensors'",
     "EarlyStopping": "(monitor='loss', patience=3, min_delta=0.0",
     "sklearn.Model": "(estimator",
+    "torch.Model": MODEL,
     "torch.Model.predict": "(self, data",
     "torch.Model.evaluate": "(self, data",
 }

@@ -19,9 +19,10 @@ from adaptive_searchers import Halving, Population
 
 import cerebro
 import cerebro.control as control
-import cerebro.report.progress
+import cerebro.report.displays
 from cerebro.errors import InputError
 from cerebro.executors.local import LocalExecutor
+from cerebro.report.progress import Progress
 from cerebro.report.snapshot import Snapshot
 
 EPOCHS, SHARDS, TRIALS = 3, 4, 4
@@ -160,7 +161,7 @@ class AfterEpoch:
             self._action()
 
 
-class Display:
+class Display(Progress):
     """Instead of progress: does something each time that the run has come to rest.
 
     That is when it is paused, or only paused trials are left; with `whatever_waits`, when
@@ -171,9 +172,6 @@ class Display:
         self.seen: list[Snapshot] = []
         self._action = action
         self._whatever_waits = whatever_waits
-
-    def run_started(self, snapshot: Snapshot) -> None:
-        pass
 
     def update(self, snapshot: Snapshot) -> None:
         self.seen.append(snapshot)
@@ -187,9 +185,6 @@ class Display:
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         self.seen.append(snapshot)
 
-    def close(self) -> None:
-        pass
-
 
 def put(run: Path, command: control.Command) -> None:
     """Send without looking whether the trial can be commanded: its row may not be written yet."""
@@ -198,7 +193,7 @@ def put(run: Path, command: control.Command) -> None:
 
 def show_on(display: Display, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the display stand for lines."""
-    monkeypatch.setattr(cerebro.report.progress, "Lines", lambda stream: display)
+    monkeypatch.setattr(cerebro.report.displays, "Lines", lambda stream: display)
 
 
 # --- in one process, where the moment is known ------------------------------------

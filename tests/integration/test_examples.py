@@ -14,8 +14,16 @@ SMALL = {
     "digits_cnn": ["--epochs", "1", "--trials", "2", "--workers", "0"],
     "ragged_text": ["--epochs", "1", "--trials", "2", "--workers", "1"],
     "tabular": ["--epochs", "1", "--workers", "0"],
+    "weighted_digits": ["--epochs", "1", "--trials", "1", "--workers", "0"],
     "sklearn_partial_fit": ["--epochs", "1", "--trials", "2", "--workers", "1"],
     "jax_digits": ["--epochs", "1", "--trials", "2", "--workers", "1"],
+    "lightning_digits": ["--epochs", "1", "--trials", "1", "--workers", "0"],
+    "gan_digits": ["--epochs", "1", "--trials", "1", "--workers", "0"],
+    "frozen_trunk": ["--epochs", "1", "--trials", "3", "--workers", "0"],
+    "skorch_digits": ["--epochs", "1", "--trials", "1", "--workers", "0"],
+    "transformers_lora": ["--epochs", "1", "--trials", "1", "--workers", "0"],
+    "keras_digits": ["--epochs", "1", "--trials", "2", "--workers", "1"],
+    "cloud/search": ["--epochs", "1", "--trials", "2", "--workers", "0"],
     "optuna/pruned_mlp": ["--epochs", "3", "--trials", "8", "--workers", "1"],
     "optuna/sampled_lstm": ["--epochs", "1", "--trials", "5", "--workers", "1"],
     "optuna/resumed": ["--epochs", "2", "--trials", "3", "--workers", "1"],
@@ -24,8 +32,16 @@ NEEDS = {
     "digits_cnn": ["torch", "sklearn"],
     "ragged_text": ["torch"],
     "tabular": ["torch", "sklearn", "pandas"],
+    "weighted_digits": ["torch", "sklearn"],
     "sklearn_partial_fit": ["sklearn"],
     "jax_digits": ["jax", "optax", "sklearn"],
+    "lightning_digits": ["lightning", "torchmetrics", "sklearn"],
+    "gan_digits": ["torch", "sklearn"],
+    "frozen_trunk": ["torch", "sklearn"],
+    "skorch_digits": ["skorch", "sklearn"],
+    "transformers_lora": ["transformers", "peft"],
+    "keras_digits": ["keras", "torch", "sklearn"],
+    "cloud/search": ["torch", "sklearn"],
     "optuna/pruned_mlp": ["optuna", "torch", "sklearn"],
     "optuna/sampled_lstm": ["optuna", "torch", "sklearn", "scipy"],
     "optuna/resumed": ["optuna", "torch", "sklearn", "sqlalchemy"],
@@ -34,8 +50,10 @@ NEEDS = {
 
 def test_every_example_is_here() -> None:
     found = {path.relative_to(EXAMPLES).with_suffix("") for path in EXAMPLES.rglob("*.py")}
-    # Those of Ray Tune's kind run on a cluster: tests/tune/test_programs.py.
-    assert {path.as_posix() for path in found if path.parts[0] != "ray"} == SMALL.keys()
+    # Those of Ray Tune's kind run on a cluster: tests/tune/test_programs.py. That in PostgreSQL
+    # needs a server: test_postgres_workers.py.
+    elsewhere = {"ray", "postgres"}
+    assert {path.as_posix() for path in found if path.parts[0] not in elsewhere} == SMALL.keys()
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -51,6 +69,8 @@ def test_example(name: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "best: trial" in done.stdout
+    if "cerebro.replay" in (EXAMPLES / f"{name}.py").read_text(encoding="utf-8"):
+        assert done.stdout.endswith("trained again, every state identical\n")
     assert (tmp_path / "run" / "run.sqlite").exists()
 
 
@@ -80,7 +100,12 @@ def test_the_readme_runs_as_printed_and_again(tmp_path: Path) -> None:
         now = {path.name for path in (tmp_path / "runs").iterdir()}
         assert len(now) == len(runs) + 1
         runs = now
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "first.py", "runs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "data",
+        "digits-model",
+        "first.py",
+        "runs",
+    ]
 
 
 def test_the_readme_without_dtypes_says_which_to_give(tmp_path: Path) -> None:

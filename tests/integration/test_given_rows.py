@@ -126,7 +126,7 @@ def test_validation_rows_are_made_like_the_training_data(tmp_path):
         ((X, Y), "column 'y' has numbers, but names in the training data"),
         ({"x": X[:, :3], "y": NAMES}, r"column 'x' has rows of shape \(3\), but \(4\)"),
         ({"x": X}, "validation .* lacks the training data's column.* y"),
-        ({"z": X}, "has the columns z, but the training data have x, y: give the same names"),
+        ({"z": X}, "has the columns z, but the training data has x, y: give the same names"),
     ],
 )
 def test_validation_rows_that_do_not_fit(tmp_path, rows, message):

@@ -20,7 +20,12 @@ from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.datasets import load_digits, make_regression
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression, SGDClassifier, SGDRegressor
+from sklearn.linear_model import (
+    LogisticRegression,
+    PassiveAggressiveClassifier,
+    SGDClassifier,
+    SGDRegressor,
+)
 from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, cross_val_score
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.neural_network import MLPClassifier
@@ -335,9 +340,57 @@ def test_several_labels_are_not_promised() -> None:
 
 def test_what_is_not_taken_is_named(digits: Any) -> None:
     x, y = digits
-    with pytest.raises(InputError, match="takes X, y and groups, not sample_weight"):
-        search_cv().fit(x, y, sample_weight=np.ones(len(x)))
+    with pytest.raises(InputError, match="takes X, y, groups and sample_weight, not coef_init"):
+        search_cv().fit(x, y, coef_init=np.ones(len(x)))
     with pytest.raises(InputError, match="not a list of grids"):
         search_cv(space=[{"alpha": [1.0]}]).fit(x, y)
     with pytest.raises(InputError, match=r"LogisticRegression has no partial_fit.*GridSearchCV"):
         search_cv(LogisticRegression()).fit(x, y)
+
+
+def test_a_pipeline_is_searched_and_refitted(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 4)) * [1, 10, 100, 1000]
+    y = np.where(x[:, 1] + x[:, 2] / 10 > 0, "up", "down")
+    made = make_pipeline(StandardScaler(), SGDClassifier(random_state=0))
+    search = search_cv(made, {"sgdclassifier__alpha": [1e-4, 10.0]}, epochs=3, batch_size=16)
+    search.fit(x, y)
+    assert search.best_params_ == {"sgdclassifier__alpha": 1e-4}
+    assert search.score(x, y) > 0.8
+    assert search.best_estimator_[0].n_samples_seen_ == 90 * search.best_epochs_
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(x, columns=list("abcd"))
+    expected = list(search.predict(x))
+    assert list(search.fit(frame, y).predict(frame)) == expected
+
+
+def test_rows_have_weights(digits: Any) -> None:
+    """Naive Bayes counts weights: by batch, it is what scikit-learn's search fits at once."""
+    x, y = digits
+    weights = np.where(y == 3, 5.0, np.linspace(0, 2, len(y)))
+    given = {"sample_weight": weights}
+    theirs = GridSearchCV(MultinomialNB(), ALPHAS, cv=3).fit(x, y, **given)
+    ours = search_cv().fit(x, y, **given)
+    for name in SHARED:
+        np.testing.assert_allclose(  # the weights are summed in a different order
+            np.asarray(ours.cv_results_[name], float),
+            np.asarray(theirs.cv_results_[name], float),
+            rtol=1e-12,
+        )
+    found, expected = (search.best_estimator_.feature_log_prob_ for search in (ours, theirs))
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert not np.allclose(found, search_cv().fit(x, y).best_estimator_.feature_log_prob_)
+
+
+def test_weights_that_cannot_be_used_are_refused(digits: Any) -> None:
+    x, y = digits
+    with pytest.raises(ValueError, match="Negative values"):
+        search_cv().fit(x, y, sample_weight=-np.ones(len(x)))
+    with pytest.raises(ValueError, match=r"sample_weight\.shape"):
+        search_cv().fit(x, y, sample_weight=np.ones(3))
+    perceptron = PassiveAggressiveClassifier()
+    with pytest.raises(InputError, match="partial_fit takes no sample_weight: leave out"):
+        search_cv(perceptron, {"C": [1.0]}).fit(x, y, sample_weight=np.ones(len(x)))
+    balanced = SGDClassifier(class_weight="balanced")
+    with pytest.raises(InputError, match=r"give a dict of weights, as .*compute_class_weight"):
+        search_cv(balanced, {"alpha": [1e-3]}).fit(x, y)

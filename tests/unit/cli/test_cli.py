@@ -42,7 +42,10 @@ def test_help_and_version_are_status_0(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    names = "demo shard run show stop pause continue replay verify plot export doctor"
+    names = (
+        "demo shard plan run resume stop pause continue list show logs compare plot replay verify "
+    )
+    names += "export agent doctor completion"
     for command in names.split():
         with pytest.raises(SystemExit) as caught:
             cli.main([command, "--help"])
@@ -68,7 +71,7 @@ def test_doctor_knows_every_extra() -> None:
     project = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     extras = project.split("[project.optional-dependencies]")[1].split("\n[")[0]
     names = set(re.findall(r"^(\w+) = ", extras, re.MULTILINE))
-    assert set(diagnosis.EXTRAS) == names - {"demo", "dev"}  # which are made of the others
+    assert set(diagnosis.EXTRAS) == names - {"comparison", "demo", "dev", "docs"}  # made of others
 
 
 @pytest.mark.parametrize(

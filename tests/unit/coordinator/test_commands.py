@@ -44,11 +44,11 @@ def test_a_command_is_read_as_it_was_written(command: Command) -> None:
         ('{"command": ["stop"]}', "not one of"),
         ('{"command": "Stop"}', "not one of"),
         ('{"command": "stop", "trail": 3}', "not a command"),
-        ('{"command": "stop", "trial": true}', "not a trial"),
-        ('{"command": "stop", "trial": -1}', "not a trial"),
-        ('{"command": "stop", "trial": 1.0}', "not a trial"),
-        ('{"command": "stop", "trial": "1"}', "not a trial"),
-        ('{"command": "stop", "trial": 99999999999}', "not a trial"),
+        ('{"command": "stop", "trial": true}', "its trial must be a number from 0"),
+        ('{"command": "stop", "trial": -1}', "its trial must be a number from 0"),
+        ('{"command": "stop", "trial": 1.0}', "its trial must be a number from 0"),
+        ('{"command": "stop", "trial": "1"}', "its trial must be a number from 0"),
+        ('{"command": "stop", "trial": 99999999999}', "its trial must be a number from 0"),
     ],
 )
 def test_what_is_no_command_is_refused(text: str, cause: str) -> None:

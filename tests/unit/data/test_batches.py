@@ -132,6 +132,7 @@ def test_a_view_without_rows(data: Any) -> None:
         num_shards=5,
         _parts=lambda: [(reader, (3, 3)) for reader, _ in data._parts()],
         _first_rows=data._first_rows,
+        _weight_sums=lambda: [None] * 5,
     )
     for framework in ("torch", "numpy"):
         batches = Batches(nothing, 8, framework=framework)

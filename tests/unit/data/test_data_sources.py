@@ -68,6 +68,18 @@ def _from_parquet(folder: Path) -> Any:
     return folder / "a.parquet"
 
 
+def _from_parts(folder: Path) -> Any:
+    """As engines write them: numbered parts, and files of their own beside them."""
+    parts = folder / "parts"
+    parts.mkdir()
+    for number, begin in enumerate(range(0, ROWS, 20)):
+        frame()[begin : begin + 20].to_parquet(parts / f"part-{number:05d}-c000.snappy.parquet")
+    (parts / "_SUCCESS").touch()
+    (parts / "._SUCCESS.crc").write_bytes(b"crc")
+    (parts / "_metadata.parquet").write_bytes(b"not a part")
+    return parts
+
+
 def _torch_dataset(folder: Path) -> Any:
     torch = pytest.importorskip("torch")
 
@@ -94,6 +106,7 @@ SCALAR_SOURCES: dict[str, Callable[[Path], Any]] = {
     "npz": _from_npz,
     "csv": _from_csv,
     "parquet": _from_parquet,
+    "folder of Parquet parts": _from_parts,
     "pandas": lambda _: frame(),
     "pandas objects": lambda _: frame().astype({"s": object}),
     "pandas categories": lambda _: frame().astype({"s": "category"}),
@@ -164,6 +177,76 @@ def test_vectors_and_ragged_columns_too(tmp_path: Path) -> None:
     data = Dataset(tmp_path / "3")
     assert (data.columns["v"].shape, data.columns["v"].dtype) == ((3,), "float32")
     assert (data.columns["t"].ragged, data.columns["t"].dtype) == (True, "int64")
+
+
+def test_a_folder_of_parts_that_changes_is_another_source(tmp_path: Path) -> None:
+    parts = _from_parts(tmp_path)
+    first = shard(parts, tmp_path / "d")
+    assert shard(str(parts), tmp_path / "d", exist_ok=True).checksum == first.checksum
+    frame()[:1].to_parquet(parts / "part-00003-c000.snappy.parquet")
+    with pytest.raises(InputError, match="was made from other data"):
+        shard(parts, tmp_path / "d", exist_ok=True)
+    (parts / "day=1").mkdir()
+    with pytest.raises(InputError, match=r"'day=1': partitions are not read; give pyarrow"):
+        shard(parts, tmp_path / "e")
+    (tmp_path / "empty" / "cat").mkdir(parents=True)
+    with pytest.raises(InputError, match=r"is a folder: for class folders use cerebro.images"):
+        shard(tmp_path / "empty", tmp_path / "e")
+
+
+@pytest.mark.parametrize("kind", ["binary", "large_binary", "binary_view", "fixed"])
+def test_binary_values_of_one_length_have_the_type_and_shape_that_dtypes_says(
+    kind: str, tmp_path: Path
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    arrow_type = pa.binary(12) if kind == "fixed" else getattr(pa, kind)()
+    column = pa.array([row.tobytes() for row in VECTORS], arrow_type)
+    expected = shard({"v": VECTORS.reshape(ROWS, 3, 1)}, tmp_path / "expected", seed=2)
+    table = pa.table({"v": column})
+    dtypes = {"v": ("float32", (3, 1))}
+    for number, source in enumerate([table, table.to_reader(7), table[1:].slice(0)]):
+        data = shard(source, tmp_path / f"d{number}", dtypes=dtypes, seed=2)
+        assert data.columns["v"] == expected.columns["v"]
+        assert (data.checksum == expected.checksum) == (number < 2)
+    assert shard(table, tmp_path / "d0", dtypes=dtypes, seed=2, exist_ok=True)
+    renamed = {"columns": {"x": "v"}, "dtypes": {"x": ["float32", 3]}}
+    assert shard(table, tmp_path / "x", **renamed).columns["x"].shape == (3,)
+    with pytest.raises(InputError, match=r"'v' has Arrow's type .*binary.*: say what the bytes"):
+        shard(table, tmp_path / "bytes")
+
+
+def test_lists_of_one_length_have_the_shape_that_dtypes_says(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    lists = pa.table({"v": pa.array(VECTORS.tolist(), pa.list_(pa.float64()))})
+    expected = shard({"v": VECTORS}, tmp_path / "expected")
+    given = {"v": ("float32", (3,))}
+    for number, source in enumerate([lists, lists.to_reader(7), {"v": VECTORS.tolist()}]):
+        data = shard(source, tmp_path / f"d{number}", dtypes=given)
+        assert (data.columns["v"], data.checksum) == (expected.columns["v"], expected.checksum)
+    assert shard(lists, tmp_path / "ragged").columns["v"].ragged
+    uneven = {"v": TOKENS}
+    with pytest.raises(InputError, match="'v' has rows of differing length"):
+        shard(uneven, tmp_path / "d", dtypes=given)
+    with pytest.raises(InputError, match=r"'v' has rows of shape \(3,\), which cannot become"):
+        shard(lists, tmp_path / "d", dtypes={"v": ("float32", (4,))})
+
+
+def test_binary_values_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    even = pa.table({"v": pa.array([b"12345678"] * 3), "y": [1, 2, 3]})
+    uneven = pa.table({"v": pa.array([b"12345678", b"1234"])})
+    for table, dtypes, match in [
+        (even, {"v": ("float32", (3,))}, r"'v' has 8 bytes in each row, but .* needs 12"),
+        (even.select(["y"]), {"y": ("int64", 2)}, r"'y' has rows of shape \(\), which cannot"),
+        (uneven, {"v": ("float32", (2,))}, "'v' has rows of differing length"),
+        (even, {"v": ("float32", ())}, "is not a type and a shape"),
+        (even, {"v": ("float32", (2, -1))}, "is not a type and a shape"),
+        (even, {"v": ("float31", (2,))}, "unknown dtype 'float31'"),
+    ]:
+        with pytest.raises(InputError, match=match):
+            shard(table, tmp_path / "d", dtypes=dtypes)
+    with pytest.raises(InputError, match="'x' a shape, but it is a stack"):
+        shard(even, tmp_path / "d", columns={"x": ["y", "y"]}, dtypes={"x": ("float32", (2,))})
 
 
 def test_tuples_of_a_torch_dataset_are_x_and_y(tmp_path: Path) -> None:

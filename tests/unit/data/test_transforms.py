@@ -349,7 +349,7 @@ RAGGED = Column("t", "int32", (), ragged=True)
         (Column("z", "complex64"), [Scale()], "column 'z': Scale does not take complex64"),
         (Column("z", "complex64"), [Normalize(0, 1)], "Normalize does not take complex64"),
         (Column("z", "complex64"), [Cast("float32")], "Cast does not take complex64"),
-        (FLAT, [Scale()] * 33, "33 transforms; a chain may have 32"),
+        (FLAT, [Scale()] * 33, "33 transforms; a chain may have at most 32"),
         (FLAT, ["Scale"], "column 'v': 'Scale' is not a transform"),
     ],
 )
@@ -364,3 +364,63 @@ def test_unknown_columns_and_taken_names() -> None:
     mask = Column("t_mask", "bool")
     with pytest.raises(InputError, match="'t_mask' has a name that the ragged column 't'"):
         transforms.compile({"t": RAGGED, "t_mask": mask}, {})
+
+
+# --- channels last --------------------------------------------------------------
+
+LAST_CHAINS: list[list[Transform]] = [
+    [ToCHW()],
+    [ToCHW(), Scale(1 / 255), Normalize(MEAN, STD)],
+    [RandomCrop((5, 4), padding=2), RandomHorizontalFlip(), Scale(1 / 255), ToCHW()],
+    [ToCHW(), RandomCrop(4), Cast("bfloat16")],
+]
+
+
+def with_channels_last(folder: Path, values: np.ndarray, *chain: Transform, **options: Any) -> Any:
+    column = Column("x", values.dtype.name, values.shape[1:])
+    plan = transforms.compile({"x": column}, {"x": chain}, channels_last=True)
+    size = (folder / "x.npy").stat().st_size
+    shard = _core.ShardReader(
+        folder, len(values), [("x", column.dtype, column.shape, False, {"x.npy": size})]
+    )
+    loader = _core.Loader(
+        [(shard, (0, len(values)))], plan, batch_size=len(values), shuffle=False, **options
+    )
+    loader.begin([0], 0)
+    (batch,) = loader
+    return batch["x"]
+
+
+@pytest.mark.parametrize("chain", LAST_CHAINS)
+def test_channels_last(tmp_path: Path, chain: list[Transform]) -> None:
+    usual = run(tmp_path, IMAGES, *chain)
+    last = with_channels_last(tmp_path, IMAGES, *chain)
+    assert last.dtype == usual.dtype
+    assert torch.equal(last, usual)
+    assert last.stride() == usual.to(memory_format=torch.channels_last).stride()
+
+
+@pytest.mark.parametrize(
+    ("values", "chain"),
+    [
+        (IMAGES, [Scale(1 / 255)]),
+        (IMAGES[..., :1], [ToCHW()]),
+        (IMAGES[..., 0], [ToCHW()]),
+    ],
+)
+def test_other_columns_stay_in_c_order(
+    tmp_path: Path, values: np.ndarray, chain: list[Transform]
+) -> None:
+    values = np.ascontiguousarray(values)
+    assert_bits(run(tmp_path, values, *chain), with_channels_last(tmp_path, values, *chain))
+
+
+def test_channels_last_is_for_those_who_know_strides(tmp_path: Path) -> None:
+    run(tmp_path, IMAGES, ToCHW())
+    with pytest.raises(ValueError, match="channels_last needs framework torch or dlpack"):
+        with_channels_last(tmp_path, IMAGES, ToCHW(), framework="numpy")
+    tensor = with_channels_last(tmp_path, IMAGES, ToCHW(), framework="dlpack")
+    assert np.array_equal(np.from_dlpack(tensor), np.moveaxis(IMAGES, 3, 1))
+    assert np.array_equal(np.asarray(memoryview(tensor)), np.moveaxis(IMAGES, 3, 1))
+    with pytest.raises(BufferError, match="C order needs a copy"):
+        np.frombuffer(tensor, np.uint8)

@@ -122,7 +122,7 @@ def test_folds_that_are_none(make: Any, message: str) -> None:
 @pytest.mark.parametrize(
     ("kfold", "message"),
     [
-        (KFold(104), r"KFold\(104\) needs a row for each fold, but the data have 103"),
+        (KFold(104), r"KFold\(104\) needs a row for each fold, but the data has 103"),
         (
             KFold(5, stratify="kind"),
             r"class 'dog' of column 'kind' has 3 rows, so that 2 of the 5 folds would have none "

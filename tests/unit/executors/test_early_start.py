@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.executors.process import warm_workers
+from cerebro.executors.process import fork_servers, warm_workers
 
 
 class Imported:
@@ -34,14 +34,19 @@ class Imported:
 @pytest.fixture
 def no_workers():
     warm_workers.close()
+    fork_servers.close()
     yield
     warm_workers.close()
+    fork_servers.close()
 
 
-def test_a_search_takes_the_workers_that_were_started_early(tmp_path, no_workers):
-    warm_workers.start_early(1, [None, None], ["this", "a_module_that_does_not_exist"])
-    early = {worker.process.pid for worker in warm_workers._idle}
-    assert len(early) == 2
+@pytest.fixture
+def programs(monkeypatch):
+    monkeypatch.setenv("CEREBRO_FORK", "0")
+
+
+def imported(folder):
+    """Search with two workers; return what they found, and their process ids."""
     result = cerebro.search(
         lambda config: Imported(),
         {"lr": cerebro.uniform(0, 1)},
@@ -51,14 +56,33 @@ def test_a_search_takes_the_workers_that_were_started_early(tmp_path, no_workers
         batch_size=2,
         workers=2,
         metric="train_loss",
-        run=tmp_path / "run",
+        run=folder / "run",
         progress=False,
     )
-    assert {trial.history[0]["metrics"]["train_loss"] for trial in result.trials} == {1.0}
-    assert {worker.process.pid for worker in warm_workers._idle} == early
+    found = {trial.history[0]["metrics"]["train_loss"] for trial in result.trials}
+    return found, {worker.process.pid for worker in warm_workers._idle}
 
 
-def test_workers_that_are_here_are_not_started_again(no_workers):
+def test_a_search_takes_the_workers_that_were_started_early(tmp_path, no_workers, programs):
+    warm_workers.start_early(1, [None, None], ["this", "a_module_that_does_not_exist"])
+    early = {worker.process.pid for worker in warm_workers._idle}
+    assert len(early) == 2
+    assert imported(tmp_path) == ({1.0}, early)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers")
+def test_a_search_takes_its_workers_from_the_server_that_was_started_early(tmp_path, no_workers):
+    warm_workers.start_early(1, [None, None], ["this", "a_module_that_does_not_exist"])
+    (server,) = fork_servers.processes()
+    assert warm_workers._idle == []
+    found, workers = imported(tmp_path)
+    assert (found, len(workers)) == ({1.0}, 2)
+    assert fork_servers.processes() == [server]
+    warm_workers.start_early(1, [None, None], ["that"])  # they are here, so no server is needed
+    assert fork_servers.processes() == [server]
+
+
+def test_workers_that_are_here_are_not_started_again(no_workers, programs):
     warm_workers.start_early(1, [None])
     (before,) = [worker.process.pid for worker in warm_workers._idle]
     warm_workers.start_early(1, [None, None])

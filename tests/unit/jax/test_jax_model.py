@@ -515,7 +515,7 @@ def test_bad_arguments(options, message):
         ),
         (
             {"optimizer": optax.GradientTransformation(lambda p: (), lambda g, s, p: ([], s))},
-            "update must return updates of the structure of params",
+            "update must return updates with the structure of params",
         ),
         (
             {

@@ -140,7 +140,7 @@ def test_seats_go_round_the_devices(monkeypatch):
     assert devices.seats(GPUS, 5) == [a, b, a, b, a]
     assert devices.seats(("cuda:1",), 2) == [b, b]
     assert devices.seats(("cpu",), 2) == [None, None]
-    with pytest.raises(InputError, match="no 'cuda:7' here"):
+    with pytest.raises(InputError, match="no 'cuda:7'"):
         devices.seats(("cuda:7",), 1)
 
 

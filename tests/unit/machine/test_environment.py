@@ -60,6 +60,15 @@ def test_torch_that_was_not_imported_yet_is_no_difference() -> None:
     assert environment.differences(before, now) == []
 
 
+def test_keras_that_one_side_has_not_imported_is_no_difference() -> None:
+    without = {"variables": {"MKL_DYNAMIC": "1"}}
+    before, now = ({"variables": {"KERAS_BACKEND": name}} for name in ("torch", "jax"))
+    imported = {"variables": {"MKL_DYNAMIC": "1", "KERAS_BACKEND": "torch"}}
+    assert environment.differences(without, imported) == []
+    assert environment.differences(imported, without) == []
+    assert environment.differences(before, now) == ["variables.KERAS_BACKEND was torch, is jax"]
+
+
 def test_torch_flags_travel() -> None:
     torch = pytest.importorskip("torch")
     before = flags.torch_flags()
@@ -269,3 +278,17 @@ def test_versions_of_nvidias_packages_are_of_runs_on_gpus(monkeypatch: pytest.Mo
         "cuda_packages.nvidia-cudnn-cu12 was absent, is 9.10.2",
     ]
     assert environment.differences(before, environment.describe(1)) == []
+
+
+def test_a_process_without_keras_does_not_import_it_for_default_settings() -> None:
+    program = (
+        "import sys; sys.modules['keras'] = None\n"
+        "from cerebro.machine.keras_settings import DEFAULTS, set_keras\n"
+        "set_keras({'version': '3', 'backend': 'torch', **DEFAULTS})\n"
+        "try:\n"
+        "    set_keras({'backend': 'torch', **DEFAULTS, 'floatx': 'float16'})\n"
+        "except ImportError:\n"
+        "    print('imported')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("imported\n", 0), done.stderr

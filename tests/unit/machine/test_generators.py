@@ -91,6 +91,33 @@ def test_a_preserved_block_leaves_no_trace():
     assert draw() == seeded
 
 
+def test_a_preserved_block_keeps_the_spare_numbers():
+    generators.seed_all(1, True)
+    random.gauss(0, 1), np.random.randn()
+    state = generators.capture(True)
+    wanted = draw()
+    generators.restore(state)
+    with generators.preserved(True, seed=3):
+        draw()
+    assert draw() == wanted
+
+
+def test_a_seed_is_not_kept_for_devices_that_have_not_started(monkeypatch):
+    seeded = []
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    for name in ("mps", "xpu", "mtia"):
+        monkeypatch.delattr(torch, name, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    with generators.preserved(True, seed=3):
+        assert not seeded
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: "state")
+    monkeypatch.setattr(torch.cuda, "set_rng_state", seeded.append)
+    with generators.preserved(True, seed=3):
+        assert seeded == [3]
+    assert seeded == [3, "state"]
+
+
 def test_a_wrong_state_is_refused():
     for bad in ({}, {"python": [1, 2], "python_gauss": None}):
         with pytest.raises(StateError, match="not a state of the random generators"):

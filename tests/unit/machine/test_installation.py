@@ -117,11 +117,12 @@ def test_hints_need_neither_numpy_nor_the_core() -> None:
 MISSING = [
     ("optuna", "optuna", "cerebro.searchers.optuna_terms.import_optuna('x')"),
     ("scipy", "search", "cerebro.searchers.quasi_random.QuasiRandomSearch()._sobol(1)"),
-    ("matplotlib", "plots", "cerebro.report.plots._figure_class()"),
+    ("matplotlib", "plots", "cerebro.report.plots.look.figure_class()"),
     ("sklearn", "demo", "cerebro.cli.demo.digits('nowhere')"),
     ("pyarrow", "parquet", "cerebro.shard('table.parquet', 'nowhere')"),
     ("PIL", "images", "cerebro.images('pictures')"),
     ("ray", "ray", "cerebro.ray.trainable"),
+    ("zmq", "cluster", "cerebro.cluster.keys.import_zmq()"),
     ("ray", "ray", "cerebro.ray.cluster.connection.import_ray()"),
     ("ray", "ray", "cerebro.ray.tune.names.import_tune('x')"),
 ]
@@ -136,7 +137,7 @@ def test_what_is_missing_is_named_with_its_extra(
     code = (
         f"import sys; sys.modules[{module!r}] = None\n"
         "import cerebro, cerebro.cli.demo, cerebro.ray.cluster.connection, cerebro.ray.tune.names\n"
-        "import cerebro.report.plots, cerebro.searchers.optuna_terms\n"
+        "import cerebro.cluster.keys, cerebro.report.plots, cerebro.searchers.optuna_terms\n"
         "import cerebro.searchers.quasi_random\n"
         f"try: {call}\n"
         "except cerebro.InputError as error: print(error)"

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from cerebro.machine.signals import Terminated, terminable, uninterrupted
+from cerebro.machine.signals import Terminated, hears_sigterm, terminable, uninterrupted
 
 
 def test_sigterm_is_heard_as_ctrl_c_and_only_there():
@@ -28,6 +28,19 @@ def test_whoever_has_said_what_sigterm_does_is_left_alone():
         assert heard == [1]
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_sigterm_can_be_heard_without_leaving_the_block():
+    heard = []
+    with terminable():
+        with hears_sigterm(lambda: heard.append(1)):
+            os.kill(os.getpid(), signal.SIGTERM)
+            heard.append(2)
+        assert heard == [1, 2]
+        with pytest.raises(Terminated):
+            os.kill(os.getpid(), signal.SIGTERM)
+    with hears_sigterm(heard.clear):
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_cleaning_up_after_an_interrupt_is_not_interrupted():

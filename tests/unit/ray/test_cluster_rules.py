@@ -17,19 +17,22 @@ import numpy as np
 import pytest
 
 import cerebro
+from cerebro.cluster.blobs import Blob
+from cerebro.cluster.likeness import differences
+from cerebro.cluster.mailbox import Mailbox
+from cerebro.cluster.messages import Traffic
+from cerebro.cluster.placement import Pace, Placement
+from cerebro.cluster.sent import Sent
+from cerebro.cluster.states import CARRIED_BYTES, HeldState, HeldStates
+from cerebro.cluster.supply import Supply
+from cerebro.data.cache import Cache
 from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
 from cerebro.machine.wake_pipe import WakePipe
-from cerebro.ray.cluster.cache import Cache
-from cerebro.ray.cluster.connection import ClusterNode, _no_cluster, spread
-from cerebro.ray.cluster.hiring import differences
-from cerebro.ray.cluster.mailbox import Mailbox
-from cerebro.ray.cluster.messages import Traffic
-from cerebro.ray.cluster.placement import Pace, Placement
-from cerebro.ray.cluster.sent import Sent
-from cerebro.ray.cluster.states import CARRIED_BYTES, HeldState, HeldStates
-from cerebro.ray.cluster.supply import Supply
+from cerebro.ray.cluster import autoscaler
+from cerebro.ray.cluster.connection import ClusterNode, _no_cluster, cause_of, spread
+from cerebro.ray.cluster.executor import RayActor
 
 # --- which shards lie where ---------------------------------------------------------
 
@@ -164,6 +167,16 @@ def test_small_states_lie_with_the_coordinator():
     assert held.at(0, 1) is not None
 
 
+def test_states_that_were_handed_over_survive_their_node():
+    held = HeldStates()
+    blob = Blob("a:1", 7)
+    held.add(0, HeldState(1, blob, "a", 0, "hash", 10**6))
+    assert not held.at(0, 1).is_here
+    blob.packed = b"state"
+    held.lose_node("a")
+    assert held.at(0, 1).is_here
+
+
 def test_ended_trials_hold_no_states():
     held = HeldStates()
     held.add(0, state(1, "a"))
@@ -204,17 +217,39 @@ def test_another_version_of_ray_on_the_cluster_says_what_to_install():
 
 
 def test_an_executor_is_copied_and_sent_as_it_was_made():
-    made = cerebro.ray.Executor("auto", 3, {"fast": 1}, 2, "/shared")
+    made = cerebro.ray.Executor("auto", 3, {"fast": 1}, 2, "/shared", True)
     for other in (copy.copy(made), pickle.loads(pickle.dumps(made))):
         assert repr(other) == repr(made)
+
+
+def test_an_actor_that_outlives_the_connection_starts_no_new_cluster():
+    """As `ray.kill` would: it calls `ray.init` if need be."""
+    RayActor(SimpleNamespace(is_initialized=lambda: False), None).kill()
+
+
+def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(monkeypatch):
+    asked, joined = [], [node("a", 0.0), node("b", 2.0), node("c", 4.0)]
+    monkeypatch.setattr(autoscaler, "request", asked.append)
+    monkeypatch.setattr(autoscaler, "STEP_SECONDS", 0.0)
+    one = {"CPU": 1.0}
+    assert autoscaler.choose_some(lambda: joined, one, 6) == (joined, 6)
+    assert autoscaler.choose_some(lambda: joined, one, 2) == (joined, 2)
+    assert asked == []
+    with pytest.warns(UserWarning, match="room for 6 of 7 workers with 1 CPU each.* begins with 6"):
+        assert autoscaler.choose_some(lambda: joined, one, 7) == (joined, 6)
+    assert asked == [[one] * 7]
+    seen = iter([[], joined[:1], joined[:2]])  # nodes join one by one
+    with pytest.warns(UserWarning, match="room for 0 of 3 workers .* waits for the first"):
+        assert autoscaler.choose_some(lambda: next(seen), one, 3) == (joined[:2], 2)
+    assert asked[1:] == [[one] * 3]
 
 
 def test_a_node_without_room_for_the_data_says_so():
     class RayTaskError(Exception):
         cause = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
 
-    ray = SimpleNamespace(exceptions=SimpleNamespace(RayError=RayTaskError))
-    supply = Supply(ray, None, None, "here", Traffic())
+    cluster = SimpleNamespace(errors=(RayTaskError,), cause_of=cause_of)
+    supply = Supply(cluster, None, None, Traffic())
     job = Future()
     job.set_exception(RayTaskError())
     with pytest.raises(
@@ -231,6 +266,8 @@ def test_bad_arguments_are_refused():
         ({"address": 6379}, "address"),
         ({"resources": {"GPU": -1}}, "resources"),
         ({"resources": ["GPU"]}, "resources"),
+        ({"autoscale": "yes", "workers": 2}, "autoscale"),
+        ({"autoscale": True}, "autoscale=True needs workers="),
     ]:
         with pytest.raises(InputError, match=word):
             cerebro.ray.Executor(**options)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cerebro.errors import InputError
+from cerebro.report import displays, html, progress, summary, table
 from cerebro.report import format as fmt
-from cerebro.report import html, progress, summary
 from cerebro.report.snapshot import Snapshot, TrialRow
 
 
@@ -33,6 +33,7 @@ def make_trial(number: int, values: list[float], **changes: Any) -> Any:
         "config": {"lr": 10.0 ** -(1 + number % 4), "arch": ["mlp", "cnn"][number % 2], "depth": 3},
         "status": "finished",
         "epoch": len(values),
+        "epochs": max(3, len(values)),
         "metrics": history[best]["metrics"] if best is not None else {},
         "history": history,
         "best_epoch": best,
@@ -127,6 +128,7 @@ def row(number: int, epoch: int = 0, value: float | None = None, **changes: Any)
         (0.98123, "0.9812"),
         (3.14e-5, "3.14e-5"),
         (1e-4, "1e-4"),
+        (50_620.4, "50620"),
         (64, "64"),
         (1_000_000, "1,000,000"),
         (0.0, "0"),
@@ -199,7 +201,7 @@ def test_full_names() -> None:
 
 def test_lines_write_each_epoch_once() -> None:
     out = io.StringIO()
-    lines = progress.make_progress("lines", stream=out)
+    lines = displays.make_progress("lines", stream=out)
     lines.run_started(snapshot([]))
     lines.update(snapshot([row(0)]))
     done = snapshot([row(0, 1, 0.5, rows_per_second=12345.6)])
@@ -216,7 +218,7 @@ def test_lines_write_each_epoch_once() -> None:
 
 def test_lines_say_why_a_trial_failed() -> None:
     out = io.StringIO()
-    lines = progress.make_progress("lines", stream=out)
+    lines = displays.make_progress("lines", stream=out)
     failed = snapshot([row(3, status="failed", error="ValueError: no such layer")])
     lines.update(failed)
     lines.update(failed)
@@ -225,14 +227,14 @@ def test_lines_say_why_a_trial_failed() -> None:
 
 def test_auto_is_lines_where_there_is_no_terminal() -> None:
     out = io.StringIO()
-    display = progress.make_progress("auto", stream=out)
+    display = displays.make_progress("auto", stream=out)
     display.run_started(snapshot([]))
     assert "\x1b" not in out.getvalue()
     assert isinstance(display, progress.Lines)
 
 
 def test_nothing_is_written_where_nothing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    silent = progress.make_progress(False)
+    silent = displays.make_progress(False)
     silent.run_started(snapshot([]))
     silent.update(snapshot([row(0, 1, 0.5)]))
     silent.finished(snapshot([row(0, 1, 0.5)]), None)
@@ -241,23 +243,23 @@ def test_nothing_is_written_where_nothing_is_asked_for(capsys: pytest.CaptureFix
 
 def test_unknown_kind_is_refused() -> None:
     with pytest.raises(InputError, match="progress='bar'"):
-        progress.make_progress("bar")
+        displays.make_progress("bar")
 
 
 def test_table_draws_at_most_every_fifth_of_a_second() -> None:
     now = [0.0]
     out = io.StringIO()
-    table = progress.Table(out, clock=lambda: now[0])
-    table.run_started(snapshot([row(0)]))
+    drawing = table.Table(out, clock=lambda: now[0])
+    drawing.run_started(snapshot([row(0)]))
     drawn = len(out.getvalue())
     for _ in range(100):
         now[0] += 0.001
-        table.update(snapshot([row(0)]))
+        drawing.update(snapshot([row(0)]))
     assert len(out.getvalue()) == drawn
     now[0] += 0.2
-    table.update(snapshot([row(0)]))
+    drawing.update(snapshot([row(0)]))
     assert len(out.getvalue()) > drawn
-    table.finished(snapshot([row(0, 4, 0.5, status="finished")], best=0), None)
+    drawing.finished(snapshot([row(0, 4, 0.5, status="finished")], best=0), None)
     assert "best: trial 0" in out.getvalue()
 
 
@@ -265,14 +267,14 @@ def render(shot: Snapshot, width: int = 100) -> str:
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width)
-    console.print(progress.picture(shot, console))
+    console.print(table.picture(shot, console))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 def test_a_pause_is_shown_when_the_last_unit_is_done() -> None:
     out, now = io.StringIO(), [0.0]
-    lines, table = progress.Lines(out), progress.Table(io.StringIO(), clock=lambda: now[0])
-    table.run_started(snapshot([row(0)]))
+    lines, drawing = progress.Lines(out), table.Table(io.StringIO(), clock=lambda: now[0])
+    drawing.run_started(snapshot([row(0)]))
     pausing = snapshot([row(0, worker=1), row(1)], paused=True)
     resting = snapshot([row(0), row(1)], paused=True)
     for shown in (pausing, resting, resting, snapshot([row(0)])):
@@ -282,13 +284,13 @@ def test_a_pause_is_shown_when_the_last_unit_is_done() -> None:
         " 25%: continued",
     ]
     drawn = table_text(pausing), table_text(resting)
-    assert drawn[0].rstrip().endswith("pausing") and drawn[1].rstrip().endswith("paused")
+    assert "   pausing   10 s so far" in drawn[0] and "   paused   10 s so far" in drawn[1]
     assert "paus" not in table_text(snapshot([row(0)]))
-    before = table._drawn
+    before = drawing._drawn
     now[0] += 0.001
-    table.update(resting)  # nothing else comes, so it is not put off
-    assert table._drawn > before
-    table.close()
+    drawing.update(resting)  # nothing else comes, so it is not put off
+    assert drawing._drawn > before
+    drawing.close()
 
 
 def table_text(shown: Snapshot) -> str:
@@ -296,7 +298,7 @@ def table_text(shown: Snapshot) -> str:
 
     console = Console(file=io.StringIO(), width=120, height=40)
     with console.capture() as capture:
-        console.print(progress.picture(shown, console))
+        console.print(table.picture(shown, console))
     return capture.get()
 
 
@@ -366,13 +368,14 @@ def test_html_is_static_and_escaped() -> None:
     text = html.render_html(make_result([trial]))
     assert "<script" not in text
     assert "&lt;script&gt;" in text
-    assert text.startswith("<div>") and text.endswith("</div>")
+    assert text.startswith("<div ") and text.endswith("</div>")
     assert "&lt;script&gt;" in html.trial_html(trial)  # a notebook's view of a Trial
 
 
 # --- pictures ---
 
-plots = pytest.importorskip("cerebro.report.plots")
+from cerebro.report import plots  # noqa: E402
+from cerebro.report.plots import gantt, importance, values  # noqa: E402
 
 
 @pytest.fixture
@@ -380,7 +383,7 @@ def matplotlib() -> Any:
     return pytest.importorskip("matplotlib")
 
 
-@pytest.mark.parametrize("kind", ["curves", "gantt", "parallel", "importance"])
+@pytest.mark.parametrize("kind", ["curves", "gantt", "parallel", "importance", "slice"])
 def test_every_picture_can_be_saved(result: Any, kind: str, matplotlib: Any) -> None:
     figure = plots.plot(result, kind=kind)
     out = io.BytesIO()
@@ -419,10 +422,10 @@ def test_gantt_draws_each_worker_and_counts(result: Any, matplotlib: Any) -> Non
 
 def test_gantt_joins_neighbours_of_one_trial(matplotlib: Any) -> None:
     units = make_units(2, 1)
-    stretches = plots._stretches(units, ("trial",), gap=0.01)
+    stretches = gantt._stretches(units, ("trial",), gap=0.01)
     assert [(units[a]["trial"], b - a + 1) for a, b in stretches] == [(0, 4), (1, 4)] * 2
     apart = [{**unit, "start": unit["start"] + 1.0 * i} for i, unit in enumerate(units)]
-    assert len(plots._stretches(apart, ("trial",), gap=0.01)) > 4
+    assert len(gantt._stretches(apart, ("trial",), gap=0.01)) > 4
 
 
 def test_chosen_trials_only(result: Any, matplotlib: Any) -> None:
@@ -444,39 +447,39 @@ def test_what_cannot_be_drawn_says_so(result: Any, matplotlib: Any) -> None:
 
 
 def test_colours_differ() -> None:
-    assert len({tuple(round(part, 3) for part in c) for c in plots.trial_colours(64)}) == 64
+    assert len({tuple(round(part, 3) for part in c) for c in gantt.trial_colours(64)}) == 64
 
 
 def test_explained_variance() -> None:
     metric = np.array([0.1, 0.1, 0.9, 0.9])
-    assert plots.explained_variance(["a", "a", "b", "b"], metric).share == pytest.approx(1.0)
-    assert plots.explained_variance(["a", "b", "a", "b"], metric).share == 0.0
-    assert plots.explained_variance(["a", "a", "a", "a"], metric) is None
-    assert plots.explained_variance([1.0, 2.0, 3.0, 4.0], metric) is None  # a group for each
-    assert plots.explained_variance([1, 1, 2, 2], np.ones(4)) is None
+    assert importance.explained_variance(["a", "a", "b", "b"], metric).share == pytest.approx(1.0)
+    assert importance.explained_variance(["a", "b", "a", "b"], metric).share == 0.0
+    assert importance.explained_variance(["a", "a", "a", "a"], metric) is None
+    assert importance.explained_variance([1.0, 2.0, 3.0, 4.0], metric) is None  # a group for each
+    assert importance.explained_variance([1, 1, 2, 2], np.ones(4)) is None
 
 
 def test_what_matters_little_is_not_nothing() -> None:
     accuracies = np.array([0.9219, 0.8364, 0.9405, 0.8810])  # a grid of h and lr
-    hidden = plots.explained_variance([16, 16, 32, 32], accuracies)
-    rate = plots.explained_variance([0.01, 0.001, 0.01, 0.001], accuracies)
+    hidden = importance.explained_variance([16, 16, 32, 32], accuracies)
+    rate = importance.explained_variance([0.01, 0.001, 0.01, 0.001], accuracies)
     assert hidden.share == pytest.approx(4 * 0.0158**2 / 0.00642413, rel=1e-4)  # 16 %
     assert rate.share == pytest.approx(4 * 0.03625**2 / 0.00642413, rel=1e-4)  # 82 %
     assert hidden.by_chance == rate.by_chance == pytest.approx(1 / 3)
     for found in (hidden, rate):
         assert found.low <= found.share <= found.high
         assert found.high - found.low > 0.5  # four trials know next to nothing
-    assert plots.explained_variance([16, 16, 32, 32], accuracies) == hidden  # no luck in it
+    assert importance.explained_variance([16, 16, 32, 32], accuracies) == hidden  # no luck in it
 
 
 def test_many_trials_know_better() -> None:
     rng = np.random.default_rng(0)
     kinds, noise = rng.integers(0, 2, 400), rng.normal(size=400)
-    found = plots.explained_variance(kinds.tolist(), kinds + noise)
+    found = importance.explained_variance(kinds.tolist(), kinds + noise)
     # Of a variance of 1 + 1/4, a quarter lies between two kinds that are 1 apart.
     assert found.low < 0.2 < found.high
     assert found.high - found.low < 0.12
-    nothing = plots.explained_variance(rng.permutation(kinds).tolist(), kinds + noise)
+    nothing = importance.explained_variance(rng.permutation(kinds).tolist(), kinds + noise)
     assert nothing.share < 0.01 and nothing.by_chance == pytest.approx(1 / 399)
 
 
@@ -498,13 +501,13 @@ def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
 def test_pictures_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
     trials = [make_trial(0, [0.5, 0.9, 0.6]), make_trial(1, [0.5, 0.7, 0.8])]
     result = make_result(trials)
-    values = plots._table(result, "accuracy", trials)[1]
-    assert values.tolist() == [0.9, 0.8]
-    losses = plots._table(result, "val_loss", trials)[1]
+    accuracies = values.table_of(result, "accuracy", trials)[1]
+    assert accuracies.tolist() == [0.9, 0.8]
+    losses = values.table_of(result, "val_loss", trials)[1]
     assert losses.tolist() == [t.history[t.best_epoch]["metrics"]["val_loss"] for t in trials]
     assert plots.plot(result).axes[0].texts[0].get_text() == "0.9000"
     result.select = "last"
-    assert plots._table(result, "accuracy", trials)[1].tolist() == [0.8, 0.6]
+    assert values.table_of(result, "accuracy", trials)[1].tolist() == [0.8, 0.6]
     assert plots.plot(result).axes[0].texts[0].get_text() == "0.8000"
 
 
@@ -530,9 +533,10 @@ def selected_row(number: int, **changes: Any) -> TrialRow:
 
 def test_displays_show_the_epoch_that_stands_for_a_trial_and_when_it_was() -> None:
     text = render(snapshot([selected_row(0, status="finished")], best=0), 120)
-    heading, cells = text.splitlines()[1], text.splitlines()[3]
-    assert heading.split()[-5:-2] == ["best", "at", "rows/s"]
-    assert cells.split()[:8] == ["★", "0", "finished", "3/4", "0.5000", "0.2500", "0.7500", "2"]
+    heading, cells = text.splitlines()[0], text.splitlines()[2]
+    assert heading.split()[-6:-3] == ["best", "best", "at"]
+    # The last epoch's metrics, then the best epoch's.
+    assert cells.split()[2:9] == ["finished", "3/4", "0.1000", "0.9000", "0.6000", "0.7500", "2"]
     assert "best at" not in render(snapshot([row(0, 3, 0.5)]), 120)  # the last epoch stands for it
     narrow = render(snapshot([selected_row(n) for n in range(3)]), 80)
     assert max(len(line) for line in narrow.splitlines()) <= 80
@@ -553,7 +557,7 @@ def test_a_tie_is_said() -> None:
     tied = make_result(trials)
     said = "trials 1 and 3 tie: the lowest number is taken"
     assert summary.best_lines(tied)[-1] == said
-    assert said in summary.render(tied) and f"<p>{said}</p>" in html.render_html(tied)
+    assert said in summary.render(tied) and said in html.render_html(tied)
     rows = [row(n, 1, value) for n, value in enumerate([0.5, 0.7, 0.6, 0.7])]
     assert progress.closing(snapshot(rows, best=1)).endswith(f"best: trial 1 ({said})")
     assert progress.closing(snapshot(rows[:3], best=1)).endswith("best: trial 1")

@@ -50,7 +50,10 @@ def test_a_module_that_is_gone_must_be_passed():
         Recipe("no_such_module", "build", None, None, None).find()
 
 
-def test_a_build_of_another_script_or_notebook_must_be_passed():
+def test_a_build_of_another_script_or_notebook_must_be_passed(monkeypatch):
+    program = types.ModuleType("__main__")  # a script; pytest's workers have no file
+    program.__file__ = __file__
+    monkeypatch.setitem(sys.modules, "__main__", program)
     with pytest.raises(InputError) as caught:
         Recipe("__main__", "build", None, None, None).find()
     assert str(caught.value) == (

@@ -31,7 +31,14 @@ def test_nan_is_no_improvement():
     assert EarlyStopping("loss", patience=1).should_stop(history(1.0, float("nan")))
 
 
-@pytest.mark.parametrize("bad", [{"patience": 0}, {"min_delta": -1}, {"monitor": "quality"}])
+def test_no_patience_is_that_of_keras_and_lightning():
+    rule = EarlyStopping("loss", patience=0)
+    assert not rule.should_stop(history(3.0))
+    assert not rule.should_stop(history(3.0, 2.0))
+    assert rule.should_stop(history(3.0, 3.0))
+
+
+@pytest.mark.parametrize("bad", [{"patience": -1}, {"min_delta": -1}, {"monitor": "quality"}])
 def test_bad_arguments(bad):
     with pytest.raises(InputError):
         EarlyStopping(**bad)

@@ -344,9 +344,34 @@ def test_other_tensors_after_a_load_are_recorded_again():
     assert replays(model) == EPOCHS * (BATCHES - 1 - BEFORE)
 
 
+def load_optimizer(model, **settings):
+    """Load a state into the optimizer by itself: its groups and tensors are others then."""
+    (optimizer,) = model._optimizers
+    state = copy.deepcopy(optimizer.state_dict())
+    state["param_groups"][0].update(settings)
+    optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adamw])
+def test_an_optimizer_that_loads_between_two_batches(optimizer):
+    found = []
+    for graph in (True, False):
+        model, seen = made(graph, optimizer=optimizer), []
+        load_optimizer(model)
+        for number, batch in enumerate(batches(20, short=())):
+            if number == 10:
+                load_optimizer(model, lr=0.3)
+            seen.append((floats(model.train_batch(batch)), bits(model)))
+        found.append(seen)
+        if graph:
+            assert model._recorded[0].refusal is None and replays(model) >= 20 - 2 * BEFORE
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        lambda model: load_optimizer(model, lr=0.2),
         lambda model: model._optimizers[0].param_groups[0].update(betas=(0.8, 0.95)),
         lambda model: model._optimizers[0].param_groups[0].update(weight_decay=0.3, eps=1e-5),
         lambda model: model._optimizers[0].param_groups[0].update(weight_decay=0.0),
@@ -427,11 +452,11 @@ def test_operators_that_write_and_return_something_else():
 
 def test_results_that_the_program_does_not_compute_are_found(monkeypatch):
     """Also where all batches, and so all results, are the same."""
-    from cerebro.torch import cpu_recorder
+    from cerebro.torch import cpu_program
 
-    left_out = cpu_recorder._is_left_out
+    left_out = cpu_program._is_left_out
     monkeypatch.setattr(
-        cpu_recorder, "_is_left_out", lambda call: call.name == "relu" or left_out(call)
+        cpu_program, "_is_left_out", lambda call: call.name == "relu" or left_out(call)
     )
     model = made(True)
     batch = {"x": torch.randn(ROWS, 6), "y": torch.zeros(ROWS).long()}
@@ -664,23 +689,23 @@ def test_a_number_without_formula_is_refused(formula, monkeypatch):
 
 
 def test_a_program_that_computes_something_else_is_given_up(monkeypatch):
-    from cerebro.torch.cpu_recorder import Program
+    from cerebro.torch.cpu_program import Program
 
     run = Program.run
 
     def wrong(self):
         run(self)
         with torch.no_grad():
-            if self._calls:
-                target = self._calls[-1][1][0]
-                target.add_(1e-3) if isinstance(target, torch.Tensor) else None
+            if self._blocks:
+                weight, _, _ = self._blocks[-1]._memory[-1]
+                weight.add_(1e-3)
 
     monkeypatch.setattr(Program, "run", wrong)
     model = agree()
     assert "it is not the ordinary step" in model._recorded[0].refusal
 
 
-def test_without_graph_nothing_is_recorded():
+def test_without_recording_nothing_is_held():
     net = mlp()
-    model = cerebro.torch.Model(net, optimizer=adamw(net), loss=nn.CrossEntropyLoss())
+    model = cerebro.torch.Model(net, optimizer=adamw(net), loss=nn.CrossEntropyLoss(), graph=False)
     assert model._recorded == () and model.held_bytes == 0

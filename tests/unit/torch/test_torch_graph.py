@@ -352,6 +352,19 @@ def test_tensors_that_are_others_after_a_load_are_captured_again():
     assert recorder.warm_ups == before + WARM_UP + 1 and is_captured(a_model)
 
 
+def test_an_optimizer_that_loads_by_itself_is_captured_again():
+    recorder = Again()
+    a_model, ordinary = model(recorder), model()
+    for one in (a_model, ordinary):
+        train(one)
+        (optimizer,) = one._optimizers
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    before = recorder.warm_ups
+    assert floats(train(a_model)) == floats(train(ordinary))
+    assert bits(a_model) == bits(ordinary)
+    assert recorder.warm_ups == before + WARM_UP + 1 and is_captured(a_model)
+
+
 def test_a_hop_changes_nothing():
     parts = [batches(12), batches(12, short=(3,))]
     straight, first, second = model(Again()), model(Again()), model(Again())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 
 import cerebro
 import cerebro._core as _core
+from cerebro import _worker
 from cerebro.worker import jobs
-from cerebro.worker.messages import CheckTask, RunContext, Task, UnitDone
+from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.rehearsal import walk
 from cerebro.worker.runner import UnitRunner
 
@@ -280,3 +282,12 @@ def test_a_walk_meets_every_tensor_below_an_object():
     expected = {value.data_ptr() for value in (*net.parameters(), *net.buffers())}
     for _ in range(40):
         assert expected <= {v.data_ptr() for _, v in walk(net, "net") if torch.is_tensor(v)}
+
+
+def test_an_event_may_hold_an_object_of_the_users_code() -> None:
+    class Local(str):
+        """As a name that a metric was given in a notebook."""
+
+    event = CheckDone(3, (Local("lost"),))
+    back = pickle.loads(_worker._packed(event))
+    assert (back.worker, back.problems) == (3, ("lost",))

@@ -1,0 +1,241 @@
+"""A search over agents that dial in gives what it gives here; they may die, and others may come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections import deque
+from itertools import pairwise
+
+import pytest
+
+pytest.importorskip("zmq")
+
+from clusters import wait_until
+from dialing import Apart, AtUnit, events, left_over, same, search, strike_busiest
+
+import cerebro
+from benchmarks.peers import free_port
+from cerebro.cli import main
+from cerebro.cluster import hub as module
+from cerebro.cluster.agent import UNHEARD, Agent
+from cerebro.cluster.engine import Outside, Processes
+from cerebro.cluster.keys import Keys, Ticket, key_at, parse_key
+from cerebro.errors import InputError
+from cerebro.machine import environment
+
+
+@pytest.fixture(scope="module")
+def expected(data, tmp_path_factory):
+    return search(tmp_path_factory.mktemp("runs") / "here", data)
+
+
+def hops(result):
+    with sqlite3.connect(result.path / "run.sqlite") as connection:
+        rows = connection.execute(
+            "SELECT trial, hopped, state_bytes FROM units ORDER BY trial, epoch, step"
+        ).fetchall()
+    return [before[2] for before, (_, hopped, _) in pairwise(rows) if hopped]
+
+
+def test_states_are_those_of_one_process_and_travel_once(data, tmp_path, expected, elsewhere):
+    executor = Apart(tmp_path)
+    result = search(tmp_path / "run", data, executor)
+    same(result, expected)
+    traffic = executor.traffic
+    assert sorted(shard for _, shard in traffic.shards if shard >= 0) == list(range(6))
+    assert set(traffic.shards.values()) == {1} and len({place for place, _ in traffic.shards}) == 3
+    assert traffic.states == len(hops(result)) > 0
+    assert traffic.state_bytes == sum(hops(result))
+    assert {unit["worker"] for unit in result.units()} == {0, 1, 2}
+    assert left_over(tmp_path) == []
+    assert [list(cache.glob("scratch/*")) for cache in executor.caches] == [[], [], []]
+
+
+def test_an_agent_that_is_killed_costs_little(data, tmp_path, expected, elsewhere):
+    executor = Apart(tmp_path)
+    kill = AtUnit(16, lambda: strike_busiest(executor))
+    with pytest.warns(UserWarning, match="until another is started"):
+        result = search(tmp_path / "run", data, executor, callbacks=[kill])
+    same(result, expected)
+    (lost,) = events(result, "worker lost")
+    assert "is gone" in lost
+    assert left_over(tmp_path) == []
+
+
+def test_an_agent_that_is_told_to_leave_hands_its_states_over(data, tmp_path, expected, elsewhere):
+    """No unit that was done is lost: each is trained once."""
+    executor = Apart(tmp_path)
+    leave = AtUnit(16, lambda: strike_busiest(executor, signal.SIGTERM))
+    with pytest.warns(UserWarning, match="until another is started"):
+        result = search(tmp_path / "run", data, executor, callbacks=[leave])
+    same(result, expected)
+    assert len(events(result, "worker lost")) == 1
+    # A state that was on its way to another agent is fetched again, from the coordinator.
+    assert all("; 0 unit(s)" in text for text in events(result, "state lost"))
+    assert left_over(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
+def test_agents_of_the_command_line_come_and_go(
+    data, tmp_path, expected, monkeypatch, number, status
+):
+    """The run continues with the next, which finds states only if the first was asked to leave."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("CEREBRO_CACHE", str(cache))
+    address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
+    key_at(key, create=True)
+    command = [sys.executable, "-m", "cerebro", "agent", "--connect", address, "--key", str(key)]
+    started = [subprocess.Popen(command)]  # before the coordinator listens
+    executor = cerebro.cluster.Executor(1, listen=address, key=key)
+
+    def exchange():
+        os.kill(started[0].pid, number)
+        started.append(subprocess.Popen(command))
+
+    result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(10, exchange)])
+    same(result, expected)
+    assert [process.wait(30) for process in started] == [status, 0]
+    assert bool(events(result, "state lost")) == (number == signal.SIGKILL)
+    assert left_over(tmp_path) == []
+
+
+def test_an_agent_that_differs_is_refused_by_name(data, tmp_path, monkeypatch):
+    here = environment.describe(1)
+    other = {**here, "packages": {**here["packages"], "numpy": "1.0"}}
+    monkeypatch.setattr(environment, "describe", lambda threads=None: other)
+    monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(InputError, match=r"different results: packages\.numpy is 1\.0 here and"):
+        search(tmp_path / "run", data, cerebro.cluster.Executor(1))
+    own = {**module.versions(), "cerebro": "0.0.9"}
+    monkeypatch.setattr(module, "versions", lambda: own)
+    with pytest.raises(InputError, match=r"cerebro is .* there and 0\.0\.9 here.*status 1"):
+        search(tmp_path / "run", data, cerebro.cluster.Executor(1))
+    assert not (tmp_path / "run").exists()
+    assert left_over(tmp_path) == []
+
+
+def test_an_agent_whose_starter_is_gone_ends(tmp_path):
+    """So do all when the coordinator is killed, and those that an engine has started."""
+    engine = Processes(1, [{"CEREBRO_CACHE": str(tmp_path)}])
+    engine.start(Ticket("127.0.0.1:1", bytes(32)))
+    (agent,) = engine.processes
+    wait_until(lambda: left_over(tmp_path))
+    agent.stdin.close()
+    assert agent.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"listen": "0.0.0.0:7070"}, "belong together"),
+        ({"key": "cluster.key"}, "belong together"),
+        ({"listen": "7070", "key": "k"}, "'host:port'"),
+        ({"listen": "a:99999", "key": "k"}, "'host:port'"),
+        ({"listen": "tcp://a:1", "key": "k"}, "'host:port'"),
+    ],
+)
+def test_bad_arguments_are_refused(options, match):
+    with pytest.raises(InputError, match=match):
+        cerebro.cluster.Executor(**options)
+
+
+def test_keys_are_files_that_only_their_owner_reads(tmp_path):
+    file = tmp_path / "key"
+    key = key_at(file, create=True)
+    assert key_at(file, create=True) == key and len(key) == 32
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert key.hex() not in repr(Ticket("h:1", key))
+    file.chmod(0o644)
+    with pytest.warns(UserWarning, match="others can read or replace the key in .*: chmod 600"):
+        key_at(file)
+    file.chmod(0o640)
+    file.write_text("not a key")
+    with pytest.raises(InputError, match=r"is not a key: .*openssl") as caught:
+        key_at(file)
+    assert str(caught.value).count("not a key") == 1  # and the text in the file is not shown
+    with pytest.raises(InputError, match="cannot read the key"):
+        key_at(tmp_path / "none")
+    with pytest.raises(InputError, match=r"cannot create the key: .*No such file"):
+        key_at(tmp_path / "none" / "key", create=True)
+    with pytest.raises(InputError):
+        parse_key("zz" * 32, "it")
+
+
+@pytest.mark.parametrize("text", ["a", "a:", ":1", "a:0", "a:65536", "http://a:1", "a:²"])
+def test_an_agent_refuses_what_is_no_address_at_once(text, capsys):
+    assert main(["agent", "--connect", text]) == 1
+    assert "is not an address: give 'host:port'" in capsys.readouterr().err
+
+
+def test_an_agent_gives_up_on_a_port_of_another_protocol(capfd):
+    """It is refused before it says hello, which would wait for a connection forever."""
+    import zmq
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        agent = Agent(Ticket(f"127.0.0.1:{server.getsockname()[1]}", bytes(32)), patience=0)
+        with server.accept()[0] as connection:
+            connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n" * 10)
+            wait_until(lambda: not agent._socket.poll(0, zmq.POLLOUT))
+            assert agent.run() == UNHEARD
+    agent.close()
+    assert "no coordinator with this key answers at" in capfd.readouterr().err
+
+
+def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once():
+    class Leaving(deque):
+        def append(self, message):
+            hub._left(line)
+
+    hub = module.Hub(Keys.new(), Outside(), "127.0.0.1")
+    try:
+        hello = {"id": "x", "host": "x", "machine": "x", "pid": 1, "states": 5}
+        line = module.Line(hub, b"x", -1, "127.0.0.1", hello)
+        outbox, hub._outbox = hub._outbox, Leaving()
+        during = line.call("ping")
+        hub._outbox = outbox
+        for call in (during, line.call("ping")):
+            with pytest.raises(module.AgentError, match="hung up"):
+                call.result(0)
+    finally:
+        hub.close()
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("10.0.0.2", "10.0.0.2:5"),
+        ("::ffff:10.0.0.2", "10.0.0.2:5"),
+        ("fd00::2", "[fd00::2]:5"),
+        ("::ffff:127.0.0.1", ":5"),
+        ("::1", ":5"),
+    ],
+)
+def test_states_are_fetched_from_where_the_agent_dialed(peer, address):
+    hello = {"id": "x", "host": "x", "machine": "x", "pid": 1, "states": 5}
+    assert module.Line(None, b"", 1, peer, hello).ref(1).address == address
+
+
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_agents_dial_in_by_ipv6(data, tmp_path, elsewhere, host):
+    """Each has a part of the shards, so states must travel."""
+    try:
+        socket.create_server((host, 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    key, address = tmp_path / "key", f"[{host}]:{free_port()}"
+    key_at(key, create=True)
+    dialed = address.replace("[::]", "[::1]")
+    command = [sys.executable, "-m", "cerebro", "agent", "--connect", dialed, "--key", str(key)]
+    agents = [
+        subprocess.Popen(command, env={**os.environ, "CEREBRO_CACHE": str(tmp_path / f"cache-{i}")})
+        for i in range(2)
+    ]
+    executor = cerebro.cluster.Executor(2, listen=address, key=key)
+    result = search(tmp_path / "run", data, executor)
+    assert result.status == "finished" and executor.traffic.states == len(hops(result)) > 0
+    assert [agent.wait(30) for agent in agents] == [0, 0]

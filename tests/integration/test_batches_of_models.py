@@ -1,0 +1,131 @@
+"""The batches that models get: their rows in validation, and their layout."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro.api.settings import eval_rows
+from cerebro.errors import InputError
+
+pytest.importorskip("torch")
+
+import batches_torch
+from batches_torch import search
+
+LAST = {"last": [True], "gets": [True], "fused": [False, True]}
+
+
+def hashes(result: cerebro.Result) -> list[list[str]]:
+    return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    random = np.random.default_rng(0)
+    columns = {
+        "x": random.integers(0, 256, (1400, 8, 7, 3), np.uint8),
+        "y": random.integers(0, 4, 1400),
+    }
+    folder = tmp_path_factory.mktemp("data") / "set"
+    cerebro.shard(columns, folder, shards=2, progress=False)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def older(data: Path, tmp_path_factory: pytest.TempPathFactory) -> cerebro.Result:
+    """A run as versions made it that knew neither setting."""
+    folder = tmp_path_factory.mktemp("older") / "run"
+    space = {"last": [True], "gets": [False]}
+    with pytest.MonkeyPatch.context() as patch:
+        before = {"eval_batch_size": None, "channels_last": False}
+        patch.setattr("cerebro.api.search.batches_of", lambda *given: before)
+        search(folder, data, space, keep="all")
+    with closing(sqlite3.connect(folder / "run.sqlite")) as store:
+        (text,) = store.execute("SELECT value FROM meta WHERE key = 'settings'").fetchone()
+        settings = json.loads(text)
+        del settings["channels_last"]
+        store.execute("UPDATE meta SET value = ? WHERE key = 'settings'", [json.dumps(settings)])
+        store.commit()
+    return cerebro.open(folder, build=batches_torch.build)
+
+
+def mean_rows(rows: list[int]) -> float:
+    """The metric ``rows``: each batch reports its rows, with weight 1."""
+    return sum(rows) / len(rows)
+
+
+def test_validation_has_256_rows(data: Path, tmp_path: Path) -> None:
+    result = search(tmp_path / "run", data, {"last": [False], "gets": [False]})
+    assert result.saved.settings["eval_batch_size"] == 256
+    # 2 shards of 280 rows; batches do not cross shards.
+    assert result.best.metrics["val_rows"] == mean_rows([256, 24, 256, 24])
+    assert result.best.metrics["train_rows"] == mean_rows(([16] * 26 + [4]) * 2)
+    assert result.best.evaluate()["rows"] == result.best.metrics["val_rows"]
+    assert cerebro.replay(result, 0).identical
+
+
+def test_validation_has_the_rows_it_is_given(data: Path, tmp_path: Path) -> None:
+    result = search(tmp_path / "run", data, {"last": [False], "gets": [False]}, eval_batch_size=100)
+    assert result.best.metrics["val_rows"] == mean_rows([100, 100, 80] * 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows"),
+    [
+        ({"x": np.zeros((4, 20), np.float32), "y": np.zeros(4, np.int64)}, 256),
+        ({"x": np.zeros((4, 32, 32, 3), np.uint8)}, 256),
+        ({"x": np.zeros((4, 16), np.int64)}, 256),
+        ({"x": np.zeros((4, 224, 224, 3), np.uint8)}, None),
+        ({"x": np.zeros((4, 40000), np.float32), "z": np.zeros((4, 40000), np.float32)}, None),
+        ({"x": np.zeros((4, 128), np.int64)}, None),
+        ({"x": np.zeros((4, 128), np.uint16)}, None),
+        ({"x": [[1, 2], [3], [], [4, 5, 6]]}, None),
+    ],
+)
+def test_rows_of_which_a_batch_may_be_large_keep_the_trials_batch_size(
+    tmp_path: Path, columns: dict[str, Any], rows: int | None
+) -> None:
+    assert eval_rows(cerebro.shard(columns, tmp_path / "d", shards=1, progress=False)) == rows
+
+
+def test_networks_in_channels_last_get_their_images_so(data: Path, tmp_path: Path) -> None:
+    runs = [
+        search(tmp_path / "inline", data, LAST),
+        search(tmp_path / "hops", data, LAST, workers=2, live_models=1),
+    ]
+    assert hashes(runs[0]) == hashes(runs[1])
+    assert cerebro.replay(runs[1], 1, batches_torch.build).identical
+    best = runs[1].best
+    assert best.evaluate() == pytest.approx(
+        {name: best.metrics[f"val_{name}"] for name in ("loss", "rows")}, rel=1e-12
+    )
+
+
+def test_older_runs_are_replayed_and_resumed_as_they_were(
+    older: cerebro.Result, data: Path, tmp_path: Path
+) -> None:
+    assert older.best.metrics["val_rows"] == mean_rows(([16] * 17 + [8]) * 2)
+    assert cerebro.replay(older, 0).identical
+    space = {"last": [True], "gets": [False]}
+    further = search(older.path, data, space, if_exists="resume", epochs=3, keep="all")
+    assert len(further.trials[0].history) == 3
+    assert further.trials[0].history[2]["metrics"]["val_rows"] == mean_rows(([16] * 17 + [8]) * 2)
+    whole = search(tmp_path / "new", data, {"last": [True], "gets": [True]})
+    assert hashes(whole)[0] != hashes(further)[0][:2]
+
+
+def test_a_resumed_run_keeps_to_its_rows(data: Path, tmp_path: Path) -> None:
+    space = {"last": [False], "gets": [False]}
+    first = search(tmp_path / "run", data, space, eval_batch_size=100, epochs=1)
+    with pytest.raises(InputError, match="eval_batch_size was 100, is 256"):
+        search(first.path, data, space, if_exists="resume")
+    further = search(first.path, data, space, if_exists="resume", eval_batch_size=100)
+    assert further.trials[0].history[1]["metrics"]["val_rows"] == mean_rows([100, 100, 80] * 2)

@@ -1,0 +1,131 @@
+"""Probable mistakes, as `cerebro.check` and a search show them."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import cerebro
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+
+def build_twice_softmaxed(config):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(1))
+    optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.CrossEntropyLoss())
+
+
+def build_right(config):
+    net = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=F.cross_entropy)
+
+
+def loss_of_probabilities(output, y):
+    return F.cross_entropy(torch.softmax(output, 1), y)
+
+
+def build_with_a_loss_of_its_own(config):
+    net = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.7)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=loss_of_probabilities)
+
+
+SOFTMAX = "the outputs are probabilities, and cross_entropy applies softmax again"
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {"x": rng.normal(size=(90, 4)).astype("f4"), "y": rng.integers(0, 3, size=90)}
+    return cerebro.shard(columns, tmp_path / "data", shards=3, progress=False)
+
+
+def searched(build, data, tmp_path, action="default", **changes):
+    arguments = {"epochs": 2, "searcher": "grid", "batch_size": 8, "progress": False}
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter(action)
+        space = {"lr": [0.1, 0.2]}
+        result = cerebro.search(
+            build, space, data, validation=0.3, run=tmp_path / "run", **arguments | changes
+        )
+    return result, shown
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_search_shows_what_matters_once(data, tmp_path, workers):
+    result, shown = searched(build_twice_softmaxed, data, tmp_path, workers=workers)
+    (warning,) = shown
+    text = f"{SOFTMAX}: leave softmax out of the network: return logits"
+    assert str(warning.message) == f"trial 0: {text}"
+    assert warning.filename == __file__  # at `build`, if no line of the user's calls the loss
+    assert warning.lineno == build_twice_softmaxed.__code__.co_firstlineno
+    assert [e["text"] for e in result.events() if e["kind"] == "warning"] == [text]
+    assert f"before the search: {SOFTMAX}" in str(result.summary())
+    assert result.status == "finished"
+
+
+def test_errors_for_warnings_do_not_end_a_search(data, tmp_path):
+    result, shown = searched(build_twice_softmaxed, data, tmp_path, action="error", workers=0)
+    assert result.status == "finished"
+    assert [SOFTMAX in str(warning.message) for warning in shown] == [True]
+
+
+def test_ignored_warnings_hide_it(data, tmp_path):
+    result, shown = searched(build_twice_softmaxed, data, tmp_path, action="ignore", workers=0)
+    assert (result.status, shown) == ("finished", [])
+
+
+def test_the_bits_do_not_depend_on_it(data, tmp_path, monkeypatch):
+    import cerebro.worker.diagnosis.diagnose as diagnosis
+
+    with_it, _ = searched(build_right, data, tmp_path / "with", workers=0)
+    monkeypatch.setattr(diagnosis, "diagnose", lambda *_, **__: [])
+    without, _ = searched(build_right, data, tmp_path / "without", workers=0)
+    assert [t.state_hash for t in with_it.trials] == [t.state_hash for t in without.trials]
+    assert [t.history for t in with_it.trials] != []
+
+
+def test_a_check_shows_hints_too_and_stays_true(data):
+    found = cerebro.check(build_with_a_loss_of_its_own, {}, data, validation=0.3)
+    assert found and found.problems == []
+    assert [finding.code for finding in found.findings] == [
+        "softmax-before-cross-entropy", "large-learning-rate",
+    ]  # fmt: skip
+    matters, hint = found.findings
+    assert (matters.severity, hint.severity) == ("matters", "hint")
+    line = loss_of_probabilities.__code__.co_firstlineno + 1
+    assert matters.place == f"{__file__}:{line}"
+    lines = str(found).splitlines()
+    assert lines[0].startswith("the state survives a hop")
+    assert lines[1].startswith(f"{SOFTMAX} (test_findings.py:{line}): ")
+    assert lines[2].startswith("the learning rate of Adam is 0.7: ")
+
+
+def test_a_right_model_has_no_findings(data):
+    found = cerebro.check(build_right, {"lr": [0.1]}, data, validation=0.3)
+    assert found and found.findings == []
+
+
+def test_a_metric_ranked_the_wrong_way_round_is_shown(data, tmp_path):
+    _, shown = searched(build_right, data, tmp_path, workers=0, metric="loss", mode="max")
+    (warning,) = shown
+    assert "mode='max' ranks trials with the largest 'loss' first" in str(warning.message)
+
+
+def test_what_pytorch_warns_of_itself_is_not_repeated(data, tmp_path):
+    def build(config):
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        loss = torch.nn.MSELoss()
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=lambda o, y: loss(o, y.float()))
+
+    _, shown = searched(build, data, tmp_path, workers=0)
+    assert shown and all("Using a target size" in str(each.message) for each in shown)
+    assert [finding.code for finding in cerebro.check(build, {"lr": [0.1]}, data).findings] == [
+        "broadcast"
+    ]

@@ -1,0 +1,100 @@
+"""Keras models in a search: in this process and in workers, replayed, loaded and exported."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+BACKEND = os.environ.get("KERAS_BACKEND", "torch")
+pytest.importorskip(BACKEND)
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("KERAS_BACKEND", BACKEND)
+    keras = pytest.importorskip("keras")
+
+from resumable import hashes  # noqa: E402
+
+import cerebro  # noqa: E402
+
+
+def build(config):
+    layers = keras.layers
+    net = keras.Sequential(
+        [layers.Dense(6), layers.BatchNormalization(), layers.Dropout(0.3), layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name=None)]
+    net.compile(keras.optimizers.Adam(config["lr"]), loss, metrics=metrics)
+    return cerebro.keras.Model(net, weight="w")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    rows = {
+        "x": rng.normal(size=(96, 4)).astype("float32"),
+        "y": rng.integers(0, 3, 96),
+        "w": rng.uniform(0.5, 1.5, 96).astype("float32"),
+    }
+    return cerebro.shard(rows, tmp_path_factory.mktemp("data") / "set", shards=2, progress=False)
+
+
+def searched(data, folder, workers):
+    return cerebro.search(
+        *(build, {"lr": [0.1, 0.01]}, data),
+        epochs=2,
+        validation=0.25,
+        searcher="grid",
+        batch_size=12,
+        metric="accuracy",
+        workers=workers,
+        run=folder,
+        progress=False,
+    )
+
+
+def test_a_search_is_exact_and_its_models_are_those_of_keras(data, tmp_path):
+    inline, result = (searched(data, tmp_path / str(count), count) for count in (0, 2))
+    assert result.status == "finished"
+    assert hashes(inline) == hashes(result)
+    if BACKEND == "torch":  # a program of JAX would be compiled again
+        assert cerebro.replay(result, 1, build).identical
+    best = result.best
+    assert {"loss", "accuracy", "sparse_top_k_categorical_accuracy"} <= best.metrics.keys()
+    recorded = {name: best.metrics[name] for name in best.evaluate()}
+    assert best.evaluate() == recorded
+
+    model = best.load()
+    assert isinstance(model.net, keras.Model)
+    rows = data.shard(0)["x"][:5]
+    expected = model.net.predict(np.array(rows), verbose=0)
+    np.testing.assert_allclose(best.predict(rows), expected, rtol=1e-5)
+    model.net.save(tmp_path / "best.keras")
+    again = keras.saving.load_model(tmp_path / "best.keras")
+    np.testing.assert_allclose(again.predict(np.array(rows), verbose=0), expected, rtol=1e-5)
+
+    load_file = pytest.importorskip("safetensors.numpy").load_file
+    weights = load_file(best.export(tmp_path / "best.safetensors"))
+    kernel = weights["sequential/dense/kernel"]
+    np.testing.assert_array_equal(kernel, keras.ops.convert_to_numpy(model.net.layers[0].kernel))
+    with pytest.raises(cerebro.InputError, match="Keras writes ONNX itself"):
+        best.export(tmp_path / "best.onnx", "onnx")
+
+
+def test_python_state_of_a_layer_is_found(data):
+    class Counting(keras.layers.Layer):
+        count = 0
+
+        def call(self, x):
+            self.count += 1
+            return x * (1 + self.count / 10)
+
+    def build(config):
+        net = keras.Sequential([Counting(), keras.layers.Dense(3)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile("sgd", loss, run_eagerly=True)
+        return cerebro.keras.Model(net)
+
+    problems = cerebro.check(build, {}, data, batch_size=12, validation=0.25).problems
+    assert any("count is lost by a hop" in problem for problem in problems), problems

@@ -1,0 +1,69 @@
+"""A search in a real terminal: what it says first, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from typing import Any
+
+SEARCH = """
+import sys, time
+import numpy as np
+import cerebro
+
+class Model:
+    cpu_only = True
+    def train_batch(self, batch):
+        time.sleep(0.01)
+        return {"loss": 1.0}
+    eval_batch = train_batch
+    def state_dict(self):
+        return {"weights": np.zeros(1)}
+    def load_state_dict(self, state):
+        pass
+
+x = np.zeros((40, 1), "f4")
+cerebro.search(lambda config: Model(), {}, (x, x[:, 0]), epochs=1000, n_trials=4, batch_size=4,
+               validation=0.2, workers=int(sys.argv[2]), run=sys.argv[1] + "/run")
+"""
+
+
+def test_an_interrupt_leaves_the_terminal_as_it_was(tmp_path: Any) -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 70, 0, 0))
+    before = termios.tcgetattr(slave)
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", SEARCH, str(tmp_path), "0"],
+        stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "xterm-256color"},
+    )  # fmt: skip
+    text = ""
+    while not re.search(r"running.* left\b", text, re.DOTALL):  # the table is there
+        text += os.read(master, 65536).decode()
+        fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 20, 60, 0, 0))
+    process.send_signal(signal.SIGINT)
+    process.wait(60)
+    assert termios.tcgetattr(slave) == before
+    os.close(slave)
+    while True:
+        try:
+            text += os.read(master, 65536).decode()
+        except OSError:  # all is read
+            break
+    os.close(master)
+    words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert words.split("...")[0].strip() == "writing the data"
+    assert "trying the first configuration" in words
+    lines = words.splitlines()
+    bar = max(at for at, line in enumerate(lines) if "━" in line)
+    assert re.search(r" 0% done   interrupted   \d+ s so far$", lines[bar])
+    assert "interrupted: 4 trials with " in "".join(lines[bar + 1 :])  # below the table
+    assert words.splitlines()[-1].endswith("cerebro.resume('" + f"{tmp_path}/run', build)")
+    assert words.endswith("\n")
+    assert set(re.findall(r"\x1b\[[0-9;?]*([A-Za-z])", text)) <= set("AKJm")  # nothing to restore

@@ -1,0 +1,106 @@
+"""The comparison: its page and README's sentence say what its record says."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks.comparison import claims, page, papers, record
+from benchmarks.comparison.measures import bits, bound, figures
+from benchmarks.comparison.rivals import LOOP, OURS, RIVALS
+from benchmarks.comparison.watch import Cell
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def found() -> record.Record:
+    return record.load()
+
+
+def test_the_page_is_made_from_the_record(found: record.Record) -> None:
+    assert page.PAGE.read_text(encoding="utf-8") == page.page(found)
+
+
+def test_readme_says_what_the_record_says(found: record.Record) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert page.with_sentences(readme, found) == readme
+    assert page.sentence(found) in readme
+
+
+def test_every_measured_figure_of_readme_is_of_the_record() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    marked = claims.MARK.findall(readme)
+    assert sorted(marked) == sorted(claims.CLAIMS)
+    rest = claims.MARK.sub("", readme.partition(page.MARKS[0])[0])
+    assert "Measured" not in rest
+    text = rest.partition("## What is different")[2]
+    assert not re.findall(r"\b\d+\.\d+ of |\b\d+ (?:ms|us|MB|seconds|times)\b", text)
+
+
+def test_a_changed_figure_changes_the_page_and_the_sentence(found: record.Record) -> None:
+    other = copy.deepcopy(found)
+    other.update(size="full", note="")
+    before = page.page(other), page.sentence(other)
+    new = {"rival": OURS, "workload": "equal", "round": 9, "kill": False, "why": "", "whole": True,
+           "bits": None, "ratio": 7.77, "trials": 16, "of": 16}  # fmt: skip
+    others = [cell for cell in other["cells"] if cell["rival"] != OURS]
+    other["cells"] = [*others, new]
+    assert "7.77" in page.sentence(other)
+    assert page.page(other) != before[0]
+    assert page.sentence(other) != before[1]
+
+
+def test_every_picture_of_the_page_is_there() -> None:
+    shown = re.findall(r"!\[[^]]+\]\((\S+)\)", page.PAGE.read_text(encoding="utf-8"))
+    assert len(shown) == 4
+    for name in shown:
+        assert (page.PAGE.parent / name).read_text(encoding="utf-8").count("<svg") == 1
+
+
+def test_every_rival_is_measured_or_named(found: record.Record) -> None:
+    measured = {cell["rival"] for cell in found["cells"]}
+    named = {name.partition(", equal")[0] for name in found["left"]} | set(found["absent"])
+    assert set(RIVALS) <= measured | named
+    for cell in found["cells"]:
+        assert cell["whole"] or cell["why"] or cell["trials"] < cell["of"]
+
+
+def test_the_simulated_table_is_that_of_the_record(found: record.Record) -> None:
+    case = papers.schedules(papers.CONFIGS, papers.WORKERS, papers.EPOCHS)
+    assert case == found["papers"][0]
+    assert case["hours"]["Cerebro"] < case["hours"]["MOP"]
+
+
+def test_the_formulas_give_the_papers_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 epochs and models of 1 GB, 10 workers, 1 TB, 100,000 batches: 4 TB, 8 TB, 80 PB, 72 PB."""
+    monkeypatch.setattr(papers, "MODEL", 1.0)
+    monkeypatch.setattr(papers, "DATA", 1000.0)
+    monkeypatch.setattr(papers, "BATCHES", 100_000)
+    assert papers.network(configs=20, workers=10, epochs=20) == {
+        "parameter server, async": 80e6,
+        "Horovod": 72e6,
+        "model averaging": 8000,
+        "task-parallel (Celery)": 10_000,
+        "MOP": 4020,
+    }
+
+
+def test_figures_of_a_cell() -> None:
+    """Two trials of one epoch, 2 s and 4 s: at least 4 s on two cores."""
+    lines = [
+        [10.0, "begin", 0, 0, 7], [12.0, "epoch", 0, 0, 7, 0.5], [12.0, "final", 0, "aa"],
+        [12.0, "begin", 1, 0, 7], [16.0, "epoch", 1, 0, 7, 0.75], [16.0, "final", 1, "bb"],
+    ]  # fmt: skip
+    loop = Cell(LOOP, "three", 0, False, began=9.0, seconds=7.5, log=lines)
+    assert bound(loop) == 4.0
+    made = figures(loop, loop, "tiny")
+    assert (made["trials"], made["of"], made["whole"]) == (2, 3, False)
+    lines.append([16.0, "final", 2, "cc"])
+    made = figures(loop, loop, "tiny")
+    assert (made["makespan"], made["ratio"], made["first"], made["reached"]) == (6.0, 1.5, 3.0, 7.0)
+    assert made["curve"] == [[3.0, 0.5], [7.0, 0.75]]
+    assert made["bits"] == bits(list(reversed(lines)))

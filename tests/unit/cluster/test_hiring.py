@@ -1,0 +1,34 @@
+"""Tokens show whether a node sees the run's folder; killed coordinators leave theirs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cerebro.cluster.hiring import OLD_TOKEN_SECONDS, remove_old_tokens, run_token
+
+LEFT = ".cerebro-" + 32 * "a"
+
+
+def test_a_token_is_there_while_nodes_are_asked(tmp_path):
+    with run_token(tmp_path / "run" / "states") as (path, text):
+        assert Path(path).parent == tmp_path and Path(path).read_text() == text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tokens_of_a_killed_coordinator_are_removed_from_the_runs_folder(tmp_path):
+    (tmp_path / LEFT).write_text("")
+    (tmp_path / "trial-0000.state").write_text("")
+    remove_old_tokens(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["trial-0000.state"]
+
+
+def test_only_old_tokens_are_removed_beside_the_runs_folder(tmp_path):
+    """The others may be those of runs that are beginning."""
+    with run_token(tmp_path / "other") as (path, _):
+        left = tmp_path / LEFT
+        left.write_text("")
+        before = left.stat().st_mtime - OLD_TOKEN_SECONDS - 1.0
+        os.utime(left, (before, before))
+        remove_old_tokens(tmp_path / "run" / "states")
+        assert [file.name for file in tmp_path.iterdir()] == [Path(path).name]

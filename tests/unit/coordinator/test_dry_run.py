@@ -1,0 +1,60 @@
+"""The dry run when workers are lost for good, as with a machine of a cluster."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cerebro.coordinator.dry_run import dry_run
+from cerebro.errors import WorkerError
+from cerebro.worker.messages import CheckDone, CheckTask, WorkerLost
+
+pytestmark = pytest.mark.filterwarnings("ignore:a worker process is missing")
+
+
+class Shrinking:
+    """Workers of which some are lost with their first task, and not replaced."""
+
+    def __init__(self, lost: set[int], order: list[int]) -> None:
+        self.lost, self.order = lost, order
+        self.given: list[tuple[int, bool]] = []
+        self.busy: dict[int, CheckTask] = {}
+
+    def submit(self, worker: int, task: CheckTask) -> None:
+        self.given.append((worker, task.build_only))
+        self.busy[worker] = task
+
+    def wait(self, timeout: float | None) -> list[Any]:
+        worker = min(self.busy, key=self.order.index)
+        del self.busy[worker]
+        if worker in self.lost:
+            return [WorkerLost(worker, "its node is gone", with_machine=True)]
+        return [CheckDone(worker, ())]
+
+    def replace(self, worker: int) -> int:
+        raise WorkerError(f"node {worker} is gone")
+
+
+def tried(lost: set[int], order: list[int]) -> tuple[list[int], list[tuple[int, bool]]]:
+    executor: Any = Shrinking(lost, order)
+    context: Any = SimpleNamespace(check_files=lambda: None)
+    return dry_run(executor, [0, 1, 2], context, {}).workers, executor.given[3:]
+
+
+def test_another_worker_takes_over_the_check_of_a_lost_one() -> None:
+    assert tried({0}, [1, 2, 0]) == ([1, 2], [(1, False)])  # one that is ready
+    assert tried({0}, [0, 1, 2]) == ([1, 2], [(1, False)])  # the first that will be
+    assert tried({0, 1}, [0, 1, 2]) == ([2], [(2, False)])
+    assert tried({2}, [0, 1, 2]) == ([0, 1], [])
+
+
+def test_a_missing_worker_is_named_and_the_last_one_is_needed() -> None:
+    with pytest.warns(UserWarning, match="missing from now on: node 0 is gone"):
+        tried({0}, [0, 1, 2])
+    with (
+        pytest.warns(UserWarning, match="node 1 is gone"),
+        pytest.raises(WorkerError, match="node 2 is gone"),
+    ):
+        tried({0, 1, 2}, [0, 1, 2])

@@ -1,0 +1,383 @@
+"""`cerebro.keras.Model` beside Keras' own `fit`, on PyTorch or the backend of KERAS_BACKEND.
+
+`test_keras_on_jax` runs this file again with JAX.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BACKEND = os.environ.get("KERAS_BACKEND", "torch")
+pytest.importorskip(BACKEND)
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("KERAS_BACKEND", BACKEND)
+    keras = pytest.importorskip("keras")
+
+import cerebro  # noqa: E402
+import cerebro._core as _core  # noqa: E402
+from cerebro.errors import InputError, StateError  # noqa: E402
+from cerebro.machine import generators  # noqa: E402
+from cerebro.machine.keras_settings import begin_keras, keras_kept, keras_settings, set_keras  # noqa: E402
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(96, 5)).astype("float32")
+Y = RNG.integers(0, 2, 96)
+W = RNG.uniform(0.5, 2.0, 96).astype("float32")
+EPOCHS = 2
+
+
+class Noise(keras.layers.Layer):
+    """Draws from a seed generator, in evaluation as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator()
+
+    def call(self, x):
+        return x + 0.1 * keras.random.normal(keras.ops.shape(x), seed=self.seeds)
+
+
+def everything():
+    """Layers, an optimizer and metrics with every kind of state."""
+    layers = keras.layers
+    net = keras.Sequential(
+        [
+            layers.Dense(8),  # built by the first batch
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            # With a seed: PyTorch's data loader, in `fit`, draws from the global generator.
+            layers.Dropout(0.3, seed=7),
+            layers.Dense(1, activation="sigmoid", kernel_regularizer="l2"),
+        ]
+    )
+    rate = keras.optimizers.schedules.ExponentialDecay(0.01, 5, 0.8)
+    optimizer = keras.optimizers.AdamW(
+        rate, clipnorm=0.5, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4
+    )
+    net.compile(
+        optimizer,
+        "binary_crossentropy",
+        metrics=["accuracy", keras.metrics.AUC(num_thresholds=10)],
+        weighted_metrics=["mae"],
+    )
+    return net
+
+
+def two_outputs():
+    """A functional model with names, two losses and their weights."""
+    inputs = keras.Input((5,), name="rows")
+    hidden = keras.layers.Dense(4, activation="tanh")(inputs)
+    net = keras.Model(
+        {"rows": inputs},
+        {
+            "label": keras.layers.Dense(2)(hidden),
+            "sums": keras.layers.Dense(1)(hidden),
+        },
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9, gradient_accumulation_steps=2),
+        loss={"label": loss, "sums": "mse"},
+        loss_weights={"label": 1.0, "sums": 0.3},
+        metrics={"label": ["accuracy"]},
+        run_eagerly=True,
+    )
+    return net
+
+
+def made(net, **arguments):
+    """A network and its model, as `build` makes them."""
+    begin_keras()
+    random.seed(3)
+    np.random.seed(3)
+    if BACKEND == "torch":
+        import torch
+
+        torch.manual_seed(3)
+    return cerebro.keras.Model(net(), **arguments)
+
+
+def batches(data, epoch):
+    return list(data.batches(16, seed=5, epoch=epoch, framework="numpy"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "set"
+    rows = {"x": X, "y": Y, "sums": X.sum(1, keepdims=True), "w": W}
+    return cerebro.shard(rows, folder, shards=2, progress=False)
+
+
+KINDS = {
+    "everything": (everything, {"weight": "w"}),
+    "two_outputs": (
+        two_outputs,
+        {"inputs": {"rows": "x"}, "target": {"label": "y", "sums": "sums"}},
+    ),
+}
+
+
+def as_keras_has_it(kind, batch):
+    """A batch for `fit`: NumPy's arrays, copied."""
+    batch = {name: np.array(value) for name, value in batch.items()}
+    if kind == "everything":
+        return batch["x"], batch["y"], batch["w"]
+    return {"rows": batch["x"]}, {"label": batch["y"], "sums": batch["sums"]}
+
+
+def hopped(model, again):
+    """The state of a model, packed, in a new one."""
+    packed = _core.pack_state(model.state_dict())
+    again.load_state_dict(_core.unpack_state(packed, "torch" if BACKEND == "torch" else "numpy"))
+    return again
+
+
+def info_of(data):
+    return cerebro.Info(EPOCHS, 6, 12, 16, 0, 3, data=data)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_metrics_and_weights_are_those_of_fit(kind, data):
+    net, arguments = KINDS[kind]
+    model = made(net, **arguments)
+    model.bind_info(info_of(data))
+    ours = []
+    for epoch in range(EPOCHS):
+        model.begin_epoch(epoch)
+        for step, batch in enumerate(batches(data, epoch)):
+            if step == 3:  # in the middle of an epoch, where sums of metrics matter
+                model.end_unit()
+                with generators.preserved(BACKEND == "torch"):
+                    again = made(net, **arguments)
+                    again.bind_info(info_of(data))
+                model = hopped(model, again)
+            assert model.train_batch(batch) is None
+        model.end_unit()
+        trained = model.training_metrics()
+        held_out = model.evaluate(data)
+        assert model.evaluate(data) == held_out
+        ours.append(trained | {f"val_{name}": value for name, value in held_out.items()})
+
+    theirs = made(net, **arguments).net
+    shards = [data.shard(index) for index in range(2)]
+    rows = {name: np.concatenate([shard[name] for shard in shards]) for name in shards[0]}
+    held_out = as_keras_has_it(kind, rows)
+    for epoch in range(EPOCHS):
+        rows = [as_keras_has_it(kind, batch) for batch in batches(data, epoch)]
+        history = theirs.fit(
+            (row for row in rows),
+            steps_per_epoch=len(rows),
+            initial_epoch=epoch,
+            epochs=epoch + 1,
+            verbose=0,
+            callbacks=[Unfinished()],
+        ).history
+        validated = theirs.evaluate(
+            *held_out[:2],
+            sample_weight=(*held_out, None)[2],
+            verbose=0,
+            batch_size=96,
+            return_dict=True,
+        )
+        assert {name: value for name, (value,) in history.items()} == {
+            name: value for name, value in ours[epoch].items() if not name.startswith("val_")
+        }
+        for name, value in validated.items():
+            assert ours[epoch][f"val_{name}"] == pytest.approx(value, rel=1e-6)
+    for left, right in zip(model.net.get_weights(), theirs.get_weights(), strict=True):
+        assert left.tobytes() == right.tobytes()
+
+
+class Unfinished(keras.callbacks.Callback):
+    """`fit` ends by overwriting weights with their average; here it continues in a new epoch."""
+
+    def on_train_begin(self, logs=None):
+        self.model.optimizer.finalize_variable_values = lambda variables: None
+
+
+def test_evaluation_and_prediction_change_nothing(data):
+    def net():
+        made = keras.Sequential([Noise(), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+        made.compile("sgd", "mse", metrics=["mae"])
+        return made
+
+    model = made(net)
+    batch = batches(data, 0)[0]
+    model.begin_epoch(0)
+    model.train_batch(batch)
+    model.end_unit()
+    before = _core.hash_state(_core.pack_state(model.state_dict()))
+    assert model.evaluate(data) == model.evaluate(data)
+    assert model.eval_batch(batch) == model.eval_batch(batch)
+    first = model.predict({"x": X})
+    assert isinstance(first, np.ndarray) and first.shape == (96, 1)
+    np.testing.assert_array_equal(first, model.predict(X))
+    assert _core.hash_state(_core.pack_state(model.state_dict())) == before
+
+
+def test_class_weights_are_those_of_fit(data):
+    def net():
+        made = keras.Sequential([keras.layers.Dense(2, activation="softmax")])
+        made.compile("sgd", "sparse_categorical_crossentropy")
+        return made
+
+    model = made(net, class_weight={0: 1.0, 1: 7.0})
+    theirs = made(net).net
+    for batch in batches(data, 0)[:2]:
+        model.begin_epoch(0)
+        model.train_batch(batch)
+        loss = theirs.train_on_batch(
+            np.array(batch["x"]), np.array(batch["y"]), class_weight={0: 1.0, 1: 7.0}
+        )
+        model.end_unit()
+        assert model.training_metrics()["loss"] == float(np.asarray(loss))
+    unweighted = made(net)
+    assert unweighted.evaluate({"x": X, "y": Y}) == made(net, class_weight={1: 7.0}).evaluate(
+        {"x": X, "y": Y}
+    )
+
+
+def test_names_do_not_depend_on_earlier_models():
+    first, second = made(everything), made(everything)
+    for model in (first, second):
+        model.evaluate({"x": X, "y": Y})
+    assert first.state_dict()["net"].keys() == second.state_dict()["net"].keys()
+    assert "auc" in second.evaluate({"x": X, "y": Y})
+    assert "sequential/dense_1/kernel" in second.state_dict()["net"]
+
+
+def test_a_clone_keeps_its_learning_rate_and_its_random_numbers():
+    def net(rate):
+        def build():
+            made = keras.Sequential(
+                [keras.layers.Dropout(0.5, seed=int(rate * 10)), keras.layers.Dense(1)]
+            )
+            made.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse")
+            return made
+
+        return build
+
+    parent, clone = made(net(0.1)), made(net(0.2))
+    for model in (parent, clone):
+        model.begin_epoch(0)
+        model.train_batch({"x": X[:8], "y": Y[:8]})
+        model.end_unit()
+    seeds = [
+        np.array(v.numpy() if BACKEND == "torch" else v.value)
+        for v in clone.net.non_trainable_variables
+    ]
+    clone.load_clone(parent.state_dict(), {})
+    assert float(clone.net.optimizer.learning_rate) == pytest.approx(0.2)
+    np.testing.assert_array_equal(clone.net.get_weights()[-2], parent.net.get_weights()[-2])
+    for seed, variable in zip(seeds, clone.net.non_trainable_variables, strict=True):
+        np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable.value), seed)
+
+
+def test_states_of_other_models_and_backends_are_refused():
+    model = made(everything)
+    with pytest.raises(StateError, match="has seen no data"):
+        model.state_dict()
+    model.evaluate({"x": X, "y": Y})
+    state = model.state_dict()
+    other = "jax" if BACKEND == "torch" else "torch"
+    with pytest.raises(StateError, match=f"Keras on {other}.*set KERAS_BACKEND={other}"):
+        model.load_state_dict({**state, "backend": other})
+    fewer = {name: value for name, value in state["net"].items() if "dense_1" not in name}
+    with pytest.raises(StateError, match="the model has the variable net/sequential/dense_1/bias"):
+        model.load_state_dict({**state, "net": fewer})
+    name = "sequential/dense/kernel"
+    with pytest.raises(StateError, match=rf"net/{name} is float32 of shape \(4, 8\) in the state"):
+        model.load_state_dict({**state, "net": state["net"] | {name: state["net"][name][:4]}})
+
+
+def test_bad_arguments_are_explained():
+    def net():
+        return keras.Sequential([keras.layers.Dense(1)])
+
+    for arguments, message in (
+        (((net()),), "net is not compiled: call net.compile"),
+        ((keras.Sequential,), "net is the class Sequential"),
+        ((3,), "net must be a compiled keras.Model, not 3"),
+    ):
+        with pytest.raises(InputError, match=message):
+            cerebro.keras.Model(*arguments)
+    with pytest.raises(TypeError, match="callbacks=: callbacks of Keras cannot follow"):
+        cerebro.keras.Model(everything(), callbacks=[])
+    with pytest.raises(TypeError, match="takes weight=, not sample_weight="):
+        cerebro.keras.Model(everything(), sample_weight="w")
+    with pytest.raises(InputError, match="exclude each other"):
+        cerebro.keras.Model(everything(), weight="w", class_weight={0: 1})
+    with pytest.raises(InputError, match="inputs names the column 'z', but the data has x, y"):
+        cerebro.keras.Model(everything(), inputs="z").evaluate({"x": X, "y": Y})
+    with pytest.raises(InputError, match="weight names the column 'w', but the data has x, y"):
+        cerebro.keras.Model(everything(), weight="w").train_batch({"x": X, "y": Y})
+    with pytest.raises(InputError, match="EarlyStopping is a Keras callback"):
+        cerebro.search(
+            lambda config: None, {}, {"x": X}, epochs=1, callbacks=[keras.callbacks.EarlyStopping()]
+        )
+
+
+def test_a_metric_of_several_numbers_is_refused():
+    net = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
+    net.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    with pytest.raises(InputError, match=r"'f1_score' has shape \(3,\).*average='macro'"):
+        cerebro.keras.Model(net).evaluate({"x": X, "y": np.eye(3, dtype="float32")[Y]})
+
+
+def test_a_second_optimizer_must_be_built():
+    net = everything()
+    net.second = keras.optimizers.Adam()
+    with pytest.raises(InputError, match=r"net\.second is not built"):
+        cerebro.keras.Model(net).evaluate({"x": X, "y": Y})
+    net.second.build(net.trainable_variables)
+    model = cerebro.keras.Model(net)
+    model.evaluate({"x": X, "y": Y})
+    assert any(name.startswith("adam/") for name in model.state_dict()["optimizer"])
+
+
+def test_settings_of_keras_are_carried():
+    settings = keras_settings()
+    assert settings["backend"] == BACKEND
+    with keras_kept():
+        set_keras({**settings, "floatx": "float64", "dtype_policy": "mixed_bfloat16"})
+        assert keras.config.floatx() == "float64"
+        assert keras.config.dtype_policy().name == "mixed_bfloat16"
+    assert keras_settings() == settings
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="once is enough")
+def test_keras_on_jax(tmp_path):
+    """The same with JAX: a process cannot change its backend."""
+    pytest.importorskip("jax")
+    searches = Path(__file__).parents[2] / "integration" / "test_keras_search.py"
+    files = [__file__, str(searches)]
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            "0",
+            "-p",
+            "no:cacheprovider",
+            *files,
+            "-k",
+            "everything or is_exact",
+        ],
+        env={**os.environ, "KERAS_BACKEND": "jax", **cache},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,161 @@
+"""The picture of the metric over each setting."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from cerebro.errors import InputError
+from cerebro.report.plots import plot
+from cerebro.report.plots.look import DARK, LIGHT
+from cerebro.report.plots.parallel import LEAST_GAP, _position
+from cerebro.report.ranges import Range
+
+RANGES = {
+    "lr": Range(1e-4, 1e-1, is_log=True),
+    "momentum": Range(0.0, 1.0),
+    "hidden": Range(options=(16, 64, 256), is_log=True),
+    "act": Range(options=("tanh", "relu", "boom")),
+}
+
+
+def result(**changes: Any) -> Any:
+    trials = []
+    for n in range(8):
+        status = {5: "stopped", 6: "failed", 7: "diverged"}.get(n, "finished")
+        value = [0.5 + n / 20, math.nan][n == 7]
+        history = [{"epoch": 0, "metrics": {"val_accuracy": value}}] if n != 6 else []
+        config = {
+            "lr": 10 ** -(1 + n / 3),
+            "momentum": n / 10,
+            "hidden": (16, 64, 256)[n % 3],
+            "act": "boom" if n == 6 else ("relu", "tanh")[n % 2],
+            "depth": 3,
+        }
+        if n < 2:
+            del config["momentum"]
+        trials.append(
+            SimpleNamespace(number=n, status=status, config=config, history=history, best_epoch=0)
+        )
+    saved = SimpleNamespace(ranges=lambda: RANGES)
+    fields = {"trials": trials, "metric": "accuracy", "mode": "max", "select": "best"}
+    return SimpleNamespace(**{**fields, "saved": saved, **changes})
+
+
+def panels(figure: Any) -> dict[str, Any]:
+    return {axes.get_xlabel(): axes for axes in figure.axes if axes.get_visible()}
+
+
+def test_a_panel_for_each_setting_that_varies_with_the_axis_of_the_space() -> None:
+    found = panels(plot(result(), kind="slice"))
+    assert list(found) == ["lr", "hidden", "act", "momentum"]
+    assert found["lr"].get_xscale() == "log" and found["momentum"].get_xscale() == "linear"
+    ticks = {name: [t.get_text() for t in found[name].get_xticklabels()] for name in found}
+    assert ticks["hidden"] == ["16", "64", "256"]
+    assert ticks["act"] == ["tanh", "relu", "boom"]  # in the order of the space
+    assert found["momentum"].get_title("right") == "2 trials without it"
+    assert found["lr"].get_ylabel() == "validation accuracy"
+
+
+def test_every_trial_is_drawn_where_it_is() -> None:
+    axes = panels(plot(result(), kind="slice"))["lr"]
+    marks = [tuple(map(float, p)) for marks in axes.collections for p in marks.get_offsets()]
+    expected = [(10 ** -(1 + n / 3), 0.5 + n / 20) for n in range(6)]
+    # Failed and diverged trials have no metric: they are on the lower edge.
+    expected += [(10 ** -(1 + n / 3), 0.03) for n in (6, 7)]
+    for points in (marks, expected):
+        points.sort(key=lambda point: -point[0])
+    assert marks == [pytest.approx(point) for point in expected]
+
+
+def test_the_marks_are_explained_if_they_occur() -> None:
+    (legend,) = plot(result(), kind="slice").legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == ["best", "finished", "ended early", "failed or diverged"]
+    whole = result()
+    whole.trials = whole.trials[:5]
+    (legend,) = plot(whole, kind="slice").legends
+    assert [text.get_text() for text in legend.get_texts()] == ["best", "finished"]
+
+
+def test_categories_are_drawn_apart_and_always_alike() -> None:
+    from matplotlib.collections import PathCollection
+
+    def places() -> list[float]:
+        axes = panels(plot(result(), kind="slice"))["act"]
+        # hlines, which mark medians, are not PathCollections
+        marks = [m for m in axes.collections if isinstance(m, PathCollection)]
+        return [float(x) for m in marks for x, _ in m.get_offsets()]
+
+    assert places() == places()
+    assert len(set(places())) == len(places())
+
+
+def test_without_a_recorded_space_the_values_choose_the_axis() -> None:
+    found = panels(plot(result(saved=None), kind="slice"))
+    assert found["lr"].get_xscale() == "log" and found["momentum"].get_xscale() == "linear"
+    assert found["hidden"].get_xscale() == "linear"
+
+
+def test_very_bad_trials_make_the_metric_logarithmic() -> None:
+    bad = result(metric="loss", mode="min")
+    for one in bad.trials:
+        for entry in one.history:
+            entry["metrics"] = {"val_loss": 10.0**one.number}
+    assert panels(plot(bad, kind="slice"))["lr"].get_yscale() == "log"
+
+
+def test_what_cannot_be_sliced_says_so() -> None:
+    alike = result()
+    for one in alike.trials:
+        one.config = {"lr": 0.1}
+    with pytest.raises(InputError, match="kind='slice': needs two finished trials that differ"):
+        plot(alike, kind="slice")
+    with pytest.raises(InputError, match="no trial has it yet; available: val_accuracy"):
+        plot(result(), "auc", kind="slice")
+
+
+@pytest.mark.parametrize("kind", ["curves", "parallel", "importance", "slice"])
+def test_pictures_have_the_color_of_their_page(kind: str) -> None:
+    from matplotlib.colors import to_hex
+
+    for dark, look in ((False, LIGHT), (True, DARK)):
+        figure = plot(result(), kind=kind, dark=dark)
+        assert to_hex(figure.get_facecolor()) == look.page
+        assert {to_hex(a.get_facecolor()) for a in figure.axes if a.get_visible()} == {look.page}
+
+
+def test_values_that_would_overlap_beside_an_axis_give_way_to_marks() -> None:
+    _, ticks = _position([1.0, 1.01, 2.0])
+    places = sorted(place for place, _ in ticks)
+    gaps = [b - a for a, b in itertools.pairwise(places)]
+    assert min(gaps) >= LEAST_GAP and len(ticks) == 5
+    assert [text for _, text in _position([1.0, 1.5, 2.0])[1]] == ["1", "1.5", "2"]
+
+
+def test_a_run_of_which_every_metric_is_nan_is_drawn() -> None:
+    bad = result()
+    for one in bad.trials:
+        for entry in one.history:
+            entry["metrics"] = {"val_accuracy": math.nan}
+    (lr, *_) = panels(plot(bad, kind="slice")).values()
+    assert {float(y) for marks in lr.collections for _, y in marks.get_offsets()} == {0.03}
+
+
+@pytest.mark.parametrize("kind", ["curves", "parallel", "importance", "slice"])
+def test_dollars_are_no_formulas(kind: str) -> None:
+    dear = result()
+    for one in dear.trials:
+        one.config = {"$a_{$": f"${one.number}\\frac$", "lr": one.config["lr"]}
+    for entry in (entry for one in dear.trials for entry in one.history):
+        entry["metrics"] = {"val_$_{$": entry["metrics"]["val_accuracy"]}
+    dear.metric = "$_{$"
+    figure = plot(dear, kind=kind)
+    figure.savefig(io.BytesIO(), format="png", dpi=20)

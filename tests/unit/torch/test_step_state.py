@@ -1,0 +1,282 @@
+"""What a step may change is copied, restored and compared bit for bit."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from cerebro.torch import step_state  # noqa: E402
+from cerebro.torch.graph import Different  # noqa: E402
+from cerebro.torch.step_state import Gradients, StepState  # noqa: E402
+
+
+class Many(nn.Module):
+    """Tensors of many types and layouts."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.norm = nn.BatchNorm1d(3)
+        self.conv = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+        self.halves = nn.Parameter(torch.randn(5).bfloat16())
+        self.turned = nn.Parameter(torch.randn(4, 6).t())
+        self.register_buffer("flag", torch.tensor(True))
+        self.register_buffer("nothing", torch.zeros(0, 3))
+        self.register_buffer("spread", torch.randn(12)[::3])
+        self.register_buffer("complex", torch.randn(3, dtype=torch.complex64))
+        self.register_buffer("nan", torch.full((2,), torch.nan))
+
+    def forward(self, x):
+        return (
+            self.norm(self.linear(x)) + self.halves.sum() + self.turned.sum() + self.conv.bias[:3]
+        )
+
+
+def stepped(net):
+    optimizer = torch.optim.Adam([p for p in net.parameters() if p is not net.conv.weight])
+    net(torch.randn(4, 3)).square().sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(1)
+    return Many()
+
+
+@pytest.fixture
+def state(net):
+    return StepState([net], [stepped(net)], Gradients([]))
+
+
+def words(tensor):
+    """Return a tensor's bytes as a copy."""
+    flat = tensor.detach().contiguous().flatten()
+    return flat.view(torch.uint8).clone() if flat.numel() else flat
+
+
+def flip(tensor):
+    """Change the last bit of a tensor."""
+    with torch.no_grad():
+        changed = words(tensor)
+        changed[-1] ^= 1
+        tensor.copy_(changed.view(tensor.dtype).view(tensor.shape))
+
+
+def test_every_bit_of_every_tensor_is_compared_and_restored(state):
+    with state.listed():
+        before = state.taken()
+        named = state._tensors()
+        expected = [words(tensor) for _, tensor in named]
+        state.require(before)
+        assert all(t is u for (_, t), u in zip(named, state._unnamed(), strict=True))
+        others = {named[index][0] for index in state._listing._others}
+        assert {"turned", "spread"} <= others and not {"conv.weight", "nothing"} & others
+        for name, tensor in named:
+            if not tensor.numel():
+                continue
+            flip(tensor)
+            with pytest.raises(Different) as raised:
+                state.require(before)
+            assert str(raised.value) == f"{name} of the graph differs"
+            after = state.taken()
+            with pytest.raises(Different) as raised:
+                state.require_equal(before, after)
+            assert str(raised.value) == f"{name} of the graph differs"
+            state.put(before)
+            state.require(before)
+            state.put(after)
+            state.require(after)
+            state.put(before)
+        assert all(
+            torch.equal(words(t), bits) for (_, t), bits in zip(named, expected, strict=True)
+        )
+
+
+def test_gathered_gradients_are_part_of_the_state():
+    net = nn.Linear(2, 1)
+    gradients = Gradients(list(net.parameters()))
+    gradients.prepare()
+    state = StepState([net], [], gradients)
+    with state.listed():
+        before = state.taken()
+        gradients.tensors()[1][1].fill_(1)
+        with pytest.raises(Different, match="the gradient of parameter 1 of the graph differs"):
+            state.require(before)
+
+
+def test_numbers_of_an_optimizer_in_host_memory(net):
+    optimizer = stepped(net)
+    for number, entries in enumerate(optimizer.state.values()):
+        entries["step"] = number
+    state = StepState([net], [optimizer], Gradients([]))
+    with state.listed():
+        before = state.taken()
+        first = next(iter(optimizer.state.values()))
+        first["step"] = 7
+        with pytest.raises(Different, match="counts its steps in host memory"):
+            state.require(before)
+        assert state.is_as_listed()
+        state.put(before)
+        assert first["step"] == 0
+        first["more"] = 1
+        assert not state.is_as_listed()
+
+
+class Overrides(nn.Linear):
+    def named_parameters(self, *arguments, **options):
+        return [("weight", self.weight)]
+
+
+def tied():
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
+    two.weight = one.weight
+    return nn.Sequential(one, nn.ModuleList([one, two]), nn.BatchNorm1d(2, affine=False))
+
+
+@pytest.mark.parametrize("make", [tied, Many, lambda: Overrides(2, 2), lambda: nn.LSTM(2, 3)])
+def test_tensors_without_names_are_those_with_names(make):
+    net, second = make(), nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    state = StepState([net, second], [optimizer], Gradients([]))
+    named, unnamed = state._tensors(), state._unnamed()
+    assert all(one is two for (_, one), two in zip(named, unnamed, strict=True))
+    assert state.places() == [tensor.data_ptr() for tensor in unnamed]
+
+
+def replace_parameter(net):
+    net.halves = nn.Parameter(net.halves.detach().clone())
+
+
+def replace_data(net):
+    net.halves.data = net.halves.data.clone()
+
+
+def turn_in_place(net):
+    net.linear.weight.t_()
+
+
+def reinterpret(net):
+    net.halves.data = net.halves.data.view(torch.float16)
+
+
+def add_buffer(net):
+    net.register_buffer("more", torch.zeros(1))
+
+
+@pytest.mark.parametrize(
+    "change", [replace_parameter, replace_data, turn_in_place, reinterpret, add_buffer]
+)
+def test_other_tensors_are_noticed(change, net, state):
+    with state.listed():
+        assert state.is_as_listed()
+        with torch.no_grad():
+            change(net)
+        assert not state.is_as_listed()
+    with state.listed():
+        assert state.is_as_listed()
+
+
+def test_memory_that_a_tensor_has_left_is_not_touched(net, state):
+    with state.listed():
+        before, expected = state.taken(), words(net.halves)
+        left = net.halves.data
+        net.halves.data = torch.zeros(5).bfloat16()
+        left.fill_(3)
+        for wrong in (state.taken, lambda: state.require(before)):
+            with pytest.raises(Different, match="the step replaces its tensors"):
+                wrong()
+        flip(net.conv.weight)
+        state.put(before)
+        assert torch.equal(words(net.halves), expected) and bool((left == 3).all())
+    with state.listed():
+        assert state._listing.differing(before.tensors) is None
+
+
+GENERATORS = {
+    "python": (random.random, (random, "setstate")),
+    "numpy": (np.random.standard_normal, (np.random, "set_state")),
+    "torch": (lambda: torch.rand(1).item(), (torch, "set_rng_state")),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_only_generators_that_differ_are_restored(name, state, monkeypatch):
+    draw, _ = GENERATORS[name]
+    set_again = []
+    for other, (_, (module, function)) in GENERATORS.items():
+        real = getattr(module, function)
+        monkeypatch.setattr(
+            module, function, lambda s, other=other, real=real: (set_again.append(other), real(s))
+        )
+    with state.listed():
+        before = state.taken()
+        expected = draw()
+        after = state.taken()
+        with pytest.raises(Different, match=r"draws from a random generator of the host \("):
+            state.require(before)
+        state.put(before, after)
+        assert set_again == [name]
+        state.require(before)
+        assert draw() == expected
+        state.put(before)
+        assert sorted(set_again[1:]) == sorted(GENERATORS)
+        assert draw() == expected
+
+
+def test_the_state_of_numpy_is_read_once_while_nothing_is_drawn(state, monkeypatch):
+    np.random.seed(1)
+    read, reads = np.random.get_state, []
+    monkeypatch.setattr(np.random, "get_state", lambda **o: (reads.append(1), read(**o))[1])
+    with state.listed():
+        before = state.taken()
+        state.require(before)
+        assert state.taken().generators["numpy"] is before.generators["numpy"]
+        assert len(reads) == 1
+        np.random.rand()
+        with pytest.raises(Different, match="a random generator of the host \\(numpy"):
+            state.require(before)
+        assert len(reads) == 2
+        state.put(before)
+        state.require(before)
+        assert len(reads) == 3
+    with state.listed():
+        state.taken()
+        assert len(reads) == 4
+
+
+def test_a_normal_number_that_is_left_from_the_last_draw(state):
+    """Drawing it moves nothing but itself."""
+    np.random.seed(1)
+    np.random.standard_normal()
+    with state.listed():
+        before = state.taken()
+        expected = np.random.standard_normal()
+        after = state.taken()
+        with pytest.raises(Different, match="a random generator of the host \\(numpy's position"):
+            state.require(before)
+        state.require(after)
+        state.put(before, after)
+        with pytest.raises(Different, match="a random generator of the host \\(numpy's position"):
+            state.require(after)
+        state.require(before)
+        assert np.random.standard_normal() == expected
+
+
+def test_another_generator_of_numpy(state, monkeypatch):
+    monkeypatch.setattr(step_state, "_words_of_numpy", lambda: b"")
+    with state.listed():
+        before = state.taken()
+        state.require(before)
+        np.random.rand()
+        with pytest.raises(Different):
+            state.require(before)

@@ -1,0 +1,270 @@
+"""cerebro.torch.from_transformers: the losses and weights of the Trainer, collators and PEFT."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import cerebro._core as _core
+from cerebro.errors import InputError
+from cerebro.machine import generators
+from cerebro.model import check_model
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+from cerebro.torch import from_transformers  # noqa: E402
+
+ROWS, LONGEST = 6, 9
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def make_batches(seed, count=4):
+    """Batches of a ragged column, padded with zeros, as Cerebro's loader makes them."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for number in range(count):
+        lengths = torch.randint(3, LONGEST - number, (ROWS,), generator=generator)
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]
+        ids = torch.randint(5, 20, mask.shape, generator=generator) * mask
+        labels = torch.randint(0, 3, (ROWS,), generator=generator)
+        batches.append({"input_ids": ids, "input_ids_mask": mask, "label": labels})
+    return batches
+
+
+TRAIN, VALID = make_batches(1), make_batches(2)
+SMALL = {
+    "vocab_size": 20, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "intermediate_size": 8, "max_position_embeddings": 16,
+}  # fmt: skip
+
+
+def make_bert(kind="BertForSequenceClassification"):
+    config = transformers.BertConfig(num_labels=3, **SMALL)
+    return getattr(transformers, kind)(config)
+
+
+def build(model=None, **options):
+    model = make_bert() if model is None else model
+    parameters = [item for item in model.parameters() if item.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    return from_transformers(model, optimizer=optimizer, scheduler=scheduler, **options)
+
+
+def given_to_hugging_face(batch):
+    return {
+        "input_ids": batch["input_ids"],
+        "attention_mask": batch["input_ids_mask"].long(),
+        "labels": batch["label"],
+    }
+
+
+def test_losses_and_weights_are_those_of_the_trainer(tmp_path):
+    pytest.importorskip("accelerate")
+
+    class Ordered(transformers.Trainer):
+        def get_train_dataloader(self):
+            return [given_to_hugging_face(batch) for batch in TRAIN]
+
+    model = build_seeded()
+    generators.seed_all(4, True)
+    ours = [float(model.train_batch(batch)["loss"]) for _ in range(2) for batch in TRAIN]
+
+    theirs = build_seeded()
+    optimizer, scheduler = theirs._optimizers[0], theirs._schedulers[0]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path),
+        num_train_epochs=2,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = Ordered(theirs.net, arguments, optimizers=(optimizer, scheduler), train_dataset=TRAIN)
+    generators.seed_all(3, True)
+    state = generators.capture(True)
+    keep = transformers.TrainerCallback()
+
+    def restore(*arguments, **keywords):  # the Trainer seeds the generators by itself
+        generators.seed_all(4, True)
+
+    keep.on_train_begin = restore
+    trainer.add_callback(keep)
+    trainer.train()
+    generators.restore(state)
+    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == pytest.approx(ours, abs=1e-4)  # rounded by the Trainer
+    for name, value in theirs.net.state_dict().items():
+        assert torch.equal(model.net.state_dict()[name], value), name
+
+
+def build_seeded(*arguments, **options):
+    generators.seed_all(3, True)
+    return build(*arguments, **options)
+
+
+def test_compute_metrics_gets_all_logits_and_labels():
+    seen = []
+
+    def compute_metrics(evaluated):
+        seen.append(evaluated)
+        return {
+            "eval_accuracy": (evaluated.predictions.argmax(-1) == evaluated.label_ids).mean(),
+            "count": len(evaluated.label_ids),
+        }
+
+    model = build(compute_metrics=compute_metrics)
+    found = model.evaluate(VALID)
+    logits = torch.cat([model.predict_batch(batch).logits for batch in VALID])
+    labels = torch.cat([batch["label"] for batch in VALID])
+    assert isinstance(seen[0], transformers.EvalPrediction)
+    assert np.array_equal(seen[0].predictions, logits.numpy())
+    assert np.array_equal(seen[0].label_ids, labels.numpy())
+    assert found["accuracy"] == float((logits.argmax(1) == labels).double().mean())
+    assert found["count"] == len(labels)
+    with pytest.raises(InputError, match="compute_metrics must return a dict, not 3"):
+        build(compute_metrics=lambda evaluated: 3).evaluate(VALID)
+
+
+def tokenizer():
+    from tokenizers import Tokenizer, models
+
+    words = ["[PAD]", "[MASK]", "[CLS]", "[SEP]", "[UNK]", *map(str, range(15))]
+    model = models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(model),
+        pad_token="[PAD]",
+        mask_token="[MASK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+    )
+
+
+def test_a_collator_that_pads_makes_the_batches_of_the_mask():
+    pads = transformers.DataCollatorWithPadding(tokenizer())
+    plain, collated = build_seeded(), build_seeded(collator=pads)
+    for model in (plain, collated):
+        generators.seed_all(4, True)
+        for batch in TRAIN:
+            model.train_batch(batch)
+    assert_same_nets(plain, collated)
+
+
+def assert_same_nets(one, two):
+    for name, value in one.net.state_dict().items():
+        assert torch.equal(two.net.state_dict()[name], value), name
+
+
+def test_random_masks_are_the_trials():
+    """Of language modeling: the trial's generators draw them, also after a hop."""
+    masks = transformers.DataCollatorForLanguageModeling(tokenizer())
+
+    def make():
+        generators.seed_all(3, True)
+        return build(make_bert("BertForMaskedLM"), collator=masks, compute_metrics=count)
+
+    def count(evaluated):
+        assert evaluated.predictions.shape[:2] == evaluated.label_ids.shape
+        return {"masked": int((evaluated.label_ids != -100).sum())}
+
+    batches = [{name: batch[name] for name in ("input_ids", "input_ids_mask")} for batch in TRAIN]
+    found = []
+    for hops in (False, True):
+        model = make()
+        generators.seed_all(4, True)
+        losses = []
+        for batch in batches:
+            losses.append(float(model.train_batch(batch)["loss"]))
+            if hops:
+                saved = generators.capture(True)
+                carried = _core.unpack_state(_core.pack_state(model.state_dict()), "torch")
+                model = make()
+                model.load_state_dict(carried)
+                generators.restore(saved)
+        found.append(losses)
+        assert 0 < model.evaluate(batches)["masked"] < 100
+    assert found[0] == found[1] and len(set(found[0])) == len(batches)
+    seeded = transformers.DataCollatorForLanguageModeling(tokenizer(), seed=1)
+    with pytest.raises(InputError, match="DataCollatorForLanguageModeling has a seed"):
+        build(collator=seeded)
+
+
+def test_padded_labels_do_not_count():
+    batches = [
+        {
+            "input_ids": batch["input_ids"],
+            "input_ids_mask": batch["input_ids_mask"],
+            "labels": batch["input_ids"] % 3,
+            "labels_mask": batch["input_ids_mask"],
+        }
+        for batch in TRAIN
+    ]
+    model = build(make_bert("BertForTokenClassification"))
+    with torch.no_grad():
+        labels = (batches[0]["labels"]).masked_fill(~batches[0]["labels_mask"], -100)
+        expected = model.net.eval()(
+            input_ids=batches[0]["input_ids"],
+            attention_mask=batches[0]["input_ids_mask"].long(),
+            labels=labels,
+        ).loss
+    assert float(model.eval_batch(batches[0])["loss"]) == float(expected)
+
+
+def test_peft_models_move_without_their_base():
+    peft = pytest.importorskip("peft")
+
+    def make():
+        generators.seed_all(3, True)
+        adapters = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_dropout=0.1)
+        return build(peft.get_peft_model(make_bert(), adapters), state="trainable")
+
+    found = []
+    for hops in (False, True):
+        model = make()
+        generators.seed_all(4, True)
+        for batch in TRAIN:
+            model.train_batch(batch)
+            if hops:
+                saved = generators.capture(True)
+                state = model.state_dict()
+                assert state["net"] and not any(
+                    "base_layer.weight" in name for name in state["net"]
+                )
+                carried = _core.unpack_state(_core.pack_state(state), "torch")
+                model = make()
+                model.load_state_dict(carried)
+                generators.restore(saved)
+        found.append(model)
+    assert_same_nets(*found)
+    assert found[0].evaluate(VALID) == found[1].evaluate(VALID)
+
+
+def test_a_model_that_build_returns_is_sent_to_its_converter():
+    with pytest.raises(InputError, match=r"has no train_batch.*cerebro\.torch\.from_transformers"):
+        check_model(make_bert())
+
+
+def test_columns_have_other_names():
+    renamed = [
+        {"text": b["input_ids"], "text_mask": b["input_ids_mask"], "kind": b["label"]}
+        for b in TRAIN
+    ]
+    plain = build_seeded()
+    other = build_seeded(inputs={"input_ids": "text", "labels": "kind"})
+    assert plain.evaluate(TRAIN) == other.evaluate(renamed)
+    with pytest.raises(InputError, match="none of the columns text, kind is an argument"):
+        plain.evaluate(renamed)
+    with pytest.raises(TypeError, match="takes collator=, not data_collator="):
+        build(data_collator=1)
+    with pytest.raises(InputError, match="model must be a model of transformers, not 3"):
+        from_transformers(3, optimizer=None)
