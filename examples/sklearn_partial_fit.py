@@ -12,9 +12,10 @@ import argparse
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.linear_model import SGDClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 import cerebro
-from cerebro.transforms import Scale
 
 
 def make_data(folder: str) -> cerebro.Dataset:
@@ -24,10 +25,11 @@ def make_data(folder: str) -> cerebro.Dataset:
 
 
 def build(config):
-    return cerebro.sklearn.Model(
-        SGDClassifier(loss=config["loss"], alpha=config["alpha"], penalty=config["penalty"]),
-        classes=np.arange(10),
+    classifier = SGDClassifier(
+        loss=config["loss"], alpha=config["alpha"], penalty=config["penalty"]
     )
+    # The scaler learns from every batch before the classifier does.
+    return cerebro.sklearn.Model(make_pipeline(StandardScaler(), classifier), classes=np.arange(10))
 
 
 SPACE = {
@@ -46,8 +48,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int)
     options = parser.parse_args()
 
-    data = make_data(options.data).with_transforms({"x": [Scale(1 / 16)]})
-    train, valid = data.split(0.8, 0.2)
+    train, valid = make_data(options.data).split(0.8, 0.2)
     result = cerebro.search(
         build,
         SPACE,
@@ -61,6 +62,7 @@ def main() -> None:
         run=options.run,
     )
     print(result.summary())
+    print(cerebro.replay(result, result.best.number))
 
 
 if __name__ == "__main__":

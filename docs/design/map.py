@@ -46,7 +46,14 @@ def imports() -> dict[str, set[str]]:
                 parts = module.split(".")
                 if parts[0] == "cerebro" and len(parts) > 1 and parts[1] in names - {own}:
                     found[own].add(parts[1])
-    found["cli"] |= {"api", "optuna", "ray", "sklearn", "testing"}  # by their public names
+    found["cli"] |= {
+        "api",
+        "cluster",
+        "optuna",
+        "ray",
+        "sklearn",
+        "testing",
+    }  # by their public names
     return found
 
 

@@ -1,0 +1,42 @@
+"""What the site needs beyond the pages: the C core's README, and all design notes in the menu."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+CORE = "csrc.md"
+HIDDEN = re.compile(r"^<!-- run\n(?s:.*?)^-->\n|^ *<!-- not run: .*\n", re.MULTILINE)
+
+
+def on_config(config: Any) -> Any:
+    """List every design note in the menu."""
+    notes = sorted(path.name for path in (ROOT / "docs" / "design").glob("*.md"))
+    design = next(entry["Design"] for entry in config["nav"] if "Design" in entry)
+    design += [f"design/{name}" for name in notes if name != "README.md"]
+    design.append({"The C core": CORE})
+    return config
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the C core's README, which lies beside its sources."""
+    content = (ROOT / "csrc" / "README.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, CORE, content=_within(content)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let links to the C core's README lead to its page; leave out code that only tests read."""
+    markdown = HIDDEN.sub("", markdown)
+    up = "../" * page.file.src_uri.count("/")
+    return re.sub(r"\]\((?:\.\./)+csrc/README\.md", f"]({up}{CORE}", markdown)
+
+
+def _within(content: str) -> str:
+    """Return the README with links to pages of the site, and none to sources."""
+    content = content.replace("](../docs/", "](")
+    return re.sub(r"\[([^\]]+)\]\((?!design/|guide/|#|http)[^)]*\)", r"\1", content)
