@@ -119,10 +119,12 @@ class LongTasks:
         self._thread.start()
 
     def failure(self) -> str | None:
-        tasks = list(self._tasks.values())
-        if not tasks or any(task.status != "error" for task in tasks):
+        tasks = dict(self._tasks)
+        if not tasks or any(task.status != "error" for task in tasks.values()):
             return None
-        return text_of(tasks[0].exception())
+        if not set(tasks) <= set(self._slots()):  # a lost worker, for which another may come
+            return None
+        return text_of(next(iter(tasks.values())).exception())
 
     def stop(self) -> None:
         self._is_ending.set()

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 import cerebro
 
@@ -34,6 +36,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Limit the time of teardowns too: after a failure, pytest lifts the test's limits."""
+    limit = float(item.config.getini("faulthandler_timeout") or 0)
+    if limit > 0:
+        unchanged = item.config.stash[fault_handler_stderr_fd_key]  # not captured
+        faulthandler.dump_traceback_later(limit, file=unchanged, exit=True)
+    return (yield)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -101,6 +101,9 @@ class Cluster(Protocol):
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed`, in any thread, when a node joins or leaves, if the cluster knows."""
 
+    def why_no_more(self) -> str | None:
+        """Return why no more nodes will join; None: some may."""
+
     def put(self, packed: bytes) -> Any:
         """Hold a state at the coordinator; return a reference to it."""
 

@@ -230,19 +230,22 @@ class ClusterExecutor(ABC):
         Raises
         ------
         WorkerError
-            If other workers are left, or none joins in time.
+            If other workers are left, or none joins in time, or none will.
         """
         if not self._cluster.dials_in:
             raise WorkerError(f"node {lost.name} is gone")
         others_are_left = bool(self._remotes)
+        failure = None
         end = time.monotonic() + PATIENCE_SECONDS
-        while not self._remotes and time.monotonic() < end:
+        while not self._remotes and failure is None and time.monotonic() < end:
             self._survey()
             wait_for_any([self._mailbox.fileno()], 1.0)
             self._read_letters()
+            failure = self._cluster.why_no_more()
         joined = next((e for e in self._later if isinstance(e, WorkerJoined)), None)
         if others_are_left or joined is None:
-            raise WorkerError(f"node {lost.name} is gone, until another is started")
+            what_next = "until another is started" if failure is None else f"and {failure}"
+            raise WorkerError(f"node {lost.name} is gone, {what_next}")
         self._later.remove(joined)  # it replaces the lost one
         return joined.worker
 

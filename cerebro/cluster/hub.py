@@ -184,6 +184,9 @@ class Hub:
     def watch(self, changed: Callable[[], None]) -> None:
         self._changed = changed
 
+    def why_no_more(self) -> str | None:
+        return self._engine.failure()
+
     def put(self, packed: bytes) -> Any:
         return Blob("", 0, packed)
 

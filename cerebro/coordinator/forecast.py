@@ -23,9 +23,12 @@ Pure logic: no clocks or files.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.run.records import ENDED
@@ -118,21 +121,53 @@ class Pruning:
         self._ended[epochs] = FORGET * self._ended[epochs] + ended
         self._decided[epochs] = FORGET * self._decided[epochs] + 1.0
 
-    def expected(self, epochs: int) -> list[float]:
-        """Return how many further epochs to expect of a trial whose target is `epochs`.
-
-        Returns
-        -------
-        list of float
-            One value for each number of epochs already trained, from 0 to `epochs`, before the
-            decision whether the trial continues.
-        """
+    def expected(self, epochs: int) -> FurtherEpochs:
+        """Return how many further epochs to expect of a trial whose target is `epochs`."""
         usual = sum(self._ended.values()) / max(1.0, sum(self._decided.values()))
-        further = [0.0] * (epochs + 1)
-        for done in range(epochs - 1, -1, -1):
-            share = (self._ended[done] + usual) / (self._decided[done] + 1.0)
-            further[done] = (1.0 - share) * (1.0 + further[done + 1])
-        return further
+        shares = {
+            done: (self._ended.get(done, 0.0) + usual) / (decided + 1.0)
+            for done, decided in self._decided.items()
+            if done < epochs
+        }
+        return FurtherEpochs(epochs, usual, shares)
+
+
+class FurtherEpochs:
+    """Gives how many further epochs to expect of a trial, by the number of those already trained.
+
+    The number is that before the decision whether the trial continues. What this takes depends on
+    the decisions so far, not on the target: a target may be a million epochs, to be stopped early.
+
+    Parameters
+    ----------
+    target
+        The trial's target epochs.
+    usual
+        The share of trials that end after a number of epochs without decisions.
+    shares
+        The share that ends, by number of epochs.
+    """
+
+    def __init__(self, target: int, usual: float, shares: Mapping[int, float]) -> None:
+        self._usual = usual
+        self._known = [*sorted(shares), target]
+        self._further = {target: 0.0}
+        for done, after in reversed(list(pairwise(self._known))):
+            self._further[done] = (1.0 - shares[done]) * (1.0 + self._before(after, done + 1))
+
+    def __getitem__(self, done: int) -> float:
+        return self._before(self._known[bisect_left(self._known, done)], done)
+
+    def _before(self, known: int, done: int) -> float:
+        """Return the value for `done`, given that none from there to `known` had decisions."""
+        count, further = known - done, self._further[known]
+        if count == 0 or self._usual == 0.0:
+            return count + further
+        if self._usual == 1.0:
+            return 0.0
+        # Each of them is (1 - usual) * (1 + the next one): a geometric series.
+        ended = -math.expm1(count * math.log1p(-self._usual))
+        return (1.0 - ended) * further + (1.0 - self._usual) * ended / self._usual
 
 
 class Paces:
@@ -306,7 +341,7 @@ class Forecaster:
             workers.
         """
         exact = to_come.epochs is not None
-        further: dict[int, list[float]] = {}
+        further: dict[int, FurtherEpochs] = {}
         mean = self._paces.mean
         work = seconds = longest = 0.0
         for trial in trials:
@@ -341,7 +376,7 @@ class Forecaster:
         rate = max(1, workers) * min(1.0, max(0.05, busy))
         return Forecast(work, max(seconds / rate, longest))
 
-    def _left(self, trial: LiveTrial, target: int, further: list[float] | None) -> float:
+    def _left(self, trial: LiveTrial, target: int, further: FurtherEpochs | None) -> float:
         """Return the expected number of epochs that a trial has left."""
         at = self.parts.at(trial.position)
         if further is None:

@@ -21,11 +21,12 @@ from dialing import Apart, AtUnit, events, left_over, same, search, strike_busie
 import cerebro
 from benchmarks.peers import free_port
 from cerebro.cli import main
+from cerebro.cluster import executor as executor_module
 from cerebro.cluster import hub as module
 from cerebro.cluster.agent import UNHEARD, Agent
 from cerebro.cluster.engine import Outside, Processes
 from cerebro.cluster.keys import Keys, Ticket, key_at, parse_key
-from cerebro.errors import InputError
+from cerebro.errors import InputError, WorkerError
 from cerebro.machine import environment
 
 
@@ -78,6 +79,26 @@ def test_an_agent_that_is_told_to_leave_hands_its_states_over(data, tmp_path, ex
     # A state that was on its way to another agent is fetched again, from the coordinator.
     assert all("; 0 unit(s)" in text for text in events(result, "state lost"))
     assert left_over(tmp_path) == []
+
+
+def test_a_run_ends_when_the_last_agent_is_killed_and_none_can_come(
+    data, tmp_path, expected, elsewhere, monkeypatch
+):
+    """Its own agents are not started again, so it does not wait for others."""
+    monkeypatch.setattr(executor_module, "PATIENCE_SECONDS", 1e6)
+    executor = Apart(tmp_path)
+
+    def strike_all():
+        for process in executor.processes.processes:
+            os.kill(process.pid, signal.SIGKILL)
+
+    with (
+        pytest.warns(UserWarning, match="is gone"),
+        pytest.raises(WorkerError, match="all agents have ended, with status -9, -9, -9"),
+    ):
+        search(tmp_path / "run", data, executor, callbacks=[AtUnit(16, strike_all)])
+    assert left_over(tmp_path) == []
+    same(cerebro.resume(tmp_path / "run", build=resumable.build), expected)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])

@@ -232,6 +232,9 @@ class RayCluster:
     def watch(self, changed: Callable[[], None]) -> None:
         """Do nothing: the executor asks Ray for the nodes instead."""
 
+    def why_no_more(self) -> str | None:
+        return None
+
     def put(self, packed: bytes) -> Any:
         return self._ray.put(np.frombuffer(packed, np.uint8))
 

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 import cerebro._core as _core
-from cerebro.coordinator.forecast import EpochParts, Forecaster, Paces, Pruning, ToCome
+from cerebro.coordinator.forecast import (
+    FORGET,
+    EpochParts,
+    Forecaster,
+    Paces,
+    Pruning,
+    ToCome,
+)
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.executors.simulated import SimulatedRun, SimulatedUnit
 from cerebro.run.records import EpochRecord, TrialRecord
@@ -158,7 +165,7 @@ def test_pruning_follows_the_trials() -> None:
     never = Pruning()
     for epochs in range(3):
         never.passed(epochs)
-    assert never.expected(4) == [4.0, 3.0, 2.0, 1.0, 0.0]
+    assert all_of(never, 4) == [4.0, 3.0, 2.0, 1.0, 0.0]
     half = Pruning()
     for _ in range(400):
         half.passed(0)
@@ -178,7 +185,42 @@ def test_pruning_follows_the_trials() -> None:
     paused.passed(1)
     paused.ended(1)
     paused.resumed(1)
-    assert paused.expected(3) == [3.0, 2.0, 1.0, 0.0]
+    assert all_of(paused, 3) == [3.0, 2.0, 1.0, 0.0]
+
+
+def all_of(pruning: Pruning, epochs: int) -> list[float]:
+    further = pruning.expected(epochs)
+    return [further[done] for done in range(epochs + 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_epochs_without_decisions_are_summed_at_once(seed: int) -> None:
+    """As epoch by epoch, from the target back."""
+    rng = random.Random(seed)
+    pruning, epochs = Pruning(), rng.choice([1, 7, 60])
+    ended, decided = [0.0] * (epochs + 9), [0.0] * (epochs + 9)
+    for _ in range(rng.choice([0, 1, 5, 40])):
+        done, ends = rng.randrange(epochs + 9), rng.random() < 0.3
+        (pruning.ended if ends else pruning.passed)(done)
+        ended[done] = FORGET * ended[done] + ends
+        decided[done] = FORGET * decided[done] + 1.0
+    usual = sum(ended) / max(1.0, sum(decided))
+    wanted = [0.0]
+    for done in reversed(range(epochs)):
+        share = (ended[done] + usual) / (decided[done] + 1.0)
+        wanted.insert(0, (1.0 - share) * (1.0 + wanted[0]))
+    assert all_of(pruning, epochs) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_target_far_away_costs_nothing() -> None:
+    """Users give a large number of epochs and stop early."""
+    pruning = Pruning()
+    assert pruning.expected(10**15)[3] == 10**15 - 3
+    for done in range(9):
+        pruning.passed(done)
+    pruning.ended(9)
+    # A tenth ends after each number of epochs that no trial has reached.
+    assert pruning.expected(10**15)[10] == pytest.approx(9.0)
 
 
 def test_what_is_unknown_is_not_guessed() -> None:
