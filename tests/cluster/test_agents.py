@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("zmq")
 
+import ballast
 from clusters import wait_until
 from dialing import Apart, AtUnit, events, left_over, same, search, strike_busiest
 
@@ -98,7 +99,7 @@ def test_a_run_ends_when_the_last_agent_is_killed_and_none_can_come(
     ):
         search(tmp_path / "run", data, executor, callbacks=[AtUnit(16, strike_all)])
     assert left_over(tmp_path) == []
-    same(cerebro.resume(tmp_path / "run", build=resumable.build), expected)
+    same(cerebro.resume(tmp_path / "run", build=ballast.build), expected)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
