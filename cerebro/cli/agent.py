@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 from cerebro.cli.options import count, new_command
-from cerebro.errors import InputError
+from cerebro.errors import InputError, text_of
 
 PATIENCE_SECONDS = 300
 AGAIN = 3
@@ -57,12 +58,25 @@ def main(options: argparse.Namespace) -> int:
             key = parse_key(os.environ[VARIABLE], f"${VARIABLE}")
         else:
             raise InputError(f"an agent needs --key FILE, or a key in ${VARIABLE}")
+        _warn_if_unknown(host, port, options.patience)
         listen = "::" if ":" in host else "0.0.0.0"  # others connect with the same kind of address
         ticket = Ticket(address_at(host, port), key, listen=listen)
         status = agent.main(ticket, options.patience)
         if options.again:
             return {agent.ENDED: AGAIN, agent.UNHEARD: agent.ENDED}.get(status, status)
         return status
+
+
+def _warn_if_unknown(host: str, port: int, patience: float) -> None:
+    """Report a host without an address at once; its name may still be published."""
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        print(
+            f"cerebro agent: the host {host!r} is unknown ({text_of(error)}); it is tried for "
+            f"{patience:g} s",
+            file=sys.stderr,
+        )
 
 
 def _first_line() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sqlite3
@@ -206,6 +207,18 @@ def test_an_agent_gives_up_on_a_port_of_another_protocol(capfd):
             assert agent.run() == UNHEARD
     agent.close()
     assert "no coordinator with this key answers at" in capfd.readouterr().err
+
+
+def test_an_agent_says_at_once_that_a_host_is_unknown(tmp_path, capfd):
+    key = tmp_path / "key"
+    key_at(key, create=True)
+    command = ["agent", "--connect", "search.invalid:7070", "--key", str(key), "--patience", "1"]
+    assert main(command) == UNHEARD
+    first, second = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r".* the host 'search\.invalid' is unknown \(.+\); it is tried for 1 s", first
+    )
+    assert "no coordinator with this key answers at search.invalid:7070" in second
 
 
 def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once():
