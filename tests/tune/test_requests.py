@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import threading
+from concurrent import futures
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import cerebro
 from cerebro.errors import InputError, RunError
 from cerebro.machine.wake_pipe import WakePipe
 from cerebro.ray.tune import engine as engine_module
+from cerebro.ray.tune import session as session_module
 from cerebro.ray.tune.engine import Spec
 from cerebro.ray.tune.requests import Checkpoint, EpochRequest, RequestedTrials, TrainedEpoch
 from cerebro.ray.tune.session import Session, Work
@@ -260,6 +263,43 @@ def test_what_ends_the_run_is_told_to_everybody(data: cerebro.Dataset, tmp_path:
         engine.get("a", 0.1, 1)
     with pytest.raises(RunError, match="batch_size is missing"):
         engine.get("b", 0.1, 1)
+    engine.close()
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from cerebro.run.owner import Owner
+
+owner = Owner.take(Path(sys.argv[1]))
+print("owns it", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_engine_waits_for_the_process_of_the_one_that_was_killed(
+    data: cerebro.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    engine = Engine(folder, data)
+    engine.get("a", 0.1, 1)
+    engine.close()
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"owns it\n"
+        engine = Engine(folder, data)
+        wanted = engine.want("a", 0.1, 2, trial=0)
+        with pytest.raises(futures.TimeoutError):
+            wanted.result(1)
+        monkeypatch.setattr(session_module, "OWNER_SECONDS", 0.0)
+        late = Engine(folder, data)
+        with pytest.raises(RunError, match="is being trained by process"):
+            late.get("a", 0.1, 2, trial=0)
+        late.close()
+        other.kill()
+    answer = wanted.result(SECONDS)
+    assert isinstance(answer, TrainedEpoch) and (answer.point.trial, answer.point.epoch) == (0, 1)
     engine.close()
 
 

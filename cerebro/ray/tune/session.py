@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from cerebro.executors.local import LocalExecutor
 from cerebro.machine.devices import CPU, Found, lookup, seats
 from cerebro.model import Info
 from cerebro.ray.tune.requests import Checkpoint, RequestedTrials, TrainedEpoch, WakingExecutor
+from cerebro.run.owner import owner_of
 from cerebro.run.recipe import WrappedBuild, call_build
 from cerebro.run.records import EpochRecord
 from cerebro.run.store import read_trials, reader
@@ -25,6 +27,9 @@ UNKNOWN_EPOCHS = 1_000_000
 WIDTH = 64
 """The number of trials that train at a time; other proxies wait."""
 CLOSE_SECONDS = 30.0
+OWNER_SECONDS = 20.0
+"""How long to wait for a process that still owns the run: Ray may start an engine again before the
+process of the one that was killed has ended."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +143,7 @@ class Session:
         why = "the engine's run has ended"
         work, requested = self._work, self._requested
         try:
+            self._wait_for_owner()
             executor = work.own_executor()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # nobody would see the warnings
@@ -163,6 +169,11 @@ class Session:
             why = text_of(error, 2000) or type(error).__name__
         requested.close(why)
         requested.wake_pipe.close()
+
+    def _wait_for_owner(self) -> None:
+        end = time.monotonic() + OWNER_SECONDS
+        while owner_of(self._folder) is not None and time.monotonic() < end:
+            time.sleep(0.05)
 
     def on_run_start(self, result: Any) -> None:
         """Keep the run's result."""
