@@ -429,7 +429,7 @@ class BaseModel:
         Raises
         ------
         InputError
-            If `data` has no rows, or is none of the above.
+            If `data` has no rows, or is of a different type.
         """
         means = Means(self._floats)
         kept: list[tuple[Any, ...]] = []

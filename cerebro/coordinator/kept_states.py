@@ -82,7 +82,7 @@ class KeptStates:
         return KeptState(str(self._folder / str(last.state_file)), last.state_hash)
 
     def release(self, record: TrialRecord, epoch: int, for_clones: int | None) -> None:
-        """Release a parent's state once the clone has a state of its own."""
+        """Release a parent's state once the clone has its own."""
         self._needed[record.number, epoch] -= 1
         self._needed += Counter()  # drops counts that are not above 0
         self.retire(record, for_clones)

@@ -365,7 +365,7 @@ class SearchLoop:
     # --- suggestions ----------------------------------------------------------
 
     def _ask(self) -> bool:
-        """Take suggestions until enough trials are live; return False if there is none now."""
+        """Take suggestions until enough trials are live; return False if none is ready."""
         asked = 0
         width = self._width()
         while not self.is_exhausted and self._live() < width and asked < width:

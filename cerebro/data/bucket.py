@@ -152,7 +152,7 @@ class PulledShards(Sequence[_core.ShardReader]):
 
 
 def read_manifest_at(objects: Objects) -> tuple[bytes, Manifest | None]:
-    """Read the manifest of a data set in object storage; None if there is none.
+    """Read the manifest of a data set in object storage; None if it is missing.
 
     Raises
     ------

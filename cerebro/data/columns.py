@@ -227,7 +227,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
 
 
 def promoted(column: str, first: str, second: str) -> str:
-    """Return the type that holds the values of both; raise InputError if there is none."""
+    """Return the type that holds the values of both; raise InputError if no type does."""
     dtype = promote(first, second)
     if dtype is None:
         raise InputError(f"column {column!r} mixes {first} and {second}: convert it to one type")

@@ -195,7 +195,7 @@ class Model(BaseModel):
         """Return the state: live tensors or views of arrays, by Keras' paths.
 
         Its keys are ``backend``, ``net``, ``optimizer``, ``metrics`` and ``shared``, the random
-        generator for everything in Keras that has no seed of its own.
+        generator for everything in Keras without its own seed.
         """
         self._check_built()
         self._steps.sync()

@@ -207,7 +207,7 @@ _pooled: dict[str, _core.Device] = {}  # devices that take memory from PyTorch
 
 
 def describe_opened() -> dict[str, Any] | None:
-    """Describe the GPU that this process uses without a framework; None if there is none.
+    """Describe the GPU that this process uses without a framework; None if it uses no GPU.
 
     The format is that of `cerebro.machine.environment.cuda`, which describes PyTorch's CUDA.
     """

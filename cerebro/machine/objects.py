@@ -110,7 +110,7 @@ class Objects:
             self._system.put_file(os.fspath(file), path)
 
     def names(self) -> set[str]:
-        """Return the names of all objects below the URL; empty if there are none."""
+        """Return the names of all objects below the URL, or an empty set."""
         with contextlib.suppress(MissingObjectError), self._says(f"cannot list {self.url}"):
             found = self._system.find(self._root)
             prefix = self._root.rstrip("/") + "/"

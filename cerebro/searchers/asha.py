@@ -136,7 +136,7 @@ class ASHA(AdaptiveSearcher):
         return None if self._live else DONE
 
     def _promoted(self) -> tuple[int, int] | None:
-        """Return a trial to promote and the epochs until which it trains; None if there is none."""
+        """Return a trial to promote and the epochs until which it trains; None if no trial can."""
         if self._variant == "stopping":
             return None
         for level in range(len(self._rungs) - 2, -1, -1):

@@ -463,7 +463,7 @@ class RecordedStep:
     def _taken_over(
         self, recording: Recording, counts: Sequence[float], static: Batch, values: Values, key: Any
     ) -> RecordedProgram | None:
-        """Return another model's program bound to this model's memory; None if there is none."""
+        """Return another model's program bound to this model's memory; None if none fits."""
         alike = self._architecture(key)
         if not alike.kept or self._gradients.tensors():
             return None

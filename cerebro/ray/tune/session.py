@@ -146,7 +146,7 @@ class Session:
             self._wait_for_owner()
             executor = work.own_executor()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # nobody would see the warnings
+                warnings.simplefilter("ignore")  # the warnings would not be shown
                 search(
                     work.build if work.epochs is not None else OpenEnded(work.build),
                     {},

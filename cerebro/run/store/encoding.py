@@ -47,7 +47,7 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def encode_raised(raised: Raised) -> str | None:
-    """Return an exception of the user's code as text; None if there is none."""
+    """Return an exception of the user's code as text; None without an exception."""
     if not raised.bases:
         return None
     return encode({"bases": list(raised.bases), "place": raised.place})
