@@ -27,6 +27,7 @@ import cerebro
 from benchmarks.bench_step import CASES
 from benchmarks.harness import Bench, parser
 from cerebro.torch import elementwise
+from cerebro.torch.kept_programs import kept_programs
 from cerebro.worker.evaluate import run_batches
 from cerebro.worker.models import make_batches
 
@@ -59,6 +60,7 @@ def unit(trained: cerebro.torch.Model, loader: Any, epoch: int, from_python: boo
 def engine(name: str) -> None:
     os.environ["CEREBRO_STEP_ENGINE"] = name
     elementwise.rounding.cache_clear()
+    kept_programs.clear()  # the next model must not reuse a program of the other engine
 
 
 def compare(bench: Bench, name: str, fused: bool | None, rounds: int, folder: Path) -> None:
