@@ -410,6 +410,16 @@ class Replay:
 def step_number(formula: str, lr: float, beta: float, t: float, /) -> float:
     """Return a number as a :class:`Replay` computes it for step `t`."""
 
+def draw_bernoulli(
+    get_state: Callable[[], Any], set_state: Callable[[Any], Any], address: int, n: int, p: float, /
+) -> None:
+    """Set each of `n` float32 numbers to 1 with probability `p`, else to 0.
+
+    The bits are those of ``Tensor.bernoulli_(p)`` with the generator whose methods are `get_state`
+    and `set_state`. Raises ``ValueError`` if it is not PyTorch's generator of the CPU, or if `p` is
+    not a probability.
+    """
+
 class NativeNet:
     """A small convolutional network in C; all its parts are initially zeros.
 

@@ -27,8 +27,8 @@ PACKAGE = ROOT / "cerebro"
 C_LAYERS = [
     ["base", "float_env", "thread"],
     [
-        *("alloc", "beat", "device", "dtype", "hash", "heap", "json", "optimizer_numbers", "rng"),
-        "stream",
+        *("alloc", "beat", "device", "dtype", "hash", "heap", "json", "mt19937"),
+        *("optimizer_numbers", "rng", "stream"),
     ],
     [
         *("convert", "copy", "elementwise", "fsio", "gather", "native_ops", "native_shared"),

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from cerebro.torch.bernoulli_draws import bernoulli
 from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, written_by
 from cerebro.torch.elementwise import Block, Operation, operation, rounding
 from cerebro.torch.graph import same
@@ -124,7 +125,8 @@ class Program:
                 continue
             if takes_number(func, args, kwargs):
                 args[1] = shared(args, args[0].dtype)
-            items.append((binding(run, args, kwargs), args, kwargs))
+            drawn = bernoulli(func, args, kwargs)
+            items.append((drawn or binding(run, args, kwargs), args, kwargs))
         self._prepare()
         # Invalidate the results, so that one that the program fails to write is noticed.
         kept = {self._replaced.address(self._recording.calls[i].outs[0]) for i in constant}

@@ -98,7 +98,7 @@ def operation(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Operation |
     if found is None or found.name not in rounding().names:
         return None
     tensors = [found.out, *found.operands]
-    if not all(map(_is_dense, tensors)) or len({(t.shape, t.stride()) for t in tensors}) != 1:
+    if not all(map(is_dense, tensors)) or len({(t.shape, t.stride()) for t in tensors}) != 1:
         return None
     if found.out.numel() > PARALLEL and torch.get_num_threads() > 1:
         return None
@@ -158,7 +158,7 @@ def _sum(given: _Arguments) -> Operation | None:
 
 def _copy(given: _Arguments) -> Operation | None:
     source = given["src"]
-    return Operation("copy", given.out, [source]) if _is_dense(source) else None
+    return Operation("copy", given.out, [source]) if is_dense(source) else None
 
 
 def _zero(given: _Arguments) -> Operation | None:
@@ -188,12 +188,9 @@ def _rules() -> dict[Any, Callable[[_Arguments], Operation | None]]:
 
     threshold = _numbered("threshold_backward", ["grad_output", "self"], "threshold")
     return {
-        aten.add_.Tensor: sum_of,
-        aten.add.out: sum_of,
-        aten.mul_.Tensor: product,
-        aten.mul.out: product,
-        aten.div_.Tensor: quotient,
-        aten.div.out: quotient,
+        **dict.fromkeys((aten.add_.Tensor, aten.add_.Scalar, aten.add.out), sum_of),
+        **dict.fromkeys((aten.mul_.Tensor, aten.mul_.Scalar, aten.mul.out), product),
+        **dict.fromkeys((aten.div_.Tensor, aten.div_.Scalar, aten.div.out), quotient),
         aten.lerp_.Scalar: lerp,
         aten.lerp.Scalar_out: lerp,
         aten.addcmul_.default: addcmul,
@@ -221,7 +218,7 @@ def _is_value(value: Any, out: Any) -> bool:
     return is_single and value.dtype == torch.float32 and value.device.type == "cpu"
 
 
-def _is_dense(value: Any) -> bool:
+def is_dense(value: Any) -> bool:
     """Return whether a value is a float32 tensor without gaps, with dimensions in any order."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
         return False

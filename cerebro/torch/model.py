@@ -738,8 +738,15 @@ class Model(BaseModel):
         `batches` is the number of batches in the unit, `left` the number left in the trial,
         including those of the unit.
         """
-        if self._recorded:
-            self._recorded[0 if training else 1].begin_unit(batches, left)
+        if not self._recorded:
+            return
+        at_once = self.replays_for(self.train_batch if training else self.eval_batch) is not None
+        if at_once and training != self.net.training:
+            if training:
+                self._to_training()
+            else:
+                self.net.eval()
+        self._recorded[0 if training else 1].begin_unit(batches, left, at_once=at_once)
 
     def end_recorded_unit(self, *, training: bool) -> str | None:
         """Compare the unit's replayed step with the ordinary step.

@@ -164,9 +164,7 @@ class RecordedStep:
             self._gradients.settle()
         if not _is_aligned(batch):
             return self._step(batch, phase)
-        settings = self._numbers.settings()
-        if settings != self._settings:
-            self._settings, self._branches = settings, self._numbers.branches()
+        self._take_settings()
         key = (shape_of(batch), phase, self._branches, self._gradients.present())
         recorded = self._programs.get(key)
         if recorded is None:
@@ -181,6 +179,12 @@ class RecordedStep:
         if not recorded.gradients and not self._looks_always:
             self._offer(key, recorded)
         return values
+
+    def _take_settings(self) -> None:
+        """Store the optimizers' settings; equal settings stay the same object."""
+        settings = self._numbers.settings()
+        if settings != self._settings:
+            self._settings, self._branches = settings, self._numbers.branches()
 
     def look_again(self) -> None:
         """Check the tensors' addresses again, because a state was loaded or a unit has ended."""
@@ -202,7 +206,7 @@ class RecordedStep:
         self._offered.clear()
         self.ready.clear()
 
-    def begin_unit(self, batches: int, left: int) -> None:
+    def begin_unit(self, batches: int, left: int, *, at_once: bool = False) -> None:
         """Begin a unit. Until the unit ends, nothing runs except its steps.
 
         Parameters
@@ -211,6 +215,9 @@ class RecordedStep:
             The number of batches in the unit.
         left
             The number of batches left in the trial, including those of the unit.
+        at_once
+            Whether `_core.run_unit` may replay the first batch, too. The modules must then be in
+            the mode in which the unit's steps run.
         """
         self._take_back()
         self._used.clear()
@@ -220,6 +227,20 @@ class RecordedStep:
             batches >= FEWEST_BATCHES
             and (not self._programs or any(map(self._pays, self._programs)))
         )
+        if at_once and self._is_open and self._programs:
+            self._offer_all()
+
+    def _offer_all(self) -> None:
+        """Make the checks that are due at a unit's first batch, and offer all compared programs."""
+        self._numbers.take_groups()
+        if self.refusal is not None or self._looks_always or not self._look_again():
+            return
+        self._take_settings()
+        current = (0, self._branches, self._gradients.present())
+        for key, recorded in self._programs.items():
+            if key[1:] == current and recorded.compared >= COMPARED and not recorded.gradients:
+                recorded.set_numbers(self._numbers, self._settings)
+                self._offer(key, recorded)
 
     def end_unit(self) -> str | None:
         """Compare the unit's most used program with the ordinary step once more.
@@ -275,7 +296,8 @@ class RecordedStep:
                 raise Different("the step replaces its tensors")
             after = self._state.taken()
             self._state.put(before, after)
-            recorded.set_numbers(self._numbers, self._numbers.settings())
+            self._take_settings()
+            recorded.set_numbers(self._numbers, self._settings)
             self._require(recorded.replay(batch), values, after)
             drawn = after
         except Different as error:

@@ -95,6 +95,7 @@ int core_register_device(PyObject *module);
 int core_register_elementwise(PyObject *module);
 int core_register_replay(PyObject *module);
 int core_register_regions(PyObject *module);
+int core_register_mt19937(PyObject *module);
 
 /* Except for module.c, files here that need NumPy define NO_IMPORT_ARRAY. */
 #define PY_ARRAY_UNIQUE_SYMBOL cer_numpy_api

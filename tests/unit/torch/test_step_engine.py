@@ -17,7 +17,7 @@ from torch.nn import functional  # noqa: E402
 
 import cerebro  # noqa: E402
 import cerebro.torch  # noqa: E402
-from cerebro.torch import elementwise  # noqa: E402
+from cerebro.torch import bernoulli_draws, elementwise  # noqa: E402
 from cerebro.worker.evaluate import run_batches  # noqa: E402
 from cerebro.worker.models import make_batches  # noqa: E402
 
@@ -26,9 +26,12 @@ ROWS, EPOCHS = 8, 3
 
 @pytest.fixture(autouse=True)
 def found_again():
-    elementwise.rounding.cache_clear()
+    tested = (elementwise.rounding, bernoulli_draws._equals_pytorch)
+    for test in tested:
+        test.cache_clear()
     yield
-    elementwise.rounding.cache_clear()
+    for test in tested:
+        test.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +130,8 @@ def test_networks_have_the_states_of_ordinary_steps(net, engine, data, monkeypat
     assert model._recorded[0].refusal is None and model._recorded[0].replays > 10
     program = next(iter(model._recorded[0]._programs.values())).program
     assert bool(program._blocks) == (engine == "native")
+    is_drawn = [run for run, _, _ in program._calls if run is bernoulli_draws._draw]
+    assert len(is_drawn) == (net == "dropout" and engine == "native")
 
 
 @pytest.mark.parametrize("engine", ["native", "python"])
@@ -291,3 +296,94 @@ def test_wrong_replays_are_refused(changed, words):
     parts = {"inputs": [], "calls": [], "numbers": [], "metrics": [], "context": object}
     with pytest.raises(ValueError, match=words):
         _core.Replay(**parts | changed)
+
+
+# --- random draws ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def generators():
+    """Two generators in the same state."""
+    return torch.Generator().manual_seed(5), torch.Generator().manual_seed(5)
+
+
+def drawn(generator, out, p):
+    _core.draw_bernoulli(generator.get_state, generator.set_state, out.data_ptr(), out.numel(), p)
+    return out
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (313,), (3, 7, 5), (64, 130)])
+def test_draws_have_the_bits_of_pytorch(shape, generators):
+    if not bernoulli_draws._equals_pytorch():
+        pytest.skip("on this processor, PyTorch draws with another library")
+    mine, its = generators
+    for p in (0.8, 0.0, 1e-12, 1.0, 0.3):
+        expected = torch.empty(shape).bernoulli_(p, generator=its)
+        assert torch.equal(drawn(mine, torch.full(shape, math.nan), p), expected)
+        for generator in generators:  # one more number, also of the normal distribution's pairs
+            torch.rand(1, generator=generator), torch.randn(1, generator=generator)
+        assert torch.equal(mine.get_state(), its.get_state())
+
+
+def test_draws_fill_dense_tensors_in_memory_order(generators):
+    mine, its = generators
+    for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1)):
+        expected = torch.empty(4, 5, 6).permute(order).bernoulli_(0.5, generator=its)
+        found = drawn(mine, torch.empty(4, 5, 6).permute(order), 0.5)
+        assert torch.equal(found, expected) == bernoulli_draws._equals_pytorch()
+
+
+def test_a_call_with_a_generator_or_another_type_is_left_to_pytorch():
+    call = torch.ops.aten.bernoulli_.float
+    out = torch.empty(8)
+    taken = bernoulli_draws.bernoulli(call, [out, 0.5], {"generator": None})
+    assert (taken is not None) == bernoulli_draws._equals_pytorch()
+    assert bernoulli_draws.bernoulli(call, [out, 0.5], {"generator": torch.Generator()}) is None
+    assert bernoulli_draws.bernoulli(call, [out.double(), 0.5], {}) is None
+    assert bernoulli_draws.bernoulli(call, [out[::2], 0.5], {}) is None
+    assert bernoulli_draws.bernoulli(call, [out, math.nan], {}) is None
+    assert bernoulli_draws.bernoulli(torch.ops.aten.uniform_.default, [out], {}) is None
+
+
+def test_draws_refuse_another_generator(generators):
+    out = torch.full((4,), 7.0)
+    given = generators[0]
+    with pytest.raises(ValueError, match="not a probability"):
+        drawn(given, out, 1.5)
+    with pytest.raises(ValueError, match="not the state of PyTorch's generator"):
+        _core.draw_bernoulli(
+            lambda: torch.zeros(16, dtype=torch.uint8), print, out.data_ptr(), 4, 0.5
+        )
+    with pytest.raises(AttributeError):
+        _core.draw_bernoulli(dict, print, out.data_ptr(), 4, 0.5)
+    with pytest.raises(ValueError, match="negative"):
+        _core.draw_bernoulli(given.get_state, given.set_state, out.data_ptr(), -1, 0.5)
+    assert out.tolist() == [7.0] * 4
+
+
+def test_a_processor_on_which_draws_differ_leaves_them_to_pytorch(monkeypatch):
+    real = _core.draw_bernoulli
+
+    def differs(get_state, set_state, address, n, p):
+        real(get_state, set_state, address, n, p / 2)
+
+    monkeypatch.setattr(bernoulli_draws._core, "draw_bernoulli", differs)
+    assert not bernoulli_draws._equals_pytorch()
+
+
+# --- whole units ------------------------------------------------------------------------
+
+
+def test_a_later_unit_runs_no_step_from_python(data, monkeypatch):
+    model = made(True, net="dropout")
+    train(model, data, epochs=8)
+    called = []
+    monkeypatch.setattr(model, "_train", called.append)
+    loader = make_batches(model, data, ROWS, "cpu", seed=0, shuffle=True, threads=0)
+    loader.begin([0], 7)
+    before = model._recorded[0].replays
+    model.begin_recorded_unit(len(loader), 100, training=True)
+    result = run_batches(loader, model.train_batch)
+    assert model.end_recorded_unit(training=True) is None
+    loader.close()
+    assert called == [] and model._recorded[0].replays - before == result.batches == 10
