@@ -16,7 +16,7 @@ import torch
 
 from cerebro.torch.bernoulli_draws import bernoulli
 from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, written_by
-from cerebro.torch.elementwise import Block, Operation, operation, rounding
+from cerebro.torch.elementwise import Block, Operation, operations, rounding
 from cerebro.torch.graph import same
 from cerebro.torch.nested_arguments import (
     LEAVES,
@@ -117,11 +117,11 @@ class Program:
             if index in constant:
                 run(*args, **kwargs)
                 continue
-            found = None if isinstance(run, partial) else operation(func, args, kwargs)
+            found = None if isinstance(run, partial) else operations(func, args, kwargs)
             if found is not None:
                 if not items or not isinstance(items[-1], list):
                     items.append([])
-                items[-1].append(found)  # type: ignore[union-attr]
+                items[-1] += found  # type: ignore[operator]
                 continue
             if takes_number(func, args, kwargs):
                 args[1] = shared(args, args[0].dtype)

@@ -86,8 +86,27 @@ class Block:
         self.run = _core.Elementwise(calls, self.numbers, rounding.fused, rounding.sqrt)
 
 
-def operation(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Operation | None:
-    """Return the core's operation for a call; None if the core cannot compute the same bits."""
+def operations(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Operation] | None:
+    """Return the core's operations for a call; None if the core cannot compute the same bits."""
+    if func is torch.ops.aten._foreach_add_.Scalar:
+        return _counting(*args)
+    found = _operation(func, args, kwargs)
+    return None if found is None else [found]
+
+
+def _counting(counts: Sequence[Any], number: Any) -> list[Operation] | None:
+    """Return the operations that add 1 to each of an optimizer's counts of steps."""
+    if type(number) is not int or "add_number" not in rounding().names:
+        return None
+    if not all(is_dense(count) and count.dim() == 0 for count in counts):
+        return None
+    found = [Operation("add_number", count, [count]) for count in counts]
+    for one in found:
+        one.number = float(number)
+    return found
+
+
+def _operation(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Operation | None:
     rule = _rules().get(func)
     if rule is None:
         return None

@@ -298,6 +298,18 @@ def test_wrong_replays_are_refused(changed, words):
         _core.Replay(**parts | changed)
 
 
+def test_counts_of_steps_are_added_up_by_the_core():
+    call = torch.ops.aten._foreach_add_.Scalar
+    counts = [torch.tensor(3.0), torch.tensor(7.0)]
+    found = elementwise.operations(call, [counts, 1], {})
+    if "add_number" in elementwise.rounding().names:
+        elementwise.Block(found, elementwise.rounding()).run()
+        assert [count.item() for count in counts] == [4.0, 8.0]
+    # A setting may change, and other tensors are not counts.
+    assert elementwise.operations(call, [counts, 0.5], {}) is None
+    assert elementwise.operations(call, [[torch.zeros(2)], 1], {}) is None
+
+
 # --- random draws ---------------------------------------------------------------------
 
 
