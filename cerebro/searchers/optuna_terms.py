@@ -158,8 +158,9 @@ _ADVICE = {
     "unable to open": "its folder must exist and be writable",
     "no such table": "not an Optuna storage, or only partly created: give another storage=",
     "table schema": "",  # Optuna names the fix
-    "connect": "start its server, with optuna.storages.run_grpc_proxy_server",
 }
+
+_SERVER_IS_GONE = "start its server, with optuna.storages.run_grpc_proxy_server"
 
 
 @contextlib.contextmanager
@@ -184,6 +185,8 @@ def storage_errors(
             raise
         cause = _cause(error)
         advice = next((text for key, text in _ADVICE.items() if key in cause), "")
+        if not advice and _is_disconnected(error):
+            advice = _SERVER_IS_GONE
         parts = [f"the storage of the study {name!r} ({address(storage)}) fails", cause, advice]
         raise kind(": ".join(part for part in parts if part) + more) from error
 
@@ -207,11 +210,24 @@ def _is_of_storage(optuna: Any, error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "table schema" in str(error)
 
 
+def _is_disconnected(error: BaseException) -> bool:
+    """Return whether a gRPC call failed because its server cannot be reached or has ended."""
+    inner = _innermost(error)
+    if not hasattr(inner, "details"):
+        return False
+    # A server that ends in the middle of a call is reported as an unknown error.
+    return inner.code().name == "UNAVAILABLE" or "Stream removed" in (inner.details() or "")
+
+
+def _innermost(error: BaseException) -> Any:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _cause(error: BaseException) -> str:
     """Return the database's own error, without the SQL statement, or that of the connection."""
-    inner: Any = error
-    while inner.__cause__ is not None:
-        inner = inner.__cause__
+    inner = _innermost(error)
     if hasattr(inner, "details"):  # gRPC's, whose text has many lines
         return text_of(RuntimeError(inner.details()), 300)
     return text_of(getattr(inner, "orig", None) or inner, 300)

@@ -131,6 +131,7 @@ class Restarted(Apart):
             start(ticket)
 
         processes.start = start_with
+        processes.failure = lambda: None  # an agent that has ended comes back
         return processes
 
 

@@ -14,9 +14,10 @@ from test_optuna import content, new_study, optimize
 
 import cerebro
 from cerebro.errors import RunError
+from cerebro.searchers.optuna_terms import storage_errors
 
 optuna = pytest.importorskip("optuna")
-pytest.importorskip("grpc")
+grpc = pytest.importorskip("grpc")
 pytest.importorskip("sqlalchemy")
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
@@ -115,3 +116,22 @@ def test_a_server_that_ends_meanwhile_ends_the_search_which_resumes(data, tmp_pa
             assert optimize(study, data, run=tmp_path / "far").status == "finished"
         found = [(t.number, t.params, t.state.name, t.value) for t in study.trials]
     assert found == [(t.number, t.params, t.state.name, t.value) for t in expected.trials]
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "is_gone"),
+    [
+        ("UNAVAILABLE", "recvmsg:Connection reset by peer", True),
+        ("UNKNOWN", "Stream removed (Socket closed)", True),
+        ("UNKNOWN", "Exception calling application: no such trial", False),
+    ],
+)
+def test_the_advice_fits_the_servers_failure(code, details, is_gone):
+    """Which error a call gets when its server ends depends on the moment."""
+    failure = grpc._channel._InactiveRpcError(
+        grpc._channel._RPCState((), (), (), grpc.StatusCode[code], details)
+    )
+    with pytest.raises(RunError) as raised, storage_errors(optuna, None, "s", kind=RunError):
+        raise failure
+    assert details in str(raised.value)
+    assert ("run_grpc_proxy_server" in str(raised.value)) == is_gone
