@@ -122,6 +122,7 @@ USE_CORE = {
     "space.search_space",
     "space.tune_dimensions",
     "testing",
+    "torch.bernoulli_draws",
     "torch.elementwise",
     "torch.model",
     "torch.recorded_program",

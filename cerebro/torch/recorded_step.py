@@ -74,6 +74,8 @@ CHECK_COST = 2.5
 """The cost of the comparison at a unit's end: this many ordinary steps and this many replays."""
 TAKE_COST = 14.0
 """The cost of reusing a kept program, with its proof and its comparisons, in ordinary steps."""
+LEAST_SAVED = 0.05
+"""The part of a unit's ordinary steps that replays must save: measured times are not exact."""
 NO_GAIN = "that would not save time"
 
 log = logging.getLogger("cerebro.torch")
@@ -405,7 +407,7 @@ class RecordedStep:
         ordinary = min(self._seconds[key])
         saved = self._batches * (ordinary - seconds) - CHECK_COST * (ordinary + seconds)
         if not rest:
-            return saved > 0
+            return saved > LEAST_SAVED * self._batches * ordinary
         return self._left * saved > self._batches * TAKE_COST * ordinary
 
     def _measure(self, recorded: RecordedProgram, batch: Batch, after: Copied) -> None:
