@@ -1,0 +1,84 @@
+"""Data sets in object storage on Ray's nodes: each node copies its own shards, once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ray")
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+
+import buckets
+import resumable
+from clusters import running
+
+import cerebro
+from cerebro.errors import CorruptDataError
+
+SHARDS = 4
+
+
+@pytest.fixture(scope="module")
+def server():
+    with pytest.MonkeyPatch.context() as patch, buckets.serving(patch) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster(server, tmp_path_factory):
+    """Two nodes, which know the storage's address from this process's variables."""
+    with running(tmp_path_factory.mktemp("cluster"), nodes=2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def empty_caches(cluster):
+    cluster.restore(2)
+
+
+def write(at):
+    """Write the training and the validation data below a folder or URL; return their places."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(207, 3))
+    columns = {"x": x, "y": x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=207)}
+    for name, part in (("train", slice(0, 160)), ("valid", slice(160, 207))):
+        rows = {key: value[part] for key, value in columns.items()}
+        cerebro.shard(rows, f"{at}/{name}", shards=SHARDS)
+    return f"{at}/train", f"{at}/valid"
+
+
+def search(folder, places, **options):
+    return resumable.search(folder, places[0], validation=cerebro.Dataset(places[1]), **options)
+
+
+def test_each_node_copies_its_own_shards_and_the_coordinator_sends_none(
+    server, cluster, tmp_path, monkeypatch
+):
+    expected = search(tmp_path / "here", write(tmp_path / "local"))
+    with monkeypatch.context() as elsewhere:  # the machine that writes shards keeps them
+        elsewhere.setenv("CEREBRO_CACHE", str(tmp_path / "writer"))
+        places = write("s3://bkt")
+    executor = cluster.executor()
+    server.requests.clear()
+    found = search(tmp_path / "run", places, executor=executor)
+    assert resumable.hashes(found) == resumable.hashes(expected)
+    assert executor.traffic.data_bytes == 0
+    folders = {cache.name: cache for cache in cluster.folder.iterdir()}
+    copies = {name: len(list(cache.glob("data/*/shard-*"))) for name, cache in folders.items()}
+    assert copies.pop("coordinator") == copies.pop("head", 0) == 0
+    # All validation shards on each node, and each training shard on at least one of the two.
+    assert len(copies) == 2
+    assert 3 * SHARDS <= sum(copies.values()) <= 4 * SHARDS
+    read = server.read()
+    assert sum(read.values()) == 2 * sum(copies.values()) + 2  # x and y; two manifests, once
+    assert all(count <= 2 for count in read.values())
+
+
+def test_an_altered_object_is_refused_by_name(server, cluster, tmp_path):
+    places = write("s3://bkt/altered")
+    content = server.system.cat_file("bkt/altered/train/shard-00002/y.npy")
+    server.system.pipe_file("bkt/altered/train/shard-00002/y.npy", content[:-9])
+    name = "s3://bkt/altered/train/shard-00002/y.npy is cut or altered"
+    with pytest.raises(CorruptDataError, match=name):
+        search(tmp_path / "run", places, executor=cluster.executor())
