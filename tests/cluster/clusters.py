@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -100,3 +101,9 @@ def wait_until(condition):
             return
         threading.Event().wait(0.1)
     raise AssertionError("it did not happen within a minute")
+
+
+def content(folder):
+    """Every file below a folder."""
+    files = [path for path in Path(folder).rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

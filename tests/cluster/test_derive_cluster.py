@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("zmq")
 
 import derivable
-from clusters import wait_until
+from clusters import content, wait_until
 from derivable import OPTIONS, Failing, Narrow, Once, first_of, norms
 from dialing import Apart, left_over
 
@@ -34,12 +34,6 @@ def source(data):
 @pytest.fixture
 def expected(source, tmp_path):
     return content(source.derive(tmp_path / "here", norms, **OPTIONS).path)
-
-
-def content(folder):
-    """Every file below a folder."""
-    files = [path for path in Path(folder).rglob("*") if path.is_file()]
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 def shards_in(folder, number):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ pytest.importorskip("s3fs")
 
 import buckets
 import resumable
-from clusters import running
+from clusters import content, running
+from derivable import OPTIONS, norms
 
 import cerebro
 from cerebro.errors import CorruptDataError
@@ -35,6 +38,7 @@ def cluster(server, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def empty_caches(cluster):
     cluster.restore(2)
+    shutil.rmtree(cluster.folder / "coordinator" / "data", ignore_errors=True)
 
 
 def write(at):
@@ -82,3 +86,25 @@ def test_an_altered_object_is_refused_by_name(server, cluster, tmp_path):
     name = "s3://bkt/altered/train/shard-00002/y.npy is cut or altered"
     with pytest.raises(CorruptDataError, match=name):
         search(tmp_path / "run", places, executor=cluster.executor())
+
+
+def test_a_data_set_is_derived_where_its_shards_lie(server, cluster, tmp_path, monkeypatch):
+    """Nodes copy the shards of which they compute features, and the coordinator none."""
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("CEREBRO_CACHE", str(tmp_path / "writer"))
+        place, _ = write("s3://bkt/derived")
+    here, _ = write(tmp_path / "local")
+    expected = cerebro.Dataset(here).derive(tmp_path / "here", norms, **OPTIONS)
+    executor = cluster.executor()
+    server.requests.clear()
+    source = cerebro.Dataset(place)
+    made = source.derive(tmp_path / "made", norms, executor=executor, **OPTIONS)
+    assert content(made.path) == content(expected.path)
+    assert executor.traffic.data_bytes == 0
+    read = server.read()
+    shards = [name for name in read if "/shard-" in name]
+    assert sorted({name.split("/")[3] for name in shards}) == [
+        f"shard-{number:05d}" for number in range(SHARDS)
+    ]
+    assert all(read[name] == 1 for name in shards)
+    assert list((cluster.folder / "coordinator").glob("data/*/shard-*")) == []

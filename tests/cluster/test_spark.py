@@ -21,7 +21,8 @@ pytest.importorskip("pyspark")
 if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
     pytest.skip("Spark needs Java", allow_module_level=True)
 
-from clusters import wait_until
+from clusters import content, wait_until
+from derivable import OPTIONS, norms
 from dialing import AtUnit, events, left_over, same, search
 
 import cerebro
@@ -84,6 +85,18 @@ def test_states_are_those_of_one_process(data, tmp_path, caches, spark, expected
     assert {unit["worker"] for unit in result.units()} == {0, 1}
     wait_until(lambda: not left_over(caches) and not active_jobs(spark))
     assert spark.range(5).count() == 5  # the session is still the user's
+
+
+def test_a_derived_data_set_has_the_files_of_one_process(data, tmp_path, caches, spark):
+    source = cerebro.Dataset(data)
+    here = source.derive(tmp_path / "here", norms, **OPTIONS)
+    executor = cerebro.spark.Executor(spark)
+    made = source.derive(tmp_path / "made", norms, executor=executor, **OPTIONS)
+    assert content(made.path) == content(here.path)
+    assert executor.traffic.made_bytes == sum(
+        entry.bytes for shard in made._manifest.shards for entry in shard.files.values()
+    )
+    wait_until(lambda: not left_over(caches) and not active_jobs(spark))
 
 
 def executors():
