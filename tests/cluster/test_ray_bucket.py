@@ -89,7 +89,7 @@ def test_an_altered_object_is_refused_by_name(server, cluster, tmp_path):
 
 
 def test_a_data_set_is_derived_where_its_shards_lie(server, cluster, tmp_path, monkeypatch):
-    """Nodes copy the shards of which they compute features, and the coordinator none."""
+    """Each machine copies a shard at most once: nodes to compute, the coordinator to keep `y`."""
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("CEREBRO_CACHE", str(tmp_path / "writer"))
         place, _ = write("s3://bkt/derived")
@@ -106,5 +106,7 @@ def test_a_data_set_is_derived_where_its_shards_lie(server, cluster, tmp_path, m
     assert sorted({name.split("/")[3] for name in shards}) == [
         f"shard-{number:05d}" for number in range(SHARDS)
     ]
-    assert all(read[name] == 1 for name in shards)
-    assert list((cluster.folder / "coordinator").glob("data/*/shard-*")) == []
+    # A node that had nothing left to do may have taken over a shard of the other one.
+    files = [*cluster.folder.glob(f"*/data/{source.checksum}/shard-*/*.npy")]
+    assert sum(read[name] for name in shards) == len(files)
+    assert all(2 <= read[name] <= 3 for name in shards)
