@@ -24,6 +24,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 # Do not read the user's stored verdicts on GPUs, and leave no new ones.
 _VERDICTS = tempfile.TemporaryDirectory(prefix="cerebro-tests-")
 os.environ["CEREBRO_CACHE"] = _VERDICTS.name
+# `ray.init()` joins the cluster that was noted last in this folder, which could be that of a test
+# that runs beside this one. Sockets are in it, so its path must be short.
+_RAY = tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+os.environ["RAY_TMPDIR"] = _RAY.name
 # A shell's background jobs ignore Ctrl-C, and the processes started here would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
