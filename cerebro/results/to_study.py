@@ -195,9 +195,11 @@ def _widened(optuna: Any, kind: Any, value: Any) -> Any:
     kinds = optuna.distributions
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
         return None
-    if isinstance(kind, kinds.IntDistribution) and isinstance(value, int):
-        return kinds.IntDistribution(min(kind.low, value), max(kind.high, value))
-    if isinstance(kind, (kinds.IntDistribution, kinds.CategoricalDistribution)):
+    if isinstance(kind, kinds.CategoricalDistribution):
         return None
     log = kind.log and value > 0
+    if isinstance(kind, kinds.IntDistribution):
+        if not isinstance(value, int):
+            return None
+        return kinds.IntDistribution(min(kind.low, value), max(kind.high, value), log=log)
     return kinds.FloatDistribution(min(kind.low, value), max(kind.high, value), log=log)

@@ -16,6 +16,7 @@ from test_optuna import EPOCHS, content, new_study, optimize
 
 import cerebro
 from cerebro.errors import InputError, RunError
+from cerebro.results.to_study import _widened
 from cerebro.searchers import PBT, Hyperband
 
 optuna = pytest.importorskip("optuna")
@@ -107,6 +108,17 @@ def test_a_result_as_a_study(result, tmp_path, stored):
         assert theirs.datetime_start <= theirs.datetime_complete
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     assert study.best_trial.number == min(complete, key=lambda trial: trial.value).number
+
+
+@pytest.mark.parametrize(
+    ("low", "value", "widened"),
+    [(4, 2, (2, 64, True)), (4, 100, (4, 100, True)), (4, 0, (0, 64, False))],
+)
+def test_a_value_outside_widens_an_integers_bounds(low, value, widened):
+    """Also on a logarithmic scale, unless the value has no logarithm."""
+    kinds = optuna.distributions
+    found = _widened(optuna, kinds.IntDistribution(4, 64, log=True), value)
+    assert (found.low, found.high, found.log) == widened
 
 
 def test_parameters_are_those_of_the_space(result):
