@@ -328,6 +328,81 @@ def run_unit(
     any error of `step`.
     """
 
+class MatMul:
+    """A product of two float32 matrices, ``c = op(a) op(b) + bias``; called, it computes `c`.
+
+    Matrices are stored by columns, each as ``(address, elements from one column to the next)``, in
+    memory that must outlive this object.
+
+    Parameters
+    ----------
+    sgemm
+        The address of BLAS' function SGEMM, with 32-bit integers.
+    transposed
+        Whether `a` and `b` are.
+    sizes
+        ``(m, n, k)``: `c` is m x n, ``op(a)`` m x k and ``op(b)`` k x n.
+    bias
+        The address of a number for each row of `c`; 0: none.
+    bias_of_columns
+        Whether `bias` has a number for each column instead.
+
+    Raises
+    ------
+    ValueError
+        If a matrix is missing or empty, or if its columns overlap.
+    """
+
+    def __init__(
+        self,
+        sgemm: int,
+        transposed: tuple[bool, bool],
+        sizes: tuple[int, int, int],
+        a: tuple[int, int],
+        b: tuple[int, int],
+        c: tuple[int, int],
+        bias: int,
+        bias_of_columns: bool,
+    ) -> None: ...
+    def __call__(self) -> None: ...
+
+class Reduction:
+    """A sum of float32 numbers in PyTorch's order on one thread; called, it computes it.
+
+    Tensors are addresses of memory that must outlive this object.
+
+    Parameters
+    ----------
+    kind
+        ``"sum_columns"``, ``"nll_loss"`` or ``"nll_gradient"``.
+    sizes
+        ``(rows, columns)`` of a matrix that is stored by rows.
+    addresses
+        Of the columns' sums: ``(matrix, 0, sums)``. Of the loss: ``(log likelihoods, count of
+        rows, loss)``. Of its gradient: ``(gradient of the loss, count of rows, gradient)``.
+    block
+        The number of columns that PyTorch adds up at once.
+    target
+        ``(address of a class for each row, class that does not count, whether to average)``.
+
+    Raises
+    ------
+    ValueError
+        If the matrix is empty or an address is missing.
+    IndexError
+        When called: if a target is not a class.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        sizes: tuple[int, int],
+        addresses: tuple[int, int, int],
+        block: int = ...,
+        target: tuple[int, int, bool] = ...,
+    ) -> None: ...
+    def __call__(self) -> None: ...
+
 class Elementwise:
     """Operators on float32 tensors, with PyTorch's rounding; called, it runs them.
 

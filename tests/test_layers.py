@@ -27,8 +27,8 @@ PACKAGE = ROOT / "cerebro"
 C_LAYERS = [
     ["base", "float_env", "thread"],
     [
-        *("alloc", "beat", "device", "dtype", "hash", "heap", "json", "mt19937"),
-        *("optimizer_numbers", "rng", "stream"),
+        *("alloc", "beat", "device", "dtype", "hash", "heap", "json", "matmul", "mt19937"),
+        *("optimizer_numbers", "reductions", "rng", "stream"),
     ],
     [
         *("convert", "copy", "elementwise", "fsio", "gather", "native_ops", "native_shared"),
@@ -124,9 +124,11 @@ USE_CORE = {
     "testing",
     "torch.bernoulli_draws",
     "torch.elementwise",
+    "torch.matmul",
     "torch.model",
     "torch.recorded_program",
     "torch.recorded_step",
+    "torch.reductions",
     "torch.step_state",
     "torch.trunk",
     "worker.epoch_progress",

@@ -9,14 +9,13 @@ Intel's library on this processor, PyTorch draws.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import cerebro._core as _core
-from cerebro.torch.elementwise import is_dense
+from cerebro.torch.elementwise import is_dense, is_native
 
 
 def bernoulli(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Callable[..., None] | None:
@@ -25,7 +24,7 @@ def bernoulli(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Callable[..
         return None
     out, p = (*args, 0.5)[:2]
     fits = len(args) <= 2 and is_dense(out) and isinstance(p, float) and 0 <= p <= 1
-    return _draw if fits and _equals_pytorch() else None
+    return _draw if fits and is_native() and _equals_pytorch() else None
 
 
 def _draw(out: Any, p: float = 0.5) -> None:
@@ -35,12 +34,7 @@ def _draw(out: Any, p: float = 0.5) -> None:
 
 @functools.cache
 def _equals_pytorch() -> bool:
-    """Return whether the core's draws have PyTorch's bits.
-
-    With ``CEREBRO_STEP_ENGINE=python``, the core draws nothing.
-    """
-    if os.environ.get("CEREBRO_STEP_ENGINE") == "python":
-        return False
+    """Return whether the core's draws have PyTorch's bits."""
     mine, its = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
     for size in (1, 7, 311, 2048):
         for p in (0.0, 0.2, 0.5, 0.9, 1.0):

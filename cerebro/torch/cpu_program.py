@@ -18,6 +18,7 @@ from cerebro.torch.bernoulli_draws import bernoulli
 from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, written_by
 from cerebro.torch.elementwise import Block, Operation, operations, rounding
 from cerebro.torch.graph import same
+from cerebro.torch.native_calls import NativeCall, native_call
 from cerebro.torch.nested_arguments import (
     LEAVES,
     address_of,
@@ -49,7 +50,7 @@ class Program:
     def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
         self._recording = recording
         self._steps: dict[int, tuple[Any, tuple[Any, Any, Any]]] = {}
-        self._items: list[tuple[Any, Any, Any] | list[Operation]] = []
+        self._items: list[tuple[Any, Any, Any] | list[Operation] | NativeCall] = []
         self._calls: list[tuple[Any, Any, Any]] = []
         self._blocks: list[Block] = []
         self._spoiled: list[tuple[Any, float]] = []
@@ -86,13 +87,7 @@ class Program:
     def settle(self) -> None:
         """Free the memory that only :meth:`differs_from` needs."""
         used = {
-            address_of(tensor)
-            for item in self._items
-            for tensor in tensors_in(
-                [[one.out, *one.operands] for one in item]
-                if isinstance(item, list)
-                else [item[1], item[2], _memory_of(item[0])]
-            )
+            address_of(tensor) for item in self._items for tensor in tensors_in(_arguments_of(item))
         }
         self._spoiled = [(whole, bad) for whole, bad in self._spoiled if address_of(whole) in used]
         del self._recording, self._replaced, self._memory
@@ -123,6 +118,10 @@ class Program:
                     items.append([])
                 items[-1] += found  # type: ignore[operator]
                 continue
+            native = native_call(func, run, args, kwargs)
+            if native is not None:
+                items.append(native)
+                continue
             if takes_number(func, args, kwargs):
                 args[1] = shared(args, args[0].dtype)
             drawn = bernoulli(func, args, kwargs)
@@ -146,8 +145,10 @@ class Program:
                 self._moved |= block.places
                 self._calls.append((block.run, (), {}))
                 self._blocks.append(block)
-            else:
+            elif isinstance(item, tuple):
                 self._calls.append(item)
+            else:
+                self._calls.append((item.prepared(), (), {}))
 
     def changed(
         self, change: Callable[[Any], Any], *, runs: bool = True
@@ -170,16 +171,7 @@ class Program:
         made = Program.__new__(Program)
         made._moved, made._blocks, made._calls = {}, [], []
         made._spoiled, made.held_bytes = self._spoiled, self.held_bytes
-        made._items = [
-            [one.changed(change, found) for one in item]
-            if isinstance(item, list)
-            else (
-                _changed_run(item[0], change, found),
-                _renewed(item[1], change, found),
-                _renewed(item[2], change, found),
-            )
-            for item in self._items
-        ]
+        made._items = [_changed_item(item, change, found) for item in self._items]
         if runs:
             made._prepare()
         return made, found
@@ -240,6 +232,28 @@ class Program:
                     if not _alike(one, two, ours, other, numbers, mine.section is not None):
                         return f"{mine.name}() has other arguments than before"
         return None
+
+
+def _arguments_of(item: Any) -> list[Any]:
+    """Return what an item of a program reads and writes."""
+    if isinstance(item, list):
+        return [[one.out, *one.operands] for one in item]
+    if isinstance(item, tuple):
+        return [item[1], item[2], _memory_of(item[0])]
+    return list(item.tensors)
+
+
+def _changed_item(item: Any, change: Callable[[Any], Any], found: dict[int, Any]) -> Any:
+    if isinstance(item, list):
+        return [one.changed(change, found) for one in item]
+    if not isinstance(item, tuple):
+        return item.changed(change)
+    run, args, kwargs = item
+    return (
+        _changed_run(run, change, found),
+        _renewed(args, change, found),
+        _renewed(kwargs, change, found),
+    )
 
 
 def _renewed(value: Any, change: Callable[[Any], Any], found: dict[int, Any]) -> Any:

@@ -88,25 +88,6 @@ class Block:
 
 def operations(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Operation] | None:
     """Return the core's operations for a call; None if the core cannot compute the same bits."""
-    if func is torch.ops.aten._foreach_add_.Scalar:
-        return _counting(*args)
-    found = _operation(func, args, kwargs)
-    return None if found is None else [found]
-
-
-def _counting(counts: Sequence[Any], number: Any) -> list[Operation] | None:
-    """Return the operations that add 1 to each of an optimizer's counts of steps."""
-    if type(number) is not int or "add_number" not in rounding().names:
-        return None
-    if not all(is_dense(count) and count.dim() == 0 for count in counts):
-        return None
-    found = [Operation("add_number", count, [count]) for count in counts]
-    for one in found:
-        one.number = float(number)
-    return found
-
-
-def _operation(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Operation | None:
     rule = _rules().get(func)
     if rule is None:
         return None
@@ -114,14 +95,20 @@ def _operation(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Operation 
     places: dict[str, tuple[Any, Any]] = {n: (args, i) for i, n in enumerate(names[: len(args)])}
     places |= {name: (kwargs, name) for name in kwargs}
     found = rule(_Arguments(places))
-    if found is None or found.name not in rounding().names:
+    if found is None:
         return None
-    tensors = [found.out, *found.operands]
-    if not all(map(is_dense, tensors)) or len({(t.shape, t.stride()) for t in tensors}) != 1:
-        return None
-    if found.out.numel() > PARALLEL and torch.get_num_threads() > 1:
-        return None
-    return found
+    made = found if isinstance(found, list) else [found]
+    return made if all(map(_has_the_same_bits, made)) else None
+
+
+def _has_the_same_bits(one: Operation) -> bool:
+    """Return whether the core computes an operation with PyTorch's bits."""
+    tensors = [one.out, *one.operands]
+    if one.name not in rounding().names or not all(map(is_dense, tensors)):
+        return False
+    if len({(t.shape, t.stride()) for t in tensors}) != 1:
+        return False
+    return bool(one.out.numel() <= PARALLEL or torch.get_num_threads() == 1)
 
 
 # --- from PyTorch's operators ----------------------------------------------------
@@ -186,12 +173,23 @@ def _zero(given: _Arguments) -> Operation | None:
     return found
 
 
+def _counting(given: _Arguments) -> list[Operation] | None:
+    """Return the operations that add 1 to each of an optimizer's counts of steps."""
+    counts, number = given["self"], given["scalar"]
+    if type(number) is not int or any(count.dim() != 0 for count in counts):
+        return None
+    found = [Operation("add_number", count, [count]) for count in counts]
+    for one in found:
+        one.number = float(number)
+    return found
+
+
 def _numbered(name: str, operands: Sequence[str], number: str) -> Callable[[_Arguments], Any]:
     return lambda given: given.numbered(name, operands, number)
 
 
 @functools.cache
-def _rules() -> dict[Any, Callable[[_Arguments], Operation | None]]:
+def _rules() -> dict[Any, Callable[[_Arguments], Operation | list[Operation] | None]]:
     aten = torch.ops.aten
     sum_of, product = _sum, functools.partial(_binary, "mul")
     quotient = functools.partial(_binary, "div")
@@ -223,6 +221,7 @@ def _rules() -> dict[Any, Callable[[_Arguments], Operation | None]]:
         aten.threshold_backward.grad_input: threshold,
         aten.copy_.default: _copy,
         aten.zero_.default: _zero,
+        aten._foreach_add_.Scalar: _counting,
         aten.fill_.Scalar: _numbered("fill", [], "value"),
     }
 
@@ -271,17 +270,21 @@ class _Rounding:
         self.names = names
 
 
+def is_native() -> bool:
+    """Return whether recorded steps use the core (not with ``CEREBRO_STEP_ENGINE=python``)."""
+    return os.environ.get("CEREBRO_STEP_ENGINE") != "python"
+
+
 @functools.cache
 def rounding() -> _Rounding:
-    """Return how this PyTorch rounds, found by comparing the core's operations with PyTorch's.
-
-    With ``CEREBRO_STEP_ENGINE=python``, no operations are used.
-    """
-    if os.environ.get("CEREBRO_STEP_ENGINE") == "python":
+    """Return how this PyTorch rounds, found by comparing the core's operations with PyTorch's."""
+    if not is_native():
         return _Rounding(False, 0, frozenset())
     with torch.no_grad():
         fused = not _agrees("lerp", False, 0)
-        root = next((root for root in (_vector_root(), 0) if _agrees("sqrt", fused, root)), 0)
+        root = next(
+            (root for root in (library_function("vmsSqrt"), 0) if _agrees("sqrt", fused, root)), 0
+        )
         names = frozenset(name for name in _EXAMPLES if _agrees(name, fused, root))
     left = sorted(set(_EXAMPLES) - names)
     if left:
@@ -289,11 +292,11 @@ def rounding() -> _Rounding:
     return _Rounding(fused, root, names)
 
 
-def _vector_root() -> int:
-    """Return the address of MKL's square root in PyTorch's library; 0 if it is missing."""
+def library_function(name: str) -> int:
+    """Return the address of a function that PyTorch's library exports; 0 if it is missing."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(library.vmsSqrt, ctypes.c_void_p).value or 0
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return 0
 
@@ -333,7 +336,7 @@ def _agrees(name: str, fused: bool, sqrt: int) -> bool:
             one = Operation(name, torch.empty(size), (a, b, c)[:operands])
             one.number = x if numbered else None
             Block([one], how).run()
-            if not _same(one.out, function(a, b, c, x)):
+            if not same_bits(one.out, function(a, b, c, x)):
                 return False
     return True
 
@@ -348,6 +351,7 @@ def _values(size: int, seed: int) -> Any:
     return values
 
 
-def _same(one: Any, two: Any) -> bool:
+def same_bits(one: Any, two: Any) -> bool:
+    """Return whether two float32 tensors have the same bits, apart from those of NaN."""
     equal = one.view(torch.int32) == two.view(torch.int32)
     return bool((equal | (one.isnan() & two.isnan())).all())

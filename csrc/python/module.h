@@ -26,6 +26,8 @@
     X(device)                                                                  \
     X(native_net)                                                              \
     X(elementwise)                                                             \
+    X(matmul)                                                                  \
+    X(reduction)                                                               \
     X(regions)                                                                 \
     X(replay)                                                                  \
     X(unit_result)
@@ -93,6 +95,8 @@ int core_register_native(PyObject *module);
 int core_register_runner(PyObject *module);
 int core_register_device(PyObject *module);
 int core_register_elementwise(PyObject *module);
+int core_register_matmul(PyObject *module);
+int core_register_reductions(PyObject *module);
 int core_register_replay(PyObject *module);
 int core_register_regions(PyObject *module);
 int core_register_mt19937(PyObject *module);

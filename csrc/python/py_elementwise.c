@@ -134,7 +134,7 @@ py_elementwise_check(const core_state *core, PyObject *object)
     return Py_TYPE(object) == core->elementwise_type;
 }
 
-void
+int
 py_elementwise_run(PyObject *object)
 {
     const cer_elementwise *list = ((elementwise_object *)object)->list;
@@ -146,6 +146,7 @@ py_elementwise_run(PyObject *object)
         cer_elementwise_run(list);
         Py_END_ALLOW_THREADS
     }
+    return 0;
 }
 
 static PyObject *

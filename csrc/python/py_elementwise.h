@@ -6,6 +6,6 @@
 
 /* Whether an object is an Elementwise. */
 bool py_elementwise_check(const core_state *core, PyObject *object);
-void py_elementwise_run(PyObject *object);
+int py_elementwise_run(PyObject *object); /* 0 */
 
 #endif

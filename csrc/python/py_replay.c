@@ -9,6 +9,8 @@
 
 #include "optimizer_numbers.h"
 #include "py_elementwise.h"
+#include "py_matmul.h"
+#include "py_reductions.h"
 #include "tensor.h"
 
 typedef struct replay_number {
@@ -33,7 +35,7 @@ typedef struct replay_metric {
 
 typedef struct replay_call {
     PyObject *run, *args, *kwargs; /* kwargs may be NULL */
-    bool is_elementwise;
+    int (*native)(PyObject *run);  /* NULL: `run` is called from Python */
 } replay_call;
 
 typedef struct replay_object {
@@ -89,10 +91,8 @@ run_call(const replay_call *call)
 {
     PyObject *result;
 
-    if (call->is_elementwise) {
-        py_elementwise_run(call->run);
-        return 0;
-    }
+    if (call->native != NULL)
+        return call->native(call->run);
     result = PyObject_Call(call->run, call->args, call->kwargs);
     Py_XDECREF(result);
     return result == NULL ? -1 : 0;
@@ -363,9 +363,16 @@ make(replay_object *self, PyObject *lists[4], PyObject *context)
         read_list(lists[3], sizeof *self->metrics, read_metric, &self->metrics,
                   &self->n_metrics) < 0)
         return -1;
-    for (size_t i = 0; i < self->n_calls; i++)
-        self->calls[i].is_elementwise =
-            py_elementwise_check(core, self->calls[i].run);
+    for (size_t i = 0; i < self->n_calls; i++) {
+        replay_call *call = &self->calls[i];
+
+        if (py_elementwise_check(core, call->run))
+            call->native = py_elementwise_run;
+        else if (py_matmul_check(core, call->run))
+            call->native = py_matmul_run;
+        else if (py_reduction_check(core, call->run))
+            call->native = py_reduction_run;
+    }
     self->context = Py_NewRef(context);
     self->enter = PyUnicode_InternFromString("__enter__");
     self->leave = PyUnicode_InternFromString("__exit__");

@@ -1,6 +1,5 @@
 #include "mt19937.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "check.h"

@@ -1,0 +1,78 @@
+"""Operators of a recorded step that the C core computes, with PyTorch's bits, instead of PyTorch.
+
+These are matrix products (`cerebro.torch.matmul`), and sums and losses
+(`cerebro.torch.reductions`). Each call is computed both ways once, when a program is made, and is
+left to PyTorch if a bit differs. Elementwise operators (`cerebro.torch.elementwise`) are compiled
+in lists.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+
+from cerebro.torch import matmul, reductions
+from cerebro.torch.elementwise import is_native, same_bits
+
+
+class NativeCall(Protocol):
+    """A call that the core computes."""
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The tensors that it reads and writes."""
+
+    @property
+    def outs(self) -> list[Any]:
+        """Those that it writes, float32."""
+
+    def changed(self, change: Callable[[Any], Any]) -> NativeCall:
+        """Return the call on the tensors that `change` returns."""
+
+    def prepared(self) -> Callable[[], None] | None:
+        """Return the function that computes it; None if the core cannot take these tensors."""
+
+
+def native_call(
+    func: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
+) -> NativeCall | None:
+    """Return a recorded call as one of the core's; None if PyTorch must compute it.
+
+    The call runs, to compare the bits.
+
+    Parameters
+    ----------
+    func, args, kwargs
+        The operator, which writes into existing memory, and its arguments.
+    run
+        What repeats the call.
+    """
+    rule = _rules().get(func)
+    if rule is None or not is_native() or torch.get_num_threads() > 1:
+        return None
+    names = [argument.name for argument in func._schema.arguments]
+    found = rule(dict(zip(names, args, strict=False)) | kwargs)
+    compute = None if found is None else found.prepared()
+    if found is None or compute is None:
+        return None
+    run(*args, **kwargs)
+    expected = [out.clone() for out in found.outs]
+    for out in found.outs:
+        out.fill_(torch.nan)
+    compute()
+    return found if all(map(same_bits, found.outs, expected)) else None
+
+
+@functools.cache
+def _rules() -> dict[Any, Callable[[Mapping[str, Any]], NativeCall | None]]:
+    aten = torch.ops.aten
+    return {
+        aten.mm.out: matmul.product,
+        aten.addmm.out: matmul.product,
+        aten.sum.IntList_out: reductions.sum_columns,
+        aten.nll_loss_forward.output: reductions.nll_loss,
+        aten.nll_loss_backward.grad_input: reductions.nll_gradient,
+    }
