@@ -42,7 +42,6 @@ SIZES = {"6 kB": 6_000, "320 kB": 320_000, "20 MB": 20_000_000}
 """Bytes of a state."""
 EPOCHS = {"6 kB": 10, "320 kB": 10, "20 MB": 2}
 TRIALS, SHARDS, ROWS, BATCH = 4, 8, 64, 64
-STORE_BYTES = 600_000_000
 SPARK_MEMORY_MB = 1024
 
 
@@ -109,7 +108,7 @@ def ray_nodes(place: Path) -> Iterator[Callable[[], Options]]:
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="cb-ray-", dir="/tmp")
     Path(place, peers.TEMPORARY).write_text(os.environ["RAY_TMPDIR"])
     os.environ["CEREBRO_CACHE"] = str(place / "coordinator")
-    nodes = Nodes(place, "", place / "pipe", STORE_BYTES)
+    nodes = Nodes(place, "", place / "pipe")
     try:
         with nothing_shared():
             yield lambda: {"executor": cerebro.ray.Executor(nodes.address, peers.CORES)}

@@ -11,8 +11,8 @@ The makespan, from the start of the first unit or epoch to the end of the last, 
 of one local worker's time, measured before and after. Further figures: the time from the process's
 start to the first result and to its end, and the memory of the whole process tree. Then models that
 do nothing: milliseconds per unit with local workers and on Ray. Last, 4, 16 and 32 of the models on
-two nodes that share nothing, for one epoch: the total memory, and the contents of object stores and
-caches.
+two nodes that share nothing, for one epoch: the total memory, the states that agents hold, and the
+contents of caches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 import cerebro
 import cerebro.ray
 from benchmarks import bench_search, bench_store, peers
-from benchmarks.cluster_soak.nodes import Nodes, cached_bytes, store_bytes
+from benchmarks.cluster_soak.nodes import Nodes, cached_bytes, held_bytes
 from benchmarks.harness import Bench, parser
 
 MODULE = "benchmarks.bench_ray"
@@ -243,13 +243,15 @@ def nothing(place: Path, arguments: Any, *, on_ray: bool) -> None:
         run(workers=peers.CORES)
 
 
-class Stored:
-    """Samples the object stores after every epoch."""
+class Held:
+    """Samples the states that agents hold after every epoch."""
 
-    most = 0
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes = nodes
+        self.most = 0
 
     def on_epoch_end(self, trial: Any, metrics: dict[str, float]) -> None:
-        self.most = max(self.most, store_bytes())
+        self.most = max(self.most, sum(map(held_bytes, self.nodes.actors())))
 
 
 def on_two_nodes(place: Path, arguments: Any, *, trials: int) -> None:
@@ -257,18 +259,19 @@ def on_two_nodes(place: Path, arguments: Any, *, trials: int) -> None:
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="cb-ray-", dir="/tmp")
     Path(place, peers.TEMPORARY).write_text(os.environ["RAY_TMPDIR"])
     os.environ["CEREBRO_CACHE"] = str(place / "coordinator")
-    nodes, stored = Nodes(place, "", place / "pipe"), Stored()
+    nodes = Nodes(place, "", place / "pipe")
+    held = Held(nodes)
     try:
         result = cerebro.search(
             build,
             {"index": list(range(trials))},
             searcher="grid",
             progress=False,
-            callbacks=[stored],
+            callbacks=[held],
             executor=cerebro.ray.Executor(nodes.address),
             **{**options_of(place, arguments), "epochs": 1},
         )
-        note_makespan(place, result, stored=stored.most, cached=cached_bytes(place))
+        note_makespan(place, result, held=held.most, cached=cached_bytes(place))
     finally:
         import ray
 
@@ -398,7 +401,7 @@ def add_memory(bench: Bench, outcomes: list[peers.Outcome]) -> None:
         first = outcomes[0]
         figures = {
             "memory of all, at most": (found.peak, first.peak),
-            "states in object stores": (found.record["stored"], first.record["stored"]),
+            "states at agents": (found.record["held"], first.record["held"]),
             "data in the nodes' caches": (found.record["cached"], first.record["cached"]),
         }
         for what, (value, base) in figures.items():

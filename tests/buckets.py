@@ -8,7 +8,10 @@ import re
 import urllib.request
 from collections import Counter
 
+import numpy as np
 import pytest
+
+import cerebro
 
 REQUEST = re.compile(r'"(GET|PUT) /(\S+) HTTP')
 
@@ -87,3 +90,18 @@ def serving(monkeypatch):
             import s3fs
 
             s3fs.S3FileSystem.clear_instance_cache()  # it holds the address of this server
+
+
+def rows():
+    """The columns of a small regression."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(207, 3))
+    return {"x": x, "y": x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=207)}
+
+
+def split(at):
+    """Write the training and the validation data below a folder or URL; return their places."""
+    whole = rows()
+    for name, part in (("train", slice(0, 160)), ("valid", slice(160, 207))):
+        cerebro.shard({key: value[part] for key, value in whole.items()}, f"{at}/{name}", shards=4)
+    return f"{at}/train", f"{at}/valid"

@@ -65,15 +65,12 @@ class Nodes:
         For the nodes' caches, one per node, not shared.
     mark, pipe
         Inherited by all processes of the cluster.
-    store_bytes
-        The size of each node's object store.
     """
 
-    def __init__(self, folder: Path, mark: str, pipe: Path, store_bytes: int = STORE_BYTES) -> None:
+    def __init__(self, folder: Path, mark: str, pipe: Path) -> None:
         from ray.cluster_utils import Cluster as RayCluster
 
         self._folder = folder
-        self._store_bytes = store_bytes
         self._variables = {processes.MARK: mark, EVENTS: str(pipe)}
         self._numbers = itertools.count()
         self.key: Path | None = None
@@ -90,7 +87,7 @@ class Nodes:
     def _options(self, name: str) -> dict[str, Any]:
         variables = self._variables | {"CEREBRO_CACHE": str(self._folder / name)}
         return {
-            "object_store_memory": self._store_bytes,
+            "object_store_memory": STORE_BYTES,
             "include_dashboard": False,
             "env_vars": variables,
         }
@@ -163,15 +160,15 @@ def worker_processes(mark: str) -> list[int]:
     return [pid for pid in processes.marked(mark) if processes.is_worker(pid)]
 
 
-def store_bytes() -> int:
-    """Recent contents of the cluster's object stores, over all nodes.
-
-    Without copies fetched by other nodes, which are evicted when space is short.
-    """
-    import ray
-
-    name = "object_store_memory"
-    return int(ray.cluster_resources().get(name, 0) - ray.available_resources().get(name, 0))
+def held_bytes(agent: int) -> int:
+    """The bytes of states that the process of an agent has mapped, also if their file is gone."""
+    total = 0
+    for line in Path(f"/proc/{agent}/maps").read_text().splitlines():
+        addresses, *_, name = line.split(maxsplit=5)
+        if "/slots/" in name:
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            total += end - begin
+    return total
 
 
 def cached_bytes(folder: Path) -> int:

@@ -17,6 +17,7 @@ import sys
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -39,7 +40,15 @@ LEAVE_SECONDS = 25.0
 
 
 class AgentSupervisor(Supervisor):
-    """The supervisor in an agent."""
+    """The supervisor in an agent.
+
+    Parameters
+    ----------
+    node
+        The number of its node: the agent's own, unless nodes can have several agents.
+    fetcher
+        Fetches the states of other agents.
+    """
 
     def __init__(self, node: str, fetcher: Fetcher) -> None:
         super().__init__()
@@ -51,9 +60,7 @@ class AgentSupervisor(Supervisor):
         return self._number
 
     def _fetch(self, state: StateIn) -> Any:
-        return self._fetcher.fetch(
-            state.refs[0], lambda: self.is_ending or state.node in self._gone
-        )
+        return self._fetcher.fetch(state.ref, lambda: self.is_ending or state.agent in self._gone)
 
 
 class Agent:
@@ -65,11 +72,23 @@ class Agent:
         Seconds to wait for a coordinator that does not listen yet.
     stdin
         A descriptor whose end means that the program that started this one is gone.
+    number
+        The number by which the coordinator knows it; None: a new one.
+    supervisor
+        Makes the supervisor of its worker, given the agent's number and the states of others.
     """
 
-    def __init__(self, ticket: Ticket, patience: float, stdin: int | None = None) -> None:
+    def __init__(
+        self,
+        ticket: Ticket,
+        patience: float,
+        stdin: int | None = None,
+        *,
+        number: str | None = None,
+        supervisor: Callable[[str, Fetcher], AgentSupervisor] = AgentSupervisor,
+    ) -> None:
         zmq = import_zmq()
-        self._id = uuid.uuid4().hex
+        self._id = number or uuid.uuid4().hex
         self._patience = patience
         self._stdin = stdin
         self._address = ticket.address
@@ -82,7 +101,7 @@ class Agent:
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
         host = ticket.address.rpartition(":")[0]
-        self._supervisor = AgentSupervisor(self._id, Fetcher(self._context, keys, host))
+        self._supervisor = supervisor(self._id, Fetcher(self._context, keys, host))
         self._ordered = ThreadPoolExecutor(1, "cerebro-unit")
         self._control = ThreadPoolExecutor(2, "cerebro-control")
         self._answers: deque[list[Any]] = deque()

@@ -1,8 +1,9 @@
 """What the executor needs from a cluster: nodes, and an agent on a node for each worker.
 
 An *agent* is a process on a node that supervises one worker process; see
-`cerebro.cluster.supervisor`. The protocols below hide how it is started and called: by Ray
-(`cerebro.ray`), or over connections of our own (`cerebro.cluster.hub`).
+`cerebro.cluster.supervisor`. It connects to the coordinator, which calls it through
+`cerebro.cluster.hub`. The protocols below hide who starts it, and what a node is: the machine of
+agents that Ray starts (`cerebro.ray`), or else each agent by itself.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ class Node(Protocol):
 class Agent(Protocol):
     """The supervisor of a worker, as the coordinator calls it.
 
-    The methods are those of `cerebro.cluster.supervisor.Supervisor`, by name. Every call returns at
-    once; its future raises one of the cluster's `errors` if the method raises or the agent is lost.
+    It holds the states that its worker has made. The methods are those of
+    `cerebro.cluster.supervisor.Supervisor`, by name. Every call returns at once; its future raises
+    one of the cluster's `errors` if the method raises or the agent is lost.
     """
+
+    @property
+    def id(self) -> str:
+        """Its number, different from all other agents' and nodes'."""
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method after all earlier calls have ended."""
@@ -47,9 +53,6 @@ class Agent(Protocol):
     def run(self, job: Job, state: StateIn | None) -> tuple[Future[JobResult], Any]:
         """Run a job; return its future result, and a reference to the state that it will leave."""
 
-    def drop(self, packed: Any) -> None:
-        """Forget the state of a job that has failed."""
-
     def kill(self) -> None:
         """End the agent and its worker process."""
 
@@ -59,10 +62,6 @@ class Cluster(Protocol):
 
     errors: tuple[type[BaseException], ...]
     """The exceptions of agents' futures. ``cause`` is the method's exception, if it raised."""
-    full: tuple[type[BaseException], ...]
-    """Those of `errors` that mean that a state does not fit."""
-    full_means: str
-    """What to do then."""
     dials_in: bool
     """Whether nodes come and go with their agents, so that a new node replaces a lost one."""
 

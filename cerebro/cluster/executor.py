@@ -30,7 +30,7 @@ from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, State
 from cerebro.cluster.placement import Pace, Placement
 from cerebro.cluster.remote import Call, RemoteWorker
 from cerebro.cluster.sent import Sent
-from cerebro.cluster.states import HeldState, HeldStates, StoreFull
+from cerebro.cluster.states import HeldState, HeldStates
 from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
 from cerebro.data.shard_work import ARRIVING, Order, ShardMakers
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
@@ -143,7 +143,8 @@ class ClusterExecutor(ABC):
         self._known: set[str] = set()  # nodes
         self._spare: set[str] = set()  # those that had nothing to do
         self._arriving = 0  # workers of nodes that are being admitted
-        self._gone: set[str] = set()  # nodes
+        self._gone: set[str] = set()  # agents
+        self._gone_nodes: set[str] = set()
         self._next_look = 0.0
 
     # --- the protocol ------------------------------------------------------
@@ -453,13 +454,13 @@ class ClusterExecutor(ABC):
             if self._shares_run:
                 return None
             ref = self._cluster.put(read_state(kept))
-            return StateIn((ref,), kept.state_hash, is_clone=task.clone_of is not None)
+            return StateIn(ref, kept.state_hash, is_clone=task.clone_of is not None)
         if task.position == 0:
             return None
         held = self._states.at(task.trial, task.position)
         if held is None:
-            raise LookupError("its state was lost with a node")
-        return StateIn((held.ref,), held.state_hash, held.node)
+            raise LookupError("its state was lost with its agent")
+        return StateIn(held.ref, held.state_hash, held.agent)
 
     # --- results -------------------------------------------------------------
 
@@ -482,15 +483,17 @@ class ClusterExecutor(ABC):
             return  # too late: the worker is considered lost
         remote.silent_looks = 0
         error = done.exception()
-        if isinstance(error, self._cluster.full) or (error is None and done.result().is_full):
-            self._trouble = OSError(self._cluster.full_means)
-            return
         if error is not None:
-            remote.agent.drop(call.packed)
             self._agent_failed(remote, error)
             return
         remote.has_answered = True
         answer: JobResult = done.result()
+        if answer.is_full:
+            self._trouble = OSError(
+                f"node {remote.name} has no room for a state ({answer.missing}): free some space "
+                "on the disk of its cache folder ($CEREBRO_CACHE), and resume the run"
+            )
+            return
         self.traffic.state_bytes += answer.fetched
         self.traffic.states += answer.fetched > 0
         event, job = answer.event, call.job
@@ -528,6 +531,7 @@ class ClusterExecutor(ABC):
             position=task.position + 1,
             ref=call.packed,
             node=remote.node.id,
+            agent=remote.agent.id,
             worker=remote.number,
             state_hash=event.packed_hash,
             nbytes=event.state_bytes,
@@ -561,8 +565,6 @@ class ClusterExecutor(ABC):
             self._events.append(StateKept(trial))
         elif isinstance(error, OSError):
             self._trouble = error  # the run's disk
-        elif isinstance(error, StoreFull):
-            self._trouble = OSError(self._cluster.full_means)
         else:
             position = self._states.lose(trial, held.position)
             reason = f"the state at its epoch's end is lost: {text_of(error)}"
@@ -583,9 +585,7 @@ class ClusterExecutor(ABC):
         if call is None or remote is None or call.serial != serial:
             return  # too late: the worker is considered lost
         error = done.exception()
-        if isinstance(error, self._cluster.full):
-            self._trouble = OSError(self._cluster.full_means)
-        elif isinstance(error, self._cluster.errors):
+        if isinstance(error, self._cluster.errors):
             self._agent_failed(remote, error)
         elif error is not None:
             self._trouble = error  # such as a full disk of this machine
@@ -663,12 +663,13 @@ class ClusterExecutor(ABC):
     def _agent_failed(self, remote: RemoteWorker, error: BaseException) -> None:
         """Handle an agent that is lost or cannot continue."""
         remote.is_gone = True
-        remote.node_is_gone = remote.node.id in self._gone or not remote.node.answers()
+        remote.node_is_gone = remote.node.id in self._gone_nodes or not remote.node.answers()
         cause = self._cluster.cause_of(error)
         reason = f"worker {remote.number} on node {remote.name} is gone: {cause}"
         if remote.node_is_gone:
             reason = f"node {remote.name} is gone"
-            self._node_is_gone(remote.node.id)
+            self._gone_nodes.add(remote.node.id)
+        self._states_are_gone(remote)
         with contextlib.suppress(Exception):
             remote.agent.kill()
         # An agent that never answered, or has no process, has not begun its task.
@@ -679,14 +680,17 @@ class ClusterExecutor(ABC):
             WorkerLost(remote.number, reason, began=began, with_machine=remote.node_is_gone),
         )
 
-    def _node_is_gone(self, node: str) -> None:
-        if node in self._gone:
-            return
-        self._gone.add(node)
-        self._states.lose_node(node)
-        for remote in self._remotes.values():
-            if remote.node.id != node:
-                remote.agent.control("node_is_gone", node)
+    def _states_are_gone(self, lost: RemoteWorker) -> None:
+        """Drop the states that a lost agent held, and if its node is gone, those of all there."""
+        for remote in list(self._remotes.values()):
+            agent = remote.agent.id
+            is_lost = remote is lost or (lost.node_is_gone and remote.node.id == lost.node.id)
+            if is_lost and agent not in self._gone:
+                self._gone.add(agent)
+                self._states.lose_agent(agent)
+                for other in self._remotes.values():
+                    if other is not remote:
+                        other.agent.control("agent_is_gone", agent)
 
     def _lose(self, remote: RemoteWorker, event: WorkerLost) -> None:
         del self._remotes[remote.number]
@@ -718,7 +722,7 @@ class ClusterExecutor(ABC):
         """Look for new and lost nodes."""
         alive = {node.id: node for node in self._cluster.nodes()}
         for remote in [h for h in self._remotes.values() if h.node.id not in alive]:
-            self._node_is_gone(remote.node.id)
+            self._gone_nodes.add(remote.node.id)
             self._agent_failed(remote, WorkerError("its node has left the cluster"))
         unknown = [node for node in alive.values() if node.id not in self._known]
         for node in self._cluster.reachable(unknown):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cerebro.machine.environment import version
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Increased when messages change."""
 
 

@@ -44,25 +44,37 @@ class AgentError(Exception):
 
 
 class Line:
-    """The connection of one agent, which is a node and an agent of `cerebro.cluster.agents`."""
+    """The connection of one agent, which is an agent of `cerebro.cluster.agents`, and a node.
 
-    def __init__(self, hub: Hub, peer: bytes, fd: int, host: str, hello: dict[str, Any]) -> None:
-        self.id = str(hello["id"])
-        self.machine = str(hello["machine"])
-        self.peer = peer
-        self.fd = fd
-        self.host = str(hello["host"])
-        self.pid = int(hello["pid"])
-        self.address = self.host
+    Calls that are made before the agent has connected are sent when it does.
+    """
+
+    def __init__(self, hub: Hub, number: str) -> None:
+        self.id = number
+        self.machine = self.host = self.address = ""
+        self.peer: bytes | None = None
+        self.fd = self.pid = -1
+        self.early: list[list[Any]] = []
         self.frees: deque[int] = deque()
         self.refs: WeakValueDictionary[int, Ref] = WeakValueDictionary()
         self.pending: dict[int, tuple[Future[Any], Any, Ref | None]] = {}
         self.is_taken = False
         self.is_gone = False
         self._hub = hub
+        self._states = ""
+
+    def connect(self, peer: bytes, fd: int, host: str, hello: dict[str, Any]) -> None:
+        """Take the connection over which the agent has sent its hello."""
+        self.machine = str(hello["machine"])
+        self.host = self.address = str(hello["host"])
+        self.pid = int(hello["pid"])
         host = host.removeprefix("::ffff:")  # a peer with IPv4 at a socket for both
         port = int(hello["states"])
         self._states = f":{port}" if host in ("127.0.0.1", "::1") else address_at(host, port)
+        for ref in self.refs.values():
+            ref.address = self._states
+        self.fd = fd
+        self.peer = peer
 
     def answers(self) -> bool:
         return not self.is_gone
@@ -80,9 +92,6 @@ class Line:
         """Return a reference to the state that a call leaves."""
         ref = self.refs[number] = Ref(self._states, number, self.frees)
         return ref
-
-    def drop(self, packed: Any) -> None:
-        """Do nothing: a failed job leaves no state."""
 
     def kill(self) -> None:
         self._hub.end(self)
@@ -105,8 +114,6 @@ class Hub:
     """
 
     errors: tuple[type[BaseException], ...] = (AgentError,)
-    full: tuple[type[BaseException], ...] = ()
-    full_means = "a node has no room for a state"
     dials_in = True
 
     def __init__(self, keys: Keys, engine: Engine, host: str, port: int = 0) -> None:
@@ -128,6 +135,7 @@ class Hub:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._lock = threading.Condition()
         self._lines: dict[bytes, Line] = {}
+        self._expected: dict[str, Line] = {}
         self._numbers = count(1)
         self._outbox: deque[list[Any]] = deque()
         self._pipe = WakePipe()
@@ -195,7 +203,7 @@ class Hub:
         context = import_zmq().Context()
         try:
             fetcher = Fetcher(context, self.keys, "127.0.0.1")
-            packed = fetcher.fetch(held.ref, lambda: held.node in gone or self._is_closing)
+            packed = fetcher.fetch(held.ref, lambda: held.agent in gone or self._is_closing)
             write_checked(packed, held.state_hash, path)
         finally:
             context.destroy(linger=0)
@@ -224,6 +232,19 @@ class Hub:
         self._context.destroy(linger=0)
         self._pipe.close()
 
+    # --- agents that are known before they connect -----------------------------
+
+    def expect(self, line: Line) -> None:
+        """Use `line` for the agent with its number, which has yet to connect."""
+        with self._lock:
+            self._expected[line.id] = line
+
+    def lose(self, line: Line, error: AgentError) -> None:
+        """Consider an agent lost, also one that has not connected."""
+        with self._lock:
+            self._expected.pop(line.id, None)
+        self._left(line, error)
+
     # --- calls ---------------------------------------------------------------
 
     def send(
@@ -248,14 +269,17 @@ class Hub:
             if not is_gone:
                 # The arguments refer to states, which must live until the answer.
                 line.pending[number] = future, arguments, ref
-                self._outbox.append([line.peer, b"call", *frames])
+                if line.peer is None:
+                    line.early.append([b"call", *frames])
+                else:
+                    self._outbox.append([line.peer, b"call", *frames])
         if is_gone:
             future.set_exception(AgentError("it has hung up"))
         self._pipe.wake()
         return future, ref
 
     def end(self, line: Line) -> None:
-        """Tell an agent to end at once."""
+        """Tell a connected agent to end at once."""
         self._outbox.append([line.peer, b"end"])
         self._pipe.wake()
 
@@ -291,14 +315,15 @@ class Hub:
             for line in [line for line in self._lines.values() if line.fd == fd]:
                 self._left(line)
 
-    def _left(self, line: Line) -> None:
+    def _left(self, line: Line, error: AgentError | None = None) -> None:
         with self._lock:
-            self._lines.pop(line.peer, None)
+            if line.peer is not None:
+                self._lines.pop(line.peer, None)
             line.is_gone = True
             pending, line.pending = line.pending, {}
             self._lock.notify_all()
         for future, *_ in pending.values():
-            future.set_exception(AgentError("it has hung up"))
+            future.set_exception(error or AgentError("it has hung up"))
         self._changed()
 
     def _receive(self, frames: list[Any]) -> None:
@@ -343,17 +368,29 @@ class Hub:
                 for name in own
                 if hello["versions"].get(name) != own[name]
             ]
-            line = Line(self, peer, int(frame.get("__fd")), str(frame.get("Peer-Address")), hello)
+            number, host = str(hello["id"]), str(hello["host"])
+            if not wrong:
+                self._accept(peer, frame, number, hello)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             self._outbox.append([peer, b"refused", f"a wrong hello: {error}".encode()])
             return
         if wrong:
-            text = f"an agent on {line.host} is refused: {', '.join(wrong)}"
+            text = f"an agent on {host} is refused: {', '.join(wrong)}"
             self.refusals.append(text)
             self._outbox.append([peer, b"refused", text.encode()])
+            expected = self._expected.get(number)
+            if expected is not None:
+                self.lose(expected, AgentError(text))
         else:
-            self._outbox.append([peer, b"welcome"])
-            with self._lock:
-                self._lines[peer] = line
-                self._lock.notify_all()
             self._changed()
+
+    def _accept(self, peer: bytes, frame: Any, number: str, hello: dict[str, Any]) -> None:
+        with self._lock:
+            line = self._expected.get(number) or Line(self, number)
+            line.connect(peer, int(frame.get("__fd")), str(frame.get("Peer-Address")), hello)
+            self._expected.pop(number, None)
+            self._outbox.append([peer, b"welcome"])
+            self._outbox += [[peer, *frames] for frames in line.early]
+            line.early.clear()
+            self._lines[peer] = line
+            self._lock.notify_all()

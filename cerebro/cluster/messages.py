@@ -77,12 +77,11 @@ class Begin:
 class StateIn:
     """The state that a unit begins with."""
 
-    refs: tuple[Any, ...]
-    """A reference to its bytes, in a tuple: Ray would fetch a bare reference even if the worker has
-    the model in memory."""
+    ref: Any
+    """A reference to its bytes; see `cerebro.cluster.blobs.Blob`."""
     state_hash: str
-    node: str = ""
-    """The node where it was made; empty: the coordinator."""
+    agent: str = ""
+    """The number of the agent that holds it; empty: the coordinator."""
     is_clone: bool = False
 
 
@@ -95,7 +94,7 @@ class JobResult:
     missing: str = ""
     """Why it could not be fetched."""
     is_full: bool = False
-    """Whether it could not be fetched because the store is full."""
+    """Whether it could not be stored because the node's disk is full."""
     log: bytes = b""
     """The trial's output since the last result, unless the worker writes it into the run."""
     fetched: int = 0

@@ -1,8 +1,8 @@
 """The states of live trials: which are held, and where.
 
-Two states of each trial are kept: the newest, and the newest one from a different node. If a node
-is lost, so are the states that were made there. The trial then returns to its other state and
-repeats the units that it did on the lost node.
+An agent holds the states that its worker has made. Two states of each trial are kept: the newest,
+and the newest one from a different node, or else from a different agent. If an agent is lost, so
+are its states. The trial then returns to its other state and repeats the units since.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ import cerebro._core as _core
 from cerebro.errors import CorruptDataError
 
 CARRIED_BYTES = 65_536
-"""States up to this size travel in messages (Ray's limit is 100 kB): the coordinator holds them,
-and they survive the loss of a node."""
+"""States up to this size travel in messages: the coordinator holds them, and they survive the loss
+of an agent."""
 
 
 @dataclass(frozen=True)
 class HeldState:
-    """A packed state on a node."""
+    """A packed state at an agent."""
 
     position: int
     """The number of units done before it."""
     ref: Any
     node: str
-    """The node that made it and has the first copy."""
+    """The node that made it."""
+    agent: str
+    """The number of the agent there that holds it."""
     worker: int
     state_hash: str
     nbytes: int
@@ -45,9 +47,10 @@ class HeldStates:
         self._states: dict[int, list[HeldState]] = {}
 
     def add(self, trial: int, state: HeldState) -> None:
-        """Add the state of a unit; of the older ones, keep the newest from a different node."""
+        """Add the state of a unit; of the older ones, keep the newest from elsewhere."""
         older = [s for s in self._states.get(trial, []) if s.position < state.position]
         elsewhere = [s for s in older if s.node != state.node]
+        elsewhere = elsewhere or [s for s in older if s.agent != state.agent]
         self._states[trial] = [*elsewhere[-1:], state]
 
     def at(self, trial: int, position: int) -> HeldState | None:
@@ -67,11 +70,11 @@ class HeldStates:
             self._states[trial] = left
         return left[-1].position if left else None
 
-    def lose_node(self, node: str) -> None:
-        """Remove the states that were lost with a node."""
+    def lose_agent(self, agent: str) -> None:
+        """Remove the states that were lost with an agent."""
         for trial, states in self._states.items():
             self._states[trial] = [
-                s for s in states if s.node != node or s.nbytes <= CARRIED_BYTES or s.is_here
+                s for s in states if s.agent != agent or s.nbytes <= CARRIED_BYTES or s.is_here
             ]
 
     def forget(self, trial: int) -> None:
@@ -85,15 +88,11 @@ class HeldStates:
 
 
 STATE_SECONDS = 300.0
-"""The time within which a state must arrive from a different node."""
+"""The time within which a state must arrive from a different agent."""
 
 
 class StateGone(Exception):
     """A state is lost."""
-
-
-class StoreFull(Exception):
-    """A state fits neither in a node's store nor on the disk behind it."""
 
 
 def write_checked(packed: Any, state_hash: str, path: Path) -> None:

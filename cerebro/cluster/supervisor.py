@@ -3,7 +3,7 @@
 The process is the same as on one machine, with the same protection: heartbeats, a time limit per
 unit, redirected output, and it ends with its parent. The supervisor passes tasks to it, and states
 to and from other nodes. It is cheap: it imports neither PyTorch nor the user's code, and survives a
-crash of a trial. It is a Ray actor (`cerebro.ray`) or a program (`cerebro.cluster.agent`).
+crash of a trial. It is part of an agent (`cerebro.cluster.agent`).
 
 Every unit carries the trial's dispatch number, which only grows, so that the supervisor can reject
 a call that arrives late or twice.
@@ -27,7 +27,7 @@ import numpy as np
 import cerebro._core as _core
 from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn
 from cerebro.cluster.sent import Sent
-from cerebro.cluster.states import StateGone, StoreFull
+from cerebro.cluster.states import StateGone
 from cerebro.data import Dataset
 from cerebro.data.cache import Cache, cache_folder
 from cerebro.data.manifest import read_manifest, shard_folder
@@ -44,6 +44,7 @@ from cerebro.errors import (
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine import environment, resources
 from cerebro.machine.devices import Device, is_gpu
+from cerebro.machine.files import is_full
 from cerebro.machine.objects import Objects
 from cerebro.machine.resources import available_memory
 from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
@@ -234,11 +235,15 @@ class Supervisor(ABC):
         if state is not None and self._made.get(task.trial) != task.position:
             try:
                 packed = self._fetch(state)
-            except (StateGone, StoreFull) as error:
-                return JobResult(None, str(error), is_full=isinstance(error, StoreFull)), None
-            fetched = len(packed)
-            task = self._with_state(task, state, packed)
-            del packed  # lets a store free its memory
+                fetched = len(packed)
+                task = self._with_state(task, state, packed)
+                del packed
+            except StateGone as error:
+                return JobResult(None, str(error)), None
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                return JobResult(None, text_of(error), is_full=True), None
         # Not before the state is here: without this task, the process would keep slots without
         # files, and write the trial's next state where it is not looked for.
         task = replace(task, ended=tuple(sorted(self._ended)))
@@ -283,9 +288,9 @@ class Supervisor(ABC):
             with contextlib.suppress(KeyError):
                 self._local.cancel(self._inner)
 
-    def node_is_gone(self, node: str) -> None:
-        """Stop waiting for states that were made on a lost node."""
-        self._gone.add(node)
+    def agent_is_gone(self, agent: str) -> None:
+        """Stop waiting for states that a lost agent holds."""
+        self._gone.add(agent)
 
     def ping(self) -> int:
         """Return the process id, to show that this supervisor is alive."""
@@ -313,8 +318,8 @@ class Supervisor(ABC):
 
         Raises
         ------
-        StateGone, StoreFull
-            If it is lost or does not fit.
+        StateGone
+            If it is lost.
         """
 
     def _given_gpu(self) -> Device:

@@ -1,4 +1,4 @@
-"""Models with states too large for Ray's messages; as a program, a search that is killed.
+"""Models with states too large for messages; as a program, a search that is killed.
 
 python ballast.py FOLDER DATA ADDRESS UNIT
 """
@@ -65,12 +65,6 @@ class SlowModel(Model):
 
 def build_slow(config, info):
     return SlowModel(config, info)
-
-
-def build_huge(config, info):
-    model = Model(config, info)
-    model.ballast = np.zeros(12_500_000)  # 100 MB, more than a node's store
-    return model
 
 
 class Strike:

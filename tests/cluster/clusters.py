@@ -107,3 +107,8 @@ def content(folder):
     """Every file below a folder."""
     files = [path for path in Path(folder).rglob("*") if path.is_file()]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def bytes_of(data):
+    """The bytes of all shards of a data set."""
+    return sum(entry.bytes for shard in data._manifest.shards for entry in shard.files.values())

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import ballast
 import resumable
+from clusters import bytes_of, content
+from derivable import OPTIONS, norms
 
+import cerebro
 from cerebro.cluster.dialed import EngineExecutor
 from cerebro.cluster.engine import Processes
 
@@ -45,6 +48,15 @@ class AtUnit:
 def search(folder, data, executor=None, **options):
     options = {"build": ballast.build, "epochs": EPOCHS, "n_trials": TRIALS} | options
     return resumable.search(folder, data, executor=executor, **options)
+
+
+def same_derived(path, executor, folder):
+    """Derive a data set here and on a cluster, which makes all of it: the files are the same."""
+    source = cerebro.Dataset(path)
+    here = source.derive(folder / "here", norms, **OPTIONS)
+    made = source.derive(folder / "made", norms, executor=executor, **OPTIONS)
+    assert content(made.path) == content(here.path)
+    assert executor.traffic.made_bytes == bytes_of(made)
 
 
 def same(found, expected):

@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections import deque
 from itertools import pairwise
 
@@ -23,10 +24,12 @@ from dialing import Apart, AtUnit, events, left_over, same, search, strike_busie
 import cerebro
 from benchmarks.peers import free_port
 from cerebro.cli import main
+from cerebro.cluster import agent as agent_module
 from cerebro.cluster import executor as executor_module
 from cerebro.cluster import hub as module
 from cerebro.cluster.agent import UNHEARD, Agent
 from cerebro.cluster.engine import Outside, Processes
+from cerebro.cluster.hello import versions
 from cerebro.cluster.keys import Keys, Ticket, key_at, parse_key
 from cerebro.errors import InputError, WorkerError
 from cerebro.machine import environment
@@ -221,6 +224,9 @@ def test_an_agent_says_at_once_that_a_host_is_unknown(tmp_path, capfd):
     assert "no coordinator with this key answers at search.invalid:7070" in second
 
 
+HELLO = {"id": "x", "host": "x", "machine": "x", "pid": 1, "states": 5}
+
+
 def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once():
     class Leaving(deque):
         def append(self, message):
@@ -228,8 +234,8 @@ def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once():
 
     hub = module.Hub(Keys.new(), Outside(), "127.0.0.1")
     try:
-        hello = {"id": "x", "host": "x", "machine": "x", "pid": 1, "states": 5}
-        line = module.Line(hub, b"x", -1, "127.0.0.1", hello)
+        line = module.Line(hub, "x")
+        line.connect(b"x", -1, "127.0.0.1", HELLO)
         outbox, hub._outbox = hub._outbox, Leaving()
         during = line.call("ping")
         hub._outbox = outbox
@@ -251,8 +257,59 @@ def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once():
     ],
 )
 def test_states_are_fetched_from_where_the_agent_dialed(peer, address):
-    hello = {"id": "x", "host": "x", "machine": "x", "pid": 1, "states": 5}
-    assert module.Line(None, b"", 1, peer, hello).ref(1).address == address
+    line = module.Line(None, "x")
+    before = line.ref(1)
+    line.connect(b"", 1, peer, HELLO)
+    assert before.address == line.ref(2).address == address
+
+
+@pytest.fixture
+def hub():
+    hub = module.Hub(Keys.new(), Outside(), "127.0.0.1")
+    yield hub
+    hub.close()
+
+
+def yet_to_come(hub):
+    """The line of an agent that has yet to connect, and the agent, with its own thread."""
+    line = module.Line(hub, "known")
+    hub.expect(line)
+    ticket = Ticket(f"127.0.0.1:{hub.port}", hub.keys.key, listen="127.0.0.1")
+    agent = Agent(ticket, 20.0, number="known")
+    return line, threading.Thread(target=agent.run)
+
+
+def test_calls_made_before_an_agent_connects_are_sent_in_order(hub):
+    line, thread = yet_to_come(hub)
+    calls = [line.call("agent_is_gone", "a"), line.call("ping"), line.call("run", None, None)]
+    assert not any(call.done() for call in calls)
+    thread.start()
+    assert [call.result(30) for call in calls[:2]] == [None, os.getpid()]
+    with pytest.raises(module.AgentError, match="the worker has not been started"):
+        calls[2].result(30)
+    assert [known.id for known in hub.nodes()] == ["known"]
+    hub.end(line)
+    thread.join(30)
+
+
+def test_an_agent_that_never_connects_fails_its_calls(hub):
+    line, _ = yet_to_come(hub)
+    call = line.call("ping")
+    hub.lose(line, module.AgentError("its actor has died"))
+    for failed in (call, line.call("ping")):
+        with pytest.raises(module.AgentError):
+            failed.result(0)
+    assert not hub.nodes()
+
+
+def test_an_expected_agent_of_another_version_fails_its_calls(hub, monkeypatch):
+    line, thread = yet_to_come(hub)
+    monkeypatch.setattr(agent_module, "versions", lambda: {**versions(), "python": "2.7"})
+    call = line.call("ping")
+    thread.start()
+    with pytest.raises(module.AgentError, match=r"is refused: python is 2\.7 there and 3"):
+        call.result(30)
+    thread.join(30)
 
 
 @pytest.mark.parametrize("host", ["::1", "::"])

@@ -14,9 +14,8 @@ pytest.importorskip("zmq")
 pytest.importorskip("distributed")
 
 import distributed
-from clusters import content, wait_until
-from derivable import OPTIONS, norms
-from dialing import AtUnit, events, left_over, same, search
+from clusters import wait_until
+from dialing import AtUnit, events, left_over, same, same_derived, search
 
 import cerebro
 from cerebro.errors import InputError
@@ -87,14 +86,7 @@ def test_a_worker_that_is_killed_comes_back(data, tmp_path, caches, client, expe
 
 
 def test_a_derived_data_set_has_the_files_of_one_process(data, tmp_path, caches, client):
-    source = cerebro.Dataset(data)
-    here = source.derive(tmp_path / "here", norms, **OPTIONS)
-    executor = cerebro.dask.Executor(client)
-    made = source.derive(tmp_path / "made", norms, executor=executor, **OPTIONS)
-    assert content(made.path) == content(here.path)
-    assert executor.traffic.made_bytes == sum(
-        entry.bytes for shard in made._manifest.shards for entry in shard.files.values()
-    )
+    same_derived(data, cerebro.dask.Executor(client), tmp_path)
     wait_until(lambda: not left_over(caches) and not agents(client))
 
 

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("zmq")
 
 import derivable
-from clusters import content, wait_until
+from clusters import bytes_of, content, wait_until
 from derivable import OPTIONS, Failing, Narrow, Once, first_of, norms
 from dialing import Apart, left_over
 
@@ -52,9 +52,7 @@ def test_the_files_are_those_of_one_process(source, tmp_path, expected, elsewher
     executor = Apart(tmp_path)
     made = source.derive(tmp_path / "made", norms, executor=executor, **OPTIONS)
     assert content(made.path) == expected
-    assert executor.traffic.made_bytes == sum(
-        entry.bytes for shard in made._manifest.shards for entry in shard.files.values()
-    )
+    assert executor.traffic.made_bytes == bytes_of(made)
     sent = executor.traffic.shards
     assert sorted(shard for _, shard in sent) == list(range(SHARDS))
     assert len({place for place, _ in sent}) == 3

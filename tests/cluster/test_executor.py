@@ -14,10 +14,9 @@ ray = pytest.importorskip("ray")
 
 import ballast  # noqa: E402
 import resumable  # noqa: E402
-from clusters import wait_until  # noqa: E402
 
 import cerebro  # noqa: E402
-from benchmarks.cluster_soak.nodes import cached_bytes, store_bytes  # noqa: E402
+from benchmarks.cluster_soak.nodes import cached_bytes, held_bytes  # noqa: E402
 from cerebro.cluster import executor as module  # noqa: E402
 from cerebro.cluster.placement import Pace  # noqa: E402
 from cerebro.cluster.supply import EVERYWHERE  # noqa: E402
@@ -257,7 +256,7 @@ def test_a_slow_node_gets_less_work(cluster, data, tmp_path, apart, monkeypatch,
 
 
 class Memory:
-    """Lets the object stores come to rest now and then: they hold the states that are held."""
+    """Looks at the states that agents hold now and then: two of a trial."""
 
     def __init__(self, executor, trials):
         self.executor = executor
@@ -269,14 +268,15 @@ class Memory:
         if self.units % 60 == 20:
             held = self.executor._states.nbytes
             assert 0 < held <= self.most
-            # Units in flight, no more than there are workers, leave a state each.
-            wait_until(lambda: 0 < store_bytes() <= held + 3 * STATE_BYTES)
+            agents = [remote.agent.pid for remote in self.executor._remotes.values()]
+            # Besides, states that agents will be told to free, and those of units in flight.
+            assert 0 < sum(map(held_bytes, agents)) <= self.most + 12 * STATE_BYTES
             self.looks += 1
 
 
 @pytest.mark.parametrize("trials", [4, 32])
 def test_no_trial_has_a_copy_of_the_data(cluster, tmp_path, apart, trials):
-    """Nodes hold the data and the validation rows once; stores two states of a trial, no data."""
+    """Nodes hold the data and the validation rows once; agents two states of a trial, no data."""
     x = np.random.default_rng(1).normal(size=(30_000, 3))
     data = cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "data", shards=6)
     cluster.restore()

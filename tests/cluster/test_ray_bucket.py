@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 
-import numpy as np
 import pytest
 
 pytest.importorskip("ray")
@@ -13,13 +12,14 @@ pytest.importorskip("s3fs")
 
 import buckets
 import resumable
+from buckets import split
 from clusters import content, running
 from derivable import OPTIONS, norms
 
 import cerebro
 from cerebro.errors import CorruptDataError
 
-SHARDS = 4
+SHARDS = 4  # of each data set that `split` writes
 
 
 @pytest.fixture(scope="module")
@@ -41,17 +41,6 @@ def empty_caches(cluster):
     shutil.rmtree(cluster.folder / "coordinator" / "data", ignore_errors=True)
 
 
-def write(at):
-    """Write the training and the validation data below a folder or URL; return their places."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(207, 3))
-    columns = {"x": x, "y": x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=207)}
-    for name, part in (("train", slice(0, 160)), ("valid", slice(160, 207))):
-        rows = {key: value[part] for key, value in columns.items()}
-        cerebro.shard(rows, f"{at}/{name}", shards=SHARDS)
-    return f"{at}/train", f"{at}/valid"
-
-
 def search(folder, places, **options):
     return resumable.search(folder, places[0], validation=cerebro.Dataset(places[1]), **options)
 
@@ -59,10 +48,10 @@ def search(folder, places, **options):
 def test_each_node_copies_its_own_shards_and_the_coordinator_sends_none(
     server, cluster, tmp_path, monkeypatch
 ):
-    expected = search(tmp_path / "here", write(tmp_path / "local"))
+    expected = search(tmp_path / "here", split(tmp_path / "local"))
     with monkeypatch.context() as elsewhere:  # the machine that writes shards keeps them
         elsewhere.setenv("CEREBRO_CACHE", str(tmp_path / "writer"))
-        places = write("s3://bkt")
+        places = split("s3://bkt")
     executor = cluster.executor()
     server.requests.clear()
     found = search(tmp_path / "run", places, executor=executor)
@@ -80,7 +69,7 @@ def test_each_node_copies_its_own_shards_and_the_coordinator_sends_none(
 
 
 def test_an_altered_object_is_refused_by_name(server, cluster, tmp_path):
-    places = write("s3://bkt/altered")
+    places = split("s3://bkt/altered")
     content = server.system.cat_file("bkt/altered/train/shard-00002/y.npy")
     server.system.pipe_file("bkt/altered/train/shard-00002/y.npy", content[:-9])
     name = "s3://bkt/altered/train/shard-00002/y.npy is cut or altered"
@@ -92,8 +81,8 @@ def test_a_data_set_is_derived_where_its_shards_lie(server, cluster, tmp_path, m
     """Each machine copies a shard at most once: nodes to compute, the coordinator to keep `y`."""
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("CEREBRO_CACHE", str(tmp_path / "writer"))
-        place, _ = write("s3://bkt/derived")
-    here, _ = write(tmp_path / "local")
+        place, _ = split("s3://bkt/derived")
+    here, _ = split(tmp_path / "local")
     expected = cerebro.Dataset(here).derive(tmp_path / "here", norms, **OPTIONS)
     executor = cluster.executor()
     server.requests.clear()

@@ -21,9 +21,8 @@ pytest.importorskip("pyspark")
 if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
     pytest.skip("Spark needs Java", allow_module_level=True)
 
-from clusters import content, wait_until
-from derivable import OPTIONS, norms
-from dialing import AtUnit, events, left_over, same, search
+from clusters import wait_until
+from dialing import AtUnit, events, left_over, same, same_derived, search
 
 import cerebro
 from cerebro.errors import InputError
@@ -88,14 +87,7 @@ def test_states_are_those_of_one_process(data, tmp_path, caches, spark, expected
 
 
 def test_a_derived_data_set_has_the_files_of_one_process(data, tmp_path, caches, spark):
-    source = cerebro.Dataset(data)
-    here = source.derive(tmp_path / "here", norms, **OPTIONS)
-    executor = cerebro.spark.Executor(spark)
-    made = source.derive(tmp_path / "made", norms, executor=executor, **OPTIONS)
-    assert content(made.path) == content(here.path)
-    assert executor.traffic.made_bytes == sum(
-        entry.bytes for shard in made._manifest.shards for entry in shard.files.values()
-    )
+    same_derived(data, cerebro.spark.Executor(spark), tmp_path)
     wait_until(lambda: not left_over(caches) and not active_jobs(spark))
 
 

@@ -8,18 +8,12 @@ import sys
 from pathlib import Path
 
 import buckets
-import numpy as np
 import pytest
 import resumable
+from buckets import rows, split
 
 import cerebro
 from cerebro.errors import CorruptDataError
-
-
-def rows():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(207, 3))
-    return {"x": x, "y": x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=207)}
 
 
 @pytest.fixture
@@ -126,14 +120,6 @@ def nodes(tmp_path, monkeypatch, **options):
     path = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
     monkeypatch.setenv("PYTHONPATH", ":".join([*path, str(Path(cerebro.__file__).parent.parent)]))
     return Apart(**options)
-
-
-def split(at):
-    """Two data sets, for training and for validation, and what the search over them gives."""
-    whole = rows()
-    for name, part in (("train", slice(0, 160)), ("valid", slice(160, 207))):
-        cerebro.shard({key: value[part] for key, value in whole.items()}, f"{at}/{name}", shards=4)
-    return f"{at}/train", f"{at}/valid"
 
 
 def test_each_node_copies_its_own_shards_and_the_coordinator_sends_none(

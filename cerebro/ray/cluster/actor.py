@@ -1,27 +1,49 @@
-"""Define the Ray actor that supervises one worker process; see `cerebro.cluster.supervisor`."""
+"""Define the Ray actor that is an agent: it supervises one worker process on a node."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from cerebro.cluster.messages import StateIn
-from cerebro.cluster.supervisor import Supervisor
-from cerebro.errors import DeviceError
+from cerebro.cluster.agent import UNHEARD, Agent, AgentSupervisor
+from cerebro.cluster.blobs import Fetcher
+from cerebro.cluster.engine import PATIENCE_SECONDS
+from cerebro.cluster.keys import Ticket
+from cerebro.errors import DeviceError, InputError
 from cerebro.machine import devices
 from cerebro.machine.devices import Device
-from cerebro.ray.cluster.objects import fetch
 
 
-class WorkerActor(Supervisor):
+class WorkerActor:
     """One worker on a node of a Ray cluster."""
 
-    def _node(self) -> str:
+    def serve(self, ticket: str, number: str) -> None:
+        """Be an agent until the coordinator ends or closes the connection.
+
+        Raises
+        ------
+        InputError
+            If the coordinator does not answer.
+        """
         import ray
 
-        return str(ray.get_runtime_context().get_node_id())
+        node = str(ray.get_runtime_context().get_node_id())
 
-    def _fetch(self, state: StateIn) -> Any:
-        return fetch(state.refs[0], state.node, self._gone)
+        def supervisor(_: str, fetcher: Fetcher) -> ActorSupervisor:
+            return ActorSupervisor(node, fetcher)
+
+        given = Ticket.from_json(ticket)
+        agent = Agent(given, PATIENCE_SECONDS, number=number, supervisor=supervisor)
+        try:
+            status = agent.run()
+        finally:
+            agent.close()
+        if status == UNHEARD:
+            raise InputError(
+                f"it cannot reach the search at {given.address}: nodes must be able to connect to "
+                "each other at any port"
+            )
+
+
+class ActorSupervisor(AgentSupervisor):
+    """The supervisor in an actor, which may have a GPU."""
 
     def _given_gpu(self) -> Device:
         return given_gpu()

@@ -199,6 +199,12 @@ def alive_nodes(ray: Any) -> list[ClusterNode]:
     )
 
 
+def address_of_here(connection: Connection) -> str:
+    """Return the address at which the other nodes reach this one."""
+    own = [node for node in alive_nodes(connection.ray) if node.id == connection.node]
+    return own[0].address
+
+
 def reachable(nodes: Sequence[AnyNode]) -> list[AnyNode]:
     """Return the nodes that answer: the cluster takes half a minute to notice a lost node."""
     if not nodes:

@@ -1,31 +1,34 @@
 """Run units on the nodes of a Ray cluster, for `cerebro.ray.Executor`.
 
-Ray starts the agents as actors, sends their messages and holds their states. Ray's own fault
-tolerance is off, because only the coordinator knows about units: actors are not restarted, and
-calls are not repeated. See docs/design/ray.md.
+Ray starts the agents, as actors on the nodes that the executor chooses, and they connect to the
+coordinator over encrypted connections, which also carry calls and states. Ray's fault tolerance is
+off, because only the coordinator knows about units: actors are not restarted. See
+docs/design/ray.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cerebro.cluster.agents import Node
+from cerebro.cluster.engine import Outside
 from cerebro.cluster.executor import ClusterExecutor
-from cerebro.cluster.messages import JobResult, StateIn
-from cerebro.cluster.states import HeldState, write_checked
+from cerebro.cluster.hub import AgentError, Hub, Line
+from cerebro.cluster.keys import Keys, Ticket, address_at
+from cerebro.cluster.states import HeldState
 from cerebro.errors import InputError
 from cerebro.ray.cluster import autoscaler
 from cerebro.ray.cluster.actor import WorkerActor
 from cerebro.ray.cluster.connection import (
     ClusterNode,
     Connection,
+    address_of_here,
     alive_nodes,
     asked_for,
     cause_of,
@@ -33,8 +36,7 @@ from cerebro.ray.cluster.connection import (
     reachable,
     spread,
 )
-from cerebro.ray.cluster.objects import fetch
-from cerebro.worker.messages import Job, RunContext
+from cerebro.worker.messages import RunContext
 
 GPU = "GPU"
 """Ray's name for GPUs."""
@@ -126,38 +128,26 @@ class Executor(ClusterExecutor):
     def _join(self, context: RunContext) -> RayCluster:
         needs = {"CPU": float(context.threads), **self._resources}
         cpus = None if self.workers is None else self.workers * needs["CPU"]
-        return RayCluster(connect(self._address, cpus), needs, autoscale=self._autoscale)
+        keys = Keys.new()  # before anything is started: pyzmq may be missing
+        connection = connect(self._address, cpus)
+        try:
+            return RayCluster(connection, keys, needs, autoscale=self._autoscale)
+        except BaseException:
+            connection.close()
+            raise
 
 
-class RayActor:
-    """An actor that can be called as an agent; see `cerebro.cluster.agents.Agent`."""
+class RayAgent(Line):
+    """An agent in an actor; it connects when Ray has started the actor."""
 
-    def __init__(self, ray: Any, actor: Any) -> None:
+    def __init__(self, hub: Hub, ray: Any, actor: Any) -> None:
+        super().__init__(hub, uuid.uuid4().hex)
         self._ray = ray
         self._actor = actor
-
-    def call(self, method: str, *arguments: Any) -> Future[Any]:
-        return self._future(getattr(self._actor, method).remote(*arguments))
-
-    def control(self, method: str, *arguments: Any) -> Future[Any]:
-        beside = getattr(self._actor, method).options(concurrency_group="control")
-        return self._future(beside.remote(*arguments))
-
-    def run(self, job: Job, state: StateIn | None) -> tuple[Future[JobResult], Any]:
-        answer, packed = self._actor.run.options(num_returns=2).remote(job, state)
-        return self._future(answer), packed
-
-    def drop(self, packed: Any) -> None:
-        with contextlib.suppress(Exception):  # the job's error; unfetched, Ray prints it
-            self._ray.get(packed, timeout=0)
 
     def kill(self) -> None:
         if self._ray.is_initialized():  # else Ray would start a new cluster to kill it in
             self._ray.kill(self._actor, no_restart=True)
-
-    def _future(self, ref: Any) -> Future[Any]:
-        future: Future[Any] = ref.future()
-        return future
 
 
 class RayCluster:
@@ -165,31 +155,34 @@ class RayCluster:
 
     Parameters
     ----------
+    keys
+        The key of the connections to agents.
     needs
         The Ray resources of each worker, including ``"CPU"``.
     autoscale
         Whether to ask the cluster's autoscaler for nodes.
     """
 
-    full_means = (
-        "Ray's object store is full on a node, and so is the disk behind it: free some space "
-        "there, start Ray with more --object-store-memory, or keep fewer trials live (width=)"
-    )
+    errors: tuple[type[BaseException], ...] = (AgentError,)
     dials_in = False
 
     def __init__(
-        self, connection: Connection, needs: Mapping[str, float], *, autoscale: bool = False
+        self,
+        connection: Connection,
+        keys: Keys,
+        needs: Mapping[str, float],
+        *,
+        autoscale: bool = False,
     ) -> None:
         self._ray = connection.ray
         self._connection = connection
         self._needs = dict(needs)
         self._autoscale = autoscale and not connection.is_ours  # ours has no autoscaler
-        errors = self._ray.exceptions
-        self.errors: tuple[type[BaseException], ...] = (errors.RayError,)
-        self.full: tuple[type[BaseException], ...] = (
-            errors.ObjectStoreFullError,
-            errors.OutOfDiskError,
-        )
+        host = "127.0.0.1" if connection.is_ours else address_of_here(connection)
+        everywhere = "::" if ":" in host else "0.0.0.0"
+        listen = host if host == "127.0.0.1" else everywhere
+        self._hub = Hub(keys, Outside(), listen)
+        self._ticket = Ticket(address_at(host, self._hub.port), keys.key, listen=listen).to_json()
 
     def choose(self, workers: int | None) -> Sequence[Node]:
         if self._autoscale and workers is not None:
@@ -214,20 +207,25 @@ class RayCluster:
     def is_here(self, node: Node) -> bool:
         return node.id == self._connection.node
 
-    def hire(self, node: Node) -> RayActor:
+    def hire(self, node: Node) -> RayAgent:
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         needs = dict(self._needs)
         options = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop(GPU, 0)}
-        actor = ray.remote(concurrency_groups={"control": 2})(WorkerActor).options(
+        made = ray.remote(WorkerActor).options(
             **options,
             resources=needs or None,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )
-        return RayActor(ray, actor.remote())
+        actor = made.remote()
+        agent = RayAgent(self._hub, ray, actor)
+        self._hub.expect(agent)
+        serving: Future[None] = actor.serve.remote(self._ticket, agent.id).future()
+        serving.add_done_callback(lambda done: self._hub.lose(agent, _why_ended(done)))
+        return agent
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Do nothing: the executor asks Ray for the nodes instead."""
@@ -236,13 +234,13 @@ class RayCluster:
         return None
 
     def put(self, packed: bytes) -> Any:
-        return self._ray.put(np.frombuffer(packed, np.uint8))
+        return self._hub.put(packed)
 
     def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
-        write_checked(fetch(held.ref, held.node, gone), held.state_hash, path)
+        self._hub.fetch_to_file(held, gone, path)
 
     def cause_of(self, error: BaseException) -> str:
-        return cause_of(error)
+        return self._hub.cause_of(error)
 
     def why_late(self, node: Node) -> str:
         return (
@@ -255,7 +253,14 @@ class RayCluster:
             # Also a request of a coordinator that was killed, whose run this search may resume.
             with contextlib.suppress(Exception):
                 autoscaler.request([])
+        self._hub.close()
         self._connection.close()
+
+
+def _why_ended(serving: Future[None]) -> AgentError:
+    """Return the error of an agent whose actor has ended, or never begun."""
+    error = serving.exception()
+    return AgentError("it has ended" if error is None else cause_of(error))
 
 
 def check_resources(resources: Any) -> dict[str, float]:

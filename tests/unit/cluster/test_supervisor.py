@@ -51,7 +51,7 @@ def test_a_trial_is_forgotten_when_the_process_is_told(one, tmp_path):
 
     def run(trial, dispatch, ended=()):
         task = Task(trial, {}, 0, 1, 1, 0, position=1, dispatch=dispatch, ended=ended)
-        return one.run(task, StateIn((None,), "hash"))[0]
+        return one.run(task, StateIn(None, "hash"))[0]
 
     assert run(1, 1, (3, 4)).missing == "it is gone"
     assert slots.exists() and not one.process.tasks
@@ -61,3 +61,11 @@ def test_a_trial_is_forgotten_when_the_process_is_told(one, tmp_path):
     assert [task.ended for task in one.process.tasks] == [(3,)]  # 4 is here again
     run(1, 2)
     assert one.process.tasks[-1].ended == ()
+
+
+def test_a_state_for_which_the_disk_has_no_room_is_told(one, tmp_path):
+    one.has_state = True
+    (tmp_path / "state.in").symlink_to("/dev/full")
+    result, packed = one.run(Task(0, {}, 0, 1, 1, 0, position=1, dispatch=1), StateIn(None, "hash"))
+    assert result.is_full and "No space left" in result.missing
+    assert result.event is packed is None and not one.process.tasks

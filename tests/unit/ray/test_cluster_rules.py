@@ -32,7 +32,7 @@ from cerebro.machine import environment
 from cerebro.machine.wake_pipe import WakePipe
 from cerebro.ray.cluster import autoscaler
 from cerebro.ray.cluster.connection import ClusterNode, _no_cluster, cause_of, spread
-from cerebro.ray.cluster.executor import RayActor
+from cerebro.ray.cluster.executor import RayAgent
 
 # --- which shards lie where ---------------------------------------------------------
 
@@ -135,7 +135,7 @@ def test_pace_compares_workers_on_the_same_trials():
 
 
 def state(position, node, nbytes=10**6):
-    return HeldState(position, f"ref {position}", node, 0, "hash", nbytes)
+    return HeldState(position, f"ref {position}", node, f"agent of {node}", 0, "hash", nbytes)
 
 
 def test_the_newest_state_and_the_newest_elsewhere_are_kept():
@@ -148,32 +148,44 @@ def test_the_newest_state_and_the_newest_elsewhere_are_kept():
     assert held.nbytes == 2 * 10**6
 
 
+def test_on_one_node_the_newest_of_another_agent_is_kept():
+    held = HeldStates()
+    for position, agent in enumerate("aabba", 1):
+        held.add(0, HeldState(position, None, "node", agent, 0, "hash", 10**6))
+    assert [held.at(0, position) is not None for position in (1, 2, 3, 4, 5)] == 3 * [False] + [
+        True,
+        True,
+    ]
+    held.lose_agent("a")
+    assert held.newest(0).position == 4
+
+
 def test_a_lost_node_takes_a_trial_back_to_the_other_state():
     held = HeldStates()
     for position, node in enumerate("abb", 1):
         held.add(0, state(position, node))
-    held.lose_node("b")
+    held.lose_agent("agent of b")
     assert held.at(0, 3) is None
     assert held.lose(0, 3) == 1
     assert held.at(0, 1) == state(1, "a")
-    held.lose_node("a")
+    held.lose_agent("agent of a")
     assert held.lose(0, 1) is None
 
 
 def test_small_states_lie_with_the_coordinator():
     held = HeldStates()
     held.add(0, state(1, "a", CARRIED_BYTES))
-    held.lose_node("a")
+    held.lose_agent("agent of a")
     assert held.at(0, 1) is not None
 
 
 def test_states_that_were_handed_over_survive_their_node():
     held = HeldStates()
     blob = Blob("a:1", 7)
-    held.add(0, HeldState(1, blob, "a", 0, "hash", 10**6))
+    held.add(0, HeldState(1, blob, "a", "agent of a", 0, "hash", 10**6))
     assert not held.at(0, 1).is_here
     blob.packed = b"state"
-    held.lose_node("a")
+    held.lose_agent("agent of a")
     assert held.at(0, 1).is_here
 
 
@@ -224,7 +236,7 @@ def test_an_executor_is_copied_and_sent_as_it_was_made():
 
 def test_an_actor_that_outlives_the_connection_starts_no_new_cluster():
     """As `ray.kill` would: it calls `ray.init` if need be."""
-    RayActor(SimpleNamespace(is_initialized=lambda: False), None).kill()
+    RayAgent(None, SimpleNamespace(is_initialized=lambda: False), None).kill()
 
 
 def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(monkeypatch):
