@@ -7,6 +7,9 @@ operator is called from Python, as where the C core's operators do not have PyTo
 elementwise operators run in the C core, and the unit without Python code of the model. Each is
 measured in units, in turn; the figure is the median of the units' ratios. All train on the same
 batches and must have the same weights, to the bit.
+
+Then the step of "core" over the sum of its kernels: of its operators, timed one by one as they
+follow each other in a step. Bar: 1.15.
 """
 
 from __future__ import annotations
@@ -63,6 +66,27 @@ def engine(name: str) -> None:
     kept_programs.clear()  # the next model must not reuse a program of the other engine
 
 
+STEPS = 200
+
+
+def kernels(trained: cerebro.torch.Model) -> float:
+    """Seconds of a step's operators, timed in their order; changes the weights."""
+    (recorded,) = trained._recorded[0]._programs.values()
+    calls = [(run, args, kwargs or {}) for run, args, kwargs in recorded.program.calls()]
+    clock = time.perf_counter
+    times, empty = [0.0] * STEPS, [0.0] * STEPS
+    with torch._C._AutoDispatchBelowAutograd():
+        for step in range(STEPS):
+            begun = clock()
+            empty[step] = clock() - begun
+            for run, args, kwargs in calls:
+                begun = clock()
+                run(*args, **kwargs)
+                times[step] += clock() - begun
+    of_timer = len(calls) * statistics.median(empty)
+    return statistics.median(times) - of_timer
+
+
 def compare(bench: Bench, name: str, fused: bool | None, rounds: int, folder: Path) -> None:
     make, _, _, rows = CASES[name]
     data = cerebro.Dataset(folder)
@@ -93,6 +117,16 @@ def compare(bench: Bench, name: str, fused: bool | None, rounds: int, folder: Pa
                 mine / its for mine, its in zip(found[kind], found["ordinary"], strict=True)
             ),
         )
+    sums = [kernels(models["core"]) for _ in range(3)]
+    step = statistics.median(found["core"])
+    bench.add(
+        f"{name}, {'fused=True' if fused else 'default'}, core",
+        step * 1e6,
+        "us",
+        reference="sum of kernels",
+        ratio=step / statistics.median(sums),
+        bar="<= 1.15",
+    )
 
 
 def make_data(name: str, steps: int, folder: Path) -> None:
@@ -107,7 +141,7 @@ def main() -> None:
     arguments = parser(__doc__ or "").parse_args()
     torch.set_num_threads(1)
     bench = Bench("bench_step_engine", arguments.json)
-    rounds, steps = (3, 40) if arguments.quick else (4 * arguments.rounds, 100)
+    rounds, steps = (3, 40) if arguments.quick else (4 * arguments.rounds, 300)
     with tempfile.TemporaryDirectory(prefix="cerebro-bench-") as folder:
         for number, name in enumerate(CASES):
             data = Path(folder, str(number))

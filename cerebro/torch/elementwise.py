@@ -341,6 +341,7 @@ def _agrees(name: str, fused: bool, sqrt: int) -> bool:
     return True
 
 
+@functools.cache
 def _values(size: int, seed: int) -> Any:
     """Return numbers of many magnitudes and special values, the same for equal arguments."""
     steps = torch.arange(size, dtype=torch.float64)

@@ -65,7 +65,8 @@ ALIGNMENT = 64
 FEWEST_BATCHES = 12
 """The minimum batches per unit for recording a proven step, which adds a step to each unit."""
 FIRST_STEPS = 32
-"""The number of ordinary steps before a proven step is recorded. Recording takes about as long."""
+"""The number of ordinary steps before a proven step is recorded, unless enough batches of its shape
+are certainly left (`LEAST_LEFT`). Recording takes about as long."""
 LONGEST_STEP = 0.025
 """The longest step worth recording, in seconds; longer steps are mostly arithmetic and memory."""
 LEAST_LEFT = 256
@@ -126,6 +127,7 @@ class RecordedStep:
         self._proof: Proof | None = None
         self._is_open = prove is None
         self._used: Counter[Any] = Counter()
+        self._seen_in_unit: Counter[Any] = Counter()
         self._seconds: dict[Any, list[float]] = {}
         self._batches = self._left = 0
         self._what = what
@@ -223,6 +225,7 @@ class RecordedStep:
         """
         self._take_back()
         self._used.clear()
+        self._seen_in_unit.clear()
         self._looks_again = True
         self._batches, self._left = batches, left
         self._is_open = self._prove is None or (
@@ -326,12 +329,13 @@ class RecordedStep:
     def _unrecorded(self, batch: Batch, phase: int, key: Any) -> Values:
         seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
+        self._seen_in_unit[key] += 1
         if seen < WARM_UP or len(self._programs) >= MOST_PROGRAMS:
             return self._timed(batch, phase, key)
         alike = self._architecture(key)
         alike.steps += 1
         if not self._may_take_over(key, alike, seen) and (
-            self._saves_too_little(key, alike) or self._is_early(alike)
+            self._saves_too_little(key, alike) or self._is_early(key, alike)
         ):
             return self._timed(batch, phase, key)
         reason = self._numbers.refusal() or _compiles() or self._unproven(key)
@@ -340,9 +344,12 @@ class RecordedStep:
             return self._step(batch, phase)
         return self._recorded(batch, phase, key)
 
-    def _is_early(self, alike: Architecture) -> bool:
+    def _is_early(self, key: Any, alike: Architecture) -> bool:
         """Return whether it is too early for recording a step to save time."""
         if self._prove is None:
+            return False
+        is_frequent = self._seen_in_unit[key] > 1  # not just the shorter last batch of every unit
+        if is_frequent and self._left >= LEAST_LEFT:
             return False
         expected = max(self._left, alike.steps)
         return alike.steps < FIRST_STEPS or expected < LEAST_LEFT

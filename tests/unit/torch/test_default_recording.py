@@ -789,6 +789,27 @@ def test_short_units_are_not_recorded():
     assert not model._recorded[0]._seen and model.recording_note() is None
 
 
+@pytest.mark.parametrize("left", [BATCHES * 15, BATCHES * 16])
+def test_a_step_is_recorded_at_once_if_the_trial_has_enough_batches_left(left, monkeypatch):
+    """But not the shorter last batch of a unit: the trial has only as many as units."""
+    monkeypatch.setattr(recorded_step, "FIRST_STEPS", 32)
+    model = made(None)
+    model.begin_recorded_unit(BATCHES, left, training=True)
+    for batch in data(0)[: recorded_step.WARM_UP + 1]:
+        model.train_batch(batch)
+    programs = model._recorded[0]._programs
+    assert len(programs) == (left >= recorded_step.LEAST_LEFT)
+    for batch in data(0)[recorded_step.WARM_UP + 1 :]:
+        model.train_batch(batch)
+    assert model.end_recorded_unit(training=True) is None
+    for unit in range(1, 4):
+        model.begin_recorded_unit(BATCHES, left, training=True)
+        for batch in data(unit)[-1:]:
+            model.train_batch(batch)
+        assert model.end_recorded_unit(training=True) is None
+    assert len(programs) == (left >= recorded_step.LEAST_LEFT)
+
+
 def test_short_trials_are_not_recorded():
     model = made(None)
     for unit in range(4):
