@@ -64,16 +64,15 @@ ALIGNMENT = 64
 
 FEWEST_BATCHES = 12
 """The minimum batches per unit for recording a proven step, which adds a step to each unit."""
-FIRST_STEPS = 32
-"""The number of ordinary steps before a proven step is recorded, unless enough batches of its shape
-are certainly left (`LEAST_LEFT`). Recording takes about as long."""
 LONGEST_STEP = 0.025
 """The longest step worth recording, in seconds; longer steps are mostly arithmetic and memory."""
 LEAST_LEFT = 256
 """The minimum batches left in a trial, or steps taken by models like its own, for recording."""
+LEAST_UNITS_LEFT = 64
+"""The same for a shape that a unit has once, such as that of its shorter last batch."""
 CHECK_COST = 2.5
 """The cost of the comparison at a unit's end: this many ordinary steps and this many replays."""
-TAKE_COST = 14.0
+TAKE_COST = 12.0
 """The cost of reusing a kept program, with its proof and its comparisons, in ordinary steps."""
 LEAST_SAVED = 0.05
 """The part of a unit's ordinary steps that replays must save: measured times are not exact."""
@@ -128,6 +127,7 @@ class RecordedStep:
         self._is_open = prove is None
         self._used: Counter[Any] = Counter()
         self._seen_in_unit: Counter[Any] = Counter()
+        self._frequent: set[Any] = set()  # the keys that a unit has more than once
         self._seconds: dict[Any, list[float]] = {}
         self._batches = self._left = 0
         self._what = what
@@ -330,6 +330,8 @@ class RecordedStep:
         seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
         self._seen_in_unit[key] += 1
+        if self._seen_in_unit[key] > 1:
+            self._frequent.add(key)
         if seen < WARM_UP or len(self._programs) >= MOST_PROGRAMS:
             return self._timed(batch, phase, key)
         alike = self._architecture(key)
@@ -348,11 +350,14 @@ class RecordedStep:
         """Return whether it is too early for recording a step to save time."""
         if self._prove is None:
             return False
-        is_frequent = self._seen_in_unit[key] > 1  # not just the shorter last batch of every unit
-        if is_frequent and self._left >= LEAST_LEFT:
-            return False
-        expected = max(self._left, alike.steps)
-        return alike.steps < FIRST_STEPS or expected < LEAST_LEFT
+        if key in self._frequent:
+            left, least = self._left, LEAST_LEFT
+        else:
+            left, least = self._units_left(), LEAST_UNITS_LEFT
+        return max(left, alike.steps) < least
+
+    def _units_left(self) -> int:
+        return self._left // max(1, self._batches)
 
     def _may_take_over(self, key: Any, alike: Architecture, seen: int) -> bool:
         """Return whether another model may have a program for this step that is worth reusing."""
@@ -412,6 +417,8 @@ class RecordedStep:
         With `rest`, they must save enough in the rest of the trial to pay for reusing a program.
         """
         ordinary = min(self._seconds[key])
+        if key not in self._frequent:  # the unit's other program is compared at its end
+            return not rest or self._units_left() * (ordinary - seconds) > TAKE_COST * ordinary
         saved = self._batches * (ordinary - seconds) - CHECK_COST * (ordinary + seconds)
         if not rest:
             return saved > LEAST_SAVED * self._batches * ordinary
@@ -503,8 +510,8 @@ class RecordedStep:
         if kept is None or not self._numbers.explain(recording.calls, counts, kept.formulas):
             return None
         found = RecordedProgram.of_kept(kept, signature)
-        # By the proof, all further recordings are the same.
-        found.compared = 0 if self._prove is None else 1
+        # By the proof, all further recordings are the same, and the unit ends with a comparison.
+        found.compared = 0 if self._prove is None else COMPARED
         return found
 
     def _keep(self, recorded: RecordedProgram, key: Any) -> None:

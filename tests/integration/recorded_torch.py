@@ -30,8 +30,9 @@ class Reads(torch.nn.Module):
 
 def record_early():
     """Record steps of short trials, however long they take on this machine."""
-    recorded_step.FIRST_STEPS, recorded_step.LEAST_LEFT = 8, 0
-    recorded_step.CHECK_COST, recorded_step.LONGEST_STEP = float("-inf"), float("inf")
+    recorded_step.LEAST_LEFT = recorded_step.LEAST_UNITS_LEFT = 0
+    recorded_step.CHECK_COST = recorded_step.TAKE_COST = float("-inf")
+    recorded_step.LONGEST_STEP = float("inf")
 
 
 def make(config, info, graph, *parts):

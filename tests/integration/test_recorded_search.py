@@ -22,7 +22,7 @@ from cerebro.torch import recorded_step
 @pytest.fixture(autouse=True)
 def recorded_early_here_only(monkeypatch):
     """The programs' build functions set these for their process, which may be this one."""
-    for name in ("FIRST_STEPS", "LEAST_LEFT", "CHECK_COST", "LONGEST_STEP"):
+    for name in ("LEAST_LEFT", "LEAST_UNITS_LEFT", "CHECK_COST", "TAKE_COST", "LONGEST_STEP"):
         monkeypatch.setattr(recorded_step, name, getattr(recorded_step, name))
 
 

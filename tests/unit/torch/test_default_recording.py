@@ -52,9 +52,10 @@ ROWS, UNITS, BATCHES = 8, 3, 16
 @pytest.fixture(autouse=True)
 def never_timed(monkeypatch):
     """Whether recording saves time is not what these tests are about."""
-    monkeypatch.setattr(recorded_step, "FIRST_STEPS", 8)
+    monkeypatch.setattr(recorded_step, "LEAST_UNITS_LEFT", 8)
     monkeypatch.setattr(recorded_step, "LEAST_LEFT", 256)
     monkeypatch.setattr(recorded_step, "CHECK_COST", float("-inf"))
+    monkeypatch.setattr(recorded_step, "TAKE_COST", float("-inf"))
     monkeypatch.setattr(recorded_step, "LONGEST_STEP", float("inf"))
 
 
@@ -792,7 +793,7 @@ def test_short_units_are_not_recorded():
 @pytest.mark.parametrize("left", [BATCHES * 15, BATCHES * 16])
 def test_a_step_is_recorded_at_once_if_the_trial_has_enough_batches_left(left, monkeypatch):
     """But not the shorter last batch of a unit: the trial has only as many as units."""
-    monkeypatch.setattr(recorded_step, "FIRST_STEPS", 32)
+    monkeypatch.setattr(recorded_step, "LEAST_UNITS_LEFT", 64)
     model = made(None)
     model.begin_recorded_unit(BATCHES, left, training=True)
     for batch in data(0)[: recorded_step.WARM_UP + 1]:
@@ -856,7 +857,6 @@ class Later(Own2):
 
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
 def test_a_program_that_becomes_wrong_is_found_at_the_end_of_the_unit(accumulate, monkeypatch):
-    monkeypatch.setattr(recorded_step, "FIRST_STEPS", 1)
     model = made(None, net=Later, accumulate=accumulate)
     for step in model._recorded:
         step._prove = Proof  # one that accepts everything

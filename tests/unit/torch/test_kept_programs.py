@@ -34,8 +34,8 @@ from cerebro.torch.nested_arguments import address_of  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def never_timed(monkeypatch):
-    monkeypatch.setattr(recorded_step, "FIRST_STEPS", 8)
     monkeypatch.setattr(recorded_step, "CHECK_COST", float("-inf"))
+    monkeypatch.setattr(recorded_step, "TAKE_COST", float("-inf"))
     monkeypatch.setattr(recorded_step, "LONGEST_STEP", float("inf"))
 
 

@@ -194,8 +194,9 @@ def test_data_without_the_column_may_be_evaluated():
 @pytest.mark.parametrize("graph", [None, True])
 @pytest.mark.parametrize("options", [{}, {"accumulate": 2}, {"amp": "bf16"}])
 def test_recorded_steps_have_the_same_bits(monkeypatch, graph, options):
-    monkeypatch.setattr(recorded_step, "FIRST_STEPS", 4)
+    monkeypatch.setattr(recorded_step, "LEAST_UNITS_LEFT", 4)
     monkeypatch.setattr(recorded_step, "CHECK_COST", float("-inf"))
+    monkeypatch.setattr(recorded_step, "TAKE_COST", float("-inf"))
     found = []
     for how in (graph, False):
         model, seen = made(graph=how, **options), []
