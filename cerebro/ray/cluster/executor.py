@@ -178,6 +178,7 @@ class RayCluster:
         self._connection = connection
         self._needs = dict(needs)
         self._autoscale = autoscale and not connection.is_ours  # ours has no autoscaler
+        self._demand: autoscaler.Demand | None = None
         host = "127.0.0.1" if connection.is_ours else address_of_here(connection)
         everywhere = "::" if ":" in host else "0.0.0.0"
         listen = host if host == "127.0.0.1" else everywhere
@@ -186,7 +187,10 @@ class RayCluster:
 
     def choose(self, workers: int | None) -> Sequence[Node]:
         if self._autoscale and workers is not None:
-            nodes, workers = autoscaler.choose_some(self._reachable, self._needs, workers)
+            self._demand = autoscaler.Demand(self._needs, workers)
+            nodes, workers = autoscaler.choose_some(
+                self._reachable, self._needs, workers, self._demand
+            )
         else:
             nodes = self._reachable()
         return spread(nodes, self._needs, workers, self._connection.node)
@@ -195,6 +199,8 @@ class RayCluster:
         return reachable(alive_nodes(self._ray))
 
     def nodes(self) -> Sequence[Node]:
+        if self._demand is not None:  # the executor looks for nodes regularly
+            self._demand.look()
         return alive_nodes(self._ray)
 
     def reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
