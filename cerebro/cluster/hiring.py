@@ -105,8 +105,8 @@ class Hiring:
             if report.no_gpu:
                 raise InputError(
                     f"node {report.name}: each worker is given a GPU, but it cannot be used there "
-                    f"({report.no_gpu}): give devices='cpu', or "
-                    "resources= of nodes with usable GPUs"
+                    f"({report.no_gpu}): give devices='cpu', or use only nodes with usable GPUs "
+                    "(on Ray, resources= chooses them)"
                 )
         kinds = sorted({report.gpu for report in reports})
         if len(kinds) < 2:

@@ -106,7 +106,7 @@ class Executor(ClusterExecutor):
         self._address = address
         self._resources = check_resources(resources)
         self._autoscale = autoscale
-        super().__init__(workers, replicas, shared_path)
+        super().__init__(workers, replicas, shared_path, self._resources.get(GPU))
 
     def __repr__(self) -> str:
         return (
@@ -120,10 +120,6 @@ class Executor(ClusterExecutor):
         """Pickle or copy this executor as an unused one."""
         given = self._address, self.workers, self._resources, self._replicas, self._shared_path
         return type(self), (*given, self._autoscale)
-
-    @property
-    def _gpu_share(self) -> float:
-        return self._resources.get(GPU, 0.0)
 
     def _join(self, context: RunContext) -> RayCluster:
         needs = {"CPU": float(context.threads), **self._resources}
