@@ -105,6 +105,7 @@ class ClusterExecutor(ABC):
         elif shared_path is not None:
             self._shared_path = path_of("shared_path", shared_path).absolute()
         self._gpu_share = check_gpus(gpus)
+        self._one_kind = ""  # the GPU of all workers that derive a data set; empty: not given
         self._joined: Cluster | None = None
         self._is_refused = False
         self._reset()
@@ -166,7 +167,8 @@ class ClusterExecutor(ABC):
         self._porters = ThreadPoolExecutor(4, "cerebro-cluster")
         try:
             self._supply = Supply(self._joined, context, self._shared_path, self.traffic)
-            self._hiring = Hiring(self._joined, context)
+            kind = self._one_kind if self._derives else None
+            self._hiring = Hiring(self._joined, context, kind)
             self._start()
         except BaseException:
             self.close(kill=True)
@@ -274,6 +276,7 @@ class ClusterExecutor(ABC):
             As for a search; and if the function cannot be sent to workers.
         """
         context = context_of(order)
+        self._one_kind = order.gpu
         try:
             yield MadeShards(self, order, self.start(context))
         except BaseException:

@@ -250,6 +250,30 @@ def test_spark_tasks_use_the_gpu_that_spark_gives_them(data, tmp_path, expected,
     assert pictures.printed(result) == {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
 
 
+# --- derived data sets ------------------------------------------------------------------
+
+
+def derived(data, folder, function):
+    """Run `scores` as a program: it opens the stand-in, which a process keeps."""
+    program = Path(__file__).with_name("scores.py")
+    command = [sys.executable, str(program), str(data.path), str(folder), function]
+    environment = {k: v for k, v in os.environ.items() if k != devices.CUBLAS_VARIABLE}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_shards_are_made_on_the_gpus_of_agents(data, tmp_path):
+    done = derived(data, tmp_path, "Scores")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("GPU-*")) == ["GPU-a", "GPU-b"]
+
+
+def test_a_gpu_that_computes_other_bits_is_found(data, tmp_path):
+    done = derived(data, tmp_path, "shifted")
+    assert "computes other values of column 'scores' than this process" in done.stderr
+    assert "the kind of GPU" in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
 # --- rules ------------------------------------------------------------------------------
 
 
