@@ -15,6 +15,7 @@ from typing import Any
 
 from cerebro.cluster.dialed import ConnectionExecutor
 from cerebro.cluster.engine import be_agent, own_address
+from cerebro.cluster.gpus import visible_gpu, workers_on
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
@@ -47,6 +48,11 @@ class Executor(ConnectionExecutor):
         set's folder or its parent; or a URL in object storage, from which each node copies the
         shards that it works on. None: each node receives them, once, and keeps them for later
         searches; of a data set that is in object storage, it copies them from there.
+    gpus
+        1: each worker trains on a GPU of its Dask worker, which it sees alone, as ``cuda:0``. A
+        Dask worker has as many as its resource ``GPU`` says, the first ones in its
+        ``CUDA_VISIBLE_DEVICES``; without this resource, it has one. A part of one, such as 0.5:
+        several workers share a GPU. None: on the CPU.
 
     Attributes
     ----------
@@ -68,8 +74,9 @@ class Executor(ConnectionExecutor):
         *,
         replicas: int = 1,
         shared_path: str | os.PathLike[str] | None = None,
+        gpus: float | None = None,
     ) -> None:
-        super().__init__(client, workers, replicas, shared_path)
+        super().__init__(client, workers, replicas, shared_path, gpus)
         if not isinstance(client, _distributed().Client):
             raise InputError(
                 f"client must be a dask.distributed.Client, not {type(client).__name__}"
@@ -80,7 +87,8 @@ class Executor(ConnectionExecutor):
     def _engine(self, context: RunContext) -> LongTasks:
         if self._connection.status != "running":
             raise InputError(f"the Dask client is {self._connection.status}: give a connected one")
-        return LongTasks(self._connection, self.workers, context.threads)
+        share = self._share_in(context)
+        return LongTasks(self._connection, self.workers, context.threads, share)
 
     def _listen(self) -> tuple[str, int, str]:
         way, _, rest = self._connection.scheduler.address.partition("://")
@@ -99,14 +107,26 @@ class LongTasks:
 
     Dask repeats a task whose agent fails up to `RETRIES` times. When a worker is lost, its tasks
     are released, and other tasks start on free workers.
+
+    Parameters
+    ----------
+    gpu_share
+        The share of a GPU that each agent uses; 0: none.
     """
 
-    def __init__(self, client: Any, wanted: int | None, threads: int) -> None:
+    def __init__(
+        self, client: Any, wanted: int | None, threads: int, gpu_share: float = 0.0
+    ) -> None:
         self._client = client
         self._threads = threads
+        self._gpu_share = gpu_share
         slots = self._slots()
         if not slots:
-            raise InputError("the Dask cluster has no workers: start some, or scale the cluster")
+            raise InputError(
+                "the Dask cluster has no workers"
+                + (" with GPUs" if gpu_share and self._workers() else "")
+                + ": start some, or scale the cluster"
+            )
         self.size: int | None = len(slots) if wanted is None else wanted
         self._tasks: dict[tuple[int, str], Any] = {}
         self._text = ""
@@ -148,25 +168,39 @@ class LongTasks:
 
     def _slots(self) -> list[tuple[int, str]]:
         """Return where agents can run: a number and a worker's address, in the order of use."""
-        workers = self._client.scheduler_info(n_workers=-1)["workers"]
         return sorted(
             (number, address)
-            for address, worker in workers.items()
-            for number in range(max(1, worker["nthreads"] // self._threads))
+            for address, worker in self._workers().items()
+            for number in range(self._room(worker))
         )
+
+    def _workers(self) -> dict[str, Any]:
+        """Return the descriptions of the Dask workers, by their addresses."""
+        found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        return found
+
+    def _room(self, worker: dict[str, Any]) -> int:
+        """Return how many agents a Dask worker has room for."""
+        by_threads = max(1, int(worker["nthreads"]) // self._threads)
+        if not self._gpu_share:
+            return by_threads
+        return min(by_threads, workers_on(_gpus(worker), self._gpu_share))
 
     def _fill(self) -> None:
         """Release the tasks of lost workers, and start agents on free ones."""
-        slots = self._slots()
+        slots, workers = self._slots(), self._workers()
         for slot in [slot for slot in self._tasks if slot not in slots]:
             self._client.cancel(self._tasks.pop(slot), force=True)
         for slot in slots:
             if slot not in self._tasks and len(self._tasks) < (self.size or 0):
+                number, address = slot
+                gpus = _gpus(workers.get(address, {})) if self._gpu_share else 0
                 self._tasks[slot] = self._client.submit(
                     _long_task,
                     self._text,
+                    number % gpus if gpus else None,
                     key=f"cerebro-agent-{os.urandom(8).hex()}",
-                    workers=[slot[1]],
+                    workers=[address],
                     allow_other_workers=False,
                     pure=False,
                     retries=RETRIES,
@@ -181,7 +215,18 @@ class LongTasks:
                     return
 
 
-def _long_task(text: str) -> None:
-    """Run an agent in a Dask worker, while the worker's thread stays free for other tasks."""
+def _gpus(worker: dict[str, Any]) -> int:
+    """Return the number of GPUs of a Dask worker."""
+    return int(worker.get("resources", {}).get("GPU", 1))
+
+
+def _long_task(text: str, gpu: int | None = None) -> None:
+    """Run an agent in a Dask worker, while the worker's thread stays free for other tasks.
+
+    Parameters
+    ----------
+    gpu
+        The position of its GPU among those that this process sees; None: it uses none.
+    """
     _distributed().secede()
-    be_agent(text)
+    be_agent(text, None if gpu is None else visible_gpu(gpu))

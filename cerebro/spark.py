@@ -29,6 +29,7 @@ from cerebro.worker.messages import RunContext
 __all__ = ["Executor"]
 
 END_SECONDS = 10.0
+TASK_GPUS = "spark.task.resource.gpu.amount"
 
 
 class Executor(ConnectionExecutor):
@@ -51,6 +52,11 @@ class Executor(ConnectionExecutor):
         set's folder or its parent; or a URL in object storage, from which each node copies the
         shards that it works on. None: each node receives them, once, and keeps them for later
         searches; of a data set that is in object storage, it copies them from there.
+    gpus
+        1: each worker trains on the GPU that Spark gives its task, which it sees alone, as
+        ``cuda:0``. The application must be configured for it, with
+        ``spark.task.resource.gpu.amount`` and ``spark.executor.resource.gpu.amount``. A part of
+        one, such as 0.5, which must be that amount: several workers share a GPU. None: on the CPU.
 
     Attributes
     ----------
@@ -73,13 +79,21 @@ class Executor(ConnectionExecutor):
         *,
         replicas: int = 1,
         shared_path: str | os.PathLike[str] | None = None,
+        gpus: float | None = None,
     ) -> None:
-        super().__init__(spark, workers, replicas, shared_path)
+        super().__init__(spark, workers, replicas, shared_path, gpus)
         import_extra("pyspark.sql", "spark", "cerebro.spark.Executor needs PySpark")
         self._spark_context()  # rejects anything that is not a session
 
     def _engine(self, context: RunContext) -> PlainStage:
-        return PlainStage(self._running(), self.workers)
+        running, share = self._running(), self._share_in(context)
+        amount = running.getConf().get(TASK_GPUS)
+        if share and float(amount or 0) != share:
+            raise InputError(
+                f"gpus={share:g}, but {TASK_GPUS} of this application is {amount}: make them "
+                "equal, and set spark.executor.resource.gpu.amount, too"
+            )
+        return PlainStage(running, self.workers, on_gpus=share > 0)
 
     def _listen(self) -> tuple[str, int, str]:
         host = self._running().getConf().get("spark.driver.host")
@@ -114,12 +128,19 @@ class Executor(ConnectionExecutor):
 
 
 class PlainStage:
-    """Agents as the tasks of a Spark job, in its own job group; an `Engine`."""
+    """Agents as the tasks of a Spark job, in its own job group; an `Engine`.
 
-    def __init__(self, context: Any, wanted: int | None) -> None:
+    Parameters
+    ----------
+    on_gpus
+        Whether each agent uses the GPU that Spark gives its task.
+    """
+
+    def __init__(self, context: Any, wanted: int | None, *, on_gpus: bool = False) -> None:
         from pyspark import InheritableThread
 
         self._context = context
+        self._on_gpus = on_gpus
         cpus = int(context.getConf().get("spark.task.cpus", "1"))
         slots = max(1, context.defaultParallelism // cpus)
         self.size: int | None = slots if wanted is None else wanted
@@ -154,16 +175,33 @@ class PlainStage:
         try:
             context.setJobGroup(self._group, "Cerebro: workers of a search", interruptOnCancel=True)
             numbers = context.parallelize(range(count), count)
-            numbers.mapPartitionsWithIndex(partial(_task, self._text)).collect()
+            numbers.mapPartitionsWithIndex(partial(_task, self._text, self._on_gpus)).collect()
             self._error = "Spark's job has ended"
         except Exception as error:
             self._error = f"Spark's job has failed: {_cause(text_of(error))}"
 
 
-def _task(text: str, number: int, rows: Iterator[Any]) -> Iterator[Any]:
+def _task(text: str, on_gpu: bool, number: int, rows: Iterator[Any]) -> Iterator[Any]:
     """Run an agent in a Spark task."""
-    be_agent(text)
+    be_agent(text, _gpu_of_task() if on_gpu else None)
     return iter(())
+
+
+def _gpu_of_task() -> str:
+    """Return ``CUDA_VISIBLE_DEVICES`` for the GPU that Spark has given this task.
+
+    Raises
+    ------
+    InputError
+        If it has given none.
+    """
+    from pyspark import TaskContext
+
+    task = TaskContext.get()
+    found = None if task is None else task.resources().get("gpu")
+    if found is None or not found.addresses:
+        raise InputError(f"Spark has given the task no GPU: set {TASK_GPUS}")
+    return str(found.addresses[0])
 
 
 _RAISED = re.compile(r"^(?:Caused by: )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)

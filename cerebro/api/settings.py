@@ -105,7 +105,8 @@ def _devices_of_executor(
     if workers_per_device is not None:
         raise InputError(
             "workers_per_device is for GPUs of this machine, not for those of executor=: "
-            "give cerebro.ray.Executor resources={'GPU': 0.5} for two workers on each GPU"
+            "give cerebro.ray.Executor resources={'GPU': 0.5}, or another executor gpus=0.5, for "
+            "two workers on each GPU"
         )
     if wanted == ["auto"]:
         return theirs
@@ -119,7 +120,7 @@ def _devices_of_executor(
     if not are_gpus(theirs):
         raise InputError(
             "devices='cuda', but the workers of executor= have no GPUs: give each one with "
-            "cerebro.ray.Executor(resources={'GPU': 1})"
+            "cerebro.ray.Executor(resources={'GPU': 1}), or with gpus=1 of another executor"
         )
     return theirs
 

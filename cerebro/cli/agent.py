@@ -11,6 +11,7 @@ from typing import Any
 
 from cerebro.cli.options import count, new_command
 from cerebro.errors import InputError, text_of
+from cerebro.machine.devices import named
 
 PATIENCE_SECONDS = 300
 AGAIN = 3
@@ -23,6 +24,13 @@ def add(commands: Any) -> None:
     parser.add_argument("--connect", metavar="HOST:PORT", help="where the search listens")
     parser.add_argument(
         "--key", metavar="FILE", help="the search's key (default: $CEREBRO_CLUSTER_KEY)"
+    )
+    parser.add_argument(
+        "--device",
+        metavar="DEVICE",
+        default="auto",
+        help="auto: the GPU that it sees, if the search is on GPUs (default); cuda or cuda:1: this "
+        "GPU, or an error at once; cpu: no GPU",
     )
     parser.add_argument(
         "--patience",
@@ -47,8 +55,9 @@ def main(options: argparse.Namespace) -> int:
     from cerebro.machine.signals import terminable
 
     with terminable():
+        device = _device(options.device)
         if options.stdin:  # started by an engine, which holds the other end of the pipe
-            return agent.main(Ticket.from_json(_first_line()), options.patience, 0)
+            return agent.main(Ticket.from_json(_first_line()), options.patience, 0, device)
         if options.connect is None:
             raise InputError("an agent needs --connect HOST:PORT")
         host, port = parse_address(options.connect, f"--connect {options.connect}")
@@ -61,10 +70,21 @@ def main(options: argparse.Namespace) -> int:
         _warn_if_unknown(host, port, options.patience)
         listen = "::" if ":" in host else "0.0.0.0"  # others connect with the same kind of address
         ticket = Ticket(address_at(host, port), key, listen=listen)
-        status = agent.main(ticket, options.patience)
+        status = agent.main(ticket, options.patience, device=device)
         if options.again:
             return {agent.ENDED: AGAIN, agent.UNHEARD: agent.ENDED}.get(status, status)
         return status
+
+
+def _device(text: str) -> str:
+    """Return the name of the agent's device; raise InputError if it is none."""
+    try:
+        (name,) = named(text)
+    except InputError:
+        raise InputError(
+            f"--device {text}: give auto, cpu, cuda, or a GPU such as cuda:1"
+        ) from None
+    return name
 
 
 def _warn_if_unknown(host: str, port: int, patience: float) -> None:

@@ -19,9 +19,11 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from cerebro.cluster.blobs import BlobServer, Fetcher
+from cerebro.cluster.gpus import AUTO, own_gpu
 from cerebro.cluster.hello import machine, versions
 from cerebro.cluster.keys import Keys, Ticket, import_zmq
 from cerebro.cluster.messages import StateIn
@@ -29,6 +31,7 @@ from cerebro.cluster.states import CARRIED_BYTES
 from cerebro.cluster.supervisor import Supervisor
 from cerebro.cluster.wire import dial, doorman, frames_of, message_of, pieces
 from cerebro.errors import InputError, text_of
+from cerebro.machine.devices import Device, is_gpu
 from cerebro.machine.signals import TERMINATED, hears_sigterm
 from cerebro.machine.wake_pipe import WakePipe
 
@@ -48,16 +51,22 @@ class AgentSupervisor(Supervisor):
         The number of its node: the agent's own, unless nodes can have several agents.
     fetcher
         Fetches the states of other agents.
+    device
+        See `cerebro.cluster.gpus.own_gpu`.
     """
 
-    def __init__(self, node: str, fetcher: Fetcher) -> None:
+    def __init__(self, node: str, fetcher: Fetcher, device: str = AUTO) -> None:
         super().__init__()
+        self._device = device
         self._number = node
         self._fetcher = fetcher
         self.is_ending = False
 
     def _node(self) -> str:
         return self._number
+
+    def _given_gpu(self) -> Device:
+        return own_gpu(self._device)
 
     def _fetch(self, state: StateIn) -> Any:
         return self._fetcher.fetch(state.ref, lambda: self.is_ending or state.agent in self._gone)
@@ -246,17 +255,21 @@ class Agent:
         return False
 
 
-def main(ticket: Ticket, patience: float, stdin: int | None = None) -> int:
+def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str = AUTO) -> int:
     """Be an agent; return the exit status.
 
     Raises
     ------
     InputError
         If pyzmq is not installed or the address is invalid.
+    DeviceError
+        If `device` is a GPU that cannot be used.
     """
     zmq = import_zmq()
+    if is_gpu(device):
+        own_gpu(device)  # now, and not when a search has begun
     try:
-        agent = Agent(ticket, patience, stdin)
+        agent = Agent(ticket, patience, stdin, supervisor=partial(AgentSupervisor, device=device))
     except zmq.ZMQError as error:
         raise InputError(
             f"{ticket.address!r} is not an address ({text_of(error)}): give host:port of the "

@@ -7,9 +7,11 @@ from typing import Any
 
 from cerebro.cluster.engine import Engine, Outside, Processes, own_variables
 from cerebro.cluster.executor import ClusterExecutor
+from cerebro.cluster.gpus import gpus_of_agents
 from cerebro.cluster.hub import Hub
 from cerebro.cluster.keys import Keys, Ticket, address_at, key_at, parse_address
 from cerebro.errors import InputError
+from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import path_of
 from cerebro.machine.resources import usable_cores
 from cerebro.worker.messages import RunContext
@@ -20,6 +22,10 @@ class EngineExecutor(ClusterExecutor):
 
     def _engine(self, context: RunContext) -> Engine:
         raise NotImplementedError
+
+    def _share_in(self, context: RunContext) -> float:
+        """Return the share of a GPU that each worker uses in this run; 0: none."""
+        return self._gpu_share if self._gpu_share and is_gpu(context.device) else 0.0
 
     def _key(self) -> Keys:
         return Keys.new()
@@ -50,7 +56,7 @@ class ConnectionExecutor(EngineExecutor):
     ----------
     connection
         The user's connection, such as a client or a session. A copy of the executor shares it.
-    workers, replicas, shared_path
+    workers, replicas, shared_path, gpus
         As for `Executor`.
     """
 
@@ -60,10 +66,16 @@ class ConnectionExecutor(EngineExecutor):
         workers: int | None,
         replicas: int,
         shared_path: str | os.PathLike[str] | None,
+        gpus: float | None = None,
     ) -> None:
-        super().__init__(workers, replicas, shared_path)
+        super().__init__(workers, replicas, shared_path, gpus)
         self._connection = connection
-        self._given = {"workers": workers, "replicas": replicas, "shared_path": shared_path}
+        self._given = {
+            "workers": workers,
+            "replicas": replicas,
+            "shared_path": shared_path,
+            "gpus": gpus,
+        }
 
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
@@ -99,18 +111,25 @@ class Executor(EngineExecutor):
         set's folder or its parent; or a URL in object storage, from which each node copies the
         shards that it works on. None: each node receives them, once, and keeps them for later
         searches; of a data set that is in object storage, it copies them from there.
+    gpus
+        1: each worker trains on a GPU, which it sees alone, as ``cuda:0``. Without `listen`, those
+        of this machine, in turn; else the GPU that its agent was given (``--device``, or the only
+        one in ``CUDA_VISIBLE_DEVICES``). A part of one, such as 0.5: several workers share a GPU.
+        None: on the CPU.
 
     Attributes
     ----------
     traffic
         The bytes moved so far; see `cerebro.cluster.messages.Traffic`.
+    devices
+        ``("cuda",)`` if its workers have GPUs, else ``("cpu",)``.
 
     Raises
     ------
     InputError
         If an argument is invalid. At the start of a search: if pyzmq is not installed, no agent
-        connects, agents have other versions, nodes would compute different results, or a node
-        cannot read the data.
+        connects, agents have other versions, nodes would compute different results, a node cannot
+        read the data, or an agent has no GPU that it can use.
     """
 
     def __init__(
@@ -121,16 +140,17 @@ class Executor(EngineExecutor):
         key: str | os.PathLike[str] | None = None,
         replicas: int = 1,
         shared_path: str | os.PathLike[str] | None = None,
+        gpus: float | None = None,
     ) -> None:
-        super().__init__(workers, replicas, shared_path)
+        super().__init__(workers, replicas, shared_path, gpus)
         if (listen is None) != (key is None):
             raise InputError("listen= and key= belong together: give both, or neither")
         self._at = None if listen is None else parse_address(listen, f"listen={listen!r}")
-        self._given = workers, listen, key, replicas, shared_path
+        self._given = workers, listen, key, replicas, shared_path, gpus
         self._key_file = None if key is None else path_of("key", key)
 
     def __repr__(self) -> str:
-        names = ("workers", "listen", "key", "replicas", "shared_path")
+        names = ("workers", "listen", "key", "replicas", "shared_path", "gpus")
         given = ", ".join(f"{n}={v!r}" for n, v in zip(names, self._given, strict=True))
         return f"cerebro.cluster.Executor({given})"
 
@@ -141,6 +161,9 @@ class Executor(EngineExecutor):
     def _engine(self, context: RunContext) -> Engine:
         if self._at is not None:
             return Outside()
+        if share := self._share_in(context):
+            agents = gpus_of_agents(self.workers, share)
+            return Processes(len(agents), agents)
         fitting = max(1, usable_cores() // context.threads)
         return Processes(fitting if self.workers is None else self.workers)
 
@@ -151,5 +174,9 @@ class Executor(EngineExecutor):
         return super()._listen() if self._at is None else (*self._at, "127.0.0.1")
 
 
-def _make(workers: Any, listen: Any, key: Any, replicas: Any, shared_path: Any) -> Executor:
-    return Executor(workers, listen=listen, key=key, replicas=replicas, shared_path=shared_path)
+def _make(
+    workers: Any, listen: Any, key: Any, replicas: Any, shared_path: Any, gpus: Any
+) -> Executor:
+    return Executor(
+        workers, listen=listen, key=key, replicas=replicas, shared_path=shared_path, gpus=gpus
+    )

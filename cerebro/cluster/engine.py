@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from typing import Protocol
 
+from cerebro.cluster.gpus import VISIBLE
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError, text_of
 from cerebro.machine import environment
@@ -129,20 +130,25 @@ def end_agent(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def be_agent(text: str) -> None:
+def be_agent(text: str, gpu: str | None = None) -> None:
     """Start an agent and wait for its end; for tasks of engines, in processes of theirs.
 
     Parameters
     ----------
     text
         The ticket, as one line.
+    gpu
+        ``CUDA_VISIBLE_DEVICES`` of the agent; None: that of this process.
 
     Raises
     ------
     RuntimeError
         If it ends otherwise than with its run: the engine may start it again.
     """
-    process = start_agent(Ticket.from_json(text))
+    ticket = Ticket.from_json(text)
+    if gpu is not None:
+        ticket = replace(ticket, variables={**ticket.variables, VISIBLE: gpu})
+    process = start_agent(ticket)
     try:
         status = process.wait()
     finally:

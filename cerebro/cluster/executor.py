@@ -23,6 +23,7 @@ from typing import Any
 
 from cerebro.arguments import whole_number
 from cerebro.cluster.agents import Agent, Cluster, Node
+from cerebro.cluster.gpus import check_gpus
 from cerebro.cluster.hiring import START_SECONDS, Hired, Hiring, dismiss, remove_old_tokens
 from cerebro.cluster.mailbox import Mailbox
 from cerebro.cluster.makers import MadeShards, context_of
@@ -85,10 +86,16 @@ class ClusterExecutor(ABC):
     shared_path
         A path at which all nodes can read the data, or a URL in object storage from which each
         copies its shards; None: the data is sent, unless it is in object storage itself.
+    gpus
+        The share of a GPU that each worker has; None: workers have none.
     """
 
     def __init__(
-        self, workers: int | None, replicas: int, shared_path: str | os.PathLike[str] | None
+        self,
+        workers: int | None,
+        replicas: int,
+        shared_path: str | os.PathLike[str] | None,
+        gpus: float | None = None,
     ) -> None:
         self.workers = whole_number("workers", workers, 1, MAX_WORKERS, optional=True)
         self._replicas = whole_number("replicas", replicas, 1)
@@ -97,6 +104,8 @@ class ClusterExecutor(ABC):
             self._shared_path = shared_path
         elif shared_path is not None:
             self._shared_path = path_of("shared_path", shared_path).absolute()
+        self._gpu_share = check_gpus(gpus)
+        self._one_kind = ""  # the GPU of all workers that derive a data set; empty: not given
         self._joined: Cluster | None = None
         self._is_refused = False
         self._reset()
@@ -110,11 +119,6 @@ class ClusterExecutor(ABC):
         InputError
             If the cluster cannot be reached or started.
         """
-
-    @property
-    def _gpu_share(self) -> float:
-        """The share of a GPU that each worker gets."""
-        return 0.0
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -163,7 +167,8 @@ class ClusterExecutor(ABC):
         self._porters = ThreadPoolExecutor(4, "cerebro-cluster")
         try:
             self._supply = Supply(self._joined, context, self._shared_path, self.traffic)
-            self._hiring = Hiring(self._joined, context)
+            kind = self._one_kind if self._derives else None
+            self._hiring = Hiring(self._joined, context, kind)
             self._start()
         except BaseException:
             self.close(kill=True)
@@ -271,6 +276,7 @@ class ClusterExecutor(ABC):
             As for a search; and if the function cannot be sent to workers.
         """
         context = context_of(order)
+        self._one_kind = order.gpu
         try:
             yield MadeShards(self, order, self.start(context))
         except BaseException:

@@ -31,11 +31,19 @@ Hired = Sequence[tuple[Node, Agent]]
 
 
 class Hiring:
-    """Finds out whether agents can be used for a run."""
+    """Finds out whether agents can be used for a run.
 
-    def __init__(self, cluster: Cluster, context: RunContext) -> None:
+    Parameters
+    ----------
+    one_kind
+        The kind of GPU that all workers must have, if they have GPUs; empty: that of the first.
+        None: they may differ, which is noted.
+    """
+
+    def __init__(self, cluster: Cluster, context: RunContext, one_kind: str | None = None) -> None:
         self._cluster = cluster
         self._context = context
+        self._one_kind = one_kind
 
     def reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
         """Return the reports of new agents: their node, and the data sets that they can read.
@@ -105,9 +113,19 @@ class Hiring:
             if report.no_gpu:
                 raise InputError(
                     f"node {report.name}: each worker is given a GPU, but it cannot be used there "
-                    f"({report.no_gpu}): give devices='cpu', or "
-                    "resources= of nodes with usable GPUs"
+                    f"({report.no_gpu}): give devices='cpu', or use only nodes with usable GPUs "
+                    "(on Ray, resources= chooses them)"
                 )
+        if self._one_kind is not None:
+            self._one_kind = self._one_kind or reports[0].gpu
+            for report in reports:
+                if report.gpu != self._one_kind:
+                    raise InputError(
+                        f"node {report.name} has the GPU {report.gpu!r} and not "
+                        f"{self._one_kind!r}, so it may compute other bits: use only nodes with "
+                        "the same GPU as this process, or leave out executor="
+                    )
+            return []
         kinds = sorted({report.gpu for report in reports})
         if len(kinds) < 2:
             return []

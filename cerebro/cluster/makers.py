@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import PlacingExecutor
 from cerebro.executors.local import packed
 from cerebro.machine import flags
+from cerebro.machine.devices import is_gpu
 from cerebro.machine.keras_settings import keras_settings
 from cerebro.worker.messages import (
     News,
@@ -184,8 +186,12 @@ def context_of(order: Order) -> RunContext:
     InputError
         If the function cannot be sent to another process.
     """
+    work_there = order.work.on(None)
+    if is_gpu(work_there.derivation.device):  # a worker sees one GPU, which may be another here
+        there = replace(work_there.derivation, device=order.device)
+        work_there = replace(work_there, derivation=there)
     try:
-        work = packed(order.work.on(None))
+        work = packed(work_there)
     except InputError as error:
         cause = error.__cause__ or error
         raise InputError(
@@ -199,6 +205,7 @@ def context_of(order: Order) -> RunContext:
         epoch_dir=str(order.folder.parent),
         log_dir=str(order.folder),
         threads=order.threads,
+        device=order.device,
         torch_flags=flags.torch_flags(),
         keras=keras_settings(),
     )

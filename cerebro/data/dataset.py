@@ -589,8 +589,9 @@ class Dataset:
             The executor of a cluster, such as ``cerebro.cluster.Executor(workers=4)``: each shard
             is computed by a worker of a node that holds it, with one compute thread, and its files
             are sent here. They are those that this process would write. The function is sent to
-            the workers, on the CPU; what it prints is not shown. None: this process computes all
-            shards.
+            the workers; what it prints is not shown. Its batches are in host memory. If the
+            workers have GPUs (``gpus=1``, or ``resources={"GPU": 1}`` on Ray), all of one kind, it
+            may compute on its worker's, as cuda:0. None: this process computes all shards.
 
         Raises
         ------

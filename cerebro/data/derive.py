@@ -55,6 +55,7 @@ from cerebro.data.unfinished import (
 )
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 from cerebro.machine import durable
+from cerebro.machine.devices import in_worker, is_gpu, lookup
 from cerebro.machine.environment import version
 from cerebro.machine.files import path_of
 from cerebro.report import format as fmt
@@ -343,7 +344,9 @@ def _write_elsewhere(
         _commit(_manifest(made, [entries[shard] for shard in shards]), folder, target)
         return
     nbytes = [made.bytes_of(shard) for shard in shards]
-    order = Order(made.work.view, made.shard_work, folder, nbytes, threads)
+    device = in_worker(executor.devices)
+    gpu = _gpu_here(made.work.device) if is_gpu(device) else ""
+    order = Order(made.work.view, made.shard_work, folder, nbytes, threads, device, gpu)
     compared: set[int] = set()
     try:
         with executor.shard_makers(order) as makers:
@@ -358,6 +361,13 @@ def _write_elsewhere(
             makers.keep(manifest.to_bytes())
     finally:
         _remove_arriving(folder)
+
+
+def _gpu_here(device: str) -> str:
+    """Return the kind of this process's GPU, the one that it computes on; empty: it has none."""
+    found = lookup().devices
+    labels = [each.label for each in found if each.name == device]
+    return next(iter([*labels, *(each.label for each in found)]), "")
 
 
 def _accept(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool) -> ShardEntry:
@@ -406,8 +416,8 @@ def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
             raise InputError(
                 f"derive: node {arrived.node} computes other values of column {name!r} than this "
                 f"process for the first rows of shard {shard}: the function depends on more than "
-                "its batch, such as the number of threads (torch.set_num_threads), a file or a "
-                "variable: set it inside the function, or leave out executor="
+                "its batch, such as the number of threads (torch.set_num_threads), the kind of "
+                "GPU, a file or a variable: set it inside the function, or leave out executor="
             )
 
 

@@ -21,7 +21,7 @@ from cerebro.data.derivation import Derivation
 from cerebro.data.manifest import Column, FileEntry
 from cerebro.data.rows import part_rows
 from cerebro.errors import InputError
-from cerebro.machine.devices import CPU
+from cerebro.machine.devices import CPU, are_gpus, is_gpu
 from cerebro.machine.guard import refuse
 
 ARRIVING = "arriving-"
@@ -129,6 +129,10 @@ class Order:
         The size of each shard, about.
     threads
         The compute threads of each worker.
+    device
+        The device of each worker, as it names it.
+    gpu
+        The kind of GPU that each worker must have; empty: the same as the others.
     """
 
     view: Any
@@ -136,6 +140,8 @@ class Order:
     folder: Path
     nbytes: Sequence[int]
     threads: int
+    device: str = CPU
+    gpu: str = ""
 
 
 @dataclass(frozen=True)
@@ -184,11 +190,15 @@ class ShardMakers(Protocol):
 class MakesShards(Protocol):
     """An executor whose workers can make shards."""
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """``("cuda",)`` if each worker has a GPU, else ``("cpu",)``."""
+
     def shard_makers(self, order: Order) -> AbstractContextManager[ShardMakers]:
         """Start the workers; they end with the block."""
 
 
-def check_executor(executor: Any, call: str, device: str = CPU) -> None:
+def check_executor(executor: Any, call: str, device: str | None = None) -> None:
     """Raise InputError unless the workers of `executor`, if it is given, can make shards.
 
     Parameters
@@ -196,7 +206,7 @@ def check_executor(executor: Any, call: str, device: str = CPU) -> None:
     call
         The user's call, for messages.
     device
-        The device on which the function computes.
+        The device on which the function computes in this process; None: unknown.
     """
     if executor is None:
         return
@@ -205,14 +215,16 @@ def check_executor(executor: Any, call: str, device: str = CPU) -> None:
             f"executor={executor!r} cannot derive: give one of cerebro.cluster, cerebro.ray, "
             "cerebro.dask or cerebro.spark, or leave it out"
         )
-    if tuple(executor.devices) != (CPU,):
+    on_gpus = are_gpus(executor.devices)
+    if device is not None and on_gpus and not is_gpu(device):
         raise InputError(
-            f"{call}: the workers of executor= have GPUs, but shards are made on the CPU: give an "
-            "executor whose workers have none"
+            f"{call}: the workers of executor= have GPUs, but the network is on {device}: move it "
+            "with net.cuda(), or give an executor whose workers have none"
         )
-    if device != CPU:
+    if device is not None and device != CPU and not on_gpus:
         raise InputError(
             f"{call}: the workers of executor= compute on the CPU, but the network is on "
-            f"{device}: move it with net.cpu(), or leave out executor="
+            f"{device}: move it with net.cpu(), give an executor whose workers have GPUs, or leave "
+            "out executor="
         )
     refuse(call)

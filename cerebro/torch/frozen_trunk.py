@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from cerebro.data.derive import (
 )
 from cerebro.data.shard_work import MakesShards, check_executor
 from cerebro.errors import InputError
+from cerebro.machine.devices import using
 from cerebro.model import Columns, column_names
 from cerebro.torch.trunk import SAYS, Trunk, check_images, outputs_of
 
@@ -189,8 +191,9 @@ def features(
     executor
         The executor of a cluster, such as ``cerebro.cluster.Executor(workers=4)``: its workers
         compute the shards on the nodes that hold them, each with `threads` compute threads, and
-        the files are those that this process would write. `net` must be on the CPU. See
-        `Dataset.derive`.
+        the files are those that this process would write. If the workers have GPUs (``gpus=1``, or
+        ``resources={"GPU": 1}`` on Ray), they compute there, and `net` must be on a GPU of this
+        process of the same kind; else it must be on the CPU. See `Dataset.derive`.
 
     Returns
     -------
@@ -212,23 +215,26 @@ def features(
     check_executor(executor, "features(executor=...)", trunk.device)
     if dtypes is not None and not isinstance(dtypes, Mapping):
         dtypes = dict.fromkeys(trunk.layers, dtypes)
-    work = derivation(
-        images,
-        trunk,
-        reads=reads,
-        batch_size=batch_size,
-        framework="torch",
-        device=trunk.device,
-        copies=copies,
-        seed=seed,
-        dtypes=dtypes,
-    )
-    same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
-    made = recipe(work, trunk.identity(), keep=keep, says=SAYS)
-    target = _target(images, made) if path is None else Path(path)
-    if not target.exists():
-        check_room(target.absolute(), made.nbytes, bytes_of_budget(budget))
-    found = Features(write(made, target, progress, executor, trunk.threads))
+    # Workers with GPUs have a variable that cuBLAS reads; this process computes the same rows.
+    as_workers = contextlib.nullcontext() if executor is None else using(trunk.device)
+    with as_workers:
+        work = derivation(
+            images,
+            trunk,
+            reads=reads,
+            batch_size=batch_size,
+            framework="torch",
+            device=trunk.device,
+            copies=copies,
+            seed=seed,
+            dtypes=dtypes,
+        )
+        same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
+        made = recipe(work, trunk.identity(), keep=keep, says=SAYS)
+        target = _target(images, made) if path is None else Path(path)
+        if not target.exists():
+            check_room(target.absolute(), made.nbytes, bytes_of_budget(budget))
+        found = Features(write(made, target, progress, executor, trunk.threads))
     found._take_transforms(images, made.kept)
     found._trunk, found.layers, found.same_bits = trunk, dict(trunk.layers), same_bits
     return found

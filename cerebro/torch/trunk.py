@@ -8,6 +8,7 @@ layer has returned, the rest of the network is not run.
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import cerebro._core as _core
 from cerebro.data import Dataset
 from cerebro.data.manifest import checksum_of
 from cerebro.errors import InputError
+from cerebro.machine.devices import IN_WORKER, is_gpu
 from cerebro.machine.flags import compute_settings
 from cerebro.model import Columns, make_getter
 
@@ -64,6 +66,17 @@ class Trunk:
         self.order: list[str] = []  # columns in the order of the last full pass
         self.seconds: dict[str, float] = {}  # since the start of the last full pass
         self._get = make_getter(inputs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to a worker; a network on a GPU goes through host memory."""
+        if not is_gpu(self.device):
+            return vars(self)
+        return {**vars(self), "net": copy.deepcopy(self.net).cpu(), "_is_sent": True}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if vars(self).pop("_is_sent", False):
+            self.net.to(IN_WORKER)
 
     @property
     def device(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ ray = pytest.importorskip("ray")
 
 import ballast  # noqa: E402
 import resumable  # noqa: E402
+from autoscaling import requested  # noqa: E402
 from clusters import running, wait_until  # noqa: E402
 from test_cluster_faults import AtUnit, events  # noqa: E402
 
@@ -35,32 +35,12 @@ def cluster(tmp_path_factory):
 @pytest.fixture(params=["v1", "v2"])
 def asked(request, cluster, monkeypatch):
     """Returns the request that Ray keeps for its autoscaler of this version."""
-    from ray._private.ray_constants import AUTOSCALER_RESOURCE_REQUEST_CHANNEL
     from ray.autoscaler.v2 import utils
-    from ray.experimental import internal_kv
 
     cluster.restore(1)
     ray.init(address=cluster.address, log_to_driver=False, ignore_reinit_error=True)
     monkeypatch.setattr(utils, "cached_is_autoscaler_v2", request.param == "v2")
-    return {
-        "v1": lambda: json.loads(
-            internal_kv._internal_kv_get(AUTOSCALER_RESOURCE_REQUEST_CHANNEL) or b"[]"
-        ),
-        "v2": constraints,
-    }[request.param]
-
-
-def constraints():
-    from ray.autoscaler.v2.sdk import get_cluster_resource_state
-    from ray.experimental import internal_kv
-
-    state = get_cluster_resource_state(internal_kv.internal_kv_get_gcs_client())
-    return [
-        dict(each.request.resources_bundle)
-        for constraint in state.cluster_resource_constraints
-        for each in constraint.resource_requests
-        for _ in range(each.count)
-    ]
+    return lambda: requested(request.param)
 
 
 def search(folder, data, executor, **options):

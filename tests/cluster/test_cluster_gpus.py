@@ -211,6 +211,26 @@ def test_gpus_of_different_kinds_are_noted():
 
 
 @pytest.mark.parametrize(
+    ("wanted", "gpus", "refused"),
+    [
+        ("", ["GPU A", "GPU A"], None),
+        ("", ["GPU A", "GPU B"], r"host-1 .* has the GPU 'GPU B' and not 'GPU A'"),
+        ("GPU B", ["GPU A"], r"host-0 .* has the GPU 'GPU A' and not 'GPU B'"),
+    ],
+)
+def test_gpus_that_derive_are_of_one_kind(wanted, gpus, refused):
+    here = Hiring(None, SimpleNamespace(device="cuda:0", threads=1), wanted)
+    found = reports(*[(gpu,) for gpu in gpus])
+    if refused is None:
+        assert here.check(found) == []
+        with pytest.raises(InputError, match="has the GPU 'GPU C' and not 'GPU A'"):
+            here.check(reports(("GPU C",)))  # it joins later
+    else:
+        with pytest.raises(InputError, match=refused):
+            here.check(found)
+
+
+@pytest.mark.parametrize(
     ("visible", "given", "found"),
     [
         ("4", ["4"], "cuda:0"),  # Ray has made the others invisible

@@ -21,6 +21,7 @@ from dialing import Apart, left_over
 
 import cerebro
 from cerebro.data.manifest import read_manifest, shard_folder
+from cerebro.data.shard_work import check_executor
 from cerebro.transforms import RandomCrop, Scale, ToCHW
 
 SHARDS = 6
@@ -277,16 +278,22 @@ def test_on_a_ray_cluster(source, tmp_path, expected, cluster):
     assert sorted(kept) == [shard_folder(shard) for shard in range(SHARDS)]
 
 
+def test_an_unfit_executor_is_refused(source, tmp_path):
+    with pytest.raises(cerebro.InputError, match="cannot derive: give one of"):
+        source.derive(tmp_path / "made", norms, executor=object(), **OPTIONS)
+
+
 @pytest.mark.parametrize(
-    ("executor", "match"),
-    [(object(), "cannot derive: give one of cerebro.cluster"), ("gpus", "have GPUs")],
+    ("gpus", "device", "match"),
+    [
+        (1, "cpu", "have GPUs, but the network is on cpu: move it with net.cuda"),
+        (None, "cuda:1", "compute on the CPU, but the network is on cuda:1: move it with net.cpu"),
+        (None, "meta", "compute on the CPU, but the network is on meta"),
+    ],
 )
-def test_an_unfit_executor_is_refused(source, tmp_path, executor, match):
-    if executor == "gpus":
-        pytest.importorskip("ray")
-        executor = cerebro.ray.Executor(resources={"GPU": 1})
+def test_a_network_on_another_device_than_the_workers_is_refused(gpus, device, match):
     with pytest.raises(cerebro.InputError, match=match):
-        source.derive(tmp_path / "made", norms, executor=executor, **OPTIONS)
+        check_executor(cerebro.cluster.Executor(gpus=gpus), "features(...)", device)
 
 
 def test_a_function_that_cannot_be_sent_is_refused(source, tmp_path):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from cerebro.cluster.agent import UNHEARD, Agent, AgentSupervisor
 from cerebro.cluster.blobs import Fetcher
 from cerebro.cluster.engine import PATIENCE_SECONDS
+from cerebro.cluster.gpus import gpu_at
 from cerebro.cluster.keys import Ticket
-from cerebro.errors import DeviceError, InputError
+from cerebro.errors import InputError
 from cerebro.machine import devices
 from cerebro.machine.devices import Device
 
@@ -62,6 +63,4 @@ def given_gpu() -> Device:
     found = devices.lookup()
     given = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     index = int(given[0]) if len(found.devices) > 1 and given and given[0].isdigit() else 0
-    if index >= len(found.devices):
-        raise DeviceError(found.problem or f"there is no GPU {index}")
-    return found.devices[index]
+    return gpu_at(found, index)

@@ -3,6 +3,10 @@
 Workers are bound to nodes that exist, so the autoscaler sees no demand unless it is asked. A
 cluster keeps a single request: a new one replaces the last, even that of another program, and a
 request outlives the process that made it. So only ``autoscale=True`` makes one.
+
+Ray has two autoscalers. The first starts what it can of a request. The second, which is KubeRay's,
+starts nothing for a request that exceeds a limit on nodes, but it publishes that it cannot fulfill
+the request. `Demand` then finds the largest one that it can.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.ray.cluster.connection import ClusterNode, asked_for
@@ -19,8 +24,99 @@ NODE_SECONDS = 900.0
 STEP_SECONDS = 1.0
 
 
+class Demand:
+    """The request of a search: for as many workers as the cluster can have, at most `workers`.
+
+    Parameters
+    ----------
+    needs
+        The resources of one worker.
+    workers
+        The number of workers that the search wants.
+    """
+
+    def __init__(self, needs: Mapping[str, float], workers: int) -> None:
+        self._needs = dict(needs)
+        self._wanted = workers
+        self._fits = 0
+        """The largest number of workers that the cluster can have, as far as is known;"""
+        self._exceeds = workers + 1
+        """and the smallest that it cannot."""
+        self._asked = 0
+        self._since = 0
+
+    def make(self, room: int) -> None:
+        """Make the request; the cluster has room for `room` workers already."""
+        self._fits = room
+        self._ask(self._wanted)
+
+    def look(self) -> None:
+        """Make a smaller or a larger request if the autoscaler has judged the last one.
+
+        Call this regularly, after `make`.
+
+        Warns
+        -----
+        UserWarning
+            Once, if there will not be as many workers as wanted.
+        """
+        if not self._asked or self._exceeds - self._fits < 2:
+            return
+        version, seen, fits = _versions()
+        if self._since == 0:  # the cluster did not answer after the request
+            self._since = version
+        if self._since == 0 or seen <= self._since:
+            return
+        if fits:
+            self._fits = self._asked
+        else:
+            self._exceeds = self._asked
+        if self._exceeds - self._fits > 1:
+            self._ask((self._fits + self._exceeds) // 2)
+        elif self._fits < self._wanted:
+            # If not even one fits, 'ray status' had better show the request than nothing.
+            self._ask(self._fits or self._wanted)
+            warnings.warn(
+                f"the cluster's autoscaler cannot make room for {self._wanted} workers with "
+                f"{asked_for(self._needs)} each, only for {self._fits}, for which it was asked: "
+                "raise its limit on nodes, or give fewer workers=",
+                stacklevel=2,
+            )
+
+    def _ask(self, workers: int) -> None:
+        if workers != self._asked:
+            self._asked = workers
+            request([self._needs] * workers)
+            self._since = _versions()[0]
+
+
+def _versions() -> tuple[int, int, bool]:
+    """Return the version of the cluster's state, which each call increases, the version that the
+    autoscaler has judged last, and whether it can fulfill the request in it.
+
+    The first autoscaler judges none: that version stays 0.
+    """
+    try:
+        from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
+        from ray.experimental.internal_kv import internal_kv_get_gcs_client
+
+        reply: Any = GetClusterStatusReply()
+        reply.ParseFromString(internal_kv_get_gcs_client().get_cluster_status())
+        said = reply.autoscaling_state
+        return (
+            int(reply.cluster_resource_state.cluster_resource_state_version),
+            int(said.last_seen_cluster_resource_state_version),
+            not said.infeasible_cluster_resource_constraints,
+        )
+    except Exception:  # a version of Ray without this interface, or a head that is busy
+        return 0, 0, True
+
+
 def choose_some(
-    nodes: Callable[[], list[ClusterNode]], needs: Mapping[str, float], workers: int
+    nodes: Callable[[], list[ClusterNode]],
+    needs: Mapping[str, float],
+    workers: int,
+    demand: Demand | None = None,
 ) -> tuple[list[ClusterNode], int]:
     """Return the cluster's nodes, and how many workers fit on them, at least one and at most
     `workers`.
@@ -34,16 +130,19 @@ def choose_some(
         Returns the nodes that answer.
     needs
         The resources of one worker.
+    demand
+        Makes the request; None: a new one.
 
     Raises
     ------
     InputError
         If no node with room for a worker joins in time.
     """
+    demand = demand or Demand(needs, workers)
     found = nodes()
     room = _room(found, needs)
     if room < workers:
-        request([dict(needs)] * workers)
+        demand.make(room)
         begins = f"the search begins with {room}" if room else "the search waits for the first"
         warnings.warn(
             f"the cluster has room for {room} of {workers} workers with {asked_for(needs)} each: "
@@ -60,6 +159,7 @@ def choose_some(
                 "large enough? See 'ray status'"
             )
         time.sleep(STEP_SECONDS)
+        demand.look()
         found = nodes()
         room = _room(found, needs)
     return found, min(room, workers)

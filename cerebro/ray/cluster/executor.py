@@ -106,7 +106,7 @@ class Executor(ClusterExecutor):
         self._address = address
         self._resources = check_resources(resources)
         self._autoscale = autoscale
-        super().__init__(workers, replicas, shared_path)
+        super().__init__(workers, replicas, shared_path, self._resources.get(GPU))
 
     def __repr__(self) -> str:
         return (
@@ -120,10 +120,6 @@ class Executor(ClusterExecutor):
         """Pickle or copy this executor as an unused one."""
         given = self._address, self.workers, self._resources, self._replicas, self._shared_path
         return type(self), (*given, self._autoscale)
-
-    @property
-    def _gpu_share(self) -> float:
-        return self._resources.get(GPU, 0.0)
 
     def _join(self, context: RunContext) -> RayCluster:
         needs = {"CPU": float(context.threads), **self._resources}
@@ -178,6 +174,7 @@ class RayCluster:
         self._connection = connection
         self._needs = dict(needs)
         self._autoscale = autoscale and not connection.is_ours  # ours has no autoscaler
+        self._demand: autoscaler.Demand | None = None
         host = "127.0.0.1" if connection.is_ours else address_of_here(connection)
         everywhere = "::" if ":" in host else "0.0.0.0"
         listen = host if host == "127.0.0.1" else everywhere
@@ -186,7 +183,10 @@ class RayCluster:
 
     def choose(self, workers: int | None) -> Sequence[Node]:
         if self._autoscale and workers is not None:
-            nodes, workers = autoscaler.choose_some(self._reachable, self._needs, workers)
+            self._demand = autoscaler.Demand(self._needs, workers)
+            nodes, workers = autoscaler.choose_some(
+                self._reachable, self._needs, workers, self._demand
+            )
         else:
             nodes = self._reachable()
         return spread(nodes, self._needs, workers, self._connection.node)
@@ -195,6 +195,8 @@ class RayCluster:
         return reachable(alive_nodes(self._ray))
 
     def nodes(self) -> Sequence[Node]:
+        if self._demand is not None:  # the executor looks for nodes regularly
+            self._demand.look()
         return alive_nodes(self._ray)
 
     def reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
 
-from cerebro.cluster.makers import MAX_LOSSES, MadeShards
-from cerebro.data.shard_work import Order
+import cerebro
+from cerebro.cluster.makers import MAX_LOSSES, MadeShards, context_of
+from cerebro.data.derivation import derivation
+from cerebro.data.shard_work import Order, ShardWork
 from cerebro.errors import CorruptDataError, InputError, WorkerError
 from cerebro.worker.messages import (
     Note,
@@ -167,3 +170,23 @@ def test_a_failure_ends_the_derive(kind, error, text):
     with pytest.raises(error) as caught:
         make(Cluster(None, {0: [failed]}), [0], [0, 1])
     assert str(caught.value) == text
+
+
+def same(batch):
+    return {"same": batch["x"]}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "sent"),
+    [("cpu", "cpu", "cpu"), ("cpu", "cuda:0", "cpu"), ("cuda:1", "cuda:0", "cuda:0")],
+)
+def test_batches_are_on_the_device_that_the_worker_sees(tmp_path, ours, theirs, sent):
+    """Batches of a network on the second GPU here are on the worker's only one."""
+    data = cerebro.shard({"x": [[1.0], [2.0]]}, tmp_path / "data", progress=False)
+    options = {"reads": None, "batch_size": 2, "copies": None, "seed": 0, "dtypes": None}
+    work = derivation(data, same, framework="torch", device=ours, **options)
+    order = Order(data, ShardWork(work, (), ()), tmp_path, [1], 1, theirs)
+    context = context_of(order)
+    assert context.device == theirs
+    assert pickle.loads(pickle.dumps(context.build)).derivation.device == sent
+    assert order.work.derivation.device == ours

@@ -228,6 +228,13 @@ def test_another_version_of_ray_on_the_cluster_says_what_to_install():
     assert "\n" not in told
 
 
+def test_a_cluster_that_wants_a_token_is_not_taken_for_a_missing_one():
+    error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
+    error.__cause__ = RuntimeError("InvalidAuthToken: Authentication token is missing")
+    told = str(_no_cluster("10.0.0.1:6379", error))
+    assert "wants a token" in told and "RAY_AUTH_MODE=token" in told
+
+
 def test_an_executor_is_copied_and_sent_as_it_was_made():
     made = cerebro.ray.Executor("auto", 3, {"fast": 1}, 2, "/shared", True)
     for other in (copy.copy(made), pickle.loads(pickle.dumps(made))):
@@ -620,3 +627,63 @@ def test_a_pickle_opens_itself_where_it_is_unpacked():
     with pytest.raises(TypeError):
         sent({})
     assert pickle.loads(pickle.dumps({"inside": sent})) == {"inside": {"secret": 7}}
+
+
+# --- the request to an autoscaler -----------------------------------------------------
+
+
+class Judge:
+    """An autoscaler with a limit, which judges a request some looks after it was made."""
+
+    def __init__(self, monkeypatch, limit):
+        self.limit, self.delay = limit, 2
+        self.version = self.seen = 0
+        self.fits = True
+        self.requests = []
+        monkeypatch.setattr(autoscaler, "request", lambda bundles: self.requests.append(bundles))
+        monkeypatch.setattr(autoscaler, "_versions", self.versions)
+
+    def versions(self):
+        self.version += 1
+        if self.limit is not None and self.version - self.seen > self.delay:
+            self.seen, self.fits = self.version, len(self.requests[-1]) <= self.limit
+        return self.version, self.seen, self.fits
+
+    def asked(self):
+        return [len(bundles) for bundles in self.requests]
+
+
+def demanded(judge, workers, room):
+    demand = autoscaler.Demand({"CPU": 2.0}, workers)
+    demand.look()  # before the request: nothing to judge
+    demand.make(room)
+    for _ in range(100):
+        demand.look()
+    return judge.asked()
+
+
+@pytest.mark.parametrize(("limit", "room"), [(37, 0), (37, 5), (1, 0), (63, 1)])
+def test_the_largest_request_is_found_that_the_autoscaler_can_fulfill(monkeypatch, limit, room):
+    judge = Judge(monkeypatch, limit)
+    with pytest.warns(UserWarning, match=rf"room for 64 workers with 2 CPU each, only for {limit}"):
+        asked = demanded(judge, 64, room)
+    assert asked[0] == 64 and asked[-1] == limit and len(asked) <= 9
+    assert judge.requests[-1] == [{"CPU": 2.0}] * limit
+
+
+def test_a_request_that_can_be_fulfilled_stays(monkeypatch, recwarn):
+    assert demanded(Judge(monkeypatch, 64), 64, 3) == [64]
+    assert demanded(Judge(monkeypatch, None), 64, 0) == [64]  # an autoscaler that does not judge
+    assert not recwarn.list
+
+
+def test_a_request_of_which_nothing_fits_stays_to_be_seen(monkeypatch):
+    with pytest.warns(UserWarning, match="only for 0"):
+        assert demanded(Judge(monkeypatch, 0), 4, 0) == [4, 2, 1, 4]
+
+
+def test_a_cluster_that_does_not_tell_is_not_an_error(monkeypatch):
+    from ray.experimental import internal_kv
+
+    monkeypatch.setattr(internal_kv, "internal_kv_get_gcs_client", lambda: None)
+    assert autoscaler._versions() == (0, 0, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import cerebro
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
+from cerebro.torch import trunk  # noqa: E402
 from cerebro.torch.feature_plan import LayerCost, choose  # noqa: E402
 from cerebro.transforms import Scale, ToCHW  # noqa: E402
 from cerebro.worker.models import make_batches  # noqa: E402
@@ -340,3 +342,32 @@ def test_a_model_gathers_what_it_reads(images: cerebro.Dataset, tmp_path: Path) 
     assert columns_of(loss=loss, inputs="x") == {"1", "4", "y"}  # missing: the error lists all
     assert columns_of(loss=loss, inputs="4", augment=lambda batch: batch) == {"1", "4", "y"}
     assert columns_of(step=lambda net, batch: {"loss": 0.0}) == {"1", "4", "y"}
+
+
+def test_a_network_on_a_gpu_is_sent_through_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And arrives on the only GPU that a worker sees. The device "meta" stands for both."""
+    net = nn.Linear(3, 2).to("meta")
+    sent = trunk.Trunk(net, [""], "x", 1)
+    monkeypatch.setattr(trunk, "is_gpu", lambda name: name == "meta")
+    monkeypatch.setattr(trunk, "IN_WORKER", "cpu")
+    moved: list[str] = []
+    monkeypatch.setattr(nn.Module, "cpu", lambda self: moved.append("host") or self)
+    monkeypatch.setattr(nn.Module, "to", lambda self, device: moved.append(device) or self)
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert moved == ["host", "cpu"]
+    assert (
+        sent.net is net
+        and arrived.layers == sent.layers
+        and vars(arrived)
+        == {
+            **vars(sent),
+            "net": arrived.net,
+            "_get": arrived._get,
+        }
+    )
+
+
+def test_a_network_on_the_cpu_is_sent_as_it_is() -> None:
+    sent = trunk.Trunk(make_net(), ["0", "4"], "x", 1)
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert arrived.identity() == sent.identity()

@@ -1,0 +1,131 @@
+"""Which GPU a worker of a cluster has, and how many workers share one.
+
+Whoever starts an agent gives it its GPU: Ray, a batch system, or one of the engines. So no code
+here chooses between GPUs; an agent that could is refused.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from cerebro.errors import DeviceError, InputError
+from cerebro.machine import devices
+from cerebro.machine.devices import CPU, Device, Found, visible_alone
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+AUTO = "auto"
+"""The device of an agent that uses a GPU if the search needs one."""
+
+
+def check_gpus(gpus: Any) -> float:
+    """Return the share of a GPU that each worker gets; None gives 0.
+
+    Raises
+    ------
+    InputError
+        Unless it is a number above 0, and at most 1.
+    """
+    if gpus is None:
+        return 0.0
+    if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not gpus > 0:
+        raise InputError(
+            f"gpus must be 1, or the part of a GPU that each worker uses, such as 0.5, not "
+            f"{gpus!r}: leave it out to train on the CPU"
+        )
+    if gpus > 1:
+        raise InputError(
+            f"gpus={gpus!r}: a worker uses one GPU, or a part of one: give gpus=1, and as many "
+            "workers as there are GPUs"
+        )
+    return float(gpus)
+
+
+def workers_on(gpus: float, share: float) -> int:
+    """Return how many workers fit on a number of GPUs, each with its share of one."""
+    return int(gpus) * int(1 / share + 1e-9)
+
+
+def gpu_at(found: Found, index: int) -> Device:
+    """Return a GPU of this machine.
+
+    Raises
+    ------
+    DeviceError
+        If there is none with this index.
+    """
+    if index >= len(found.devices):
+        raise DeviceError(found.problem or f"there is no GPU {index}")
+    return found.devices[index]
+
+
+def own_gpu(device: str) -> Device:
+    """Return the GPU of this agent.
+
+    Parameters
+    ----------
+    device
+        The agent's ``--device``: "auto" or "cuda" for the only one that it sees, or such as
+        "cuda:1"; or "cpu".
+
+    Raises
+    ------
+    DeviceError
+        If it has none that it can use, or was not told which one is its own.
+    """
+    if device == CPU:
+        raise DeviceError("its agent was started with --device cpu")
+    found = devices.lookup()
+    _, _, index = device.partition(":")
+    if not index and len(found.devices) > 1:
+        raise DeviceError(
+            f"its agent sees {len(found.devices)} GPUs and was not told which one is its own: "
+            f"start it with --device cuda:0 and so on, or with one of them in {VISIBLE}"
+        )
+    return gpu_at(found, int(index or 0))
+
+
+def visible_gpu(index: int) -> str:
+    """Return ``CUDA_VISIBLE_DEVICES`` for a process that sees only one of those of this process.
+
+    Raises
+    ------
+    InputError
+        If the variable names fewer.
+    """
+    visible = os.environ.get(VISIBLE)
+    try:
+        return visible_alone(index, visible)
+    except IndexError:
+        raise InputError(
+            f"there is no GPU {index} for an agent here: {VISIBLE} is {visible!r}"
+        ) from None
+
+
+def gpus_of_agents(workers: int | None, share: float) -> list[dict[str, str]]:
+    """Return the variables of each agent on this machine, which give it its GPU.
+
+    Parameters
+    ----------
+    workers
+        The number of agents; None: as many as fit.
+
+    Raises
+    ------
+    InputError
+        If there is no GPU here, or they do not fit.
+    """
+    found = devices.lookup()
+    if not found.devices:
+        raise InputError(
+            f"gpus={share:g}: no GPU can be used here ({found.problem}); leave gpus= out, or run "
+            "`python -m cerebro doctor` to see what is missing"
+        )
+    room = workers_on(len(found.devices), share)
+    wanted = room if workers is None else workers
+    if wanted > room:
+        raise InputError(
+            f"{wanted} worker(s) with {share:g} GPU each do not fit on this machine, which has "
+            f"{len(found.devices)}: ask for fewer workers=, or for smaller parts with gpus="
+        )
+    return [{VISIBLE: found.devices[i % len(found.devices)].visible} for i in range(wanted)]

@@ -1,0 +1,299 @@
+"""Searches on the GPUs of agents: programs, Dask's workers and Spark's tasks.
+
+Agents and workers are real processes. Their GPUs are those of the stand-in for the CUDA runtime, on
+which the native network trains.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from multiprocessing import resource_tracker
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("zmq")
+
+import gpus_by_name
+import pictures
+
+import cerebro
+from benchmarks.peers import free_port
+from cerebro.cluster import hub
+from cerebro.cluster.gpus import visible_gpu
+from cerebro.cluster.keys import key_at
+from cerebro.errors import InputError
+from cerebro.machine import devices
+
+HOOKS = Path(__file__).parent / "hooks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def standin(cudart_standin, cudnn_standin, tmp_path_factory):
+    """This machine has two GPUs, for this process and for all that it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CEREBRO_CUDART", str(cudart_standin))
+        patch.setenv("CEREBRO_CUDNN", str(cudnn_standin))
+        patch.setenv("CEREBRO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HOOKS), os.environ["PYTHONPATH"]]))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
+        patch.setattr(devices, "lookup", gpus_by_name.find)
+        patch.setattr(hub, "LATE_SECONDS", 120.0)  # tests say which agents have worked
+        yield
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return pictures.shards(tmp_path_factory.mktemp("data") / "pictures")
+
+
+@pytest.fixture(scope="module")
+def expected(data, tmp_path_factory):
+    """One local worker on a GPU."""
+    run = tmp_path_factory.mktemp("runs") / "here"
+    result = pictures.search(data, run, workers=1, devices="cuda:0")
+    assert pictures.printed(result) == {"device cuda:0 'GPU-a'"}
+    return pictures.hashes(result)
+
+
+def test_each_agent_of_this_machine_has_its_own_gpu(data, tmp_path, expected):
+    executor = cerebro.cluster.Executor(gpus=1)
+    assert executor.devices == ("cuda",)
+    result = pictures.search(data, tmp_path / "run", executor=executor)
+    assert pictures.hashes(result) == expected
+    assert pictures.printed(result) == {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
+    assert result.saved.settings["devices"] == ("cuda",)
+    assert {unit["worker"] for unit in result.units()} == {0, 1}
+
+
+def test_two_agents_share_a_gpu(data, tmp_path, expected, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    executor = cerebro.cluster.Executor(gpus=0.5)
+    result = pictures.search(data, tmp_path / "run", executor=executor, devices="cuda")
+    assert pictures.hashes(result) == expected
+    assert pictures.printed(result) == {"device cuda:0 'GPU-a'"}
+    assert {unit["worker"] for unit in result.units()} == {0, 1}
+
+
+def test_gpus_that_are_not_to_be_used(data, tmp_path):
+    """And agents that have GPUs train on the CPU if the executor was not told of them."""
+    given = cerebro.cluster.Executor(1, gpus=1)
+    on_cpu = pictures.search(data, tmp_path / "run", executor=given, devices="cpu")
+    other = pictures.search(data, tmp_path / "other", executor=cerebro.cluster.Executor(1))
+    assert pictures.hashes(on_cpu) == pictures.hashes(other)
+    lines = pictures.printed(on_cpu) | pictures.printed(other)
+    assert {line.split()[1] for line in lines} == {"cpu"}
+
+
+def test_more_workers_than_there_are_gpus(data, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"5 worker.s. with 0.5 GPU each do not fit .* has 2"):
+        pictures.search(data, tmp_path / "run", executor=cerebro.cluster.Executor(5, gpus=0.5))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(InputError, match=r"gpus=1: no GPU can be used here \(no NVIDIA driver"):
+        pictures.search(data, tmp_path / "run", executor=cerebro.cluster.Executor(gpus=1))
+
+
+# --- agents that others start -------------------------------------------------------
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts agents of the command line, and returns what belongs to their executor."""
+    address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
+    key_at(key, create=True)
+    started = []
+
+    def start(*agents):
+        command = [sys.executable, "-m", "cerebro", "agent"]
+        command += ["--connect", address, "--key", str(key)]
+        for visible, *options in agents:
+            variables = {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
+            started.append(subprocess.Popen([*command, *options], env=variables))
+        return {"listen": address, "key": key}
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_agents_use_the_gpu_that_a_batch_system_or_the_command_line_gives(
+    data, tmp_path, start, expected
+):
+    to = start(("GPU-a",), ("GPU-a,GPU-b", "--device", "cuda:1"))
+    executor = cerebro.cluster.Executor(2, **to, gpus=1)
+    result = pictures.search(data, tmp_path / "run", executor=executor)
+    assert pictures.hashes(result) == expected
+    assert pictures.printed(result) == {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
+
+
+@pytest.mark.parametrize(
+    ("agent", "why"),
+    [
+        (("GPU-a", "--device", "cpu"), "its agent was started with --device cpu"),
+        (("",), "no NVIDIA driver is loaded"),
+        (("GPU-a,GPU-b",), "its agent sees 2 GPUs and was not told which one is its own"),
+    ],
+)
+def test_an_agent_without_a_gpu_of_its_own_is_refused_by_name(data, tmp_path, start, agent, why):
+    """Also beside one that has a GPU: a trial is not trained on both."""
+    executor = cerebro.cluster.Executor(2, **start(("GPU-a",), agent), gpus=1)
+    with pytest.raises(InputError, match=rf"node \S+ \(\w+\): each worker is given .*\({why}"):
+        pictures.search(data, tmp_path / "run", executor=executor)
+
+
+def test_an_agent_without_its_gpu_ends_at_once(tmp_path, start):
+    (tmp_path / "key").chmod(0o600)
+    command = [sys.executable, "-m", "cerebro", "agent", "--connect", "127.0.0.1:9", "--device"]
+    for device, says in [
+        ("cuda:2", "there is no GPU 2"),
+        ("cuda", "sees 2 GPUs and was not told"),
+        ("tpu", "--device tpu: give auto, cpu, cuda, or a GPU such as cuda:1"),
+    ]:
+        command_line = [*command, device, "--key", str(tmp_path / "key")]
+        done = subprocess.run(command_line, capture_output=True, text=True, check=False)
+        assert done.returncode != 0 and says in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+# --- Dask and Spark -------------------------------------------------------------------
+
+
+def test_dask_workers_use_their_gpus(data, tmp_path, expected):
+    """One has two of them, and two threads."""
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=1, threads_per_worker=2, dashboard_address=":0", local_directory=tmp_path,
+            resources={"GPU": 2},
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):  # fmt: skip
+        executor = cerebro.dask.Executor(client, gpus=1)
+        assert "gpus=1" in repr(copy.deepcopy(executor))
+        result = pictures.search(data, tmp_path / "run", executor=executor)
+    resource_tracker._resource_tracker._stop()  # Dask's nannies start it
+    assert pictures.hashes(result) == expected
+    assert pictures.printed(result) == {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
+
+
+@pytest.mark.parametrize(
+    ("threads", "resources", "share", "room"),
+    [
+        (1, {}, 1.0, 1),  # as of dask-cuda: one GPU for each Dask worker
+        (4, {}, 1.0, 1),
+        (4, {}, 0.5, 2),
+        (1, {}, 0.5, 1),
+        (4, {"GPU": 3.0}, 1.0, 3),
+        (4, {"GPU": 0.0}, 1.0, 0),
+        (4, {"GPU": 2.0}, 0.0, 4),
+    ],
+)
+def test_how_many_agents_a_dask_worker_has(threads, resources, share, room):
+    pytest.importorskip("distributed")
+    from cerebro.dask import LongTasks
+
+    workers = {"tcp://a": {"nthreads": threads, "resources": resources}}
+    workers["tcp://b"] = {"nthreads": 1, "resources": {"GPU": 1.0}}
+    client = SimpleNamespace(scheduler_info=lambda n_workers: {"workers": workers})
+    assert LongTasks(client, None, 1, share).size == room + 1
+
+
+def test_spark_tasks_use_the_gpu_that_spark_gives_them(data, tmp_path, expected, monkeypatch):
+    pytest.importorskip("pyspark")
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        pytest.skip("Spark needs Java")
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    found = tmp_path / "gpus"
+    answer = '{"name": "gpu", "addresses": ["GPU-a", "GPU-b"]}'
+    found.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    found.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master("local-cluster[1,2,1024]")
+    settings = {
+        "ui.enabled": "false",
+        "driver.host": "127.0.0.1",
+        "driver.bindAddress": "127.0.0.1",
+        "local.dir": str(tmp_path),
+        "worker.dir": str(tmp_path),
+        "worker.resource.gpu.amount": "2",
+        "worker.resource.gpu.discoveryScript": str(found),
+        "executor.resource.gpu.amount": "2",
+        "task.resource.gpu.amount": "1",
+    }
+    for name, value in settings.items():
+        builder = builder.config(f"spark.{name}", value)
+    spark = builder.getOrCreate()
+    try:
+        other = cerebro.spark.Executor(spark, gpus=0.5)
+        with pytest.raises(InputError, match=r"gpus=0.5, but spark.task.resource.gpu.amount .* 1:"):
+            pictures.search(data, tmp_path / "run", executor=other)
+        executor = cerebro.spark.Executor(spark, 2, gpus=1)
+        result = pictures.search(data, tmp_path / "run", executor=executor)
+    finally:
+        gateway = SparkContext._gateway
+        spark.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(60)
+        SparkContext._gateway = SparkContext._jvm = None
+    assert pictures.hashes(result) == expected
+    assert pictures.printed(result) == {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
+
+
+# --- derived data sets ------------------------------------------------------------------
+
+
+def derived(data, folder, function):
+    """Run `scores` as a program: it opens the stand-in, which a process keeps."""
+    program = Path(__file__).with_name("scores.py")
+    command = [sys.executable, str(program), str(data.path), str(folder), function]
+    environment = {k: v for k, v in os.environ.items() if k != devices.CUBLAS_VARIABLE}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_shards_are_made_on_the_gpus_of_agents(data, tmp_path):
+    done = derived(data, tmp_path, "Scores")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.glob("GPU-*")) == ["GPU-a", "GPU-b"]
+
+
+def test_a_gpu_that_computes_other_bits_is_found(data, tmp_path):
+    done = derived(data, tmp_path, "shifted")
+    assert "computes other values of column 'scores' than this process" in done.stderr
+    assert "the kind of GPU" in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
+# --- rules ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [0, -1, True, "1", float("nan"), 2, 1.5])
+def test_a_worker_has_one_gpu_or_a_part_of_one(gpus):
+    with pytest.raises(
+        InputError, match=r"gpus(=2|=1.5)?.* give gpus=1|gpus must be 1, or the part"
+    ):
+        cerebro.cluster.Executor(gpus=gpus)
+
+
+def test_an_executor_is_copied_with_its_gpus():
+    made = cerebro.cluster.Executor(2, gpus=0.5)
+    assert "gpus=0.5" in repr(pickle.loads(pickle.dumps(made)))
+    assert cerebro.cluster.Executor().devices == ("cpu",)
+
+
+def test_a_position_that_is_not_visible():
+    assert visible_gpu(1) == "GPU-b"
+    with pytest.raises(
+        InputError, match="no GPU 2 for an agent here: CUDA_VISIBLE_DEVICES is 'GPU"
+    ):
+        visible_gpu(2)
