@@ -4,6 +4,7 @@ Learning rates, widths, batch sizes and dropouts of a three-layer network on CIF
 (uint8, normalized in the loader), 2 epochs. Compared:
 
 - Cerebro with 1, 2 and 4 workers on the device, ordinary steps and CUDA graphs;
+- the same with graphs and 2 and 4 workers in one process, each on its own stream;
 - one process for each trial with its own copy of the data on the GPU, 1, 2 and 4 at a time, as
   tuners with fractions of a GPU run them;
 - the trials one after the other in one process, ordinary and under ``torch.compile``.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -47,7 +49,7 @@ EPOCHS, SHARDS = 2, 8
 ROWS, QUICK_ROWS = 20_000, 2_000
 AT_A_TIME = (1, 2, 4)
 REFERENCE = "one after the other"
-WAYS = ("ordinary", "graphs", "processes", "compile")
+WAYS = ("ordinary", "graphs", "streams", "processes", "compile")
 
 
 def network(config: dict[str, object]) -> torch.nn.Module:
@@ -188,11 +190,14 @@ class Watch:
 # --- Cerebro ------------------------------------------------------------------------
 
 
-def search(folder: Path, data: cerebro.Dataset, graph: bool, workers: int) -> tuple[float, int]:
+def search(
+    folder: Path, data: cerebro.Dataset, graph: bool, workers: int, streams: bool
+) -> tuple[float, int]:
     """Search; return seconds from the first unit's start to the last one's end, and the number of
     trials that could not use a requested graph.
     """
-    run = folder / f"run-{graph}-{workers}"
+    run = folder / f"run-{graph}-{workers}-{streams}"
+    os.environ["CEREBRO_GPU_STREAMS"] = str(int(streams))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="no validation data")
         result = cerebro.search(
@@ -242,8 +247,8 @@ def measure(bench: Bench, rows: int, ways: Sequence[str]) -> bool:
             size = run_processes(lists, arrays, at_a_time, compile_it)
             return f"{size / 1e6:.0f} MB of data on the GPU"
 
-        def ours(graph: bool, workers: int) -> str:
-            seconds, refused = search(folder, data, graph, workers)
+        def ours(graph: bool, workers: int, streams: bool = False) -> str:
+            seconds, refused = search(folder, data, graph, workers, streams)
             text = f"units within {seconds:.1f} s; {data.nbytes / 1e6:.0f} MB of data"
             return text + (f"; {refused} trials without a graph" if refused else "")
 
@@ -252,6 +257,9 @@ def measure(bench: Bench, rows: int, ways: Sequence[str]) -> bool:
             for count in AT_A_TIME if way in ways else ():
                 name = f"Cerebro, {count} worker(s){', graphs' if graph else ''}"
                 timed(name, lambda g=graph, n=count: ours(g, n))
+        for count in AT_A_TIME[1:] if "streams" in ways else ():
+            name = f"Cerebro, {count} workers in one process, graphs"
+            timed(name, lambda n=count: ours(True, n, True))
         for count in AT_A_TIME if "processes" in ways else ():
             timed(f"a process for each trial, {count} at a time", lambda n=count: hand(each, n))
         if "compile" in ways:  # it needs a C compiler

@@ -1,9 +1,11 @@
-"""Run a worker process: ``python -m cerebro._worker SOCKET PAGE``.
+"""Run a worker process: ``python -m cerebro._worker SOCKET PAGE [SOCKET PAGE ...]``.
 
-Both arguments are inherited file descriptors. ``python -m cerebro._worker serve ...`` is the fork
-server, whose forks are workers (`cerebro.executors.fork_server`). A worker answers each task with
-one event. It ends with its coordinator, even in the middle of a unit: the C thread of the heartbeat
-ends the process, whatever Python is doing.
+The arguments are inherited file descriptors, two for each worker. Several workers of one process
+are threads that share a GPU; their units overlap (`cerebro.machine.turns`). ``python -m
+cerebro._worker serve ...`` is the fork server, whose forks are workers
+(`cerebro.executors.fork_server`). A worker answers each task with one event. It ends with its
+coordinator, even in the middle of a unit: the C thread of the heartbeat ends the process, whatever
+Python is doing.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import os
 import pickle
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from multiprocessing.connection import Connection
 from typing import Any, Literal, NoReturn
 
@@ -27,6 +32,8 @@ from cerebro.executors import fork_server
 from cerebro.executors.received import opened
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
+from cerebro.machine.turns import Turns
+from cerebro.worker import streams
 from cerebro.worker.blame import bases_of, describe
 from cerebro.worker.jobs import execute
 from cerebro.worker.log import flush_output
@@ -41,25 +48,38 @@ from cerebro.worker.messages import (
     UnitFailed,
 )
 from cerebro.worker.runner import UnitRunner
+from cerebro.worker.streams import CudaStream
 
 BEAT_MILLISECONDS = 100
 IMPORT_SECONDS = 30.0
 """The seconds for importing libraries in a process's first `build`, in addition to `unit_timeout`.
 """
 STANDARD_ERROR = 2
+WAITING_FOR_TURN = 1e6
+"""The seconds by which the clock of a task is set back while it waits for its turn."""
 
 
 def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard.enter_worker()  # an imported script must not start a search
     faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
-    connection = Connection(int(arguments[0]))
-    beat = _core.BeatPage(int(arguments[1]))
-    beat.start_beating(BEAT_MILLISECONDS, connection.fileno())
-    worker = Worker(connection, beat)
+    given = list(map(int, arguments))
+    process = Process(Turns(streams.KEPT) if len(given) > 2 else None)
+    workers = []
+    for socket, page in zip(given[::2], given[1::2], strict=True):
+        connection, beat = Connection(socket), _core.BeatPage(page)
+        beat.start_beating(BEAT_MILLISECONDS, connection.fileno())
+        workers.append(Worker(connection, beat, process))
+    for worker in workers[1:]:
+        threading.Thread(target=work, args=(worker,), daemon=True).start()
+    work(workers[0])
+
+
+def work(worker: Worker) -> NoReturn:
+    """Handle a worker's messages until the process ends."""
     try:
         while True:
-            worker.handle(cloudpickle.loads(connection.recv_bytes()))
+            worker.handle_next()
     except (EOFError, ConnectionResetError, BrokenPipeError):
         leave()
     except BaseException as error:
@@ -69,16 +89,56 @@ def main(arguments: list[str]) -> NoReturn:
         os._exit(1)  # skips the threads and exit handlers of the user's code
 
 
+class Process:
+    """What the workers of one process share.
+
+    Parameters
+    ----------
+    turns
+        Whose turn it is; None if there is one worker.
+    """
+
+    def __init__(self, turns: Turns | None = None) -> None:
+        self.turns = turns
+        self._context: tuple[bytes, RunContext] | None = None
+        self._dumps: dict[int, float] = {}  # when a task is late, by worker
+
+    def opened(self, context: bytes) -> RunContext:
+        """Return an unpickled context: the same object for all workers, which share its shards."""
+        if self._context is None or self._context[0] != context:
+            self._context = context, opened(context)
+        return self._context[1]
+
+    def forget(self) -> None:
+        self._context = None
+
+    def dump_later(self, worker: int, seconds: float | None) -> None:
+        """Dump all tracebacks when a worker's task is late, in `seconds`; None: it has ended.
+
+        A process has one timer, which is set for the task that is late first.
+        """
+        self._dumps.pop(worker, None)
+        if seconds is not None:
+            self._dumps[worker] = time.monotonic() + seconds
+        if not self._dumps:
+            faulthandler.cancel_dump_traceback_later()
+            return
+        left = max(0.001, min(self._dumps.values()) - time.monotonic())
+        faulthandler.dump_traceback_later(left, file=STANDARD_ERROR)
+
+
 class BeatClock:
     """Reports a task's start to the coordinator, and dumps a late task's traceback to the log.
 
     The time for importing libraries does not count as a unit's time, so the first `build` of a
-    process gets extra time.
+    process gets extra time. Nor does the time count in which a task waits for its turn.
     """
 
-    def __init__(self, beat: _core.BeatPage) -> None:
+    def __init__(self, beat: _core.BeatPage, process: Process | None = None) -> None:
         self._beat = beat
+        self._process = process or Process()
         self._has_built = False
+        self._waiting_since = 0.0
         self.limit: float | None = None
 
     def begin(self) -> None:
@@ -99,21 +159,32 @@ class BeatClock:
 
     def end(self) -> None:
         if self.limit is not None:
-            faulthandler.cancel_dump_traceback_later()
+            self._process.dump_later(id(self), None)
+
+    def wait_for_turn(self, begins: bool) -> None:
+        """Stop the clock while the task waits for its turn; other threads have it meanwhile."""
+        if begins:
+            self._waiting_since = time.monotonic()
+            self._beat.postpone_task(WAITING_FOR_TURN)
+        else:
+            waited = time.monotonic() - self._waiting_since
+            self._beat.postpone_task(waited - WAITING_FOR_TURN)
 
     def _start(self, grace: float) -> None:
         self._beat.begin_task(grace)
         if self.limit is not None:
-            faulthandler.dump_traceback_later(self.limit + grace, file=STANDARD_ERROR)
+            self._process.dump_later(id(self), self.limit + grace)
 
 
 class Worker:
     """Handles the messages that arrive on the socket."""
 
-    def __init__(self, connection: Connection, beat: _core.BeatPage) -> None:
+    def __init__(self, connection: Connection, beat: _core.BeatPage, process: Process) -> None:
         self._connection = connection
         self._beat = beat
-        self._clock = BeatClock(beat)
+        self._process = process
+        self._clock = BeatClock(beat, process)
+        self._stream: CudaStream | None = None  # if the process has several workers
         self._runner: UnitRunner | None = None
         self._number = -1
         self._trouble = ""  # why the run could not be loaded
@@ -121,7 +192,14 @@ class Worker:
         self._bases: tuple[str, ...] = ()  # of the exception that caused the trouble
         self._sources: Sources = dict(fork_server.imported)
 
-    def handle(self, message: tuple[Any, ...]) -> None:
+    def handle_next(self) -> None:
+        """Wait for a message, then for the turn, and handle the message."""
+        message = self._connection.recv_bytes()
+        shared = self._process.turns
+        with nullcontext() if shared is None else shared.taken(self._clock.wait_for_turn):
+            self._handle(cloudpickle.loads(message))
+
+    def _handle(self, message: tuple[Any, ...]) -> None:
         kind, *rest = message
         if kind == "preload":
             self._preload(*rest)
@@ -151,12 +229,14 @@ class Worker:
         sys.argv[:] = argv  # a script may read its arguments anywhere
         try:
             os.chdir(directory)
-            run: RunContext = opened(context)
+            run = self._process.opened(context)
             note_imported(self._sources, fork_server.last_imported)
             self._clock.limit = run.unit_timeout
             self._runner = UnitRunner(
                 run, worker=number, beat=self._beat, own_process=True, clock=self._clock
             )
+            if self._process.turns is not None and self._stream is None:
+                self._stream = streams.open_stream(run.device)
         except BaseException as error:  # the module that defines build may raise anything
             self._trouble = f"a worker cannot load the run: {describe(error)}"
             self._data_trouble = isinstance(error, CorruptDataError)
@@ -171,7 +251,8 @@ class Worker:
 
     def _answer(self, task: Job) -> Event:
         if self._runner is not None:
-            return execute(self._runner, task)
+            with nullcontext() if self._stream is None else self._stream.current():
+                return execute(self._runner, task)
         kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
         if isinstance(task, ShardTask):
             return ShardFailed(self._number, task, kind, self._trouble)
@@ -184,6 +265,7 @@ class Worker:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        self._process.forget()
 
 
 def _packed(event: Event) -> bytes:

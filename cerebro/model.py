@@ -83,6 +83,11 @@ class Model(Protocol):
     ``loads_in_place``
         True if a state may be loaded by copying it into the tensors that `state_dict` returns. This
         saves memory, but these tensors must belong to the model alone.
+    ``overlaps``
+        True if units of other trials may run in the same process between two of its batches, as
+        workers do that share a process on a GPU (``CEREBRO_GPU_STREAMS=1``). The model must then
+        depend on nothing of the process but its random generators, and compute on PyTorch's current
+        stream.
     ``columns_read``
         The names of all columns that the model reads in training and evaluation. Batches then have
         only these columns, and the files of the others are not read. None (default): batches have

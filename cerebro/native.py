@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 import cerebro._core as _core
 from cerebro.arguments import real_number
 from cerebro.errors import InputError, StateError
-from cerebro.machine import cuda
+from cerebro.machine import cuda, turns
 
 Batch = dict[str, Any]
 _Array = NDArray[Any]
@@ -78,6 +79,7 @@ class Model:
 
     framework = "dlpack"
     loads_in_place = True
+    overlaps = True  # on a GPU, with other units of its process; see `cerebro.machine.turns`
 
     def __init__(
         self,
@@ -164,10 +166,15 @@ class Model:
                 f"{self._target!r}"
             )
         try:
-            loss, accuracy = function(pictures, labels)
+            with self._computing():
+                loss, accuracy = function(pictures, labels)
         except ValueError as error:
             raise InputError(f"target {self._target!r}: {error}") from None
         return {"loss": loss, "accuracy": accuracy}
+
+    def _computing(self) -> AbstractContextManager[None]:
+        """Return the context of a call that waits for the GPU: other units run meanwhile."""
+        return nullcontext() if self.cpu_only else turns.away()
 
     def _pictures(self, batch: Batch) -> _Array:
         pictures = _column(batch, "inputs", self._inputs)

@@ -11,6 +11,10 @@ The executor notices the end of a worker at once. `TaskWatch` finds workers that
 hang, and units that take too long. A worker is killed and reaped before its loss is reported, so
 that no two workers have the same unit.
 
+If ``CEREBRO_GPU_STREAMS`` is 1, the workers of a GPU are threads of one process, whose units
+overlap there (`cerebro.machine.turns`). Such a process ends with the run. If it dies, all its
+workers are lost; they are replaced together, by one process.
+
 Workers that end a run normally stay warm for the next run of the same process, because importing
 PyTorch again can take longer than a search. A worker is ended instead if a file that it has
 imported was edited afterwards.
@@ -70,11 +74,17 @@ DUMP_SECONDS = 0.25
 CHECK_SECONDS = 5.0
 """The check of the first configuration may take three times `unit_timeout` plus this time."""
 
+VARIABLE = "CEREBRO_GPU_STREAMS"
+"""If this variable is 1, the workers of a GPU share one process, each with a stream of its own."""
+
 ANSWERS = (UnitDone, UnitFailed, CheckDone, ShardMade, ShardFailed)
 """What a worker answers to a task."""
 
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 """Signals for which `faulthandler` writes a traceback."""
+
+RUNNING = -1e5
+"""The clock of a task shows less while the task waits for its turn; see `cerebro._worker`."""
 
 Awaited = tuple[Literal["message", "exit", "wake"], int]
 """The meaning of a ready descriptor, and the number of its worker."""
@@ -108,6 +118,21 @@ def packed(context: object) -> bytes:
             "inside build, or train in this process with workers=0"
         ) from error
     return out.getvalue()
+
+
+def are_together(seats: Sequence[Device | None]) -> bool:
+    """Return whether the workers of a GPU share one process.
+
+    Raises
+    ------
+    InputError
+        If ``CEREBRO_GPU_STREAMS`` has an invalid value.
+    """
+    value = os.environ.get(VARIABLE, "0")
+    if value not in ("0", "1"):
+        raise InputError(f"the variable {VARIABLE} is {value!r}: set it to 0 or 1")
+    gpus = [device for device in seats if device is not None]
+    return value == "1" and len(set(gpus)) < len(gpus)
 
 
 class LocalExecutor:
@@ -147,6 +172,9 @@ class LocalExecutor:
             raise InputError(f"silence must be at least {5 * BEAT_SECONDS} s, not {silence!r}")
         self._seats = list(seats) or [None] * workers
         self._seat: dict[int, int] = {}  # of each worker, including lost workers
+        self._together = are_together(self._seats)
+        self._spare: dict[str, list[WorkerProcess]] = {}  # started with others of their GPU
+        self._attempts: dict[int, int] = {}  # of each worker's task
         self._places = SeatedShards(0, [])
         self._threads = threads
         self._fresh = fresh
@@ -168,21 +196,24 @@ class LocalExecutor:
     # --- the protocol ----------------------------------------------------
 
     def start(self, context: RunContext) -> list[int]:
-        self._context = packed(with_shares(context, self._seats))
+        self._context = packed(with_shares(context, self._seats, together=self._together))
         self._unit_timeout = context.unit_timeout
         self._selector = selectors.DefaultSelector()
         self._clock = _core.BeatPage()
         self._clock.start_beating(round(1000 * BEAT_SECONDS))
         self._kills = memory.kills()
-        resident = stay(context.train, context.validation, self._seats, stagger=context.stagger)
-        self._places = SeatedShards(
-            len(self._seats), context.train._shard_rows() if resident else []
-        )
+        seats, holders = self._seats, list(range(len(self._seats)))
+        if self._together:
+            seats = list(dict.fromkeys(seats))
+            holders = [seats.index(device) for device in self._seats]
+        resident = stay(context.train, context.validation, seats, stagger=context.stagger)
+        self._places = SeatedShards(holders, context.train._shard_rows() if resident else [])
         return [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
 
     def submit(self, worker: int, task: Job) -> None:
         watch = TaskWatch(self._silence, self._limit(task))
         self._busy[worker] = watch
+        self._attempts[worker] = getattr(task, "attempt", 0)
         self._next_look = min(self._next_look, time.monotonic() + watch.patience(None))
         process = self._workers.get(worker)
         if process is None:  # lost: the event will be returned
@@ -237,10 +268,14 @@ class LocalExecutor:
             if worker in self._workers:
                 self._workers[worker].beat.cancel()
         for number, process in self._workers.items():
-            if number in ready:
+            if number in ready and not process.others:
                 warm_workers.give(process)
             else:
                 process.stop(kill=True)
+        for spare in self._spare.values():
+            for process in spare:
+                process.stop(kill=True)
+        self._spare.clear()
         self._workers.clear()
         self._busy.clear()
         self._events.clear()
@@ -276,12 +311,18 @@ class LocalExecutor:
         device = self._seats[seat]
         lists = list(sys.path), list(sys.argv)
         message = ("begin", number, *lists, os.getcwd(), self._context)  # noqa: PTH109
-        warm = None if self._fresh else warm_workers.take(self._threads, device)
+        several = self._together and self._seats.count(device) > 1
+        warm = None
+        if not self._fresh and not several:
+            warm = warm_workers.take(self._threads, device)
         for process in [warm, None]:
             # A warm worker may have died since its last run; a new process then replaces it.
-            the_process = process or WorkerProcess.spawn(
-                self._threads, device, fork=self._fork, wait=wait
-            )
+            if several and device is not None:
+                the_process = self._one_of_several(device)
+            else:
+                the_process = process or WorkerProcess.spawn(
+                    self._threads, device, fork=self._fork, wait=wait
+                )
             try:
                 the_process.send(message)
             except OSError as error:
@@ -299,6 +340,18 @@ class LocalExecutor:
             self._watch(number)
             return number
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
+
+    def _one_of_several(self, device: Device) -> WorkerProcess:
+        """Return a worker of the process that serves a GPU; start the process if there is none."""
+        spare = self._spare.setdefault(device.name, [])
+        while spare and spare[0].process.poll() is not None:
+            spare.pop(0).stop(kill=True)  # it died before it was needed
+        if not spare:
+            while (warm := warm_workers.take(self._threads, device)) is not None:
+                warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
+            count = self._seats.count(device)
+            spare += WorkerProcess.spawn_together(count, self._threads, device)
+        return spare.pop(0)
 
     def _watch(self, worker: int) -> None:
         """Watch a worker's socket for writing as long as it has unsent bytes."""
@@ -400,23 +453,45 @@ class LocalExecutor:
     # --- losing and ending -----------------------------------------------
 
     def _lose(self, worker: int, reason: str | None = None, *, traced: bool = False) -> None:
-        """Kill and reap a worker, then report its loss; `reason` is None if it ended by itself."""
-        process = self._workers.pop(worker, None)
+        """Kill and reap a worker, then report its loss; `reason` is None if it ended by itself.
+
+        The other workers of its process are lost, too. Only the unit that must have cost the
+        process is to blame: the one that did not wait for its turn, or that was lost before and
+        therefore ran without giving its turn away.
+        """
+        process = self._workers.get(worker)
         if process is None:
             return
-        self._busy.pop(worker, None)
-        self._the_selector.unregister(process.channel)
-        if process.exit_fd is not None:
-            self._the_selector.unregister(process.exit_fd)
-        process.stop(kill=True)
-        began = process.beat.task_seconds is not None
-        number = signal_of(process.process.returncode) if reason is None else None
+        others = [other for other, its in self._workers.items() if its in process.others]
+        lost = {number: self._workers.pop(number) for number in (worker, *others)}
+        begun = {number: its.beat.task_seconds for number, its in lost.items()}
+        running = {n for n, s in begun.items() if s is not None and s > RUNNING}
+        again = {number for number in running if self._attempts.get(number, 0) > 0}
+        to_blame = again or running or {worker}
+        for number, its in lost.items():
+            self._busy.pop(number, None)
+            self._the_selector.unregister(its.channel)
+            if its.exit_fd is not None:
+                self._the_selector.unregister(its.exit_fd)
+        for its in lost.values():
+            its.stop(kill=True)
+        killed = signal_of(process.process.returncode) if reason is None else None
         if reason is None:
             reason = exit_reason(process.process.returncode)
-            if number == signal.SIGKILL:
+            if killed == signal.SIGKILL:
                 reason += self._out_of_memory(worker)
-        traced = traced or number in CRASHES
-        self._events.append(WorkerLost(worker, reason, signal=number, began=began, traced=traced))
+        traced = traced or killed in CRASHES
+        for number in lost:
+            self._events.append(
+                WorkerLost(
+                    number,
+                    reason,
+                    signal=killed,
+                    began=begun[number] is not None,
+                    traced=traced,
+                    with_machine=len(lost) > 1 and to_blame != {number},
+                )
+            )
 
     def _out_of_memory(self, worker: int) -> str:
         """Return a hint after SIGKILL if the kernel's out-of-memory killer has killed again."""

@@ -55,7 +55,10 @@ os.register_at_fork(after_in_child=_close_sockets_in_fork)
 
 @dataclass(eq=False)
 class WorkerProcess:
-    """A worker process, its socket, and its page of heartbeats."""
+    """A worker process, its socket, and its page of heartbeats.
+
+    Several workers may share a process, each with its own socket and page; they end together.
+    """
 
     process: subprocess.Popen[bytes] | Child
     channel: Channel
@@ -70,6 +73,8 @@ class WorkerProcess:
     """The environment variables that it inherited; see `_inherited`."""
     device: Device | None = None
     """The GPU that it sees; None if it sees the same GPUs as its parent."""
+    others: list[WorkerProcess] = field(default_factory=list)
+    """The other workers of the same process."""
 
     def __post_init__(self) -> None:
         open_workers.add(self)
@@ -118,6 +123,41 @@ class WorkerProcess:
                 ours.close()  # a fork that was requested ends itself
         exit_fd = _exit_descriptor(process.pid)
         return cls(process, Channel(ours), beat, threads, exit_fd, device=device)
+
+    @classmethod
+    def spawn_together(cls, count: int, threads: int, device: Device) -> list[WorkerProcess]:
+        """Start one process for several workers of a GPU, whose units overlap there.
+
+        Raises
+        ------
+        WorkerError
+            If the system lacks a process, memory or descriptors.
+        """
+        pairs: list[tuple[socket.socket, socket.socket]] = []
+        try:
+            beats = [_core.BeatPage() for _ in range(count)]
+            for _ in range(count):
+                pairs.append(socket.socketpair())
+            files = [
+                file
+                for (_, theirs), beat in zip(pairs, beats, strict=True)
+                for file in (theirs.fileno(), beat.fd)
+            ]
+            process = start_program(map(str, files), _environment(threads, device), files)
+        except OSError as error:
+            for ours, _ in pairs:
+                ours.close()
+            raise WorkerError(f"cannot start a worker process: {error}") from error
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        workers = [
+            cls(process, Channel(ours), beat, threads, _exit_descriptor(process.pid), device=device)
+            for (ours, _), beat in zip(pairs, beats, strict=True)
+        ]
+        for worker in workers:
+            worker.others = [other for other in workers if other is not worker]
+        return workers
 
     def preload(self, modules: Sequence[str]) -> None:
         """Let the worker import modules while it waits for its first run."""

@@ -3,7 +3,8 @@
 A seat is a GPU, or one of several worker processes that share a GPU. Every shard is assigned to one
 seat and stays there, even if the worker is replaced. So device memory holds the data once, for any
 number of trials and workers. Trials move to the shards: for the scheduler, placement is exclusive.
-Every worker reads and holds the validation data.
+Every worker reads and holds the validation data. Workers that are threads of one process share its
+memory: together they are one holder, that of their GPU.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ class SeatedShards:
     Parameters
     ----------
     seats
-        The number of seats.
+        The number of seats, or for each seat the number of the process that holds its shards.
     rows
         The number of rows of each shard; empty: every worker reads all shards.
     """
 
-    def __init__(self, seats: int, rows: Sequence[int]) -> None:
-        self._seat_of: dict[int, int] = {}
-        load = [0] * seats
+    def __init__(self, seats: int | Sequence[int], rows: Sequence[int]) -> None:
+        self._holder = list(range(seats)) if isinstance(seats, int) else list(seats)
+        self._seat_of: dict[int, int] = {}  # the first seat of the holder of a shard
+        first = [self._holder.index(holder) for holder in dict.fromkeys(self._holder)]
+        load = dict.fromkeys(first, 0)
         # The largest shard is assigned first, to the least loaded seat; ties go to the lower
         # number.
         for shard in sorted(range(len(rows)), key=lambda shard: (-rows[shard], shard)):
-            seat = min(range(seats), key=lambda seat: (load[seat], seat))
+            seat = min(first, key=lambda seat: (load[seat], seat))
             load[seat] += rows[shard]
             self._seat_of[shard] = seat
 
@@ -54,7 +57,11 @@ class SeatedShards:
         if not self._seat_of:
             return None
         return {
-            shard: [seated[seat]] if seat in seated else []
+            shard: [
+                seated[other]
+                for other, holder in enumerate(self._holder)
+                if holder == self._holder[seat] and other in seated
+            ]
             for shard, seat in sorted(self._seat_of.items())
         }
 
@@ -76,16 +83,22 @@ def stay(
     return mine <= DATA_SHARE * min(device.memory for device in gpus)
 
 
-def with_shares(context: RunContext, seats: Sequence[Device | None]) -> RunContext:
+def with_shares(
+    context: RunContext, seats: Sequence[Device | None], *, together: bool = False
+) -> RunContext:
     """Return the context with the GPU memory, in bytes, for a worker's shards and live models.
 
     Shards get half of a GPU's memory and models a quarter, divided among the workers that share it.
+    If these are one process (`together`), they share its shards.
     """
     gpus = [device for device in seats if device is not None]
     if not gpus:
         return context
     data = min(int(DATA_SHARE * device.memory) // gpus.count(device) for device in gpus)
-    return replace(context, data_bytes=data, live_bytes=min(context.live_bytes, data // 2))
+    live = min(context.live_bytes, data // 2)
+    if together:
+        data = min(int(DATA_SHARE * device.memory) for device in gpus)
+    return replace(context, data_bytes=data, live_bytes=live)
 
 
 def kept_bytes(

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -72,6 +72,15 @@ def _choices(torch: Any) -> dict[str, bool]:
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "fill": torch.utils.deterministic.fill_uninitialized_memory,
     }
+
+
+def kept_choices() -> Callable[[], None]:
+    """Return a function that restores PyTorch's present choices of operations."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return lambda: None
+    before = _choices(torch)
+    return lambda: _choose(torch, _choices(torch), before)
 
 
 def _choose(torch: Any, now: dict[str, bool], wanted: dict[str, bool]) -> None:

@@ -114,7 +114,7 @@ def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
     seed
         If given, seeds the generators at the start of the block.
     """
-    put_back = _kept(torch)
+    put_back = kept(torch)
     try:
         if seed is not None:
             random.seed(seed)
@@ -126,21 +126,24 @@ def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
         put_back()
 
 
-def _kept(torch: bool) -> Callable[[], None]:
-    """Return a function that restores the present state; faster than `capture` and `restore`."""
+def kept(torch: bool, *, cuda: bool = True) -> Callable[[], None]:
+    """Return a function that restores the present state; faster than `capture` and `restore`.
+
+    `cuda` says whether CUDA's generator is part of it, if it has started.
+    """
     python, legacy = random.getstate(), np.random.get_state(legacy=False)
     module = _torch() if torch else None
     numbers = None if module is None else module.get_rng_state()
-    on_gpu = module is not None and module.cuda.is_initialized()
-    cuda = module.cuda.get_rng_state() if module is not None and on_gpu else None
+    on_gpu = cuda and module is not None and module.cuda.is_initialized()
+    drawn = module.cuda.get_rng_state() if module is not None and on_gpu else None
 
     def put_back() -> None:
         random.setstate(python)
         np.random.set_state(legacy)
         if module is not None:
             module.set_rng_state(numbers)
-            if cuda is not None:
-                module.cuda.set_rng_state(cuda)
+            if drawn is not None:
+                module.cuda.set_rng_state(drawn)
 
     return put_back
 

@@ -74,9 +74,10 @@ class Recorder(Protocol):
         """
 
 
-_streams: dict[Any, Any] = {}
-"""The capture stream of each device. All models share it, because cuBLAS keeps a workspace of some
-MB for every stream that it is used on."""
+_streams: dict[tuple[Any, int], Any] = {}
+"""The capture stream for each device and stream of replays. All models that replay on one stream
+share it, because cuBLAS keeps a workspace of some MB for every stream that it is used on; models
+that replay on different streams may not, because their graphs would overwrite that workspace."""
 
 _failed: list[Any] = []
 """Graphs whose capture failed; kept because the allocator queries them until the process ends."""
@@ -90,9 +91,13 @@ class CudaRecorder:
 
     @property
     def _stream(self) -> Any:
-        if self._device not in _streams:
-            _streams[self._device] = torch.cuda.Stream(self._device)
-        return _streams[self._device]
+        if self._key not in _streams:
+            _streams[self._key] = torch.cuda.Stream(self._device)
+        return _streams[self._key]
+
+    @property
+    def _key(self) -> tuple[Any, int]:
+        return self._device, torch.cuda.current_stream(self._device).cuda_stream
 
     def warm(self, work: Callable[[], Any]) -> Any:
         current, stream = torch.cuda.current_stream(self._device), self._stream
@@ -154,7 +159,7 @@ class CudaRecorder:
                 end(device.index, pool)
                 release(device.index, pool)
                 _failed.append(graph)
-        _streams[device] = torch.cuda.Stream(device)
+        _streams[self._key] = torch.cuda.Stream(device)
         with torch.cuda.graph(
             torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"
         ):

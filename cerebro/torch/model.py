@@ -194,6 +194,7 @@ class Model(BaseModel):
     """
 
     framework = "torch"
+    overlaps = True  # other units may run between its batches; see `cerebro.machine.turns`
     _array_types = (torch.Tensor, np.ndarray)
     loads_in_place = True
 

@@ -2,7 +2,8 @@
 
 Reading one number waits for all work that was submitted to a GPU, or to XLA on the CPU. So a pass
 keeps the values that its steps return, and reads all of them with one copy. The same C code sums
-them in the same order as it sums values on the CPU.
+them in the same order as it sums values on the CPU. If other units overlap a unit, it waits for its
+own stream only, and they run meanwhile (`cerebro.worker.streams`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any, Protocol
 
 import cerebro._core as _core
 from cerebro.errors import UnitCancelled
+from cerebro.machine import turns
 from cerebro.model import whole_pass
+from cerebro.worker import streams
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.messages import UnitSums
 
@@ -75,15 +78,20 @@ class _Kept:
         self._source = source
         self._step = step
         self.entries: list[tuple[int, Any]] = []
+        self._ahead = streams.Ahead() if turns.gives_away() else None
 
     def __call__(self, batch: Any) -> None:
         values = self._step(batch)
         if isinstance(values, dict):  # a copy, because the model may reuse its dict
             values = values.copy()
         self.entries.append((self._source.last_rows, values))
+        if self._ahead is not None:
+            self._ahead.batch_queued()
 
     def read(self) -> list[tuple[int, Any]]:
         """Return the entries, with tensors on a device replaced by numbers."""
+        if self._ahead is not None:
+            self._ahead.finish()
         waiting: list[Any] = []
         for _, values in self.entries:
             waiting += [v for v in _flat(values) if _is_scalar_elsewhere(v)]

@@ -2,7 +2,8 @@
 
 Every worker process has a `UnitRunner`; with ``workers=0`` the coordinator's process has one. It
 keeps models alive between units: the state of a trial that stays on its worker is packed but not
-unpacked. The steps of a unit:
+unpacked. A process on a GPU may have several runners, each in a thread with its own stream, whose
+units overlap (`cerebro.worker.streams`). The steps of a unit:
 
 1. take the live model, or build one and load the trial's committed state;
 2. restore the trial's random generators;
@@ -28,7 +29,7 @@ from typing import Any, Literal, Protocol
 import cerebro._core as _core
 from cerebro.data import copies, depots
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
-from cerebro.machine import device_check, generators
+from cerebro.machine import device_check, generators, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
@@ -174,7 +175,9 @@ class UnitRunner:
             self._release((*others, task.trial))
             while self._loaders:
                 self._loaders.popitem()[1].close()
-            if give_back_memory(self.context.device) == 0 and not others:
+            # Units that overlap this one hold memory until they end.
+            overlapped = turns.alone()
+            if give_back_memory(self.context.device) == 0 and not others and not overlapped:
                 raise
         done = self._run(task)
         return replace(done, dropped=(*others, *done.dropped))
@@ -244,6 +247,10 @@ class UnitRunner:
         live, loaded = self._model_of(task, slots)
         # A worker process does not grow between units.
         before = last if self._own_process and live is kept and not loaded else memory.usage()
+        if turns.is_shared():
+            before = None  # the process also grows by other units
+            # A unit that was lost runs by itself, so that it is known which unit costs the process.
+            turns.allow(task.attempt == 0 and getattr(live.model, "overlaps", False))
         not_exact: set[str] = set()
         unlike = ""
         try:
@@ -388,7 +395,8 @@ class UnitRunner:
             with self.computing():
                 self._load(live, task, slots)
             loaded = True
-        if loaded or task.trial != self._last_trial or not self._own_process:
+        others = turns.is_shared() or not self._own_process  # they use the generators, too
+        if loaded or task.trial != self._last_trial or others:
             generators.restore(live.generators)
         self._last_trial = None  # stays None until the unit has succeeded
         self._live[task.trial] = live

@@ -4,19 +4,21 @@ A copy from pageable memory goes through a small buffer of the driver and waits 
 pinned memory is asynchronous and as fast as the bus. Pinning takes longer than copying, so a worker
 pins one arena and reuses it. All tensors of a state are copied into the arena after the work that
 was submitted to the GPU; after one wait, the slot is packed from the arena. Loading goes in the
-opposite direction, with one copy for the whole state.
+opposite direction, with one copy for the whole state. The wait is for the current stream: a unit
+that others overlap has a stream and an arena of its own, and waits for nothing of theirs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import numpy as np
 
 from cerebro.errors import one_line
-from cerebro.machine import cuda
+from cerebro.machine import cuda, turns
+from cerebro.worker import streams
 
 ALIGNMENT = 256
 
@@ -55,9 +57,11 @@ class StateArena:
             return tree
         places = self._places(torch, away)
         for key, tensor in away.items():
-            places[key].copy_(tensor.detach(), non_blocking=True)
-        for device in {tensor.device for tensor in away.values() if tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
+            _copy_out(places[key], tensor)
+        if turns.gives_away():
+            streams.wait_for_stream()
+        else:
+            _synchronize(torch, {tensor.device for tensor in away.values()})
         return _replaced(tree, places)
 
     def to_device(self, tree: Any, device: str) -> Any:
@@ -75,7 +79,7 @@ class StateArena:
         for key, tensor in here.items():
             places[key].copy_(tensor)
         if places:
-            flat = self._memory[: self._used].to(device, non_blocking=True, copy=True)
+            flat = _copy_in(self._memory[: self._used], device)
             self._reader = torch.device(device)
             for key, place in places.items():
                 if place.numel() > 1:
@@ -86,8 +90,12 @@ class StateArena:
         return _replaced(tree, places)
 
     def _wait(self, torch: Any) -> None:
-        if self._reader is not None and self._reader.type == "cuda":
-            torch.cuda.current_stream(self._reader).synchronize()
+        if self._reader is None:
+            return
+        if turns.gives_away():
+            streams.wait_for_stream()
+        else:
+            _synchronize(torch, {self._reader})
         self._reader = None
 
     def _places(self, torch: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
@@ -114,6 +122,22 @@ class StateArena:
                 self._pin = False
                 cuda.tell_unpinned(one_line(str(error), 200))
         self._memory = torch.empty(size, dtype=torch.uint8)
+
+
+def _synchronize(torch: Any, devices: Set[Any]) -> None:
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+
+
+def _copy_out(place: Any, tensor: Any) -> None:
+    """Put a copy from a device to the arena on the current stream."""
+    place.copy_(tensor.detach(), non_blocking=True)
+
+
+def _copy_in(memory: Any, device: str) -> Any:
+    """Put a copy of the arena to a device on the current stream; return the new memory."""
+    return memory.to(device, non_blocking=True, copy=True)
 
 
 def _view(memory: Any, offset: int, like: Any) -> Any:

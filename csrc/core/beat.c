@@ -333,6 +333,16 @@ cer_beat_end_task(cer_beat *beat)
     atomic_store(&beat->page->task_began, 0);
 }
 
+void
+cer_beat_postpone_task(cer_beat *beat, double seconds)
+{
+    uint64_t began = atomic_load(&beat->page->task_began);
+
+    if (began != 0)
+        atomic_store(&beat->page->task_began,
+                     (uint64_t)((int64_t)began + (int64_t)(seconds * 1e9)));
+}
+
 bool
 cer_beat_task_seconds(const cer_beat *beat, double *seconds)
 {

@@ -65,6 +65,9 @@ void cer_beat_stop(cer_beat *beat); /* waits for the thread's end */
  * call restarts it. */
 void cer_beat_begin_task(cer_beat *beat, double grace);
 void cer_beat_end_task(cer_beat *beat);
+/* Makes the clock of a running task show `seconds` less, or more if negative:
+ * time that does not count, in the middle of the task. */
+void cer_beat_postpone_task(cer_beat *beat, double seconds);
 
 /* Gets the time the task has taken, negative during its grace; false if no task
  * runs. Time while the machine is suspended does not count. */

@@ -175,6 +175,28 @@ beat_begin_task(PyObject *object, PyObject *args, PyObject *kwargs)
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(
+    postpone_task_doc,
+    "postpone_task(seconds, /)\n--\n\n"
+    "Make the clock of the running task show less by `seconds`, or more if\n"
+    "negative: time in the middle of a task that does not count.");
+
+static PyObject *
+beat_postpone_task(PyObject *object, PyObject *argument)
+{
+    beat_object *self = (beat_object *)object;
+    double seconds = PyFloat_AsDouble(argument);
+
+    if (seconds == -1.0 && PyErr_Occurred())
+        return NULL;
+    if (!(seconds > -1e7 && seconds < 1e7)) {
+        PyErr_SetString(PyExc_ValueError, "seconds must be within 1e7");
+        return NULL;
+    }
+    cer_beat_postpone_task(self->beat, seconds);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(end_task_doc, "end_task()\n--\n\nStop the clock of the task.");
 
 static PyObject *
@@ -230,6 +252,7 @@ static PyMethodDef beat_methods[] = {
     {"clear", beat_clear, METH_NOARGS, clear_doc},
     {"begin_task", (PyCFunction)(void (*)(void))beat_begin_task,
      METH_VARARGS | METH_KEYWORDS, begin_task_doc},
+    {"postpone_task", beat_postpone_task, METH_O, postpone_task_doc},
     {"end_task", beat_end_task, METH_NOARGS, end_task_doc},
     {NULL, NULL, 0, NULL},
 };

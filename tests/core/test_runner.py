@@ -305,8 +305,18 @@ def test_a_task_has_a_clock() -> None:
     page.begin_task(grace=1000)
     seconds = other.task_seconds
     assert seconds is not None and -1000 <= seconds < 0
+    page.begin_task()
+    page.postpone_task(1000)
+    seconds = other.task_seconds
+    assert seconds is not None and -1000 <= seconds < 0
+    page.postpone_task(-1000)
+    seconds = other.task_seconds
+    assert seconds is not None and 0 <= seconds < 3600
     page.end_task()
+    page.postpone_task(10)  # no task
     assert other.task_seconds is None
+    with pytest.raises(ValueError, match="seconds"):
+        page.postpone_task(math.nan)
     for grace in (-1.0, math.nan, 1e6):
         with pytest.raises(ValueError, match="grace"):
             page.begin_task(grace)

@@ -128,6 +128,7 @@ static pthread_once_t started = PTHREAD_ONCE_INIT;
 static int n_devices, version, driver;
 static size_t memory_bytes;
 static bool deferred;
+static unsigned odd; /* the state of random numbers; 0: none are drawn */
 static thing *things;
 static size_t device_bytes[MAX_DEVICES];
 static bool contexts[MAX_DEVICES]; /* primary contexts that exist */
@@ -194,6 +195,7 @@ read_environment(void)
     n_devices = (int)setting("STANDIN_DEVICES", 1);
     memory_bytes = (size_t)setting("STANDIN_MEMORY", 1000000000);
     deferred = setting("STANDIN_DEFER", 0) != 0;
+    odd = (unsigned)setting("STANDIN_ODD", 0);
     version = (int)setting("STANDIN_VERSION", DEFAULT_VERSION);
     driver = (int)setting("STANDIN_DRIVER", 13000);
     if (fails != NULL)
@@ -624,6 +626,33 @@ drain(stream *s)
         run_one(s);
 }
 
+static unsigned
+drawn(unsigned below)
+{
+    odd ^= odd << 13;
+    odd ^= odd >> 17;
+    odd ^= odd << 5;
+    return odd % below;
+}
+
+/* With STANDIN_ODD, does some work of any streams that need not wait. */
+static void
+run_some(void)
+{
+    if (odd == 0 || drawn(2) == 0)
+        return;
+    for (thing *t = things; t != NULL; t = t->next) {
+        stream *s = t->kind == KIND_STREAM ? t->handle : NULL;
+
+        for (unsigned n = drawn(3); s != NULL && s->first != NULL && n > 0;
+             n--) {
+            if (s->first->what == WAIT && !s->first->marker->done)
+                break;
+            run_one(s);
+        }
+    }
+}
+
 static void
 run_until(marker *m)
 {
@@ -680,6 +709,8 @@ enqueue(stream *s, const operation *o)
     s->last = &own->next;
     if (!deferred)
         drain(s);
+    else
+        run_some();
 }
 
 /* The start of every function that queues work on a stream. */
