@@ -140,7 +140,7 @@ def test_the_image_has_what_the_pods_run():
     [(agent.ENDED, 0, AGAIN), (agent.UNHEARD, agent.UNHEARD, 0), (agent.REFUSED, 1, 1)],
 )
 def test_an_agent_asks_to_be_started_again(monkeypatch, status, plain, again):
-    monkeypatch.setattr(agent, "main", lambda ticket, patience: status)
+    monkeypatch.setattr(agent, "main", lambda *given, **named: status)
     monkeypatch.setenv(keys.VARIABLE, "00" * keys.KEY_BYTES)
     assert main(["agent", "--connect", "host:7070"]) == plain
     assert main(["agent", "--connect", "host:7070", "--again"]) == again
