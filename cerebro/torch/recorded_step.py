@@ -510,8 +510,10 @@ class RecordedStep:
         if kept is None or not self._numbers.explain(recording.calls, counts, kept.formulas):
             return None
         found = RecordedProgram.of_kept(kept, signature)
-        # By the proof, all further recordings are the same, and the unit ends with a comparison.
-        found.compared = 0 if self._prove is None else COMPARED
+        # By the proof, all further recordings are the same. A program that most batches use is
+        # compared again when the unit ends, any other on its next batch.
+        proven = COMPARED if key in self._frequent else 1
+        found.compared = 0 if self._prove is None else proven
         return found
 
     def _keep(self, recorded: RecordedProgram, key: Any) -> None:
