@@ -441,3 +441,17 @@ def _answer(called: str, wrong: str, words: Words, known: list[str]) -> str:
     near = difflib.get_close_matches(wrong, known, 1)
     hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}"
     return f"{called}() does not take {wrong}=: {hint}"
+
+
+def switched_on(variable: str, *, default: bool) -> bool:
+    """Return whether an environment variable is 1, and not 0; `default` if it is not set.
+
+    Raises
+    ------
+    InputError
+        If it has another value.
+    """
+    value = os.environ.get(variable, str(int(default)))
+    if value not in ("0", "1"):
+        raise InputError(f"the variable {variable} is {value!r}: set it to 0 or 1")
+    return value == "1"

@@ -77,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _device(text: str) -> str:
-    """Return the name of the agent's device; raise InputError if it is none."""
+    """Return the name of the agent's device; raise InputError if it is not a device."""
     try:
         (name,) = named(text)
     except InputError:

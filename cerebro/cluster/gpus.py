@@ -1,7 +1,7 @@
 """Which GPU a worker of a cluster has, and how many workers share one.
 
-Whoever starts an agent gives it its GPU: Ray, a batch system, or one of the engines. So no code
-here chooses between GPUs; an agent that could is refused.
+Ray, a batch system or an engine starts an agent and assigns its GPU. Code here never chooses
+between GPUs: an agent that sees several and was not told which one to use is refused.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def gpu_at(found: Found, index: int) -> Device:
     Raises
     ------
     DeviceError
-        If there is none with this index.
+        If no GPU has this index.
     """
     if index >= len(found.devices):
         raise DeviceError(found.problem or f"there is no GPU {index}")

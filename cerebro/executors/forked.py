@@ -20,7 +20,7 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
-from cerebro.errors import InputError
+from cerebro.arguments import switched_on
 from cerebro.executors.fork_server import receive, send
 from cerebro.executors.program import start_program
 from cerebro.machine.imports import Sources, are_current
@@ -57,12 +57,10 @@ def forks_workers() -> bool:
     InputError
         If ``CEREBRO_FORK`` has an invalid value.
     """
-    value = os.environ.get(VARIABLE, "1")
-    if value not in ("0", "1"):
-        raise InputError(f"the variable {VARIABLE} is {value!r}: set it to 0 or 1")
+    wanted = switched_on(VARIABLE, default=True)
     # A process that ignores SIGCHLD cannot wait for a child, nor can its fork server.
     ignores = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-    return value == "1" and sys.platform == "linux" and not ignores
+    return wanted and sys.platform == "linux" and not ignores
 
 
 class Child:

@@ -37,6 +37,7 @@ from typing import Any, Literal
 import cloudpickle
 
 import cerebro._core as _core
+from cerebro.arguments import switched_on
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.channel import BrokenMessage
@@ -75,7 +76,7 @@ CHECK_SECONDS = 5.0
 """The check of the first configuration may take three times `unit_timeout` plus this time."""
 
 VARIABLE = "CEREBRO_GPU_STREAMS"
-"""If this variable is 1, the workers of a GPU share one process, each with a stream of its own."""
+"""If this variable is 1, the workers of a GPU share one process, each with its own stream."""
 
 ANSWERS = (UnitDone, UnitFailed, CheckDone, ShardMade, ShardFailed)
 """What a worker answers to a task."""
@@ -128,11 +129,8 @@ def are_together(seats: Sequence[Device | None]) -> bool:
     InputError
         If ``CEREBRO_GPU_STREAMS`` has an invalid value.
     """
-    value = os.environ.get(VARIABLE, "0")
-    if value not in ("0", "1"):
-        raise InputError(f"the variable {VARIABLE} is {value!r}: set it to 0 or 1")
     gpus = [device for device in seats if device is not None]
-    return value == "1" and len(set(gpus)) < len(gpus)
+    return switched_on(VARIABLE, default=False) and len(set(gpus)) < len(gpus)
 
 
 class LocalExecutor:
@@ -342,7 +340,7 @@ class LocalExecutor:
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
     def _one_of_several(self, device: Device) -> WorkerProcess:
-        """Return a worker of the process that serves a GPU; start the process if there is none."""
+        """Return a worker of the process that serves a GPU; start that process if needed."""
         spare = self._spare.setdefault(device.name, [])
         while spare and spare[0].process.poll() is not None:
             spare.pop(0).stop(kill=True)  # it died before it was needed

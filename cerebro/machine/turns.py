@@ -3,8 +3,8 @@
 A process has one set of random generators, one standard output, one list of warning filters. So
 only the thread that has the turn runs the host's part of a unit. While it waits for its own work on
 the GPU, it gives the turn away (`away`), and another thread puts more work on the GPU, on its own
-stream. Whoever takes the turn first puts back the state that its unit left behind. So no unit ever
-sees the state of another, and each computes what it would compute alone.
+stream. A thread that takes the turn first restores the state that its own unit left behind. A unit
+therefore never sees the state of another, and computes what it would compute alone.
 
 A unit gives its turn away only after `allow(True)`: its code between two batches must not depend on
 anything of the process that is not kept here.

@@ -5,7 +5,7 @@ pinned memory is asynchronous and as fast as the bus. Pinning takes longer than 
 pins one arena and reuses it. All tensors of a state are copied into the arena after the work that
 was submitted to the GPU; after one wait, the slot is packed from the arena. Loading goes in the
 opposite direction, with one copy for the whole state. The wait is for the current stream: a unit
-that others overlap has a stream and an arena of its own, and waits for nothing of theirs.
+that overlaps others has its own stream and arena, and does not wait for their work.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Ahead:
 
 
 class CudaStream:
-    """A stream of PyTorch for one thread's units, with a random generator of its own.
+    """A PyTorch stream for one thread's units, with its own random generator.
 
     A captured graph reads its seed and offset from memory that belongs to the generator's state, at
     the time when it runs. Units that shared a state would overwrite each other's (before PyTorch

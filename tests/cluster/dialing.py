@@ -94,3 +94,18 @@ def strike_busiest(executor, number=signal.SIGKILL):
     held = [state for states in executor._states._states.values() for state in states]
     busiest = max(executor._remotes, key=lambda n: sum(s.worker == n for s in held))
     os.kill(executor._remotes[busiest].agent.pid, number)
+
+
+def end_spark(session):
+    """Stop a session with its JVM, which PySpark keeps until this process ends.
+
+    Later tests look for children left over.
+    """
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    session.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(60)
+    SparkContext._gateway = SparkContext._jvm = None

@@ -22,6 +22,7 @@ pytest.importorskip("zmq")
 
 import gpus_by_name
 import pictures
+from dialing import end_spark
 
 import cerebro
 from benchmarks.peers import free_port
@@ -209,7 +210,6 @@ def test_spark_tasks_use_the_gpu_that_spark_gives_them(data, tmp_path, expected,
     pytest.importorskip("pyspark")
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         pytest.skip("Spark needs Java")
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     found = tmp_path / "gpus"
@@ -240,12 +240,7 @@ def test_spark_tasks_use_the_gpu_that_spark_gives_them(data, tmp_path, expected,
         executor = cerebro.spark.Executor(spark, 2, gpus=1)
         result = pictures.search(data, tmp_path / "run", executor=executor)
     finally:
-        gateway = SparkContext._gateway
-        spark.stop()
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(60)
-        SparkContext._gateway = SparkContext._jvm = None
+        end_spark(spark)
     assert pictures.hashes(result) == expected
     assert pictures.printed(result) == {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
 

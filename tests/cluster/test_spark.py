@@ -22,7 +22,7 @@ if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
     pytest.skip("Spark needs Java", allow_module_level=True)
 
 from clusters import wait_until
-from dialing import AtUnit, events, left_over, same, same_derived, search
+from dialing import AtUnit, end_spark, events, left_over, same, same_derived, search
 
 import cerebro
 from cerebro.errors import InputError
@@ -44,7 +44,6 @@ def caches(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def spark(caches):
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     session = (
@@ -60,13 +59,7 @@ def spark(caches):
     )
     session.sparkContext.setLogLevel("ERROR")
     yield session
-    gateway = SparkContext._gateway
-    session.stop()
-    # PySpark keeps its JVM until this process ends, but later tests look for children left over.
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait(60)
-    SparkContext._gateway = SparkContext._jvm = None
+    end_spark(session)
 
 
 @pytest.fixture(scope="module")

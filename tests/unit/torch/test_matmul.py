@@ -13,14 +13,6 @@ from cerebro.torch.native_calls import native_call  # noqa: E402
 ATEN = torch.ops.aten
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def blas():
     if not matmul._sgemm():

@@ -14,14 +14,6 @@ ATEN = torch.ops.aten
 LOSS, GRADIENT = ATEN.nll_loss_forward.output, ATEN.nll_loss_backward.grad_input
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def sums():
     if not reductions._block():
