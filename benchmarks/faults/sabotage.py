@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 import subprocess
+import time
 from pathlib import Path
 
 from benchmarks.faults import processes
@@ -30,9 +31,12 @@ CAUGHT_AS = {
 def spoil(what: str, run: Path, mark: str) -> None:
     """Corrupt a finished run in one of the ways of `CAUGHT_AS`."""
     if what == "orphan":
-        subprocess.Popen(
+        orphan = subprocess.Popen(
             ["sleep", "60"], env={**os.environ, processes.MARK: mark}, start_new_session=True
         )
+        # Popen returns when the descriptors are closed, before the new program's environment shows.
+        while not processes.has_mark(orphan.pid, mark) and orphan.poll() is None:
+            time.sleep(0.001)
         return
     if what == "stray file":
         (run / "states" / "0.a").write_bytes(b"left")
