@@ -37,7 +37,7 @@ FUNCTIONS: list[tuple[str, Any, str]] = [
     ("random generators", runner.generators, "capture"),
     ("random generators", runner.generators, "restore"),
     ("random generators", runner.generators, "_seed_started"),
-    ("random generators", runner.generators, "_kept"),
+    ("random generators", runner.generators, "kept"),
     ("state_dict()", runner, "pack_tree"),
     ("files of the shards", UnitRunner, "_verify"),
     ("memory use", runner.memory, "usage"),

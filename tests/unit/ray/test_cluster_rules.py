@@ -683,7 +683,6 @@ def test_a_request_of_which_nothing_fits_stays_to_be_seen(monkeypatch):
 
 
 def test_a_cluster_that_does_not_tell_is_not_an_error(monkeypatch):
-    from ray.experimental import internal_kv
-
+    internal_kv = pytest.importorskip("ray.experimental.internal_kv")
     monkeypatch.setattr(internal_kv, "internal_kv_get_gcs_client", lambda: None)
     assert autoscaler._versions() == (0, 0, True)
