@@ -27,7 +27,7 @@ from typing import Any, Literal, NoReturn
 import cloudpickle
 
 import cerebro._core as _core
-from cerebro.errors import CorruptDataError
+from cerebro.errors import CorruptDataError, UnitCancelled
 from cerebro.executors import fork_server
 from cerebro.executors.received import opened
 from cerebro.machine import guard
@@ -45,6 +45,7 @@ from cerebro.worker.messages import (
     ShardFailed,
     ShardTask,
     Task,
+    UnitDone,
     UnitFailed,
 )
 from cerebro.worker.runner import UnitRunner
@@ -57,6 +58,8 @@ IMPORT_SECONDS = 30.0
 STANDARD_ERROR = 2
 WAITING_FOR_TURN = 1e6
 """The seconds by which the clock of a task is set back while it waits for its turn."""
+HEARING_SECONDS = 1e-4
+"""How often a queued unit looks whether the coordinator has heard of the unit before."""
 
 
 def main(arguments: list[str]) -> NoReturn:
@@ -170,6 +173,22 @@ class BeatClock:
             waited = time.monotonic() - self._waiting_since
             self._beat.postpone_task(waited - WAITING_FOR_TURN)
 
+    def await_hearing(self, answer: int) -> None:
+        if self._beat.heard == answer:  # usually: a unit takes longer than an answer
+            return
+        self.wait_for_turn(True)
+        if self.limit is not None:
+            self._process.dump_later(id(self), None)
+        try:
+            while self._beat.heard != answer:
+                if self._beat.cancelled:
+                    raise UnitCancelled("the unit was cancelled before it was committed")
+                time.sleep(HEARING_SECONDS)
+        finally:
+            self.wait_for_turn(False)
+            if self.limit is not None:
+                self._process.dump_later(id(self), self.limit)
+
     def _start(self, grace: float) -> None:
         self._beat.begin_task(grace)
         if self.limit is not None:
@@ -190,6 +209,7 @@ class Worker:
         self._trouble = ""  # why the run could not be loaded
         self._data_trouble = False
         self._bases: tuple[str, ...] = ()  # of the exception that caused the trouble
+        self._done: tuple[int, int] | None = None  # trial and dispatch of the last task, if done
         self._sources: Sources = dict(fork_server.imported)
 
     def handle_next(self) -> None:
@@ -206,7 +226,7 @@ class Worker:
         elif kind == "begin":
             self._begin(*rest)
         elif kind == "run":
-            self._connection.send_bytes(_packed(self._execute(rest[0])))
+            self._run(rest[0])
         elif kind == "end":
             self._end()
             self._connection.send_bytes(cloudpickle.dumps(self._sources))
@@ -241,6 +261,20 @@ class Worker:
             self._trouble = f"a worker cannot load the run: {describe(error)}"
             self._data_trouble = isinstance(error, CorruptDataError)
             self._bases = bases_of(error)
+
+    def _run(self, task: Job) -> None:
+        """Run a task and answer it, unless the unit that it continues has not succeeded."""
+        if isinstance(task, Task) and task.after not in (None, self._done_of(task.trial)):
+            return
+        event = self._execute(task)
+        self._done = None
+        if isinstance(event, UnitDone):
+            self._done = event.task.trial, event.task.dispatch
+        self._connection.send_bytes(_packed(event))
+
+    def _done_of(self, trial: int) -> int | None:
+        """Return the dispatch of the last task, if it was a unit of the trial that is done."""
+        return self._done[1] if self._done is not None and self._done[0] == trial else None
 
     def _execute(self, task: Job) -> Event:
         self._clock.begin()

@@ -19,6 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,8 @@ from cerebro.machine.wake_pipe import WakePipe
 STEP_MILLISECONDS = 500
 ENDED, REFUSED, UNHEARD = 0, 1, 2
 """Exit statuses: the run has ended; the coordinator rejects this agent; there is no coordinator."""
+QUEUE_SECONDS = 2.0
+"""The time for queued units, which are short, to end before states are handed over."""
 LEAVE_SECONDS = 25.0
 """The time to hand states over on SIGTERM; batch systems usually kill after 30 s."""
 
@@ -173,6 +176,13 @@ class Agent:
         """Send all states to the coordinator, and wait until it has them or is gone."""
         if not self._is_welcome:
             return
+        # A queued unit would overwrite the newest state that the coordinator knows. One that the
+        # process has already got is short: it may end.
+        self._supervisor.is_leaving = True
+        if self._supervisor.has_queue:
+            with contextlib.suppress(FutureTimeoutError):
+                self._ordered.submit(int).result(QUEUE_SECONDS)
+        self._send_answers()
         for number, packed in self._states.held():
             name = str(number).encode()
             self._socket.send_multipart([b"state", name, *pieces(packed)], copy=False)
@@ -221,6 +231,8 @@ class Agent:
         for blob in freed:
             self._states.free(blob)
         lanes = {"ordered": self._ordered, "control": self._control}
+        if method == "run":
+            self._supervisor.offer(arguments[0])
         job = lanes[lane].submit(getattr(self._supervisor, method), *arguments)
         job.add_done_callback(lambda done: self._answer(number, done, has_state))
 

@@ -129,6 +129,7 @@ class ClusterExecutor(ABC):
         self._remotes: dict[int, RemoteWorker] = {}
         self._lost: dict[int, RemoteWorker] = {}
         self._out: dict[int, Call] = {}
+        self._queued: dict[int, Call] = {}  # by worker: the unit after the one that it runs
         self._parked: dict[tuple[str, int], list[int]] = {}  # workers that wait for their shard
         self._loading: set[tuple[str, int]] = set()
         self._supply: Supply | None = None
@@ -186,6 +187,18 @@ class ClusterExecutor(ABC):
             for trial in task.ended:
                 self._states.forget(trial)
         self._send_when_loaded(remote, call)
+
+    def queue(self, worker: int, task: Task) -> None:
+        remote = self._remotes.get(worker)
+        if remote is None:  # lost, but the caller has not been notified yet
+            return
+        self._serial += 1
+        call = self._queued[worker] = Call(self._serial, task)
+        # The unit before it may still wait for its shard.
+        if self._out[worker].is_sent and self._the_supply.is_there(remote, task.shard):
+            self._send_queued(remote, call)
+        else:
+            call.is_dropped = True  # so that it is sent when its turn comes
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         end = None if timeout is None else time.monotonic() + timeout
@@ -301,6 +314,7 @@ class ClusterExecutor(ABC):
             return
         remotes = [*self._remotes.values(), *(h for h in self._lost.values() if not h.is_gone)]
         self._out.clear()
+        self._queued.clear()
         if not kill:
             wait_for_all([h.agent.call("end") for h in remotes], timeout=END_SECONDS)
         for remote in remotes:
@@ -441,11 +455,33 @@ class ClusterExecutor(ABC):
             remote.stale.clear()
             keep = job.keep_state and self._shares_run
             job = replace(job, ended=tuple(sorted(ended)), keep_state=keep)
+        self._call(remote, call, job, state)
+
+    def _send_queued(self, remote: RemoteWorker, call: Call) -> None:
+        """Send a queued unit, which begins with the state that the unit before it leaves there."""
+        job = call.job
+        assert isinstance(job, Task)
+        job = replace(job, keep_state=job.keep_state and self._shares_run)
+        self._call(remote, call, job, None)
+
+    def _call(self, remote: RemoteWorker, call: Call, job: Job, state: StateIn | None) -> None:
+        call.is_sent = True
         answer, call.packed = remote.agent.run(job, state)
-        serial = call.serial
+        worker, serial = remote.number, call.serial
         answer.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._answered, remote.number, serial, done))
+            lambda done: self._mailbox.put(partial(self._answered, worker, serial, done))
         )
+
+    def _begin_queued(self, remote: RemoteWorker) -> None:
+        """After a unit that is done, expect the answer of the one that was queued behind it."""
+        call = self._queued.pop(remote.number, None)
+        if call is None:
+            return
+        self._out[remote.number] = call
+        if call.is_dropped:
+            assert isinstance(call.job, Task)
+            call.job = replace(call.job, after=None)
+            self._send_when_loaded(remote, call)
 
     def _state_for(self, task: Task) -> StateIn | None:
         """Return the state that a unit begins with; None if it reads it from the run's folder.
@@ -516,7 +552,10 @@ class ClusterExecutor(ABC):
             self._out.pop(worker)
             if isinstance(event, UnitDone):
                 self._unit_done(remote, call, event)
-            elif isinstance(event, UnitFailed):
+                self._begin_queued(remote)
+                return
+            self._queued.pop(worker, None)
+            if isinstance(event, UnitFailed):
                 if event.kind == "data":
                     event = replace(event, message=f"node {remote.name}: {event.message}")
                 self._events.append(replace(event, worker=worker, task=call.job))  # type: ignore[arg-type]
@@ -607,6 +646,7 @@ class ClusterExecutor(ABC):
     def _lose_state(self, worker: int, task: Task, reason: str) -> None:
         """Report that the state that a unit begins with is lost."""
         del self._out[worker]
+        self._queued.pop(worker, None)
         held = self._states.at(task.trial, task.position)
         if held is not None and held.is_here:  # handed over while it was fetched
             position: int | None = task.position
@@ -657,6 +697,8 @@ class ClusterExecutor(ABC):
         if event.kind != "data" or remote.reads_all or call.reloaded:
             return False
         call.reloaded = True
+        if remote.number in self._queued:  # the worker has dropped it
+            self._queued[remote.number].is_dropped = True
         self._the_supply.arrived[remote.place].discard(job.shard)
         what = self._the_supply.called(job.shard)
         text = f"node {remote.name}: {event.message}: {what} sent again"
@@ -681,6 +723,7 @@ class ClusterExecutor(ABC):
         # An agent that never answered, or has no process, has not begun its task.
         began = remote.has_answered and not isinstance(getattr(error, "cause", None), WorkerError)
         self._out.pop(remote.number, None)
+        self._queued.pop(remote.number, None)
         self._lose(
             remote,
             WorkerLost(remote.number, reason, began=began, with_machine=remote.node_is_gone),

@@ -42,3 +42,6 @@ class Call:
     """A reference to the state that the task will leave."""
     reloaded: bool = False
     """Whether its shard was damaged on the node and has been sent again."""
+    is_sent: bool = False
+    is_dropped: bool = False
+    """Whether it was queued, and must be sent again when its turn comes."""

@@ -17,6 +17,7 @@ import shutil
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,7 @@ from cerebro.machine.devices import Device, is_gpu
 from cerebro.machine.files import is_full
 from cerebro.machine.objects import Objects
 from cerebro.machine.resources import available_memory
+from cerebro.machine.wake_pipe import WakePipe
 from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
 from cerebro.worker.messages import (
     CheckDone,
@@ -62,6 +64,9 @@ from cerebro.worker.messages import (
 
 MAX_LOG_BYTES = 1 << 20
 """The largest size of a unit's kept output, in bytes; the middle of a longer one is left out."""
+
+DROPPED = "the unit before it did not succeed"
+"""Why a queued unit was dropped; the coordinator does not wait for this answer."""
 
 
 class LateCall(Exception):
@@ -83,6 +88,13 @@ class Supervisor(ABC):
         self._trouble = "the worker has not been started"
         self._data_trouble = False
         self._dispatched: dict[int, int] = {}
+        self._done: tuple[int, int] | None = None  # trial and dispatch of the last task, if done
+        self._offered: Task | None = None  # a queued task that the process has not got yet
+        self._passed: Task | None = None  # the one that it has got while it runs the task before
+        self._answers: deque[Event] = deque()  # of the process, not taken yet
+        self._wake = WakePipe()
+        self.is_leaving = False
+        self._log_bytes: dict[int, int] = {}  # by trial: the output in its file that was taken
         self._made: dict[int, int] = {}  # positions of the states in the slots here
         self._slots: dict[int, _core.Slots] = {}
         self._ended: set[int] = set()  # trials of which the process must still be told
@@ -226,6 +238,9 @@ class Supervisor(ABC):
             self._the_cache.make_room(task.nbytes)
         if not isinstance(task, Task):
             return JobResult(self._carry_out(task)), None
+        if task.after is not None and (self.is_leaving or self._done != (task.trial, task.after)):
+            return JobResult(None, DROPPED), None
+        self._done = None
         if task.dispatch <= self._dispatched.get(task.trial, -1):
             raise LateCall(f"dispatch {task.dispatch} of trial {task.trial} arrives too late")
         self._dispatched[task.trial] = task.dispatch
@@ -246,7 +261,7 @@ class Supervisor(ABC):
                 return JobResult(None, text_of(error), is_full=True), None
         # Not before the state is here: without this task, the process would keep slots without
         # files, and write the trial's next state where it is not looked for.
-        task = replace(task, ended=tuple(sorted(self._ended)))
+        task = replace(task, ended=tuple(sorted(self._ended)), after=None)
         for trial in task.ended:
             self._forget(trial)
         self._ended.clear()
@@ -254,10 +269,25 @@ class Supervisor(ABC):
         packed = None
         if isinstance(event, UnitDone):
             packed = self._packed(task)
+            self._done = task.trial, task.dispatch
             self._made[task.trial] = task.position + 1
         elif isinstance(event, UnitFailed) and event.kind == "data":
             del self._dispatched[task.trial]  # the unit is sent again once the data is here
         return JobResult(event, log=self._take_log(task.trial), fetched=fetched), packed
+
+    def offer(self, task: Job) -> None:
+        """Pass a queued unit on at once, if the process runs the one before; `run` then awaits it.
+
+        May be called by another thread than `run`.
+        """
+        if isinstance(task, Task) and task.after is not None:
+            self._offered = task
+            self._wake.wake()
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether the process goes on with another unit by itself."""
+        return self._passed is not None
 
     def made_piece(self, shard: int, name: str, offset: int, size: int) -> bytes:
         """Return a piece of a file that a `ShardTask` has left here."""
@@ -341,10 +371,30 @@ class Supervisor(ABC):
         return self._cache
 
     def _carry_out(self, task: Job) -> Event:
+        """Run a task in the process, or await the one that was passed on; return its event."""
         assert self._local is not None
-        self._local.submit(self._inner, task)
-        (event,) = self._local.wait()
+        passed, self._passed = self._passed, None
+        if passed is None:
+            self._local.submit(self._inner, task)
+        while not self._answers:
+            if isinstance(task, Task):
+                self._pass_on(task)
+            self._answers.extend(self._local.wait(wake=self._wake))
+            self._wake.clear()
+        event = self._answers.popleft()
+        if not isinstance(event, UnitDone):
+            self._passed = None  # the process has dropped it
         return event
+
+    def _pass_on(self, running: Task) -> None:
+        """Queue the offered task at the process if it follows the running one."""
+        assert self._local is not None
+        offered = self._offered
+        if offered is None or self._passed is not None or self.is_leaving:
+            return
+        if (offered.trial, offered.after) == (running.trial, running.dispatch):
+            self._passed = offered
+            self._local.queue(self._inner, offered)
 
     def _with_state(self, task: Task, state: StateIn, packed: Any) -> Task:
         """Write a state to a file for the process; the file and its memory pages are reused."""
@@ -379,9 +429,15 @@ class Supervisor(ABC):
         if self._shares_run:
             return b""
         file = self._log_dir / f"{trial}.log"
+        before = self._log_bytes.pop(trial, 0)
         try:
-            text = file.read_bytes()
-            file.unlink()
+            with file.open("rb") as log:
+                log.seek(before)
+                text = log.read()
+            if self.has_queue:  # the process is writing more of it
+                self._log_bytes[trial] = before + len(text)
+            else:
+                file.unlink()
         except FileNotFoundError:
             return b""
         if len(text) > MAX_LOG_BYTES:

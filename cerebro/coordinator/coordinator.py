@@ -36,7 +36,7 @@ from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials, TrialSettings
 from cerebro.data import depots
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
-from cerebro.executors.base import Executor, placing
+from cerebro.executors.base import Executor, placing, queueing
 from cerebro.report.findings import Finding
 from cerebro.report.snapshot import Snapshot
 from cerebro.run.records import ENDED, NOT_EXACT, NOTHING_RAISED, EpochRecord, Raised, Status, clash
@@ -61,6 +61,11 @@ from cerebro.worker.messages import (
     WorkerLost,
 )
 from cerebro.worker.trial_warnings import EVENT, ShownWarnings, show_finding
+
+QUEUED_SECONDS = 0.5
+"""Only units shorter than this are queued at a busy worker: a longer one would delay a user's
+command, and the time between units does not matter to it.
+"""
 
 MAX_LOST_STATES = 10
 """How often a trial may go back within one epoch because a machine failed."""
@@ -105,6 +110,7 @@ class Coordinator:
             settings.time_limit,
         )
         self._places = placing(executor)  # None: every worker reads every shard
+        self._queue = queueing(executor)
         self._schedule = make_schedule(
             *context.views(0),
             exclusive=self._places is not None,
@@ -120,6 +126,8 @@ class Coordinator:
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
         self._in_flight: dict[int, Task] = {}
+        self._queued: dict[int, Task] = {}  # by worker: the trial's unit after the one in flight
+        self._unqueued: list[int] = []  # workers that have begun a unit since units were queued
         # By trial: the last unit of an epoch whose state is being copied.
         self._awaiting_state: dict[int, UnitDone] = {}
         self._warming: set[int] = set()  # workers that are still importing
@@ -197,6 +205,7 @@ class Coordinator:
             self._check_time()
             self._take_commands()
             self._dispatch_units()
+            self._queue_units()
             if not self._in_flight and not self._awaiting_state and not self._awaits_worker():
                 if not self._advance_searcher() and (self.is_stopped or not self._wait_to_resume()):
                     break
@@ -305,24 +314,54 @@ class Coordinator:
             number = self._executor_worker[worker]
             trial.worker = number
             trial.workers.add(number)
-            task = Task(
-                trial=trial_number,
-                config=trial.record.config,
-                epoch=epoch,
-                step=step,
-                shard=shard,
+            task = self._task(
+                trial,
+                *(epoch, step, shard, trial.position),
                 attempt=attempt,
-                position=trial.position,
-                dispatch=trial.dispatches,
-                epochs=trial.info_epochs,
                 origin=trial.origin,
                 clone_of=trial.clone_of if trial.position == trial.first_position else None,
                 ended=self._trials.ended_for(number),
             )
-            trial.dispatches += 1
             self._overview.unit_begins(trial_number, number)
             self._in_flight[number] = task
+            self._unqueued.append(number)
             self.executor.submit(number, task)
+
+    def _task(
+        self, trial: LiveTrial, epoch: int, step: int, shard: int, position: int, **more: Any
+    ) -> Task:
+        """Return the task of a trial's unit, with the number of its dispatch."""
+        task = Task(
+            trial=trial.record.number,
+            config=trial.record.config,
+            epoch=epoch,
+            step=step,
+            shard=shard,
+            position=position,
+            dispatch=trial.dispatches,
+            epochs=trial.info_epochs,
+            **more,
+        )
+        trial.dispatches += 1
+        return task
+
+    def _queue_units(self) -> None:
+        """Queue the next unit of short ones at busy workers, which then need not wait for it."""
+        begun, self._unqueued = self._unqueued, []
+        if self._queue is None or self.is_stopped or self._commands.paused:
+            return
+        for worker in begun:
+            task = self._in_flight.get(worker)
+            if task is None or worker in self._queued:
+                continue
+            trial = self._trials.by_number[task.trial]
+            following = self._schedule.next_here(self._schedule_worker[worker])
+            if following is None or not 0 < trial.unit_seconds < QUEUED_SECONDS:
+                continue
+            self._queued[worker] = self._task(
+                trial, *following, task.position + 1, attempt=0, after=task.dispatch
+            )
+            self._queue.queue(worker, self._queued[worker])
 
     def _awaits_worker(self) -> bool:
         """Return whether units are due and a worker will soon be ready to run them."""
@@ -334,8 +373,8 @@ class Coordinator:
     def _unit_done(self, event: UnitDone) -> None:
         task = event.task
         trial = self._trials.by_number[task.trial]
-        del self._in_flight[event.worker]
-        self._schedule.unit_done(self._schedule_worker[event.worker], self._now())
+        following = self._next_in_flight(event.worker)
+        trial.unit_seconds = event.seconds
         self._forget_live_models(event.worker, event.dropped)
         trial.position += 1
         trial.origin = None
@@ -374,8 +413,30 @@ class Coordinator:
         elif event.metrics is not None:
             self._awaiting_state[task.trial] = event
             self._trials.await_state(trial, True)
-        trial.worker = None
-        self._apply_commands(trial)
+        if following is None:
+            trial.worker = None
+            self._apply_commands(trial)
+        else:
+            self._overview.unit_begins(following.trial, event.worker)
+
+    def _next_in_flight(self, worker: int) -> Task | None:
+        """Report a unit as done; return the queued one, which the worker has begun."""
+        ours = self._schedule_worker[worker]
+        following = self._queued.pop(worker, None)
+        if following is None:
+            del self._in_flight[worker]
+            self._schedule.unit_done(ours, self._now())
+        else:
+            self._in_flight[worker] = following
+            self._unqueued.append(worker)
+            self._schedule.unit_continued(ours, self._now())
+        return following
+
+    def _drop_in_flight(self, worker: int) -> Task | None:
+        """Forget the unit that a worker has not completed, and what was queued behind it."""
+        self._queued.pop(worker, None)
+        self._overview.unit_lost(worker)
+        return self._in_flight.pop(worker, None)
 
     def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
         """Record a finished epoch; fail the trial if its ranking metric is missing."""
@@ -405,8 +466,7 @@ class Coordinator:
     def _unit_failed(self, event: UnitFailed) -> None:
         trial = self._trials.by_number[event.task.trial]
         worker = self._schedule_worker[event.worker]
-        del self._in_flight[event.worker]
-        self._overview.unit_lost(event.worker)
+        self._drop_in_flight(event.worker)
         self._schedule.unit_failed(worker, self._now())
         self._forget_live_models(event.worker, event.dropped)
         trial.worker = None
@@ -468,8 +528,7 @@ class Coordinator:
 
     def _worker_lost(self, event: WorkerLost) -> None:
         self._warming.discard(event.worker)
-        task = self._in_flight.pop(event.worker, None)
-        self._overview.unit_lost(event.worker)
+        task = self._drop_in_flight(event.worker)
         ours = self._schedule_worker.pop(event.worker, None)
         if ours is not None:
             del self._executor_worker[ours]
@@ -540,8 +599,7 @@ class Coordinator:
         trial = self._trials.by_number[event.trial]
         if event.worker is not None:
             worker = self._schedule_worker[event.worker]
-            del self._in_flight[event.worker]
-            self._overview.unit_lost(event.worker)
+            self._drop_in_flight(event.worker)
             self._schedule.unit_failed(worker, self._now())
             trial.worker = None
         self._awaiting_state.pop(event.trial, None)

@@ -42,6 +42,8 @@ class LiveTrial:
     """The position of its first unit; above 0 for a clone."""
     dispatches: int = 0
     epoch_seconds: float = 0.0
+    unit_seconds: float = 0.0
+    """The time that its last unit took; 0 before its first."""
     rows_per_second: float | None = None
     worker: int | None = None
     """The worker that runs its current unit."""

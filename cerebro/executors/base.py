@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from cerebro.worker.messages import Job, News, RunContext
+from cerebro.worker.messages import Job, News, RunContext, Task
 
 
 class Wake(Protocol):
@@ -23,8 +23,9 @@ class Executor(Protocol):
     """Runs units on workers, which it numbers.
 
     An executor may also have ``cancel(worker)``, which ends the worker's unit at its next batch
-    with a `UnitFailed` of kind "cancelled". It may be a `PlacingExecutor`. If its workers have
-    GPUs, ``devices`` names them, or is ``("cuda",)``: each worker sees its own GPU as cuda:0.
+    with a `UnitFailed` of kind "cancelled". It may be a `QueueingExecutor` or a `PlacingExecutor`.
+    If its workers have GPUs, ``devices`` names them, or is ``("cuda",)``: each worker sees its own
+    GPU as cuda:0.
     """
 
     def start(self, context: RunContext) -> list[int]:
@@ -53,6 +54,18 @@ class Executor(Protocol):
         """End the run on every worker; with `kill`, do not wait for units in flight."""
 
 
+class QueueingExecutor(Executor, Protocol):
+    """An executor whose workers need not wait for commands between two units of a trial."""
+
+    def queue(self, worker: int, task: Task) -> None:
+        """Send a busy worker the next unit of its trial, which it begins when its unit is done.
+
+        If the running unit does not succeed, the queued one is dropped without an event. Call this
+        only when all events that `wait` has returned are handled. A worker has at most one unit in
+        its queue.
+        """
+
+
 class PlacingExecutor(Executor, Protocol):
     """An executor whose workers cannot all read every shard."""
 
@@ -64,6 +77,11 @@ class PlacingExecutor(Executor, Protocol):
 
     def load(self, worker: int, shard: int) -> None:
         """Make a shard readable for a worker without waiting; submit its units at any time."""
+
+
+def queueing(executor: Executor) -> QueueingExecutor | None:
+    """Return an executor if its workers can have a unit in a queue, else None."""
+    return executor if hasattr(executor, "queue") else None  # type: ignore[return-value]
 
 
 def placing(executor: Executor) -> PlacingExecutor | None:

@@ -173,6 +173,7 @@ class LocalExecutor:
         self._together = are_together(self._seats)
         self._spare: dict[str, list[WorkerProcess]] = {}  # started with others of their GPU
         self._attempts: dict[int, int] = {}  # of each worker's task
+        self._queued: dict[int, Task] = {}  # by busy worker: the task after its task
         self._places = SeatedShards(0, [])
         self._threads = threads
         self._fresh = fresh
@@ -209,17 +210,28 @@ class LocalExecutor:
         return [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
 
     def submit(self, worker: int, task: Job) -> None:
-        watch = TaskWatch(self._silence, self._limit(task))
-        self._busy[worker] = watch
-        self._attempts[worker] = getattr(task, "attempt", 0)
-        self._next_look = min(self._next_look, time.monotonic() + watch.patience(None))
+        self._begin_watching(worker, task)
         process = self._workers.get(worker)
         if process is None:  # lost: the event will be returned
             return
         process.beat.clear()
         process.beat.end_task()  # the task's time starts when the worker begins it
+        self._send(worker, task)
+
+    def queue(self, worker: int, task: Task) -> None:
+        if worker not in self._workers:  # lost: the event will be returned
+            return
+        self._queued[worker] = task
+        self._send(worker, task)
+
+    def _begin_watching(self, worker: int, task: Job) -> None:
+        watch = self._busy[worker] = TaskWatch(self._silence, self._limit(task))
+        self._attempts[worker] = getattr(task, "attempt", 0)
+        self._next_look = min(self._next_look, time.monotonic() + watch.patience(None))
+
+    def _send(self, worker: int, task: Job) -> None:
         try:
-            process.send(("run", task), is_plain=isinstance(task, Task))
+            self._workers[worker].send(("run", task), is_plain=isinstance(task, Task))
         except OSError:
             self._lose(worker)
         else:
@@ -276,6 +288,7 @@ class LocalExecutor:
         self._spare.clear()
         self._workers.clear()
         self._busy.clear()
+        self._queued.clear()
         self._events.clear()
         if self._selector is not None:
             self._selector.close()
@@ -421,8 +434,12 @@ class LocalExecutor:
             self._lose(worker, event.message)
         else:
             del self._busy[worker]
+            queued = self._queued.pop(worker, None)
             if isinstance(event, UnitDone):
                 self._held[worker] = event.resident
+                if queued is not None:
+                    self._begin_watching(worker, queued)
+                    self._workers[worker].beat.hear(queued.number_before)
             self._events.append(event)
 
     def _look_at_the_busy(self) -> None:
@@ -468,6 +485,7 @@ class LocalExecutor:
         to_blame = again or running or {worker}
         for number, its in lost.items():
             self._busy.pop(number, None)
+            self._queued.pop(number, None)
             self._the_selector.unregister(its.channel)
             if its.exit_fd is not None:
                 self._the_selector.unregister(its.exit_fd)

@@ -155,6 +155,16 @@ class Task:
     """Trials that have ended since the worker's last task; the worker can free everything it holds
     for them.
     """
+    after: int | None = None
+    """For a task that was queued behind another: the `dispatch` of the trial's unit that must have
+    succeeded on this worker just before. Otherwise the worker drops the task without an answer.
+    """
+
+    @property
+    def number_before(self) -> int:
+        """The number of the answer to the unit before a queued one; see `BeatPage.hear`."""
+        assert self.after is not None
+        return (self.trial << 32 | self.after) + 1
 
 
 @dataclass(frozen=True)

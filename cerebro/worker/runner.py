@@ -97,6 +97,15 @@ class TaskClock(Protocol):
     def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
         """Return a context whose time, at most `seconds`, does not count towards the unit."""
 
+    def await_hearing(self, answer: int) -> None:
+        """Wait until the coordinator has heard an answer; this time does not count, either.
+
+        Raises
+        ------
+        UnitCancelled
+            If the unit is cancelled meanwhile.
+        """
+
 
 class UnitRunner:
     """Runs the units of one run; see the module's docstring.
@@ -267,6 +276,10 @@ class UnitRunner:
                 metrics = end_epoch(live, task.epoch)
             live.generators = generators.capture(live.torch, live.cuda)
             tree = self.packable(live)
+            if task.after is not None and self._clock is not None:
+                # The pack overwrites the state before the last unit. That unit may have to run
+                # again as long as the coordinator has not heard that it is done.
+                self._clock.await_hearing(task.number_before)
             with storing():
                 live.state_bytes = slots.pack(tree, attempt=task.dispatch)
                 packed_hash = slots.commit(task.position + 1)

@@ -4,7 +4,8 @@
  * A dedicated thread beats, which shows that the process is alive during a long
  * call; the epoch runner counts batches, which shows progress. Words are read
  * without locks and written by one side at a time: the coordinator sets the
- * flag, and clears flag and clock before it gives the worker a task. The page
+ * flag, clears flag and clock before it gives the worker a task, and says which
+ * answer it has heard. The page
  * is anonymous memory; its descriptor is inherited.
  *
  * The same thread ends the worker when the coordinator has gone, whatever the
@@ -31,6 +32,9 @@ typedef struct cer_beat_page {
     _Atomic uint64_t task_began;    /* ns of CLOCK_MONOTONIC; 0: no task */
     uint64_t unused_rows[5];
     _Atomic uint32_t cancel; /* the coordinator */
+    uint32_t unused_cancel;
+    _Atomic uint64_t heard; /* which answer it has heard last; it may be any
+                               number on which both sides agree */
 } cer_beat_page;
 
 typedef struct cer_beat cer_beat;

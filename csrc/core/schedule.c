@@ -157,16 +157,23 @@ unit_of(const cer_schedule *s, const schedule_trial *t)
                       .shard = schedule_next_shard(s, t)};
 }
 
+/* Whether the trial's next unit ends its epoch. */
+static bool
+ends_epoch(const cer_schedule *s, const schedule_trial *t)
+{
+    return t->step + 1 == s->shards + (s->eval_cost > 0.0 ? 1 : 0);
+}
+
 static void
 advance_position(cer_schedule *s, schedule_trial *t)
 {
-    uint32_t steps = s->shards + (s->eval_cost > 0.0 ? 1 : 0);
+    bool ends = ends_epoch(s, t);
 
     if (t->step < s->shards)
         schedule_wave_step(s, t);
     t->attempt = 0;
     t->step++;
-    if (t->step == steps) {
+    if (ends) {
         t->step = 0;
         t->epoch++;
     }
@@ -496,6 +503,59 @@ cer_schedule_unit_done(cer_schedule *s, uint32_t worker, double now,
         schedule_learn(s, w, t, schedule_unit_weight(s, t), now - w->start);
     advance_position(s, t);
     release(s, worker, slot);
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_next_here(const cer_schedule *s, uint32_t worker, bool *stays,
+                       cer_unit *unit, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = end_unit(s, worker, NULL, &slot, err);
+    schedule_trial after;
+
+    *stays = false;
+    if (status != CER_OK)
+        return status;
+    after = s->trials[slot];
+    if (after.ending || after.held || ends_epoch(s, &after))
+        return CER_OK;
+    after.step++;
+    after.attempt = 0;
+    *unit = unit_of(s, &after);
+    *stays = schedule_stays(s, &s->workers[worker], &after);
+    return CER_OK;
+}
+
+cer_status
+cer_schedule_unit_continued(cer_schedule *s, uint32_t worker, double now,
+                            cer_unit *unit, cer_error *err)
+{
+    uint32_t slot;
+    cer_status status = end_unit(s, worker, unit, &slot, err);
+    schedule_worker *w;
+    schedule_trial *t;
+    int64_t shard;
+
+    if (status != CER_OK)
+        return status;
+    w = &s->workers[worker];
+    t = &s->trials[slot];
+    if (ends_epoch(s, t) || s->mode == MODE_WAVE)
+        return cer_fail(err, CER_INVALID,
+                        "worker %u cannot continue with trial %u: its unit %s",
+                        worker, t->number,
+                        s->mode == MODE_WAVE ? "waits for its shard to open"
+                                             : "is the last of an epoch");
+    if (t->step < s->shards)
+        schedule_learn(s, w, t, schedule_unit_weight(s, t), now - w->start);
+    advance_position(s, t);
+    schedule_account(s, t, !t->ending && !t->held);
+    schedule_touch_live(s, worker, slot);
+    w->start = now;
+    shard = schedule_next_shard(s, t);
+    if (shard != CER_SHARD_VALIDATION)
+        w->shard = shard;
     return CER_OK;
 }
 

@@ -122,6 +122,14 @@ cer_status cer_schedule_rewind_trial(cer_schedule *schedule, uint32_t trial,
 bool cer_schedule_next(cer_schedule *schedule, double now,
                        cer_command *command);
 
+/* Whether the worker should go on with the trial that it runs when its unit is
+ * done, without waiting for commands: the trial's next unit is of the same
+ * epoch, and the worker would be given it if the running one ended now. *unit
+ * is that unit. A driver may tell the worker in advance, and then reports
+ * unit_continued instead of unit_done. */
+cer_status cer_schedule_next_here(const cer_schedule *schedule, uint32_t worker,
+                                  bool *stays, cer_unit *unit, cer_error *err);
+
 /* The unit of `worker` ended, and its worker is idle. done: the trial continues
  * with its next unit. failed, lost: the unit is retried with the next attempt
  * number; the worker's live model of the trial is gone. failed means that the
@@ -133,6 +141,13 @@ cer_status cer_schedule_unit_failed(cer_schedule *schedule, uint32_t worker,
                                     double now, cer_unit *unit, cer_error *err);
 cer_status cer_schedule_unit_lost(cer_schedule *schedule, uint32_t worker,
                                   double now, cer_unit *unit, cer_error *err);
+
+/* The unit of `worker` is done, and the worker has begun the trial's next unit
+ * (see cer_schedule_next_here), even if the trial was held or dropped in the
+ * meantime. *unit (may be NULL) is the unit that ended. */
+cer_status cer_schedule_unit_continued(cer_schedule *schedule, uint32_t worker,
+                                       double now, cer_unit *unit,
+                                       cer_error *err);
 
 /* The worker dropped its live model of a trial; no effect if it had none. */
 cer_status cer_schedule_forget_live(cer_schedule *schedule, uint32_t worker,

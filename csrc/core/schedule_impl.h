@@ -190,5 +190,9 @@ void schedule_wave_step(cer_schedule *s, schedule_trial *t);
 void schedule_wave_leave(cer_schedule *s, schedule_trial *t);
 /* Chooses the next trial to start and its worker; false if none can start. */
 bool schedule_choose(const cer_schedule *s, uint32_t *slot, uint32_t *worker);
+/* Whether the worker would be given the trial that it runs, if that were at the
+ * position of `after` and had to be chosen among the waiting ones. */
+bool schedule_stays(const cer_schedule *s, const schedule_worker *w,
+                    const schedule_trial *after);
 
 #endif

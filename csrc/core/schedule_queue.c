@@ -231,16 +231,28 @@ wave_choose(const cer_schedule *s)
 
 /* --- adding and removing -------------------------------------------------- */
 
+static double
+exclusive_key(const cer_schedule *s, const schedule_trial *t)
+{
+    double rate = t->known ? t->rate / schedule_mean_rate(s) : 1.0;
+
+    return schedule_weight_left(s, t) * rate * caution(t);
+}
+
+static uint32_t
+exclusive_queue(const cer_schedule *s, const schedule_trial *t)
+{
+    int64_t shard = schedule_next_shard(s, t);
+
+    return shard == CER_SHARD_VALIDATION ? s->shards : (uint32_t)shard;
+}
+
 static void
 exclusive_enqueue(cer_schedule *s, uint32_t slot)
 {
     schedule_trial *t = &s->trials[slot];
-    int64_t shard = schedule_next_shard(s, t);
-    double rate = t->known ? t->rate / schedule_mean_rate(s) : 1.0;
-    double key = schedule_weight_left(s, t) * rate * caution(t);
 
-    push(s, slot, shard == CER_SHARD_VALIDATION ? s->shards : (uint32_t)shard,
-         key);
+    push(s, slot, exclusive_queue(s, t), exclusive_key(s, t));
 }
 
 void
@@ -416,4 +428,48 @@ schedule_choose(const cer_schedule *s, uint32_t *slot, uint32_t *worker)
         return false;
     *worker = choose_worker(s, &s->trials[*slot]);
     return true;
+}
+
+/* --- the choice to stay --------------------------------------------------- */
+
+/* As shared_choose, with the trial among the waiting ones. */
+static bool
+shared_stays(const cer_schedule *s, const schedule_trial *after)
+{
+    double cautious = cautious_rate(s), work = 0.0;
+    double unit = s->prefix[s->shards] / (double)s->shards;
+    double own = schedule_weight_left(s, after) * caution(after) *
+                 (after->known ? after->rate : cautious);
+
+    if (longest_of_pair(s, 0, cautious, &work) == NONE)
+        return true;
+    unit *= after->known ? after->rate : schedule_mean_rate(s);
+    if (fmax(own, work) + URGENT_UNITS * unit < schedule_mean_work(s))
+        return after->number < s->trials[s->oldest].number;
+    return own + (after->known ? STAY_UNITS * unit : 0.0) >= work;
+}
+
+static bool
+exclusive_stays(const cer_schedule *s, const schedule_worker *w,
+                const schedule_trial *after)
+{
+    uint32_t first = first_held(s, w, NONE);
+
+    return schedule_bit(w->held, exclusive_queue(s, after)) &&
+           (first == NONE || exclusive_key(s, after) >= s->nodes[first].key);
+}
+
+bool
+schedule_stays(const cer_schedule *s, const schedule_worker *w,
+               const schedule_trial *after)
+{
+    switch (s->mode) {
+    case MODE_SHARED:
+        return shared_stays(s, after);
+    case MODE_WAVE: /* the trial's next shard may not be open yet */
+        return false;
+    case MODE_EXCLUSIVE:
+        break;
+    }
+    return exclusive_stays(s, w, after);
 }

@@ -151,6 +151,22 @@ beat_clear(PyObject *object, PyObject *Py_UNUSED(unused))
     Py_RETURN_NONE;
 }
 
+PyDoc_STRVAR(hear_doc,
+             "hear(answer, /)\n--\n\n"
+             "Tell the worker which answer was heard last, by its number.");
+
+static PyObject *
+beat_hear(PyObject *object, PyObject *answer_arg)
+{
+    beat_object *self = (beat_object *)object;
+    unsigned long long answer = PyLong_AsUnsignedLongLong(answer_arg);
+
+    if (PyErr_Occurred())
+        return NULL;
+    atomic_store(&cer_beat_page_of(self->beat)->heard, answer);
+    Py_RETURN_NONE;
+}
+
 PyDoc_STRVAR(
     begin_task_doc,
     "begin_task(grace=0.0)\n--\n\n"
@@ -250,6 +266,7 @@ static PyMethodDef beat_methods[] = {
     {"stop", beat_stop, METH_NOARGS, stop_doc},
     {"cancel", beat_cancel, METH_NOARGS, cancel_doc},
     {"clear", beat_clear, METH_NOARGS, clear_doc},
+    {"hear", beat_hear, METH_O, hear_doc},
     {"begin_task", (PyCFunction)(void (*)(void))beat_begin_task,
      METH_VARARGS | METH_KEYWORDS, begin_task_doc},
     {"postpone_task", beat_postpone_task, METH_O, postpone_task_doc},
@@ -266,6 +283,8 @@ static PyGetSetDef beat_getset[] = {
      (void *)offsetof(cer_beat_page, batches)},
     {"rows", get_count, NULL, "Rows trained or evaluated so far.",
      (void *)offsetof(cer_beat_page, rows)},
+    {"heard", get_count, NULL, "The answer that the coordinator heard last.",
+     (void *)offsetof(cer_beat_page, heard)},
     {"cancelled", get_cancelled, NULL, "Whether the cancel flag is set.", NULL},
     {"task_seconds", get_task_seconds, NULL,
      "Seconds since begin_task, negative in its grace; None between tasks.",

@@ -534,6 +534,43 @@ unit_done(PyObject *self, PyObject *const *args, Py_ssize_t n)
 }
 
 PyDoc_STRVAR(
+    unit_continued_doc,
+    "unit_continued(worker, now, /)\n--\n\n"
+    "Mark the worker's unit as done and the trial's next unit as begun on\n"
+    "the same worker; return (trial, epoch, step) of the unit that is done.");
+
+static PyObject *
+unit_continued(PyObject *self, PyObject *const *args, Py_ssize_t n)
+{
+    return event(self, args, n, "unit_continued", cer_schedule_unit_continued);
+}
+
+PyDoc_STRVAR(
+    next_here_doc,
+    "next_here(worker)\n--\n\n"
+    "Return (epoch, step, shard) of the unit with which the worker\n"
+    "should go on when its running unit is done: the trial's next one,\n"
+    "of the same epoch. None if it should wait for commands.");
+
+static PyObject *
+next_here(PyObject *self, PyObject *worker_arg)
+{
+    cer_unit unit = {0};
+    uint32_t worker;
+    bool stays;
+    cer_error err;
+
+    if (!to_number(worker_arg, &worker))
+        return NULL;
+    if (cer_schedule_next_here(schedule_of(self), worker, &stays, &unit,
+                               &err) != CER_OK)
+        return core_raise(core_state_of(self), &err);
+    if (!stays)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(IIL)", unit.epoch, unit.step, (long long)unit.shard);
+}
+
+PyDoc_STRVAR(
     unit_failed_doc,
     "unit_failed(worker, now, /)\n--\n\n"
     "Mark the unit as failed, to run again with the next attempt number;\n"
@@ -633,6 +670,9 @@ static PyMethodDef schedule_methods[] = {
     {"next", next, METH_O, next_doc},
     {"unit_done", (PyCFunction)(void (*)(void))unit_done, METH_FASTCALL,
      unit_done_doc},
+    {"unit_continued", (PyCFunction)(void (*)(void))unit_continued,
+     METH_FASTCALL, unit_continued_doc},
+    {"next_here", next_here, METH_O, next_here_doc},
     {"unit_failed", (PyCFunction)(void (*)(void))unit_failed, METH_FASTCALL,
      unit_failed_doc},
     {"unit_lost", (PyCFunction)(void (*)(void))unit_lost, METH_FASTCALL,

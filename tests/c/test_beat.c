@@ -33,6 +33,8 @@ a_page_is_shared_by_its_descriptor(void)
     CHECK_EQ_INT(cer_beat_fd(beat), cer_beat_fd(other));
     atomic_store(&cer_beat_page_of(beat)->cancel, 1);
     CHECK_EQ_INT(atomic_load(&cer_beat_page_of(other)->cancel), 1);
+    atomic_store(&cer_beat_page_of(beat)->heard, UINT64_MAX);
+    CHECK(atomic_load(&cer_beat_page_of(other)->heard) == UINT64_MAX);
     CHECK_EQ_INT(cer_beat_start(other, 1, -1, NULL), CER_OK);
     wait_for_beats(beat, 3);
     cer_beat_close(other);

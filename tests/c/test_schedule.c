@@ -353,6 +353,8 @@ typedef struct search {
     uint32_t present;
     bool there[MAX_WORKERS];
     bool busy[MAX_WORKERS];
+    bool stays[MAX_WORKERS]; /* it begins `next` when its unit is done */
+    cer_unit next[MAX_WORKERS];
     bool holds[MAX_WORKERS][MAX_SHARDS + 1];
     double ends[MAX_WORKERS];
     cer_unit unit[MAX_WORKERS];
@@ -422,6 +424,12 @@ check_shards(const search *r)
     CHECK(r->options.stagger || r->options.shards <= 2 || open <= 2);
 }
 
+static double
+unit_end(search *r, uint32_t trial, double now)
+{
+    return now + r->cost[trial] * (0.9 + 0.2 * cer_rng_double(&r->rng));
+}
+
 static void
 take_commands(search *r, double now)
 {
@@ -439,8 +447,7 @@ take_commands(search *r, double now)
         r->busy[c.worker] = true;
         r->running[c.unit.trial] = true;
         r->unit[c.worker] = c.unit;
-        r->ends[c.worker] =
-            now + r->cost[c.unit.trial] * (0.9 + 0.2 * cer_rng_double(&r->rng));
+        r->ends[c.worker] = unit_end(r, c.unit.trial, now);
         check_shards(r);
     }
 }
@@ -458,12 +465,57 @@ next_end(const search *r)
     return first;
 }
 
+/* Queues the next units of some workers. */
+static void
+queue_units(search *r)
+{
+    for (uint32_t w = 0; w < r->n_workers; w++) {
+        if (!r->busy[w] || r->stays[w] || cer_rng_below(&r->rng, 3) == 0)
+            continue;
+        OK(cer_schedule_next_here(r->s, w, &r->stays[w], &r->next[w], &err));
+        CHECK(r->options.stagger || r->options.shards <= 2 || !r->stays[w]);
+        if (!r->stays[w])
+            continue;
+        CHECK_EQ_INT(r->next[w].trial, r->unit[w].trial);
+        CHECK_EQ_INT(r->next[w].epoch, r->unit[w].epoch);
+        CHECK_EQ_INT(r->next[w].step, r->unit[w].step + 1);
+        CHECK_EQ_INT(r->next[w].attempt, 0);
+    }
+}
+
+static void
+go_on(search *r, uint32_t worker, double now)
+{
+    cer_command c = {
+        .kind = CER_COMMAND_RUN, .worker = worker, .unit = r->next[worker]};
+    uint32_t trial = r->unit[worker].trial;
+    cer_unit unit;
+
+    OK(cer_schedule_unit_continued(r->s, worker, now, &unit, &err));
+    CHECK_EQ_INT(unit.trial, trial);
+    CHECK_EQ_INT(unit.step, r->unit[worker].step);
+    r->done[trial]++;
+    r->attempts[trial] = 0;
+    r->busy[worker] = r->running[trial] = r->stays[worker] = false;
+    check_run(r, &c);
+    r->busy[worker] = r->running[trial] = true;
+    r->unit[worker] = c.unit;
+    r->ends[worker] = unit_end(r, trial, now);
+    check_shards(r);
+}
+
 static void
 end_unit(search *r, uint32_t worker, double now)
 {
     uint32_t trial = r->unit[worker].trial;
     uint64_t luck = cer_rng_below(&r->rng, 40);
     cer_unit unit;
+
+    if (luck > 3 && r->stays[worker]) {
+        go_on(r, worker, now);
+        return;
+    }
+    r->stays[worker] = false;
 
     if (luck == 0 && r->present > 1) {
         OK(cer_schedule_remove_worker(r->s, worker, &err));
@@ -520,10 +572,12 @@ test_random_searches(void)
 
         begin_search(&r, seed);
         take_commands(&r, now);
+        queue_units(&r);
         while ((worker = next_end(&r)) < MAX_WORKERS) {
             now = r.ends[worker];
             end_unit(&r, worker, now);
             take_commands(&r, now);
+            queue_units(&r);
         }
         CHECK(cer_schedule_finished(r.s));
         for (uint32_t i = 0; i < r.n_trials; i++)

@@ -8,6 +8,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 import cerebro
@@ -57,8 +58,15 @@ class Cluster:
         self.nodes.append(self.cluster.add_node(env_vars=variables, **options))
 
     def kill(self, node):
-        """Kill a node's processes, as in a power loss."""
+        """Kill a node's processes, as in a power loss.
+
+        Ray kills only its own; actors would live until they notice that these are gone.
+        """
         self.nodes.remove(node)
+        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+        for process in [raylet, *raylet.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
         self.cluster.remove_node(node, allow_graceful=False)
 
     def executor(self, **options):

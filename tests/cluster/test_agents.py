@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from itertools import pairwise
 
+import psutil
 import pytest
 
 pytest.importorskip("zmq")
@@ -83,6 +84,29 @@ def test_an_agent_that_is_told_to_leave_hands_its_states_over(data, tmp_path, ex
     assert len(events(result, "worker lost")) == 1
     # A state that was on its way to another agent is fetched again, from the coordinator.
     assert all("; 0 unit(s)" in text for text in events(result, "state lost"))
+    assert left_over(tmp_path) == []
+
+
+def test_units_are_queued_at_agents_whose_processes_die(data, tmp_path, expected, elsewhere):
+    executor = Apart(tmp_path, workers=1)
+    queued = []
+
+    def queue(worker, task):
+        queued.append(task)
+        type(executor).queue(executor, worker, task)
+
+    def kill():
+        for remote in executor._remotes.values():
+            for worker in psutil.Process(remote.agent.pid).children():
+                worker.kill()
+
+    executor.queue = queue
+    struck = [AtUnit(unit, kill) for unit in (5, 14, 20)]
+    result = search(tmp_path / "run", data, executor, callbacks=struck)
+    same(result, expected)
+    assert len(events(result, "worker lost")) == 3
+    assert events(result, "state lost") == []  # the agent has the states
+    assert len(queued) > 5
     assert left_over(tmp_path) == []
 
 

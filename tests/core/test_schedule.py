@@ -453,3 +453,85 @@ def test_forgetting_changes_no_decision(options: dict[str, bool]) -> None:
         return found
 
     assert units(forget=True) == units(forget=False)
+
+
+# --- units that a worker begins by itself -------------------------------------------
+
+
+def test_a_worker_goes_on_with_its_trial() -> None:
+    schedule = new(2, shards=3, eval_cost=0.5)
+    for trial in range(12):
+        schedule.add_trial(trial, epochs=2)
+    assert schedule.next(0.0) == ("run", 0, 0, 0, 0, 0, 0)
+    assert schedule.next(0.0) == ("run", 1, 1, 0, 0, 1, 0)
+    assert schedule.next_here(0) == (0, 1, 1)
+    assert schedule.unit_continued(0, 1.0) == (0, 0, 0)
+    assert schedule.trial_status(0) == "running"
+    assert schedule.trial_position(0) == (0, 1, 0)
+    assert schedule.idle_workers == []
+    assert schedule.next_here(0) == (0, 2, 2)
+    schedule.unit_continued(0, 2.0)
+    assert schedule.next_here(0) == (0, 3, -1)
+    schedule.unit_continued(0, 3.0)
+    assert schedule.next_here(0) is None  # the next epoch may be the searcher's decision
+    with pytest.raises(ValueError, match=r"worker 0 cannot continue with trial 0: .* last of an"):
+        schedule.unit_continued(0, 4.0)
+    assert schedule.unit_done(0, 4.0) == (0, 0, 3)
+    assert schedule.next(4.0) == ("run", 0, 0, 1, 0, 1, 0)
+
+
+def test_a_worker_leaves_its_trial_for_one_that_is_longer() -> None:
+    """The new trial needs a worker all the time from now on."""
+    schedule = new(2, shards=4)
+    for trial in range(2):
+        schedule.add_trial(trial, epochs=1)
+        assert schedule.next(0.0) == ("run", trial, trial, 0, 0, trial, 0)
+    assert schedule.next_here(0) == (0, 1, 1)
+    schedule.add_trial(2, epochs=50)
+    assert schedule.next_here(0) is None
+    schedule.unit_done(0, 1.0)
+    assert schedule.next(1.0) == ("run", 0, 2, 0, 0, 2, 0)
+
+
+@pytest.mark.parametrize("end", ["hold_trial", "drop_trial"])
+def test_a_unit_that_has_begun_ends_although_its_trial_was_held_or_dropped(end: str) -> None:
+    schedule = new(1, shards=3)
+    schedule.add_trial(0, epochs=1)
+    schedule.next(0.0)
+    assert schedule.next_here(0) == (0, 1, 1)
+    getattr(schedule, end)(0)
+    assert schedule.next_here(0) is None
+    schedule.unit_continued(0, 1.0)
+    assert schedule.trial_status(0) == "running"
+    assert schedule.remaining() == 0.0
+    assert schedule.unit_done(0, 2.0) == (0, 0, 1)
+    assert schedule.next(2.0) is None
+    assert schedule.finished
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_worker_goes_on_only_on_shards_that_it_holds(holds: bool) -> None:
+    schedule = new(2, shards=2, exclusive=True)
+    schedule.set_holders(0, [0])
+    schedule.set_holders(1, [0, 1] if holds else [1])
+    schedule.add_trial(0, epochs=1)
+    assert schedule.next(0.0) == ("run", 0, 0, 0, 0, 0, 0)
+    assert schedule.next_here(0) == ((0, 1, 1) if holds else None)
+
+
+def test_a_wave_lets_no_worker_go_on_by_itself() -> None:
+    schedule = new(1, shards=4, stagger=False)
+    schedule.add_trial(0, epochs=1)
+    schedule.next(0.0)
+    assert schedule.next_here(0) is None
+    with pytest.raises(ValueError, match="waits for its shard to open"):
+        schedule.unit_continued(0, 1.0)
+
+
+def test_an_idle_worker_has_nothing_to_go_on_with() -> None:
+    schedule = new(1, shards=4)
+    for call in (lambda: schedule.next_here(0), lambda: schedule.unit_continued(0, 0.0)):
+        with pytest.raises(ValueError, match="worker 0 is not running a unit"):
+            call()
+    with pytest.raises(ValueError, match="there is no worker 3"):
+        schedule.next_here(3)

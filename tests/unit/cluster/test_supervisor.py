@@ -7,19 +7,27 @@ import pytest
 from cerebro.cluster.messages import StateIn
 from cerebro.cluster.states import StateGone
 from cerebro.cluster.supervisor import Supervisor
-from cerebro.worker.messages import Task, UnitFailed
+from cerebro.worker.messages import Task, UnitDone, UnitFailed
 
 
 class Process:
-    """Fails every task, and keeps those that it was given."""
+    """Fails every task, or does it, and keeps those that it was given."""
 
     def __init__(self):
         self.tasks = []
+        self.passed = []
+        self.succeeds = False
 
     def submit(self, worker, task):
         self.tasks.append(task)
 
-    def wait(self):
+    def queue(self, worker, task):
+        self.passed.append(task)
+
+    def wait(self, wake=None):
+        if self.succeeds:
+            done = [self.tasks[-1], *self.passed]
+            return [UnitDone(0, task, 1, 1, {}, 0.0, 0.0, False, 0) for task in done]
         return [UnitFailed(0, self.tasks[-1], "error", "it fails")]
 
 
@@ -37,6 +45,9 @@ class OneWorker(Supervisor):
         if not self.has_state:
             raise StateGone("it is gone")
         return b"state"
+
+    def _packed(self, task):
+        return b"packed"
 
 
 @pytest.fixture
@@ -69,3 +80,96 @@ def test_a_state_for_which_the_disk_has_no_room_is_told(one, tmp_path):
     result, packed = one.run(Task(0, {}, 0, 1, 1, 0, position=1, dispatch=1), StateIn(None, "hash"))
     assert result.is_full and "No space left" in result.missing
     assert result.event is packed is None and not one.process.tasks
+
+
+# --- units that are queued at the agent ----------------------------------------------
+
+
+def unit(dispatch, after=None, trial=0):
+    return Task(trial, {}, 0, dispatch, 1, 0, position=dispatch, dispatch=dispatch, after=after)
+
+
+def test_a_queued_unit_runs_behind_one_that_is_done(one):
+    one.process.succeeds = True
+    for task in (unit(0), unit(1, after=0), unit(2, after=1)):
+        result, packed = one.run(task, None)
+        assert isinstance(result.event, UnitDone) and packed == b"packed"
+    # The process may be a new one: the supervisor alone knows what was before.
+    assert [task.after for task in one.process.tasks] == [None] * 3
+
+
+def test_a_queued_unit_is_dropped_behind_one_that_fails(one):
+    one.run(unit(0), None)
+    result, packed = one.run(unit(1, after=0), None)
+    assert result.event is packed is None
+    assert len(one.process.tasks) == 1
+    one.process.succeeds = True
+    assert one.run(unit(2), None)[0].event.task.dispatch == 2
+
+
+@pytest.mark.parametrize("between", [unit(7, trial=1), unit(1)])
+def test_a_queued_unit_is_dropped_behind_another_unit(one, between):
+    one.process.succeeds = True
+    one.run(unit(0), None)
+    one.run(between, None)
+    assert one.run(unit(2, after=0), None)[0].event is None
+
+
+def test_no_queued_unit_begins_when_the_agent_leaves(one):
+    """It would overwrite the state that is handed over."""
+    one.process.succeeds = True
+    one.run(unit(0), None)
+    one.is_leaving = True
+    assert one.run(unit(1, after=0), None)[0].event is None
+
+
+def test_a_queued_unit_is_passed_on_while_the_process_runs_the_one_before(one):
+    one.process.succeeds = True
+    one.offer(unit(1, after=0))
+    assert one.run(unit(0), None)[0].event.task.dispatch == 0
+    assert one.has_queue and one.process.passed == [unit(1, after=0)]
+    one.offer(unit(2, after=1))
+    one.process.passed.clear()
+    assert one.run(unit(1, after=0), None)[0].event.task.dispatch == 1
+    assert [task.dispatch for task in one.process.tasks] == [0]  # it was not given the unit again
+    assert not one.has_queue
+    assert one.run(unit(2, after=1), None)[0].event.task.dispatch == 2
+
+
+@pytest.mark.parametrize("offered", [unit(2, after=1), unit(1, after=0, trial=1), unit(1)])
+def test_only_the_next_unit_of_the_trial_is_passed_on(one, offered):
+    one.offer(offered)
+    one.run(unit(0), None)
+    assert one.process.passed == [] and not one.has_queue
+
+
+def test_nothing_is_passed_on_when_the_agent_leaves(one):
+    one.is_leaving = True
+    one.offer(unit(1, after=0))
+    one.run(unit(0), None)
+    assert one.process.passed == []
+
+
+def test_a_unit_that_was_passed_on_behind_one_that_fails_is_dropped(one):
+    one.offer(unit(1, after=0))
+    one.run(unit(0), None)
+    assert one.process.passed and not one.has_queue
+    assert one.run(unit(1, after=0), None)[0].event is None
+    assert len(one.process.tasks) == 1
+
+
+def test_output_of_a_unit_that_has_begun_is_not_lost(one, tmp_path):
+    """The process writes on into the file from which the output of the unit before is taken."""
+    one._shares_run = False
+    one._log_dir = tmp_path
+    one.process.succeeds = True
+    with (tmp_path / "0.log").open("ab", buffering=0) as log:
+        log.write(b"first, ")
+        one.offer(unit(1, after=0))
+        assert one.run(unit(0), None)[0].log == b"first, "
+        log.write(b"second")
+        one.process.passed.clear()
+        assert one.run(unit(1, after=0), None)[0].log == b"second"
+    assert not (tmp_path / "0.log").exists()
+    (tmp_path / "0.log").write_bytes(b"third")
+    assert one.run(unit(2, after=1), None)[0].log == b"third"
