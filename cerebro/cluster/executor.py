@@ -189,13 +189,13 @@ class ClusterExecutor(ABC):
         self._send_when_loaded(remote, call)
 
     def queue(self, worker: int, task: Task) -> None:
-        remote = self._remotes.get(worker)
-        if remote is None:  # lost, but the caller has not been notified yet
+        remote, before = self._remotes.get(worker), self._out.get(worker)
+        if remote is None or before is None:  # lost, but the caller has not been notified yet
             return
         self._serial += 1
         call = self._queued[worker] = Call(self._serial, task)
         # The unit before it may still wait for its shard.
-        if self._out[worker].is_sent and self._the_supply.is_there(remote, task.shard):
+        if before.is_sent and self._the_supply.is_there(remote, task.shard):
             self._send_queued(remote, call)
         else:
             call.is_dropped = True  # so that it is sent when its turn comes
@@ -479,9 +479,13 @@ class ClusterExecutor(ABC):
             return
         self._out[remote.number] = call
         if call.is_dropped:
-            assert isinstance(call.job, Task)
-            call.job = replace(call.job, after=None)
-            self._send_when_loaded(remote, call)
+            self._send_dropped(remote, call)
+
+    def _send_dropped(self, remote: RemoteWorker, call: Call) -> None:
+        """Send a queued unit like any other, because the worker has not begun it by itself."""
+        assert isinstance(call.job, Task)
+        call.job = replace(call.job, after=None)
+        self._send_when_loaded(remote, call)
 
     def _state_for(self, task: Task) -> StateIn | None:
         """Return the state that a unit begins with; None if it reads it from the run's folder.
@@ -539,6 +543,9 @@ class ClusterExecutor(ABC):
         self.traffic.state_bytes += answer.fetched
         self.traffic.states += answer.fetched > 0
         event, job = answer.event, call.job
+        if answer.is_dropped:  # by an agent that leaves
+            self._send_dropped(remote, call)
+            return
         if answer.log and isinstance(job, Task):
             self._write_log(job.trial, answer.log)
         if event is None:

@@ -90,11 +90,13 @@ class JobResult:
     """The result of a task."""
 
     event: Event | None
-    """None: the task's first state could not be fetched."""
+    """None: the task's first state could not be fetched, or the task was dropped."""
     missing: str = ""
     """Why it could not be fetched."""
     is_full: bool = False
     """Whether it could not be stored because the node's disk is full."""
+    is_dropped: bool = False
+    """Whether it was queued, and the unit before it did not succeed or the agent leaves."""
     log: bytes = b""
     """The trial's output since the last result, unless the worker writes it into the run."""
     fetched: int = 0

@@ -65,9 +65,6 @@ from cerebro.worker.messages import (
 MAX_LOG_BYTES = 1 << 20
 """The largest size of a unit's kept output, in bytes; the middle of a longer one is left out."""
 
-DROPPED = "the unit before it did not succeed"
-"""Why a queued unit was dropped; the coordinator does not wait for this answer."""
-
 
 class LateCall(Exception):
     """The task came after a later one of the same trial."""
@@ -239,7 +236,7 @@ class Supervisor(ABC):
         if not isinstance(task, Task):
             return JobResult(self._carry_out(task)), None
         if task.after is not None and (self.is_leaving or self._done != (task.trial, task.after)):
-            return JobResult(None, DROPPED), None
+            return JobResult(None, is_dropped=True), None
         self._done = None
         if task.dispatch <= self._dispatched.get(task.trial, -1):
             raise LateCall(f"dispatch {task.dispatch} of trial {task.trial} arrives too late")
