@@ -448,6 +448,9 @@ class Regions:
     def nbytes(self) -> int: ...
     def save(self, buffer: Buffer | _Array, /) -> None: ...
     def restore(self, buffer: Buffer | _Array, /) -> None: ...
+    def exchange(self, buffer: Buffer | _Array, /) -> None:
+        """Copy a buffer into all regions, and what they had into the buffer."""
+
     def differing(
         self, buffer: Buffer | _Array, other: Buffer | _Array | None = None, /
     ) -> int | None:
@@ -472,9 +475,17 @@ class Replay:
         that change with every step.
     metrics
         ``(name, value, weight or None)``; a value is a number or ``(address, dtype)``.
+
+    Attributes
+    ----------
+    runs
+        The number of steps taken.
+    most
+        The number of runs from which on :func:`run_unit` calls ``step`` instead.
     """
 
     runs: int
+    most: int
     def __new__(
         cls,
         inputs: Iterable[tuple[int, str, tuple[int, ...], tuple[int, ...]]],

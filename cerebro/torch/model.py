@@ -733,11 +733,14 @@ class Model(BaseModel):
             or (by_batch and not all(map(is_quiet, self._schedulers)))
         )
 
-    def begin_recorded_unit(self, batches: int, left: int, *, training: bool) -> None:
+    def begin_recorded_unit(
+        self, batches: int, left: int, *, training: bool, full: int | None = None
+    ) -> None:
         """Begin a unit whose steps may be recorded.
 
         `batches` is the number of batches in the unit, `left` the number left in the trial,
-        including those of the unit.
+        including those of the unit. `full` is the number of batches with which the unit begins
+        before shorter ones follow; None if it is not known.
         """
         if not self._recorded:
             return
@@ -747,7 +750,7 @@ class Model(BaseModel):
                 self._to_training()
             else:
                 self.net.eval()
-        self._recorded[0 if training else 1].begin_unit(batches, left, at_once=at_once)
+        self._recorded[0 if training else 1].begin_unit(batches, left, full=full, at_once=at_once)
 
     def end_recorded_unit(self, *, training: bool) -> str | None:
         """Compare the unit's replayed step with the ordinary step.

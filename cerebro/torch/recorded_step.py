@@ -13,8 +13,8 @@ memory. This is verified, not assumed:
   the optimizer's settings explain (`cerebro.torch.optimizer_numbers`).
 - One more step is compared; its ordinary step is not recorded.
 
-After that, the user's Python code runs only at the end of each unit, where the program is compared
-with the ordinary step once more (`RecordedStep.end_unit`). If anything differs, all further steps
+After that, the user's Python code runs only once in each unit, where the program is compared with
+the ordinary step once more (`RecordedStep.end_unit`). If anything differs, all further steps
 are ordinary and continue from the last ordinary step, and the log gives the reason. A state
 therefore does not depend on whether steps are replayed.
 
@@ -76,6 +76,7 @@ TAKE_COST = 12.0
 """The cost of reusing a kept program, with its proof and its comparisons, in ordinary steps."""
 LEAST_SAVED = 0.05
 """The part of a unit's ordinary steps that replays must save: measured times are not exact."""
+CHANGED_WITHIN = "something that the step reads was changed within a unit"
 NO_GAIN = "that would not save time"
 
 log = logging.getLogger("cerebro.torch")
@@ -130,6 +131,10 @@ class RecordedStep:
         self._frequent: set[Any] = set()  # the keys that a unit has more than once
         self._seconds: dict[Any, list[float]] = {}
         self._batches = self._left = 0
+        self._full: int | None = None
+        self._passed: Counter[Any] = Counter()  # this unit's batches by shape
+        self._checked_at: int | None = None  # the number of replays before the check of a batch
+        self._failure: str | None = None
         self._what = what
         self._modules = modules
         self._optimizers = optimizers
@@ -158,6 +163,8 @@ class RecordedStep:
         """The line with `refusal` for the trial's log, if the user did not request recording."""
 
     def __call__(self, batch: Batch, phase: int = 0) -> Values:
+        if self._failure is not None:
+            return {}  # the unit will run again
         if self.refusal is not None or not self._is_open:
             return self._step(batch, phase)
         if self._numbers.take_groups():
@@ -171,10 +178,14 @@ class RecordedStep:
         self._take_settings()
         key = (shape_of(batch), phase, self._branches, self._gradients.present())
         recorded = self._programs.get(key)
+        passed = self._has_passed(key[0])
+        self._passed[key[0]] += 1
         if recorded is None:
             return self._unrecorded(batch, phase, key)
         if recorded.compared < COMPARED:
             return self._compared(batch, phase, recorded, key)
+        if self._full == passed + 1 and self._may_check(key):
+            return self._checked(batch, phase, recorded)
         self.replays += 1
         self._used[key] += 1
         recorded.set_numbers(self._numbers, self._settings)
@@ -199,6 +210,9 @@ class RecordedStep:
         """Let `_core.run_unit` replay further steps like this one."""
         replay = recorded.without_python(self._numbers)
         if replay is not None and replay not in self.ready:
+            # The last full batch is left to the check.
+            full = sys.maxsize if self._full is None else self._full - 1
+            replay.most = max(0, full - self._passed[key[0]])
             self._offered.append((key, replay))
             self.ready.append(replay)
 
@@ -206,11 +220,19 @@ class RecordedStep:
         for key, replay in self._offered:
             self.replays += replay.runs
             self._used[key] += replay.runs
+            self._passed[key[0]] += replay.runs
             replay.runs = 0
         self._offered.clear()
         self.ready.clear()
 
-    def begin_unit(self, batches: int, left: int, *, at_once: bool = False) -> None:
+    def _has_passed(self, shape: Any) -> int:
+        """Return the number of the unit's batches of a shape so far."""
+        runs = sum(replay.runs for key, replay in self._offered if key[0] == shape)
+        return self._passed[shape] + runs
+
+    def begin_unit(
+        self, batches: int, left: int, *, full: int | None = None, at_once: bool = False
+    ) -> None:
         """Begin a unit. Until the unit ends, nothing runs except its steps.
 
         Parameters
@@ -219,6 +241,9 @@ class RecordedStep:
             The number of batches in the unit.
         left
             The number of batches left in the trial, including those of the unit.
+        full
+            The number of batches of the same shape with which the unit begins. Only shorter ones
+            follow. None: not known.
         at_once
             Whether `_core.run_unit` may replay the first batch, too. The modules must then be in
             the mode in which the unit's steps run.
@@ -228,6 +253,9 @@ class RecordedStep:
         self._seen_in_unit.clear()
         self._looks_again = True
         self._batches, self._left = batches, left
+        self._passed.clear()
+        self._checked_at = self._failure = None
+        self._full = full if full == batches or len(self._replayed_shapes()) <= 1 else None
         self._is_open = self._prove is None or (
             batches >= FEWEST_BATCHES
             and (not self._programs or any(map(self._pays, self._programs)))
@@ -248,10 +276,11 @@ class RecordedStep:
                 self._offer(key, recorded)
 
     def end_unit(self) -> str | None:
-        """Compare the unit's most used program with the ordinary step once more.
+        """Compare the unit's most used program with the ordinary step, if this has not been done.
 
-        Both make one more step from the current state, on the last batch; then the state is
-        restored.
+        If the number of full batches is known, both have taken the last of them
+        (:meth:`_checked`). Otherwise, both make one more step from the current state, on the last
+        batch; then the state is restored.
 
         Returns
         -------
@@ -262,6 +291,14 @@ class RecordedStep:
         self._take_back()
         used, self._used = self._used, Counter()
         is_open, self._is_open = self._is_open, self._prove is None
+        failure, self._failure = self._failure, None
+        checked_at, self._checked_at, self._full = self._checked_at, None, None
+        if checked_at is not None and checked_at == self.replays:
+            # Nothing was replayed since.
+            if not self._still_holds():
+                failure = CHANGED_WITHIN
+                self._refuse(failure)
+            return failure
         if not used or not is_open or self.refusal is not None:
             return None
         branches = self._numbers.branches()
@@ -285,8 +322,8 @@ class RecordedStep:
             return self._compared_once_more(recorded, key)
 
     def _compared_once_more(self, recorded: RecordedProgram, key: Any) -> str | None:
-        if self._proof is not None and not self._proof.holds():
-            return "something that the step reads was changed within a unit"
+        if not self._still_holds():
+            return CHANGED_WITHIN
         _, phase, _, present = key
         batch = {n: v.clone() if isinstance(v, torch.Tensor) else v
                  for n, v in recorded.static.items()}  # fmt: skip
@@ -305,15 +342,55 @@ class RecordedStep:
             recorded.set_numbers(self._numbers, self._settings)
             self._require(recorded.replay(batch), values, after)
             drawn = after
-        except Different as error:
-            return f"it is not the ordinary step any more: {error}"
         except Exception as error:
-            text = " ".join(str(error).split())[:300]
-            return f"the ordinary step fails: {type(error).__name__}: {text}"
+            return _how_it_differs(error)
         finally:
             self._state.put(before, drawn)
             self._gradients.put(gradients)
         return None
+
+    def _still_holds(self) -> bool:
+        return self._proof is None or self._proof.holds()
+
+    def _may_check(self, key: Any) -> bool:
+        """Return whether the unit's last full batch may be the one for the check.
+
+        Gradients are not gathered, and no shorter batch is replayed after it: a step that does
+        something else from there on would not be found.
+        """
+        shape, _, _, present = key
+        return (
+            self._checked_at is None
+            and not present
+            and (self._full == self._batches or self._replayed_shapes() <= {shape})
+        )
+
+    def _replayed_shapes(self) -> set[Any]:
+        """Return the shapes of batches for which there are compared programs."""
+        return {key[0] for key, each in self._programs.items() if each.compared >= COMPARED}
+
+    def _checked(self, batch: Batch, phase: int, recorded: RecordedProgram) -> Values:
+        """Take an ordinary step, put the state back, and replay; :meth:`end_unit` tells the result.
+
+        If they differ, the unit runs again. So nothing is computed until it ends.
+        """
+        self._take_back()
+        self._checked_at = self.replays
+        with self._state.listed():
+            before, after = self._state.taken(), None
+            fill(recorded.static, batch)  # before the step, which might change the batch
+            try:
+                values = self._step(batch, phase)
+                values = {name: cloned(value) for name, value in values.items()}
+                after = self._state.exchanged(before)
+                recorded.set_numbers(self._numbers, self._settings)
+                self._require(recorded.replay_filled(), values, after)
+                return values
+            except Exception as error:
+                self._failure = _how_it_differs(error)
+                self._refuse(self._failure)
+                self._state.put(before if after is None else after)
+        return {}
 
     @property
     def held_bytes(self) -> int:
@@ -692,6 +769,13 @@ class RecordedStep:
         self._architectures.clear()
         self._tried.clear()
         self._proof = None
+
+
+def _how_it_differs(error: Exception) -> str:
+    if isinstance(error, Different):
+        return f"it is not the ordinary step any more: {error}"
+    text = " ".join(str(error).split())[:300]
+    return f"the ordinary step fails: {type(error).__name__}: {text}"
 
 
 def _require_same(found: Values, values: Values) -> None:

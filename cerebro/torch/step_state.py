@@ -154,6 +154,19 @@ class Listing:
             for index, value in pairs:
                 self.tensors[index].copy_(value)
 
+    def exchange(self, saved: Tensors) -> Tensors:
+        """Do what :meth:`restore` does; return a copy of the tensors before, in the same buffer.
+
+        Call this only right after :meth:`lists`: the tensors must be where they were.
+        """
+        buffer, others = saved
+        self._regions.exchange(buffer)
+        found = [self.tensors[index].detach().clone() for index in self._others]
+        with torch.no_grad():
+            for index, value in zip(self._others, others, strict=True):
+                self.tensors[index].copy_(value)
+        return buffer, found
+
     def differing(self, saved: Tensors, other: Tensors | None = None) -> int | None:
         """Return the index of a tensor that differs between two copies; None if none does.
 
@@ -268,6 +281,23 @@ class StepState(StateParts):
         for (entries, key), value in zip(listing.numbers, copied.numbers, strict=True):
             entries[key] = value
         self._draw_again(copied.generators, None if drawn is None else drawn.generators)
+
+    def exchanged(self, copied: Copied) -> Copied:
+        """Restore everything in place; return a copy of what was there, in the memory of `copied`.
+
+        Raises
+        ------
+        Different
+            The tensors are no longer those in the list.
+        """
+        if not self.is_as_listed():
+            raise Different("the step replaces its tensors")
+        listing, values, drawn = self._listed(), self._values(), self._drawn()
+        tensors = listing.exchange(copied.tensors)
+        for (entries, key), value in zip(listing.numbers, copied.numbers, strict=True):
+            entries[key] = value
+        self._draw_again(copied.generators, drawn)
+        return Copied(tensors, values, drawn)
 
     def require(self, copied: Copied) -> None:
         """Check that all values equal those of a copy, bit for bit.

@@ -12,7 +12,9 @@ class RecordedStepDiffers(Exception):
 
 
 @contextlib.contextmanager
-def recorded_unit(model: Any, batches: int, units: int, *, training: bool) -> Iterator[None]:
+def recorded_unit(
+    model: Any, batches: int, units: int, *, training: bool, full: int | None = None
+) -> Iterator[None]:
     """Let a model replay recorded steps in a unit.
 
     Parameters
@@ -25,6 +27,9 @@ def recorded_unit(model: Any, batches: int, units: int, *, training: bool) -> It
         The number of such units that the trial has left.
     training
         Whether the unit trains.
+    full
+        The number of batches with which the unit begins before shorter ones follow; None if it is
+        not known.
 
     Raises
     ------
@@ -33,7 +38,7 @@ def recorded_unit(model: Any, batches: int, units: int, *, training: bool) -> It
     """
     begin = getattr(model, "begin_recorded_unit", None)
     if begin is not None:
-        begin(batches, batches * units, training=training)
+        begin(batches, batches * units, training=training, full=full)
     yield
     if begin is not None:
         how = model.end_recorded_unit(training=training)

@@ -351,7 +351,9 @@ class UnitRunner:
         depots.tell_first_note(loader)
         step, device = live.model.train_batch, self.device_of(live.model)
         units = self._epochs_left(task) * self.context.train.num_shards
-        with recorded_unit(live.model, len(loader), units, training=True):
+        # A unit has one shard, so that only its last batch may be shorter.
+        full = loader.rows // batch_size if isinstance(loader, _core.Loader) else None
+        with recorded_unit(live.model, len(loader), units, training=True, full=full):
             result = run_batches(loader, step, beat=self._beat, device=device)
         sums = end_training(live.model, result, live.progress)
         loss, weight = sums.sums.get("loss", (0.0, 0.0))

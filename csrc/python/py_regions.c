@@ -110,22 +110,26 @@ get_buffer(const regions_object *self, PyObject *object, int flags,
     return -1;
 }
 
-/* Copies the regions to a buffer, or a buffer to the regions. */
+enum what { SAVE, RESTORE, EXCHANGE };
+
+/* Copies the regions to a buffer, a buffer to the regions, or both. */
 static PyObject *
-copy(regions_object *self, PyObject *argument, bool restores)
+copy(regions_object *self, PyObject *argument, enum what what)
 {
     Py_buffer view;
     PyThreadState *released = NULL;
 
-    if (get_buffer(self, argument, restores ? PyBUF_SIMPLE : PyBUF_WRITABLE,
-                   &view) < 0)
+    if (get_buffer(self, argument,
+                   what == RESTORE ? PyBUF_SIMPLE : PyBUF_WRITABLE, &view) < 0)
         return NULL;
     if (view.len >= WITHOUT_GIL)
         released = PyEval_SaveThread();
-    if (restores)
+    if (what == SAVE)
+        cer_regions_save(self->list, view.buf);
+    else if (what == RESTORE)
         cer_regions_restore(self->list, view.buf);
     else
-        cer_regions_save(self->list, view.buf);
+        cer_regions_exchange(self->list, view.buf);
     if (released != NULL)
         PyEval_RestoreThread(released);
     PyBuffer_Release(&view);
@@ -135,13 +139,19 @@ copy(regions_object *self, PyObject *argument, bool restores)
 static PyObject *
 regions_save(PyObject *object, PyObject *argument)
 {
-    return copy((regions_object *)object, argument, false);
+    return copy((regions_object *)object, argument, SAVE);
 }
 
 static PyObject *
 regions_restore(PyObject *object, PyObject *argument)
 {
-    return copy((regions_object *)object, argument, true);
+    return copy((regions_object *)object, argument, RESTORE);
+}
+
+static PyObject *
+regions_exchange(PyObject *object, PyObject *argument)
+{
+    return copy((regions_object *)object, argument, EXCHANGE);
 }
 
 static PyObject *
@@ -189,6 +199,9 @@ static PyMethodDef regions_methods[] = {
      "save(buffer, /)\n--\n\nCopy all regions into a buffer."},
     {"restore", regions_restore, METH_O,
      "restore(buffer, /)\n--\n\nCopy a buffer into all regions."},
+    {"exchange", regions_exchange, METH_O,
+     "exchange(buffer, /)\n--\n\n"
+     "Copy a buffer into all regions, and what they had into the buffer."},
     {"differing", regions_differing, METH_VARARGS,
      "differing(buffer, other=None, /)\n--\n\n"
      "Return the index of the first region whose bytes differ between a\n"

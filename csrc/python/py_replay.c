@@ -48,6 +48,7 @@ typedef struct replay_object {
     PyObject *context;       /* makes the context manager in which calls run */
     PyObject *enter, *leave; /* the names of its methods */
     Py_ssize_t runs;
+    Py_ssize_t most; /* with so many runs, no batch fits */
 } replay_object;
 
 /* --- running ---------------------------------------------------------------
@@ -58,7 +59,7 @@ py_replay_fits(const core_state *core, PyObject *object, const cer_batch *batch)
 {
     const replay_object *self = (const replay_object *)object;
 
-    if (Py_TYPE(object) != core->replay_type ||
+    if (Py_TYPE(object) != core->replay_type || self->runs >= self->most ||
         batch->n_tensors != self->n_inputs)
         return false;
     for (size_t i = 0; i < self->n_inputs; i++) {
@@ -373,6 +374,7 @@ make(replay_object *self, PyObject *lists[4], PyObject *context)
         else if (py_reduction_check(core, call->run))
             call->native = py_reduction_run;
     }
+    self->most = PY_SSIZE_T_MAX;
     self->context = Py_NewRef(context);
     self->enter = PyUnicode_InternFromString("__enter__");
     self->leave = PyUnicode_InternFromString("__exit__");
@@ -450,6 +452,8 @@ replay_dealloc(PyObject *object)
 static PyMemberDef replay_members[] = {
     {"runs", T_PYSSIZET, offsetof(replay_object, runs), 0,
      "Steps taken so far."},
+    {"most", T_PYSSIZET, offsetof(replay_object, most), 0,
+     "The number of runs from which on run_unit calls `step` instead."},
     {NULL, 0, 0, 0, NULL},
 };
 

@@ -6,7 +6,8 @@
 #include "module.h"
 #include "runner.h"
 
-/* Whether an object is a Replay for batches like this one. */
+/* Whether an object is a Replay for batches like this one that may run once
+ * more. */
 bool py_replay_fits(const core_state *core, PyObject *object,
                     const cer_batch *batch);
 

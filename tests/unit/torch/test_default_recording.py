@@ -260,14 +260,14 @@ def data(seed, count=BATCHES):
     ]
 
 
-def train(model, between=None, units=UNITS):
+def train(model, between=None, units=UNITS, full=None):
     """Train and evaluate as a worker does; return all metrics and states."""
     torch.manual_seed(3)
     random.seed(3)
     np.random.seed(3)
     found = []
     for unit in range(units):
-        model.begin_recorded_unit(BATCHES, 1000, training=True)
+        model.begin_recorded_unit(BATCHES, 1000, training=True, full=full)
         found += [floats(model.train_batch(batch)) for batch in data(unit)]
         assert model.end_recorded_unit(training=True) is None
         model.end_unit()
@@ -282,21 +282,22 @@ def train(model, between=None, units=UNITS):
     return found
 
 
-def agree(before=lambda: None, between=None, **options):
+def agree(before=lambda: None, between=None, full=None, **options):
     """Train with and without recording; return the model that may record."""
     found = []
     for graph in (None, False):
         before()
         model = made(graph, **options)
-        found.append((model, train(model, between)))
+        found.append((model, train(model, between, full=full)))
     (recorded, one), (_, two) = found
     assert one == two
     return recorded
 
 
+@pytest.mark.parametrize("full", [None, BATCHES - 1])
 @pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_steps_are_recorded_with_the_same_states(name):
-    model = agree(**ORDINARY[name])
+def test_ordinary_steps_are_recorded_with_the_same_states(name, full):
+    model = agree(**ORDINARY[name], full=full)
     training, evaluation = model._recorded
     assert training.refusal is None and training.replays
     # PyTorch evaluates this one by other operators while these are recorded.
@@ -875,6 +876,230 @@ def test_a_program_that_becomes_wrong_is_found_at_the_end_of_the_unit(accumulate
     assert model._recorded[0].replays
     assert "it is not the ordinary step any more" in model.end_recorded_unit(training=True)
     assert model._recorded[0].refusal is not None and not model._recorded[0]._programs
+
+
+# --- the comparison on a unit's last full batch --------------------------------------------------
+
+
+class LaterThan(Later):
+    """Takes another way from a step on that is given later."""
+
+    last = 10**9
+
+    def forward(self, x):
+        self.steps.add_(1)
+        return self.net(x * 2) if self.steps.numpy() > self.last else self.net(x)
+
+
+@pytest.fixture
+def checks(monkeypatch):
+    """Count the comparisons on a batch of a unit, and those after its end."""
+    found = {"_checked": 0, "_compared_once_more": 0}
+
+    def count(name, method):
+        def counted(*arguments):
+            found[name] += 1
+            return method(*arguments)
+
+        monkeypatch.setattr(recorded_step.RecordedStep, name, counted)
+
+    for name in found:
+        count(name, getattr(recorded_step.RecordedStep, name))
+    return found
+
+
+def in_units(model, units, full, *, short=True):
+    """Train in units; return what the last one's end says, and the metrics."""
+    how, found = None, []
+    for unit in range(units):
+        assert how is None
+        batches = data(unit)[: BATCHES - (not short)]
+        model.begin_recorded_unit(len(batches), 1000, training=True, full=full)
+        found += [model.train_batch(batch) for batch in batches]
+        how = model.end_recorded_unit(training=True)
+        model.end_unit()
+    return how, found
+
+
+def promised(**options):
+    """Return a model with a proof that accepts everything."""
+    model = made(None, **options)
+    for step in model._recorded:
+        step._prove = Proof
+    return model
+
+
+FULL = BATCHES - 1
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_the_last_full_batch_is_trained_once(short, checks):
+    found = []
+    for graph in (None, False):
+        model = made(graph, net=with_dropout)
+        torch.manual_seed(3)
+        how, values = in_units(model, 4, FULL, short=short)
+        assert how is None
+        found.append(
+            (bits(model), [floats(each) for each in values], torch.get_rng_state().tolist())
+        )
+        steps = {int(entry["step"]) for entry in model._optimizers[0].state.values()}
+        assert steps == {4 * (FULL + short)}
+    assert found[0] == found[1]
+    # The short batch is replayed in no unit so far.
+    assert checks == {"_checked": 4, "_compared_once_more": 0}
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_another_way_at_the_last_full_batch_is_found(short, checks):
+    model = promised(net=LaterThan)
+    assert in_units(model, 1, FULL, short=short)[0] is None
+    model.net.last = int(model.net.steps) + FULL - 1
+    model.begin_recorded_unit(FULL + short, 1000, training=True, full=FULL)
+    values = [model.train_batch(batch) for batch in data(7)[: FULL + short]]
+    assert model._recorded[0].replays and all(values[: FULL - 1])
+    assert not any(values[FULL - 1 :])  # nothing is computed until the unit runs again
+    assert "it is not the ordinary step any more" in model.end_recorded_unit(training=True)
+    assert model._recorded[0].refusal is not None and not model._recorded[0]._programs
+    assert model.train_batch(data(8)[0])
+    assert checks["_compared_once_more"] == 0
+
+
+def test_another_way_at_a_replayed_short_batch_is_found(checks):
+    model = promised(net=LaterThan)
+    in_units(model, 10, FULL)
+    shapes = {key[0] for key in model._recorded[0]._programs}
+    assert len(shapes) == 2  # the short batch is replayed, too
+    before = dict(checks)
+    model.net.last = int(model.net.steps) + FULL
+    assert "it is not the ordinary step any more" in in_units(model, 1, FULL)[0]
+    assert checks["_checked"] == before["_checked"]
+    assert checks["_compared_once_more"] == before["_compared_once_more"] + 1
+
+
+def test_another_way_at_an_ordinary_short_batch_is_taken():
+    found = []
+    for kind in (promised, lambda **options: made(False, **options)):
+        model = kind(net=LaterThan)
+        in_units(model, 2, FULL)
+        model.net.last = int(model.net.steps) + FULL
+        assert in_units(model, 1, FULL)[0] is None
+        found.append(bits(model))
+    assert found[0] == found[1]
+
+
+class Fails(LaterThan):
+    def forward(self, x):
+        if self.steps.numpy() >= self.last:
+            raise OSError("too late")
+        return super().forward(x)
+
+
+def test_a_step_that_fails_in_the_comparison(checks):
+    model = promised(net=Fails)
+    in_units(model, 1, FULL)
+    model.net.last = int(model.net.steps) + FULL - 1
+    how, values = in_units(model, 1, FULL)
+    assert how == "the ordinary step fails: OSError: too late" and values[-2:] == [{}, {}]
+    assert checks == {"_checked": 2, "_compared_once_more": 0}
+
+
+def test_a_unit_that_is_not_ended_after_the_comparison_failed():
+    model = promised(net=LaterThan)
+    in_units(model, 1, FULL)
+    model.net.last = int(model.net.steps) + FULL - 1
+    model.begin_recorded_unit(BATCHES, 1000, training=True, full=FULL)
+    assert [model.train_batch(batch) for batch in data(1)][FULL - 1 :] == [{}, {}]
+    model.begin_recorded_unit(BATCHES, 1000, training=True, full=FULL)
+    assert all(model.train_batch(batch) for batch in data(2))
+    assert model._recorded[0].refusal is not None and not model._recorded[0]._programs
+    assert model.end_recorded_unit(training=True) is None
+
+
+class Replaces(LaterThan):
+    def forward(self, x):
+        if self.steps.numpy() >= self.last:
+            self.net[0].weight.data = self.net[0].weight.data.clone()
+        return super().forward(x)
+
+
+def test_a_step_that_replaces_tensors_in_the_comparison():
+    model = promised(net=Replaces)
+    in_units(model, 1, FULL)
+    model.net.last = int(model.net.steps) + FULL - 1
+    assert "the step replaces its tensors" in in_units(model, 1, FULL)[0]
+
+
+class ChangesBatch(LaterThan):
+    def forward(self, x):
+        if self.steps.numpy() >= self.last:
+            x.mul_(0.25)
+        return super().forward(x)
+
+
+def test_a_step_that_changes_the_batch_in_the_comparison():
+    model = promised(net=ChangesBatch)
+    in_units(model, 1, FULL)
+    model.net.last = int(model.net.steps) + FULL - 1
+    assert "it is not the ordinary step any more" in in_units(model, 1, FULL)[0]
+
+
+@pytest.mark.parametrize(
+    ("full", "expected"),
+    [
+        (None, {"_checked": 0, "_compared_once_more": 3}),
+        (0, {"_checked": 0, "_compared_once_more": 3}),
+        (3, {"_checked": 2, "_compared_once_more": 3}),  # others are replayed after it
+        (FULL + 1, {"_checked": 0, "_compared_once_more": 3}),
+    ],
+)
+def test_a_wrong_number_of_full_batches_does_no_harm(full, expected, checks):
+    found = []
+    for graph in (None, False):
+        model = made(graph, net=with_dropout)
+        torch.manual_seed(3)
+        in_units(model, 3, full)
+        found.append(bits(model))
+    assert found[0] == found[1]
+    assert checks == expected
+
+
+def test_gathered_gradients_are_compared_after_the_unit(checks):
+    model = made(None, accumulate=3)
+    in_units(model, 3, FULL, short=False)
+    assert checks["_checked"] == 0 and checks["_compared_once_more"]
+
+
+@pytest.mark.parametrize(("rows", "full"), [(ROWS, 1), (5, 0)])
+def test_a_unit_with_one_batch(rows, full, checks):
+    found = []
+    for graph in (True, False):
+        model = made(graph, net=with_dropout)
+        torch.manual_seed(3)
+        for unit in range(9):
+            (batch,) = ({name: value[:rows] for name, value in b.items()} for b in data(unit)[:1])
+            model.begin_recorded_unit(1, 1000, training=True, full=full)
+            model.train_batch(batch)
+            assert model.end_recorded_unit(training=True) is None
+            model.end_unit()
+        found.append((bits(model), torch.get_rng_state().tolist()))
+        assert {int(e["step"]) for e in model._optimizers[0].state.values()} == {9}
+    assert found[0] == found[1]
+    assert checks == {"_checked": 4 if full else 0, "_compared_once_more": 0 if full else 4}
+
+
+def test_what_another_thread_changes_after_the_comparison_is_found():
+    model = made(None, net=Own2)
+    in_units(model, 1, FULL, short=False)
+    model.begin_recorded_unit(FULL, 1000, training=True, full=FULL)
+    for batch in data(1)[:FULL]:
+        model.train_batch(batch)
+    model.net.net[2].p = 0.4
+    how = model.end_recorded_unit(training=True)
+    assert how == "something that the step reads was changed within a unit"
+
+
+# --- changes from elsewhere ----------------------------------------------------------------------
 
 
 def test_what_another_thread_changes_within_a_unit_is_found():
