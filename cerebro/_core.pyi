@@ -4,7 +4,7 @@ Private: everything here may change. Arrays at the interface are NumPy's, and dt
 of ``csrc/core/dtype.h`` ("float32", "bfloat16", ...).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -458,6 +458,11 @@ class Regions:
 
         With `other`, two buffers are compared. None if all bytes are equal.
         """
+
+def has_entries(
+    names: Mapping[Any, Any], keys: tuple[Any, ...], values: tuple[Any, ...], /
+) -> bool:
+    """Return whether ``names[key]`` is the value for each key; False if a key is missing."""
 
 class Replay:
     """A recorded step that :func:`run_unit` takes without Python code.

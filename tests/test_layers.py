@@ -126,6 +126,7 @@ USE_CORE = {
     "torch.elementwise",
     "torch.matmul",
     "torch.model",
+    "torch.proof.unchanged",
     "torch.recorded_program",
     "torch.recorded_step",
     "torch.reductions",

@@ -570,10 +570,32 @@ def _tensors_of(module: Any) -> list[Any]:
     if any(getattr(kind, name, None) is not getattr(base, name, None) for name in _LISTS_TENSORS):
         named = [*module.named_parameters(), *module.named_buffers()]
         return [tensor for _, tensor in named]
-    parts = list(module.modules())
-    parameters = {id(t): t for part in parts for t in part._parameters.values() if t is not None}
-    buffers = {id(t): t for part in parts for t in part._buffers.values() if t is not None}
+    parts: dict[int, Any] = {}
+    if not _add_parts(module, parts):
+        parts = {id(part): part for part in module.modules()}
+    parameters: dict[int, Any] = {}
+    buffers: dict[int, Any] = {}
+    for part in parts.values():
+        for found, named in ((parameters, part._parameters), (buffers, part._buffers)):
+            for tensor in named.values():
+                if tensor is not None:
+                    found[id(tensor)] = tensor
     return [*parameters.values(), *buffers.values()]
+
+
+def _add_parts(module: Any, parts: dict[int, Any]) -> bool:
+    """Add the modules of ``module.modules()`` in its order, several times as fast.
+
+    Return whether all of them list their parts as `torch.nn.Module` does.
+    """
+    parts[id(module)] = module
+    for child in module._modules.values():
+        if child is not None and id(child) not in parts and not _add_parts(child, parts):
+            return False
+    return type(module).named_modules is _NAMED_MODULES
+
+
+_NAMED_MODULES = torch.nn.Module.named_modules
 
 
 def _items(entries: Any) -> list[tuple[Any, Any]]:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import random
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -135,6 +138,14 @@ class Listing:
             )
         )
 
+    def lists_again(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> bool:
+        """Return whether a new list of a state would be this one."""
+        return (
+            len(tensors) == len(self.tensors)
+            and all(map(is_, tensors, self.tensors))
+            and self.lists(tensors, numbers)
+        )
+
     def saved(self) -> Tensors:
         """Return a copy of all tensors: one buffer, and the tensors that it does not contain."""
         self._require_place()
@@ -208,7 +219,7 @@ class Listing:
 
 
 def _form_of(tensor: Any) -> Any:
-    return (*_span_of(tensor), tensor.shape, tensor.stride(), tensor.dtype)
+    return tensor.data_ptr(), tensor.nbytes, tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _span_of(tensor: Any) -> tuple[int, int]:
@@ -249,14 +260,19 @@ class StepState(StateParts):
         super().__init__(modules, optimizers)
         self._gradients = gradients
         self._listing: Listing | None = None
+        self._last_listing: Listing | None = None
         self._last_drawn: dict[str, Any] = {}
-        self._numpy: tuple[bytes, dict[str, Any]] | None = None
 
     @contextlib.contextmanager
     def listed(self) -> Iterator[None]:
         """List the tensors only once in this block; :meth:`is_as_listed` checks the list."""
-        self._listing = Listing(self._unnamed(), self._numbers())
-        self._last_drawn, self._numpy = {}, None
+        tensors, numbers = self._unlisted(), self._numbers()
+        last = self._last_listing
+        if last is None or not last.lists_again(tensors, numbers):
+            last = self._last_listing = Listing(tensors, numbers)
+        self._listing = last
+        self._last_drawn = {}
+        _read_last.forget_unless_certain()
         try:
             yield
         finally:
@@ -339,8 +355,8 @@ class StepState(StateParts):
             return super()._drawn()
         # This is three times as fast as the format that states in files have.
         found = {
-            "python": random.getstate(),
-            **self._drawn_of_numpy(),
+            "python": _read_last.of_python(),
+            **_read_last.of_numpy(),
             "torch": torch.get_rng_state(),
         }
         # The same objects for equal states: the next comparison is over at once.
@@ -348,24 +364,6 @@ class StepState(StateParts):
             if name in found and same_numbers(last, found[name]):
                 found[name] = last
         self._last_drawn = found
-        return found
-
-    def _drawn_of_numpy(self) -> dict[str, Any]:
-        """Return the state of NumPy's generator; it is read only if it has moved in this block."""
-        words = _words_of_numpy()
-        if self._numpy is not None and self._numpy[0] == words:
-            return self._numpy[1]
-        numpy = np.random.get_state(legacy=False)
-        assert isinstance(numpy, dict)
-        key, position = numpy["state"]["key"], numpy["state"]["pos"]
-        found = {
-            "numpy": key,
-            "numpy's position": (position, numpy["has_gauss"], numpy["gauss"]),
-        }
-        # Drawing always moves the words, or the position in them, unless a normal number is left
-        # from the last draw.
-        is_known = words == key.tobytes() + int(position).to_bytes(4, sys.byteorder)
-        self._numpy = (words, found) if is_known and not numpy["has_gauss"] else None
         return found
 
     def _draw_again(self, drawn: dict[str, Any], now: dict[str, Any] | None) -> None:
@@ -380,7 +378,6 @@ class StepState(StateParts):
         if moved("python"):
             random.setstate(drawn["python"])
         if moved("numpy", "numpy's position"):
-            self._numpy = None
             np.random.set_state(("MT19937", drawn["numpy"], *drawn["numpy's position"]))
         if moved("torch"):
             torch.set_rng_state(drawn["torch"])
@@ -406,12 +403,92 @@ class StepState(StateParts):
         return super()._unnamed() + [tensor for _, tensor in self._gradients.tensors()]
 
 
+class ReadLast:
+    """The states of the generators of Python and NumPy as they were read last.
+
+    Reading them takes long. So their memory is compared with that of the last time, and they are
+    read again only if it differs.
+    """
+
+    def __init__(self) -> None:
+        self._numpy: tuple[bytes, dict[str, Any]] | None = None
+        self._python: tuple[bytes, Any] | None = None
+
+    def forget_unless_certain(self) -> None:
+        """Forget NumPy's state if one with the same memory may be another one."""
+        if not _shows_left_normal():
+            self._numpy = None
+
+    def of_python(self) -> Any:
+        """Return what ``random.getstate()`` returns."""
+        memory = _memory_of_python()
+        if memory and self._python is not None and self._python[0] == memory:
+            return self._python[1]
+        found = random.getstate()
+        _, words, gauss = found
+        expected = words[-1].to_bytes(4, sys.byteorder) + array("I", words[:-1]).tobytes()
+        # The normal number that is left from the last draw is elsewhere.
+        is_known = memory.startswith(expected) and gauss is None
+        self._python = (memory, found) if is_known else None
+        return found
+
+    def of_numpy(self) -> dict[str, Any]:
+        """Return the words of NumPy's generator, and the rest of its state."""
+        words, memory = _words_of_numpy(), b""
+        if words and _shows_left_normal():
+            memory = _memory_of(np.random.mtrand._rand)
+        if words and self._numpy is not None and self._numpy[0] == words + memory:
+            return self._numpy[1]
+        numpy = np.random.get_state(legacy=False)
+        assert isinstance(numpy, dict)
+        key, position = numpy["state"]["key"], numpy["state"]["pos"]
+        found = {
+            "numpy": key,
+            "numpy's position": (position, numpy["has_gauss"], numpy["gauss"]),
+        }
+        # Drawing always moves the words, or the position in them, unless a normal number is left
+        # from the last draw.
+        is_known = words == key.tobytes() + int(position).to_bytes(4, sys.byteorder)
+        is_certain = bool(memory) or not numpy["has_gauss"]
+        self._numpy = (words + memory, found) if is_known and is_certain else None
+        return found
+
+
+_read_last = ReadLast()
+
+
 def _words_of_numpy() -> bytes:
     """Return the words and the position of NumPy's generator, as they are in memory."""
     generator = get_bit_generator()
     if type(generator) is not np.random.MT19937:
         return b""
     return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)
+
+
+def _memory_of_python() -> bytes:
+    """Return the memory of Python's generator; empty if its state may be elsewhere, too."""
+    generator = getattr(random, "_inst", None)
+    if type(generator) is not random.Random or getattr(generator, "gauss_next", 0) is not None:
+        return b""
+    return _memory_of(generator, random.Random.__base__)
+
+
+def _memory_of(thing: Any, kind: Any = None) -> bytes:
+    """Return the bytes of an object after its header, as far as `kind` defines them."""
+    header = object.__basicsize__
+    return ctypes.string_at(id(thing) + header, (kind or type(thing)).__basicsize__ - header)
+
+
+@functools.cache
+def _shows_left_normal() -> bool:
+    """Return whether the memory of NumPy's generator has the normal number that a draw leaves."""
+    if not hasattr(np.random.mtrand, "_rand"):
+        return False
+    made = np.random.RandomState(1)
+    made.standard_normal()
+    left = _memory_of(made)
+    made.standard_normal()
+    return left != _memory_of(made)
 
 
 def modes_of(modules: Sequence[Any]) -> Any:

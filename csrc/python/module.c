@@ -14,7 +14,7 @@ static const register_function registrations[] = {
     core_register_beat,     core_register_runner,     core_register_device,
     core_register_depot,    core_register_native,     core_register_elementwise,
     core_register_replay,   core_register_regions,    core_register_mt19937,
-    core_register_matmul,   core_register_reductions,
+    core_register_matmul,   core_register_reductions, core_register_entries,
 };
 
 core_state *

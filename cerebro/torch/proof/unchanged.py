@@ -8,11 +8,12 @@ containers stay the same.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping, Sequence
-from operator import is_, itemgetter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+
+import cerebro._core as _core
 
 MISSING: Any = object()
 """A placeholder for the value of a name that has no value."""
@@ -31,17 +32,12 @@ class Entries:
 
     def __init__(self, names: Any, keys: Sequence[str]) -> None:
         self._names = names
-        # With one key, `itemgetter` would return a value, and not a tuple of values.
-        self._read: Callable[[Any], tuple[Any, ...]]
-        self._read = itemgetter(*keys, *keys[:1]) if keys else lambda names: ()
-        self.values = self._read(names)
+        self._keys = tuple(keys)
+        self.values = tuple(names[key] for key in keys)
 
     def hold(self) -> bool:
         """Return whether the namespace still has these values."""
-        try:
-            return all(map(is_, self._read(self._names), self.values))
-        except KeyError:
-            return False
+        return _core.has_entries(self._names, self._keys, self.values)
 
 
 class Unchanged:

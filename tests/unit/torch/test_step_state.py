@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from operator import is_
 
 import numpy as np
 import pytest
@@ -134,13 +135,26 @@ class Overrides(nn.Linear):
         return [("weight", self.weight)]
 
 
+class Hides(nn.Sequential):
+    """A part that lists only one of its own parts."""
+
+    def named_modules(self, memo=None, prefix="", remove_duplicate=True):
+        yield from self[0].named_modules(memo, prefix, remove_duplicate)
+
+
+def hiding():
+    return nn.Sequential(nn.Linear(1, 2), Hides(nn.Linear(2, 2), nn.Linear(2, 1)))
+
+
 def tied():
     one, two = nn.Linear(2, 2), nn.Linear(2, 2, bias=False)
     two.weight = one.weight
     return nn.Sequential(one, nn.ModuleList([one, two]), nn.BatchNorm1d(2, affine=False))
 
 
-@pytest.mark.parametrize("make", [tied, Many, lambda: Overrides(2, 2), lambda: nn.LSTM(2, 3)])
+@pytest.mark.parametrize(
+    "make", [tied, Many, hiding, lambda: Overrides(2, 2), lambda: nn.LSTM(2, 3)]
+)
 def test_tensors_without_names_are_those_with_names(make):
     net, second = make(), nn.Linear(1, 1)
     optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
@@ -184,6 +198,23 @@ def test_other_tensors_are_noticed(change, net, state):
         assert not state.is_as_listed()
     with state.listed():
         assert state.is_as_listed()
+
+
+@pytest.mark.parametrize(
+    "change", [replace_parameter, replace_data, turn_in_place, reinterpret, add_buffer]
+)
+def test_the_last_list_is_used_again_only_for_the_same_tensors(change, net, state):
+    def listing():
+        with state.listed():
+            return state._listing
+
+    first = listing()
+    assert listing() is first
+    with torch.no_grad():
+        change(net)
+    second = listing()
+    assert second is not first and listing() is second
+    assert all(map(is_, second.tensors, state._unnamed()))
 
 
 def test_memory_that_a_tensor_has_left_is_not_touched(net, state):
@@ -235,6 +266,8 @@ def test_only_generators_that_differ_are_restored(name, state, monkeypatch):
 
 def test_the_state_of_numpy_is_read_once_while_nothing_is_drawn(state, monkeypatch):
     np.random.seed(1)
+    step_state._read_last.of_numpy()
+    np.random.seed(2)
     read, reads = np.random.get_state, []
     monkeypatch.setattr(np.random, "get_state", lambda **o: (reads.append(1), read(**o))[1])
     with state.listed():
@@ -251,7 +284,65 @@ def test_the_state_of_numpy_is_read_once_while_nothing_is_drawn(state, monkeypat
         assert len(reads) == 3
     with state.listed():
         state.taken()
+        assert len(reads) == 3
+    monkeypatch.setattr(step_state, "_shows_left_normal", lambda: False)
+    with state.listed():
+        state.taken()
+        state.taken()
         assert len(reads) == 4
+
+
+def test_the_state_of_python_is_read_once_while_nothing_is_drawn(state, monkeypatch):
+    random.seed(1)
+    read, reads = random.getstate, []
+    monkeypatch.setattr(random, "getstate", lambda: (reads.append(1), read())[1])
+    for _ in range(2):
+        with state.listed():
+            before = state.taken()
+            state.require(before)
+            assert len(reads) == 1
+    with state.listed():
+        for draw in (random.random, lambda: random.gauss(0, 1), lambda: random.gauss(0, 1)):
+            before = state.taken()
+            draw()
+            with pytest.raises(Different, match="a random generator of the host \\(python"):
+                state.require(before)
+            after = state.taken()
+            expected = read()
+            assert after.generators["python"] == expected
+            state.put(before, after)
+            assert read() == before.generators["python"] != expected
+            state.put(after)
+
+
+def test_a_memory_that_is_not_the_state_is_not_trusted(state, monkeypatch):
+    monkeypatch.setattr(step_state, "_memory_of", lambda thing, kind=None: b"always this")
+    assert state  # the generators are read every time
+    for _ in range(2):
+        with state.listed():
+            before = state.taken()
+            random.random()
+            with pytest.raises(Different, match="a random generator of the host \\(python"):
+                state.require(before)
+
+
+def test_a_left_normal_number_is_in_the_memory_of_numpy():
+    assert step_state._shows_left_normal.__wrapped__()
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_left_normal_number_that_comes_between_two_comparisons(shows, state, monkeypatch):
+    monkeypatch.setattr(step_state, "_shows_left_normal", lambda: shows)
+    np.random.seed(1)
+    with state.listed():
+        state.taken()
+    words = np.random.get_state(legacy=False)
+    np.random.set_state({**words, "has_gauss": 1, "gauss": 0.25})
+    with state.listed():
+        before = state.taken()
+        assert np.random.standard_normal() == 0.25
+        state.put(before, state.taken())
+        assert np.random.standard_normal() == 0.25
 
 
 def test_a_normal_number_that_is_left_from_the_last_draw(state):
