@@ -10,7 +10,8 @@ comparison at each unit's end count. ``first``: a new model's units up to 240 ba
 further units. No ratio may be above 1.02, also where nothing is recorded.
 
 ``--checks`` measures only what the checks of a default step take, in ordinary steps: the comparison
-at a unit's end, and the third and fourth batch of a model that takes over another model's program.
+on a unit's last full batch, and the third and fourth batch of a model that takes over another
+model's program.
 """
 
 from __future__ import annotations
@@ -217,20 +218,20 @@ def checks(bench: Bench, name: str, rounds: int) -> None:
     make, batches = IN_UNITS[name][0], batches_of(name, 60)
     units(model(make, None, None), batches, 5)  # leaves its program to the next models
     found: dict[str, list[float]] = {
-        part: [] for part in ("a replay", "unit's end", "third batch", "fourth batch")
+        part: [] for part in ("a replay", "a unit's check", "third batch", "fourth batch")
     }
     for _ in range(rounds):
         ordinary, trained = model(make, False, None), model(make, None, None)
         step = statistics.median(timed(ordinary.train_batch, batch) for batch in batches)
-        trained.begin_recorded_unit(len(batches), 1000, training=True)
+        trained.begin_recorded_unit(len(batches), 1000, training=True, full=len(batches))
         each = [timed(trained.train_batch, batch) for batch in batches]
-        end = timed(trained.end_recorded_unit, training=True)
+        replay = statistics.median(each[10:])
+        # The last batch is trained and checked.
+        check = each[-1] - replay + timed(trained.end_recorded_unit, training=True)
         if trained._recorded[0].replays == 0:
             bench.note(f"{name}: nothing was replayed")
             return
-        for part, seconds in zip(
-            found, (statistics.median(each[10:]), end, each[2], each[3]), strict=True
-        ):
+        for part, seconds in zip(found, (replay, check, each[2], each[3]), strict=True):
             found[part].append(seconds / step)
     for part, ratios in found.items():
         bench.add(f"{name}, {part}", statistics.median(ratios), "steps")

@@ -57,6 +57,24 @@ def test_states_are_those_of_ordinary_steps(data, tmp_path, ordinary, settings, 
     assert not [event for event in result.events() if event["kind"] == "recorded step differs"]
 
 
+def test_units_are_compared_on_their_last_full_batch(data, tmp_path, ordinary, monkeypatch):
+    compared = {"_checked": 0, "_compared_once_more": 0}
+
+    def count(name, method):
+        def counted(*arguments):
+            compared[name] += 1
+            return method(*arguments)
+
+        monkeypatch.setattr(recorded_step.RecordedStep, name, counted)
+
+    for name in compared:
+        count(name, getattr(recorded_step.RecordedStep, name))
+    build = recorded_torch.build_by_default
+    result = recorded_torch.search(tmp_path / "run", data, build=build, workers=0)
+    assert hashes(result) == ordinary
+    assert all(compared.values())  # in training; after evaluation
+
+
 def test_a_run_that_was_killed_and_resumed(data, tmp_path, ordinary):
     build = recorded_torch.build_by_default
     folder = tmp_path / "run"
