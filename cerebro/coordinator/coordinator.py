@@ -689,7 +689,7 @@ class Coordinator:
     # --- the user's commands ---------------------------------------------
 
     def pause_trial(self, number: int) -> None:
-        """Pause a trial after its current unit, until :meth:`continue_trial`.
+        """Pause a trial after its current unit, and a queued one, until :meth:`continue_trial`.
 
         Raises
         ------
@@ -718,7 +718,7 @@ class Coordinator:
             self._trials.release(trial)
 
     def stop_trial(self, number: int) -> None:
-        """End a trial permanently after its current unit.
+        """End a trial permanently after its current unit, and a queued one.
 
         Raises
         ------

@@ -392,6 +392,8 @@ class UnitRunner:
 
         The model's random generators are restored.
         """
+        # Until the unit has succeeded: a build that fails has moved the generators, too.
+        last, self._last_trial = self._last_trial, None
         live = self._live.pop(task.trial, None)
         if live is not None and live.epochs != task.epochs:
             live = None  # the model was built for a different number of epochs
@@ -411,9 +413,8 @@ class UnitRunner:
                 self._load(live, task, slots)
             loaded = True
         others = turns.is_shared() or not self._own_process  # they use the generators, too
-        if loaded or task.trial != self._last_trial or others:
+        if loaded or task.trial != last or others:
             generators.restore(live.generators)
-        self._last_trial = None  # stays None until the unit has succeeded
         self._live[task.trial] = live
         return live, loaded
 

@@ -22,34 +22,37 @@ PATIENCE = 30.0
 
 
 class Steps:
-    """Counts its units, and does in one of them what the configuration says."""
+    """Counts its batches, and does in one of them what the configuration says.
+
+    With the executor alone, a unit has one batch.
+    """
 
     framework = "numpy"
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.w = np.zeros(1)
-        self.units = 0
+        self.batches = 0
 
     def train_batch(self, batch: Any) -> dict[str, float]:
-        if self.config.get("fails at") == self.units:
+        if self.config.get("fails at") == self.batches:
             raise ValueError("it fails")
-        if self.config.get("begins at") == self.units:
+        if self.config.get("begins at") == self.batches:
             Path(self.config["begun"]).touch()
-        if self.config.get("waits at") == self.units:
+        if self.config.get("waits at") == self.batches:
             while not Path(self.config["goes on"]).exists():
                 time.sleep(0.01)
         self.w = self.w - 0.1 * (self.w - batch["x"].mean())
+        self.batches += 1
         return {"loss": float(self.w[0] ** 2)}
 
     eval_batch = train_batch
 
     def state_dict(self) -> dict[str, Any]:
-        self.units += 1  # a state is packed once, at the end of a unit
-        return {"w": self.w, "units": self.units}
+        return {"w": self.w, "batches": self.batches}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.w, self.units = np.array(state["w"]), int(state["units"])
+        self.w, self.batches = np.array(state["w"]), int(state["batches"])
 
 
 def build(config: dict[str, Any]) -> Steps:

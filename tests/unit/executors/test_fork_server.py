@@ -345,7 +345,8 @@ def test_workers_of_an_interrupted_fork_end(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         WorkerProcess.spawn(1, fork=True)
     assert fork_servers.processes() == []
-    assert server.process.returncode == -signal.SIGKILL
+    # It is killed, unless it has ended before because its connection was closed.
+    assert server.process.returncode in (0, -signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         while True:  # it has forked one by then, or has not
             os.waitpid(-1, 0)

@@ -102,6 +102,41 @@ def test_a_unit_committed_by_a_worker_that_died_before_its_answer_is_done_again(
     assert hashes[-1] == expected
 
 
+class Drawing(Mean):
+    """Draws from the global generators when it is built, and in every step."""
+
+    def __init__(self):
+        self.value = np.random.normal(size=1)
+
+    def train_batch(self, batch):
+        self.value = self.value + np.random.normal()
+        return {"loss": 0.0}
+
+
+def build_drawing(config, info):
+    model = Drawing()
+    if info.trial == 1:
+        raise ValueError("it fails after it has drawn")
+    return model
+
+
+def test_a_build_that_fails_does_not_move_the_generators_of_another_trial(context):
+    def hashes(between):
+        # As in a worker process, where only trials draw.
+        runner = UnitRunner(replace(context, build=build_drawing), worker=0, own_process=True)
+        found = []
+        for position in range(3):
+            found.append(done(runner, task(position, position)).packed_hash)
+            if between:
+                assert runner.run(task(0, position, trial=1)).kind == "error"
+        runner.close()
+        for file in Path(context.state_dir).iterdir():
+            file.unlink()
+        return found
+
+    assert hashes(between=True) == hashes(between=False)
+
+
 def mapped(folder: str) -> set[str]:
     """Names of the files below a folder that this process has mapped, deleted or not."""
     lines = Path("/proc/self/maps").read_text().splitlines()
