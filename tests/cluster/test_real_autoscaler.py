@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 ray = pytest.importorskip("ray")
@@ -96,6 +98,55 @@ def test_a_search_begins_with_the_nodes_that_there_may_be(cluster, data, tmp_pat
             result = check(cluster, data, tmp_path, {"rare": 1}, 1, [RARE])
     assert resumable.hashes(result) == resumable.hashes(expected)
     assert events(result, "worker joined") == []
+
+
+class KillsNode(AtFirstUnit):
+    """Kills a node when all workers have units, and opens the gate when they have again."""
+
+    def __init__(self, executor, gate, workers, cluster):
+        super().__init__(executor, gate, workers)
+        self._cluster = cluster
+        self.nodes = []
+
+    def _open(self):
+        wait_until(self._are_busy)
+        self.nodes = self._cluster.nodes()
+        actor = self._executor._remotes[0].agent.control("ping").result()
+        raylet = psutil.Process(actor).parent()
+        for process in [raylet, *raylet.children(recursive=True)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        wait_until(lambda: 0 not in self._executor._remotes)
+        wait_until(self._are_busy)
+        self._gate.touch()
+
+
+def test_a_node_that_dies_is_replaced(cluster, data, tmp_path, expected):
+    """The request for two workers stays, so the autoscaler starts another node."""
+    if cluster.version == "v1":
+        pytest.skip("version 1 keeps dead nodes of this provider, which reports no node as ready")
+    executor = cerebro.ray.Executor(cluster.address, 2, autoscale=True)
+    gate, seen = tmp_path / "gate", []
+    kills = KillsNode(executor, gate, 2, cluster)
+    space = {"lr": cerebro.loguniform(1e-2, 1e-1), "gate": str(gate)}
+    look = AtUnit(UNITS - 5, lambda: seen.append(cluster.nodes()))
+    try:
+        with pytest.warns(UserWarning, match="room for 0 of 2 workers"):
+            result = resumable.search(
+                *(tmp_path / "run", data),
+                executor=executor,
+                build=ballast.build,
+                space=space,
+                callbacks=[kills, look],
+            )
+        assert resumable.hashes(result) == resumable.hashes(expected)
+        assert len(events(result, "worker lost")) == 1
+        assert events(result, "worker joined") == ["worker 1", "worker 2"]
+        assert len(seen[0]) == 2 and len(set(seen[0]) & set(kills.nodes)) == 1
+        wait_until(lambda: cluster.nodes() == [])
+    except BaseException:
+        print(cluster.log())
+        raise
 
 
 def check(cluster, data, tmp_path, resources, comes, asked):
