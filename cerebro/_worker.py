@@ -209,7 +209,7 @@ class Worker:
         self._trouble = ""  # why the run could not be loaded
         self._data_trouble = False
         self._bases: tuple[str, ...] = ()  # of the exception that caused the trouble
-        self._done: tuple[int, int] | None = None  # trial and dispatch of the last task, if done
+        self._done: tuple[int, int] | None = None  # the last task, if it was a unit that is done
         self._sources: Sources = dict(fork_server.imported)
 
     def handle_next(self) -> None:
@@ -264,17 +264,11 @@ class Worker:
 
     def _run(self, task: Job) -> None:
         """Run a task and answer it, unless the unit that it continues has not succeeded."""
-        if isinstance(task, Task) and task.after not in (None, self._done_of(task.trial)):
+        if isinstance(task, Task) and not task.may_follow(self._done):
             return
         event = self._execute(task)
-        self._done = None
-        if isinstance(event, UnitDone):
-            self._done = event.task.trial, event.task.dispatch
+        self._done = event.task.identity if isinstance(event, UnitDone) else None
         self._connection.send_bytes(_packed(event))
-
-    def _done_of(self, trial: int) -> int | None:
-        """Return the dispatch of the last task, if it was a unit of the trial that is done."""
-        return self._done[1] if self._done is not None and self._done[0] == trial else None
 
     def _execute(self, task: Job) -> Event:
         self._clock.begin()

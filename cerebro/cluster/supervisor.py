@@ -85,7 +85,7 @@ class Supervisor(ABC):
         self._trouble = "the worker has not been started"
         self._data_trouble = False
         self._dispatched: dict[int, int] = {}
-        self._done: tuple[int, int] | None = None  # trial and dispatch of the last task, if done
+        self._done: tuple[int, int] | None = None  # the last task, if it was a unit that is done
         self._offered: Task | None = None  # a queued task that the process has not got yet
         self._passed: Task | None = None  # the one that it has got while it runs the task before
         self._answers: deque[Event] = deque()  # of the process, not taken yet
@@ -235,7 +235,7 @@ class Supervisor(ABC):
             self._the_cache.make_room(task.nbytes)
         if not isinstance(task, Task):
             return JobResult(self._carry_out(task)), None
-        if task.after is not None and (self.is_leaving or self._done != (task.trial, task.after)):
+        if not task.may_follow(self._done) or (task.after is not None and self.is_leaving):
             return JobResult(None, is_dropped=True), None
         self._done = None
         if task.dispatch <= self._dispatched.get(task.trial, -1):
@@ -266,7 +266,7 @@ class Supervisor(ABC):
         packed = None
         if isinstance(event, UnitDone):
             packed = self._packed(task)
-            self._done = task.trial, task.dispatch
+            self._done = task.identity
             self._made[task.trial] = task.position + 1
         elif isinstance(event, UnitFailed) and event.kind == "data":
             del self._dispatched[task.trial]  # the unit is sent again once the data is here
@@ -389,7 +389,7 @@ class Supervisor(ABC):
         offered = self._offered
         if offered is None or self._passed is not None or self.is_leaving:
             return
-        if (offered.trial, offered.after) == (running.trial, running.dispatch):
+        if offered.may_follow(running.identity):
             self._passed = offered
             self._local.queue(self._inner, offered)
 

@@ -355,8 +355,10 @@ class Coordinator:
             if task is None or worker in self._queued:
                 continue
             trial = self._trials.by_number[task.trial]
+            if not 0 < trial.unit_seconds < QUEUED_SECONDS:
+                continue
             following = self._schedule.next_here(self._schedule_worker[worker])
-            if following is None or not 0 < trial.unit_seconds < QUEUED_SECONDS:
+            if following is None:
                 continue
             self._queued[worker] = self._task(
                 trial, *following, task.position + 1, attempt=0, after=task.dispatch

@@ -161,6 +161,15 @@ class Task:
     """
 
     @property
+    def identity(self) -> tuple[int, int]:
+        """The trial and the dispatch, which no other task has."""
+        return self.trial, self.dispatch
+
+    def may_follow(self, done: tuple[int, int] | None) -> bool:
+        """Return whether the task may run on a worker that has just done the unit `done`."""
+        return self.after is None or done == (self.trial, self.after)
+
+    @property
     def number_before(self) -> int:
         """The number of the answer to the unit before a queued one; see `BeatPage.hear`."""
         assert self.after is not None

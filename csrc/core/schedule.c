@@ -423,12 +423,23 @@ cer_schedule_rewind_trial(cer_schedule *s, uint32_t trial, uint32_t epoch,
 
 /* --- steps ---------------------------------------------------------------- */
 
+/* The worker begins the trial's next unit, which is returned. */
+static cer_unit
+begin(cer_schedule *s, uint32_t worker, uint32_t slot, double now)
+{
+    cer_unit unit = unit_of(s, &s->trials[slot]);
+
+    schedule_touch_live(s, worker, slot);
+    s->workers[worker].start = now;
+    if (unit.shard != CER_SHARD_VALIDATION)
+        s->workers[worker].shard = unit.shard;
+    return unit;
+}
+
 bool
 cer_schedule_next(cer_schedule *s, double now, cer_command *command)
 {
     uint32_t slot, worker;
-    schedule_trial *t;
-    schedule_worker *w;
 
     if (s->n_orphans > 0 && s->n_present > 0) {
         schedule_adopt_orphan(s, command);
@@ -438,20 +449,14 @@ cer_schedule_next(cer_schedule *s, double now, cer_command *command)
         schedule_wave_start(s);
     if (!schedule_choose(s, &slot, &worker))
         return false;
-    t = &s->trials[slot];
-    w = &s->workers[worker];
     schedule_dequeue(s, slot);
-    schedule_touch_live(s, worker, slot);
-    t->status = CER_TRIAL_RUNNING;
-    t->worker = worker;
-    w->trial = slot;
-    w->start = now;
+    s->trials[slot].status = CER_TRIAL_RUNNING;
+    s->trials[slot].worker = worker;
+    s->workers[worker].trial = slot;
     schedule_leave_idle(s);
     command->kind = CER_COMMAND_RUN;
     command->worker = worker;
-    command->unit = unit_of(s, t);
-    if (command->unit.shard != CER_SHARD_VALIDATION)
-        w->shard = command->unit.shard;
+    command->unit = begin(s, worker, slot, now);
     return true;
 }
 
@@ -486,22 +491,28 @@ release(cer_schedule *s, uint32_t worker, uint32_t slot)
         schedule_forget_everywhere(s, slot);
 }
 
+/* The worker has done the trial's unit: learns from it, and moves on. */
+static void
+complete(cer_schedule *s, uint32_t worker, uint32_t slot, double now)
+{
+    schedule_worker *w = &s->workers[worker];
+    schedule_trial *t = &s->trials[slot];
+
+    if (t->step < s->shards)
+        schedule_learn(s, w, t, schedule_unit_weight(s, t), now - w->start);
+    advance_position(s, t);
+}
+
 cer_status
 cer_schedule_unit_done(cer_schedule *s, uint32_t worker, double now,
                        cer_unit *unit, cer_error *err)
 {
     uint32_t slot;
     cer_status status = end_unit(s, worker, unit, &slot, err);
-    schedule_worker *w;
-    schedule_trial *t;
 
     if (status != CER_OK)
         return status;
-    w = &s->workers[worker];
-    t = &s->trials[slot];
-    if (t->step < s->shards)
-        schedule_learn(s, w, t, schedule_unit_weight(s, t), now - w->start);
-    advance_position(s, t);
+    complete(s, worker, slot, now);
     release(s, worker, slot);
     return CER_OK;
 }
@@ -533,13 +544,10 @@ cer_schedule_unit_continued(cer_schedule *s, uint32_t worker, double now,
 {
     uint32_t slot;
     cer_status status = end_unit(s, worker, unit, &slot, err);
-    schedule_worker *w;
     schedule_trial *t;
-    int64_t shard;
 
     if (status != CER_OK)
         return status;
-    w = &s->workers[worker];
     t = &s->trials[slot];
     if (ends_epoch(s, t) || s->mode == MODE_WAVE)
         return cer_fail(err, CER_INVALID,
@@ -547,15 +555,9 @@ cer_schedule_unit_continued(cer_schedule *s, uint32_t worker, double now,
                         worker, t->number,
                         s->mode == MODE_WAVE ? "waits for its shard to open"
                                              : "is the last of an epoch");
-    if (t->step < s->shards)
-        schedule_learn(s, w, t, schedule_unit_weight(s, t), now - w->start);
-    advance_position(s, t);
+    complete(s, worker, slot, now);
     schedule_account(s, t, !t->ending && !t->held);
-    schedule_touch_live(s, worker, slot);
-    w->start = now;
-    shard = schedule_next_shard(s, t);
-    if (shard != CER_SHARD_VALIDATION)
-        w->shard = shard;
+    (void)begin(s, worker, slot, now);
     return CER_OK;
 }
 

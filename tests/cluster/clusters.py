@@ -63,10 +63,7 @@ class Cluster:
         Ray kills only its own; actors would live until they notice that these are gone.
         """
         self.nodes.remove(node)
-        raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-        for process in [raylet, *raylet.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill_raylet(psutil.Process(node.all_processes["raylet"][0].process.pid))
         self.cluster.remove_node(node, allow_graceful=False)
 
     def executor(self, **options):
@@ -100,6 +97,13 @@ def living_actors():
     from ray._private.state import actors
 
     return [actor for actor in actors().values() if actor["State"] != "DEAD"]
+
+
+def kill_raylet(raylet):
+    """Kill a node's raylet and all processes that it has started."""
+    for process in [raylet, *raylet.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def wait_until(condition):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import threading
 from pathlib import Path
@@ -15,7 +14,7 @@ ray = pytest.importorskip("ray")
 import ballast  # noqa: E402
 import resumable  # noqa: E402
 from autoscaling import AutoscaledCluster, requested  # noqa: E402
-from clusters import wait_until  # noqa: E402
+from clusters import kill_raylet, wait_until  # noqa: E402
 from test_cluster_faults import AtUnit, events  # noqa: E402
 
 import cerebro  # noqa: E402
@@ -112,10 +111,7 @@ class KillsNode(AtFirstUnit):
         wait_until(self._are_busy)
         self.nodes = self._cluster.nodes()
         actor = self._executor._remotes[0].agent.control("ping").result()
-        raylet = psutil.Process(actor).parent()
-        for process in [raylet, *raylet.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        kill_raylet(psutil.Process(actor).parent())
         wait_until(lambda: 0 not in self._executor._remotes)
         wait_until(self._are_busy)
         self._gate.touch()

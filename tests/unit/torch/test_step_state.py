@@ -136,7 +136,7 @@ class Overrides(nn.Linear):
 
 
 class Hides(nn.Sequential):
-    """A part that lists only one of its own parts."""
+    """A module whose `named_modules` leaves out all children but the first."""
 
     def named_modules(self, memo=None, prefix="", remove_duplicate=True):
         yield from self[0].named_modules(memo, prefix, remove_duplicate)
