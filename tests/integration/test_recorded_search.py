@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 import recorded_torch
+from captured import counted_comparisons
 from resumable import SHARDS, hashes
 
 import cerebro
@@ -58,17 +59,7 @@ def test_states_are_those_of_ordinary_steps(data, tmp_path, ordinary, settings, 
 
 
 def test_units_are_compared_on_their_last_full_batch(data, tmp_path, ordinary, monkeypatch):
-    compared = {"_checked": 0, "_compared_once_more": 0}
-
-    def count(name, method):
-        def counted(*arguments):
-            compared[name] += 1
-            return method(*arguments)
-
-        monkeypatch.setattr(recorded_step.RecordedStep, name, counted)
-
-    for name in compared:
-        count(name, getattr(recorded_step.RecordedStep, name))
+    compared = counted_comparisons(monkeypatch)
     build = recorded_torch.build_by_default
     result = recorded_torch.search(tmp_path / "run", data, build=build, workers=0)
     assert hashes(result) == ordinary

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from captured import counted_comparisons  # noqa: E402
 from test_recorded_step import (  # noqa: E402
     Attention,
     Averaged,
@@ -893,19 +894,7 @@ class LaterThan(Later):
 
 @pytest.fixture
 def checks(monkeypatch):
-    """Count the comparisons on a batch of a unit, and those after its end."""
-    found = {"_checked": 0, "_compared_once_more": 0}
-
-    def count(name, method):
-        def counted(*arguments):
-            found[name] += 1
-            return method(*arguments)
-
-        monkeypatch.setattr(recorded_step.RecordedStep, name, counted)
-
-    for name in found:
-        count(name, getattr(recorded_step.RecordedStep, name))
-    return found
+    return counted_comparisons(monkeypatch)
 
 
 def in_units(model, units, full, *, short=True):
@@ -1023,13 +1012,6 @@ class Replaces(LaterThan):
         return super().forward(x)
 
 
-def test_a_step_that_replaces_tensors_in_the_comparison():
-    model = promised(net=Replaces)
-    in_units(model, 1, FULL)
-    model.net.last = int(model.net.steps) + FULL - 1
-    assert "the step replaces its tensors" in in_units(model, 1, FULL)[0]
-
-
 class ChangesBatch(LaterThan):
     def forward(self, x):
         if self.steps.numpy() >= self.last:
@@ -1037,11 +1019,18 @@ class ChangesBatch(LaterThan):
         return super().forward(x)
 
 
-def test_a_step_that_changes_the_batch_in_the_comparison():
-    model = promised(net=ChangesBatch)
+@pytest.mark.parametrize(
+    ("net", "found"),
+    [
+        (Replaces, "the step replaces its tensors"),
+        (ChangesBatch, "it is not the ordinary step any more"),
+    ],
+)
+def test_a_step_that_does_something_else_in_the_comparison(net, found):
+    model = promised(net=net)
     in_units(model, 1, FULL)
     model.net.last = int(model.net.steps) + FULL - 1
-    assert "it is not the ordinary step any more" in in_units(model, 1, FULL)[0]
+    assert found in in_units(model, 1, FULL)[0]
 
 
 @pytest.mark.parametrize(
