@@ -37,7 +37,7 @@ def seed_all(seed: int, torch: bool) -> None:
     random.seed(seed)
     np.random.seed(seed)
     if torch:
-        _torch().manual_seed(seed)
+        _seed_everywhere(_torch(), seed)
 
 
 def seed_anew() -> None:
@@ -148,11 +148,27 @@ def kept(torch: bool, *, cuda: bool = True) -> Callable[[], None]:
     return put_back
 
 
-def _seed_started(module: Any, seed: int) -> None:
-    """Seed torch as `torch.manual_seed` does, but only the devices that have started.
+def _seed_everywhere(module: Any, seed: int) -> None:
+    """Seed torch as `torch.manual_seed` does.
 
-    For other devices, `torch.manual_seed` keeps the seed with a formatted stack until they start.
+    That function keeps the seed with a formatted stack for each kind of device that has not
+    started, also for those that this build of PyTorch cannot use. This takes longer than building a
+    small network.
     """
+    if _has_devices(module):
+        module.manual_seed(seed)
+    else:
+        module.default_generator.manual_seed(seed)
+
+
+def _has_devices(module: Any) -> bool:
+    """Return whether this build of PyTorch can use devices other than the CPU."""
+    accelerator = getattr(module, "accelerator", None)
+    return accelerator is None or accelerator.current_accelerator() is not None
+
+
+def _seed_started(module: Any, seed: int) -> None:
+    """Seed torch as `torch.manual_seed` does, but only the devices that have started."""
     others = [getattr(module, name, None) for name in ("mps", "xpu", "mtia")]
     if module.cuda.is_initialized() or any(map(_may_have_started, others)):
         module.manual_seed(seed)

@@ -2,11 +2,16 @@
 
 Recording a step takes as long as many ordinary steps. The trials of a search mostly differ only in
 their numbers, so a worker keeps each program without the tensors of the model that it was recorded
-from (`KeptProgram`). Another model also records an ordinary step. It reuses the program if its
-recording has the same operators, shapes, constants and sharing of memory (`Signature`). The program
-is then bound to that model's weights and moments, and compared with the ordinary step like every
-program. A step that differs, for example in the probability of dropout, has a different signature
-and gets its own program.
+from (`KeptProgram`). Another model can use it in two ways:
+
+- Its step was proven to be the same program every time, and the proof has read the same as that of
+  the program's model (`Origin`). Then nothing is recorded.
+- Otherwise it also records an ordinary step. It reuses the program if its recording has the same
+  operators, shapes, constants and sharing of memory (`Signature`).
+
+The program is then bound to that model's weights and moments, and compared with the ordinary step
+like every program. A step that differs, for example in the probability of dropout, gets its own
+program.
 
 All models share the memory of a program's intermediate results, because their steps run one after
 the other. Each thread keeps its own programs.
@@ -25,6 +30,7 @@ from cerebro.torch.cpu_program import Program
 from cerebro.torch.cpu_recorder import Recording
 from cerebro.torch.nested_arguments import LEAVES
 from cerebro.torch.optimizer_numbers import Hole
+from cerebro.torch.proof.facts import Facts
 
 MOST_KEPT = 16
 """The maximum number of programs that are kept; the least recently used one is dropped."""
@@ -68,12 +74,15 @@ class Signature:
         Everything that must be equal in two recordings.
     memories
         The model's storages that the recording uses, in order of first use.
+    has_constants
+        Whether the optimizer made constants in its step, on whose values the program depends.
     """
 
     def __init__(
         self, recording: Recording, inputs: Mapping[str, Any], values: Any, state: set[int]
     ) -> None:
         self.memories: list[Any] = []
+        self.has_constants = False
         self._recording = recording
         self._state = state
         self._inputs = {_address(value): name for name, value in inputs.items()
@@ -139,10 +148,34 @@ class Signature:
             elif self._is_of_optimizer and tensor.numel() <= MOST_CONSTANTS:
                 # PyTorch's optimizers create some constants in every step.
                 role = ("number", repr(tensor.flatten().tolist()))
+                self.has_constants = True
             else:
                 role = ("constant", address)  # the program is reused only for the same memory
             self._known[address] = role
         return role
+
+
+class Origin:
+    """What another model must have in common with a program's model to use it unrecorded.
+
+    Parameters
+    ----------
+    facts
+        What the step of the program's model was proven to read.
+    owners
+        For each of the program's memories, the index of a tensor of the model that lies in it.
+    ordinary
+        The seconds of an ordinary step.
+    """
+
+    def __init__(self, facts: Facts, owners: Sequence[int], ordinary: float) -> None:
+        self.facts = facts
+        self.owners = owners
+        self.ordinary = ordinary
+
+    def memories(self, tensors: Sequence[Any]) -> list[Any]:
+        """Return the program's memories among those of another model with the same facts."""
+        return [tensors[owner].untyped_storage() for owner in self.owners]
 
 
 class KeptProgram:
@@ -170,6 +203,8 @@ class KeptProgram:
         The time of a replay.
     held_bytes
         The bytes of memory of the program and its inputs.
+    origin
+        What a model needs to use the program unrecorded; None if every model must be recorded.
     """
 
     def __init__(
@@ -185,8 +220,10 @@ class KeptProgram:
         *,
         seconds: float,
         held_bytes: int,
+        origin: Origin | None = None,
     ) -> None:
         self.free = free
+        self.origin = origin
         self.formulas = formulas
         self.seconds = seconds
         self.held_bytes = held_bytes
@@ -299,10 +336,21 @@ class KeptPrograms(threading.local):
         """Return the kept program with this signature, or None."""
         for kept in architecture.kept:
             if kept.key == signature.key(kept.free):
-                if id(kept) in self._order:
-                    self._order.move_to_end(id(kept))
+                self._used(kept)
                 return kept
         return None
+
+    def find_proven(self, architecture: Architecture, facts: Facts) -> KeptProgram | None:
+        """Return the kept program of a model with the same facts, or None."""
+        for kept in architecture.kept:
+            if kept.origin is not None and kept.origin.facts.key == facts.key:
+                self._used(kept)
+                return kept
+        return None
+
+    def _used(self, kept: KeptProgram) -> None:
+        if id(kept) in self._order:
+            self._order.move_to_end(id(kept))
 
     def has(self, program: KeptProgram) -> bool:
         """Return whether a program is kept; :attr:`held_bytes` then includes its memory."""

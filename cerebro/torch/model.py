@@ -701,6 +701,12 @@ class Model(BaseModel):
         proof = Proof()
         for optimizer in self._optimizers:
             proof.optimizer(optimizer)
+        proof.given = (
+            *(type(self), self.net, self._loss, self._metrics, self._step),
+            *(self._inputs, self._target, self._weight, self._clip_norm, self._accumulate),
+            None if self._autocast is None else self._autocast.fast_dtype,
+            self._parameters,
+        )
         net = known(self.net)
         if self._step is not None:
             proof.call(known(self._step), Arguments([net, DATA]), "step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch
 import cerebro._core as _core
 from cerebro.torch.cpu_program import Program
 from cerebro.torch.graph import Batch, Values, cloned, fill
-from cerebro.torch.kept_programs import KeptProgram, Signature
+from cerebro.torch.kept_programs import KeptProgram
 from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers
 
 
@@ -38,6 +39,8 @@ class RecordedProgram:
         )
         self.kept: KeptProgram | None = None
         """The program in the form that other models can reuse."""
+        self.is_adopted = False
+        """Whether this model's own step was never recorded."""
         self.values = {name: _detached(value) for name, value in values.items()}
         self.tensors: dict[Any, Any] = {}
         """The numbers that are tensors, by group, formula and type."""
@@ -59,13 +62,14 @@ class RecordedProgram:
         self._begin(placed)
 
     @classmethod
-    def of_kept(cls, kept: KeptProgram, signature: Signature) -> RecordedProgram:
-        """Return a kept program on the memory of the model that `signature` describes."""
+    def of_kept(cls, kept: KeptProgram, memories: Sequence[Any]) -> RecordedProgram:
+        """Return a kept program on a model's memories, in the order of `Signature.memories`."""
         made = cls.__new__(cls)
+        made.is_adopted = False
         made.kept = kept
         made.static, made.free, made.seconds = kept.static, kept.free, kept.seconds
         made.gradients, made.held_bytes, made.compared = [], kept.held_bytes, 0
-        made.program, made.values, made.tensors, places = kept.bound(signature.memories)
+        made.program, made.values, made.tensors, places = kept.bound(memories)
         made._begin(places)
         return made
 

@@ -44,8 +44,15 @@ from cerebro.torch.graph import (
     same,
     shape_of,
 )
-from cerebro.torch.kept_programs import Architecture, KeptProgram, Signature, kept_programs
+from cerebro.torch.kept_programs import (
+    Architecture,
+    KeptProgram,
+    Origin,
+    Signature,
+    kept_programs,
+)
 from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, sections
+from cerebro.torch.proof.facts import Facts
 from cerebro.torch.proof.same_program import Proof
 from cerebro.torch.proof.values import Unproven
 from cerebro.torch.recorded_program import RecordedProgram, tensors_of
@@ -74,6 +81,8 @@ CHECK_COST = 2.5
 """The cost of the comparison at a unit's end: this many ordinary steps and this many replays."""
 TAKE_COST = 12.0
 """The cost of reusing a kept program, with its proof and its comparisons, in ordinary steps."""
+ADOPT_COST = 5.0
+"""The same for a kept program of a model whose proof has read the same."""
 LEAST_SAVED = 0.05
 """The part of a unit's ordinary steps that replays must save: measured times are not exact."""
 CHANGED_WITHIN = "something that the step reads was changed within a unit"
@@ -146,6 +155,7 @@ class RecordedStep:
         self._seen: dict[Any, int] = {}
         self._architectures: dict[Any, Architecture] = {}
         self._tried: dict[Any, int] = {}
+        self._adopts = prove is not None
         self._settings: Any = None
         self._branches: Any = None
         self._looks_again = True
@@ -407,9 +417,14 @@ class RecordedStep:
         seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
         self._seen_in_unit[key] += 1
-        if self._seen_in_unit[key] > 1:
+        if self._seen_in_unit[key] > 1 or self._begins_full_batches(key):
             self._frequent.add(key)
-        if seen < WARM_UP or len(self._programs) >= MOST_PROGRAMS:
+        if len(self._programs) >= MOST_PROGRAMS:
+            return self._timed(batch, phase, key)
+        if seen < WARM_UP:
+            adopted = self._adopted(batch, key, seen)
+            if adopted is not None:
+                return self._compared(batch, phase, adopted, key)
             return self._timed(batch, phase, key)
         alike = self._architecture(key)
         alike.steps += 1
@@ -422,6 +437,61 @@ class RecordedStep:
             self._refuse(reason)
             return self._step(batch, phase)
         return self._recorded(batch, phase, key)
+
+    def _begins_full_batches(self, key: Any) -> bool:
+        """Return whether this is the first of several full batches of the unit."""
+        is_first = self._passed[key[0]] == self._passed.total() == 1
+        return is_first and self._full is not None and self._full > 1
+
+    def _adopted(self, batch: Batch, key: Any, seen: int) -> RecordedProgram | None:
+        """Return the program of another model whose step is proven to be the same; None if none is.
+
+        A new model's optimizer has no state before the first step.
+        """
+        has_state = all(optimizer.state for optimizer in self._optimizers)
+        is_plain = all(isinstance(value, torch.Tensor) for value in batch.values())
+        if not (self._adopts and is_plain and (has_state or seen)) or self._gradients.tensors():
+            return None
+        alike = self._architecture(key)
+        origins = [kept.origin for kept in alike.kept if kept.origin is not None]
+        if not origins:
+            return None
+        self._seconds.setdefault(key, [min(origin.ordinary for origin in origins)])
+        saves = any(
+            self._saves(key, kept.seconds, cost=ADOPT_COST)
+            for kept in alike.kept
+            if kept.origin is not None
+        )
+        if not saves or self._numbers.refusal() or _compiles() or self._unproven(key):
+            return None
+        facts = self._facts()
+        kept = kept_programs.find_proven(alike, facts) if facts.are_shareable else None
+        if kept is None or kept.origin is None:
+            return None
+        found = RecordedProgram.of_kept(kept, kept.origin.memories(self._state.tensors()))
+        found.is_adopted = True
+        # A program that most batches use is compared again when the unit ends, any other on its
+        # next batch.
+        found.compared = COMPARED - 1 if key in self._frequent else COMPARED - 2
+        self._programs[key] = found
+        self._places = (self._state.places(), self._modes())
+        return found
+
+    def _facts(self) -> Facts:
+        """Return what decides which operators the proven step calls."""
+        assert self._proof is not None
+        states = [
+            [
+                [
+                    (parameter, _kinds_of(optimizer.state.get(parameter)))
+                    for parameter in group["params"]
+                ]
+                for group in optimizer.param_groups
+            ]
+            for optimizer in self._optimizers
+        ]
+        given = (self._proof.given, states)
+        return Facts(self._proof.unchanged, given, self._state.tensors())
 
     def _is_early(self, key: Any, alike: Architecture) -> bool:
         """Return whether it is too early for recording a step to save time."""
@@ -446,7 +516,7 @@ class RecordedStep:
         if len(self._seconds.get(key, ())) < WARM_UP:
             self._tried[key] = tried
             return False
-        return any(self._saves(key, kept.seconds, rest=True) for kept in alike.kept)
+        return any(self._saves(key, kept.seconds, cost=TAKE_COST) for kept in alike.kept)
 
     def _saves_too_little(self, key: Any, alike: Architecture) -> bool:
         """Return whether programs of other models like this one would not save time here.
@@ -455,7 +525,7 @@ class RecordedStep:
         """
         if self._prove is None or not alike.kept or not self._seconds.get(key):
             return False
-        if any(self._saves(key, kept.seconds, rest=True) for kept in alike.kept):
+        if any(self._saves(key, kept.seconds, cost=TAKE_COST) for kept in alike.kept):
             return False
         if not any(self._saves(key, kept.seconds) for kept in alike.kept):
             self._refuse(NO_GAIN)
@@ -488,18 +558,18 @@ class RecordedStep:
         recorded = self._programs[key]
         return recorded.compared < COMPARED or self._saves(key, recorded.seconds)
 
-    def _saves(self, key: Any, seconds: float, rest: bool = False) -> bool:
+    def _saves(self, key: Any, seconds: float, cost: float | None = None) -> bool:
         """Return whether replays that take `seconds` each save time in a unit.
 
-        With `rest`, they must save enough in the rest of the trial to pay for reusing a program.
+        With `cost`, they must save that many ordinary steps in the rest of the trial.
         """
         ordinary = min(self._seconds[key])
         if key not in self._frequent:  # the unit's other program is compared at its end
-            return not rest or self._units_left() * (ordinary - seconds) > TAKE_COST * ordinary
+            return cost is None or self._units_left() * (ordinary - seconds) > cost * ordinary
         saved = self._batches * (ordinary - seconds) - CHECK_COST * (ordinary + seconds)
-        if not rest:
+        if cost is None:
             return saved > LEAST_SAVED * self._batches * ordinary
-        return self._left * saved > self._batches * TAKE_COST * ordinary
+        return self._left * saved > self._batches * cost * ordinary
 
     def _measure(self, recorded: RecordedProgram, batch: Batch, after: Copied) -> None:
         """Measure the time of three replays of a program, then restore the state."""
@@ -586,7 +656,7 @@ class RecordedStep:
         kept = kept_programs.find(alike, signature)
         if kept is None or not self._numbers.explain(recording.calls, counts, kept.formulas):
             return None
-        found = RecordedProgram.of_kept(kept, signature)
+        found = RecordedProgram.of_kept(kept, signature.memories)
         # By the proof, all further recordings are the same. A program that most batches use is
         # compared again when the unit ends, any other on its next batch.
         proven = COMPARED if key in self._frequent else 1
@@ -603,10 +673,22 @@ class RecordedStep:
             *(recorded.values, recorded.tensors, recorded.places, recorded.formulas),
             seconds=recorded.seconds,
             held_bytes=recorded.held_bytes,
+            origin=self._origin(signature, key),
         )
         alike = self._architecture(key)
         kept_programs.keep(alike, recorded.kept)
         self._tried[key] = len(alike.kept)
+
+    def _origin(self, signature: Signature, key: Any) -> Origin | None:
+        """Return what a model needs to use this model's program unrecorded; None if it may not."""
+        if self._proof is None or signature.has_constants:
+            return None
+        facts = self._facts()
+        if not facts.are_shareable:
+            return None
+        storages = self._state.storages()
+        owners = [storages.index(memory.data_ptr()) for memory in signature.memories]
+        return Origin(facts, owners, min(self._seconds[key]))
 
     def _watch(self, batch: Batch, phase: int) -> tuple[Recording, Values, list[Any]]:
         """Take an ordinary step and record its operators."""
@@ -643,7 +725,7 @@ class RecordedStep:
     ) -> Values:
         before = self._state.taken()
         how = None
-        if recorded.compared == 0:
+        if recorded.compared == 0 and not recorded.is_adopted:
             fill(recorded.static, batch)
             recording, values, _ = self._watch(recorded.static, phase)
             how = self._other_program(recorded, recording, values)
@@ -669,7 +751,10 @@ class RecordedStep:
                 if self._prove is not None and not self._pays(key):
                     self._refuse(NO_GAIN)
         except Exception as error:
-            self._give_up(error, after)
+            if recorded.is_adopted:
+                self._record_instead(key, after)
+            else:
+                self._give_up(error, after)
         return values
 
     def _other_program(
@@ -702,6 +787,13 @@ class RecordedStep:
         self._tries += 1
         if self._tries == MOST_TRIES:
             self._refuse("it replaces the model's tensors with others")
+
+    def _record_instead(self, key: Any, after: Copied) -> None:
+        """Drop an adopted program that is not the ordinary step; record this model's own."""
+        self._adopts = False
+        del self._programs[key]
+        self._seen[key] = WARM_UP
+        self._state.put(after)
 
     def _give_up(self, error: Exception, after: Copied) -> None:
         """Stop recording because of `error`; continue from the state `after`."""
@@ -769,6 +861,14 @@ class RecordedStep:
         self._architectures.clear()
         self._tried.clear()
         self._proof = None
+
+
+def _kinds_of(entries: Any) -> Any:
+    """Return an optimizer's state of a parameter: its tensors, and the types of other entries."""
+    return [
+        (name, value if isinstance(value, torch.Tensor) else type(value))
+        for name, value in (entries or {}).items()
+    ]
 
 
 def _how_it_differs(error: Exception) -> str:

@@ -382,6 +382,10 @@ class StepState(StateParts):
         if moved("torch"):
             torch.set_rng_state(drawn["torch"])
 
+    def tensors(self) -> list[Any]:
+        """Return all tensors, in an order that depends only on modules and optimizers."""
+        return self._unnamed()
+
     def storages(self) -> list[int]:
         """Return the addresses of the storages of all tensors."""
         return [tensor.untyped_storage().data_ptr() for tensor in self._unnamed()]

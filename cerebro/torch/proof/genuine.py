@@ -52,11 +52,15 @@ class GenuineTorch:
         The values that the step's own code reads.
     of_torch
         The values that PyTorch's functions read.
+    given
+        What else decides which operators the step calls: functions and settings that Cerebro's own
+        code of the step uses.
     """
 
     def __init__(self) -> None:
         self.unchanged = Unchanged()
         self.of_torch = Unchanged()
+        self.given: Any = None
         self._genuine: set[int] = set()
         self._check_torch()
 

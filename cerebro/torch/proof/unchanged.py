@@ -8,7 +8,7 @@ containers stay the same.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,6 +100,27 @@ class Unchanged:
             and all(_holds(cell, value) for cell, value in self._closures.values())
             and all(_frozen(value) == was for value, was in self._containers.values())
             and all(_parts(function) == was for function, was in self._functions.values())
+        )
+
+    def described(self, form: Callable[[Any], Any], place: Callable[[Any], Any]) -> Any:
+        """Return everything that was recorded, in the order in which it was read.
+
+        Parameters
+        ----------
+        form
+            Describes a value.
+        place
+            Describes the place of a value: a namespace or the variable of a closure.
+        """
+        return (
+            [(place(names), form(key), form(value)) for names, key, value in self._cells.values()],
+            [(place(cell), form(value)) for cell, value in self._closures.values()],
+            [(place(names), size) for names, size in self._sizes.values()],
+            [form(value) for value, _ in self._containers.values()],
+            [form(function) for function, _ in self._functions.values()],
+            [(form(tensor), value) for tensor, value in self._parameters.values()],
+            [form(entries) for entries in self._entries],
+            self._switches,
         )
 
 
