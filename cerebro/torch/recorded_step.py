@@ -79,6 +79,8 @@ LEAST_UNITS_LEFT = 64
 """The same for a shape that a unit has once, such as that of its shorter last batch."""
 CHECK_COST = 2.5
 """The cost of the comparison at a unit's end: this many ordinary steps and this many replays."""
+LATE_CHECK = 0.6
+"""What a comparison after a unit costs more than one on its last full batch, in ordinary steps."""
 TAKE_COST = 12.0
 """The cost of reusing a kept program, with its proof and its comparisons, in ordinary steps."""
 ADOPT_COST = 5.0
@@ -565,11 +567,24 @@ class RecordedStep:
         """
         ordinary = min(self._seconds[key])
         if key not in self._frequent:  # the unit's other program is compared at its end
-            return cost is None or self._units_left() * (ordinary - seconds) > cost * ordinary
+            if cost is None:
+                return True
+            saved = ordinary - seconds - self._late_check()
+            return self._units_left() * saved > cost * ordinary
         saved = self._batches * (ordinary - seconds) - CHECK_COST * (ordinary + seconds)
         if cost is None:
             return saved > LEAST_SAVED * self._batches * ordinary
         return self._left * saved > self._batches * cost * ordinary
+
+    def _late_check(self) -> float:
+        """Return the seconds by which a replay of a shorter last batch makes a unit's check longer.
+
+        Without it, the check is on the unit's last full batch (:meth:`_may_check`).
+        """
+        if self._full is None:
+            return 0.0
+        times = [min(self._seconds[key]) for key in self._frequent if self._seconds.get(key)]
+        return LATE_CHECK * max(times, default=0.0)
 
     def _measure(self, recorded: RecordedProgram, batch: Batch, after: Copied) -> None:
         """Measure the time of three replays of a program, then restore the state."""
