@@ -10,8 +10,8 @@ comparison at each unit's end count. ``first``: a new model's units up to 240 ba
 further units. No ratio may be above 1.02, also where nothing is recorded.
 
 ``--checks`` measures only what the checks of a default step take, in ordinary steps: the comparison
-on a unit's last full batch, and the third and fourth batch of a model that takes over another
-model's program.
+on a unit's last full batch, and the second and third batch of a model that takes over another
+model's program: the second one binds and compares it.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def checks(bench: Bench, name: str, rounds: int) -> None:
     make, batches = IN_UNITS[name][0], batches_of(name, 60)
     units(model(make, None, None), batches, 5)  # leaves its program to the next models
     found: dict[str, list[float]] = {
-        part: [] for part in ("a replay", "a unit's check", "third batch", "fourth batch")
+        part: [] for part in ("a replay", "a unit's check", "second batch", "third batch")
     }
     for _ in range(rounds):
         ordinary, trained = model(make, False, None), model(make, None, None)
@@ -231,7 +231,7 @@ def checks(bench: Bench, name: str, rounds: int) -> None:
         if trained._recorded[0].replays == 0:
             bench.note(f"{name}: nothing was replayed")
             return
-        for part, seconds in zip(found, (replay, check, each[2], each[3]), strict=True):
+        for part, seconds in zip(found, (replay, check, each[1], each[2]), strict=True):
             found[part].append(seconds / step)
     for part, ratios in found.items():
         bench.add(f"{name}, {part}", statistics.median(ratios), "steps")
