@@ -76,6 +76,7 @@ class Facts:
         self._tensors.clear()
         self._numbers.clear()
         self._numbered.clear()
+        self._described.clear()
 
     def _form(self, value: Any) -> Any:
         """Describe a value."""
