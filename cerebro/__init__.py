@@ -27,39 +27,45 @@ except ImportError:
     refuse_uncompiled()
     raise
 
-from cerebro import transforms
-from cerebro.api.check import Check, check
-from cerebro.api.resume import resume
-from cerebro.api.search import search
-from cerebro.data import Dataset, images, shard
-from cerebro.data.validation import KFold
-from cerebro.errors import (
-    CerebroError,
-    CorruptDataError,
-    DeviceError,
-    InputError,
-    RunError,
-    StateError,
-    WorkerError,
-)
-from cerebro.model import Info
-from cerebro.results.result import Result, open_run
-from cerebro.results.trial import Trial
-from cerebro.searchers import (
-    ASHA,
-    PBT,
-    TPE,
-    GaussianProcess,
-    GridSearch,
-    Hyperband,
-    MedianStopping,
-    QuasiRandomSearch,
-    RandomSearch,
-    SuccessiveHalving,
-)
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
-from cerebro.searchers.stopping import EarlyStopping
-from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
+from cerebro.machine.located import is_being_located
+
+# A command imports only what it needs, so that the demo can start its workers before the rest is
+# imported. A program has all names at once: a search then begins without delay.
+if TYPE_CHECKING or not is_being_located():
+    from cerebro import transforms
+    from cerebro.api.check import Check, check
+    from cerebro.api.open import open as open
+    from cerebro.api.resume import resume
+    from cerebro.api.search import search
+    from cerebro.data import Dataset, images, shard
+    from cerebro.data.validation import KFold
+    from cerebro.errors import (
+        CerebroError,
+        CorruptDataError,
+        DeviceError,
+        InputError,
+        RunError,
+        StateError,
+        WorkerError,
+    )
+    from cerebro.model import Info
+    from cerebro.results.result import Result
+    from cerebro.results.trial import Trial
+    from cerebro.searchers import (
+        ASHA,
+        PBT,
+        TPE,
+        GaussianProcess,
+        GridSearch,
+        Hyperband,
+        MedianStopping,
+        QuasiRandomSearch,
+        RandomSearch,
+        SuccessiveHalving,
+    )
+    from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+    from cerebro.searchers.stopping import EarlyStopping
+    from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
 
 if TYPE_CHECKING:
     from cerebro import callbacks as callbacks
@@ -79,8 +85,6 @@ if TYPE_CHECKING:
     from cerebro.api.replay import Replay, replay
 
     __version__: str
-
-open = open_run
 
 # Names for ``from cerebro import *``. Left out are `open`, which would replace the built-in, and
 # the modules that need a framework.
@@ -151,19 +155,40 @@ _LAZY = (
 )
 _MODULES = ("callbacks", "control", "data", "errors", "searchers", "space", "transforms", *_LAZY)
 
-_LATER = {
-    "Plan": "plan",
-    "plan": "plan",
-    "Replay": "replay",
-    "replay": "replay",
-    "refit": "refit",
+_PLACES = {
+    "api.check": ("Check", "check"),
+    "api.open": ("open",),
+    "api.plan": ("Plan", "plan"),
+    "api.refit": ("refit",),
+    "api.replay": ("Replay", "replay"),
+    "api.resume": ("resume",),
+    "api.search": ("search",),
+    "data": ("Dataset", "images", "shard"),
+    "data.validation": ("KFold",),
+    "errors": (
+        *("CerebroError", "CorruptDataError", "DeviceError", "InputError", "RunError"),
+        *("StateError", "WorkerError"),
+    ),
+    "model": ("Info",),
+    "results.result": ("Result",),
+    "results.trial": ("Trial",),
+    "searchers": (
+        *("ASHA", "PBT", "TPE", "GaussianProcess", "GridSearch", "Hyperband", "MedianStopping"),
+        *("QuasiRandomSearch", "RandomSearch", "SuccessiveHalving"),
+    ),
+    "searchers.base": ("DONE", "Decision", "Searcher", "Suggestion"),
+    "searchers.stopping": ("EarlyStopping",),
+    "space": ("Space", "choice", "integer", "loguniform", "normal", "uniform", "when"),
 }
-"""Names that most programs do not use, with the module of `cerebro.api` that defines each."""
+_LATER = {name: module for module, names in _PLACES.items() for name in names}
+"""By name: the module that defines it. It is imported on first use, unless it was imported above.
+Most programs do not use those of `api.plan`, `api.refit` and `api.replay`.
+"""
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        found = getattr(importlib.import_module(f"cerebro.api.{_LATER[name]}"), name)
+        found = getattr(importlib.import_module(f"cerebro.{_LATER[name]}"), name)
         globals()[name] = found
         return found
     if name in _MODULES:

@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 import cerebro._core as _core
 from cerebro.api.idle_workers import idle_advice
-from cerebro.api.settings import devices_of, resolve_mode, worker_count
+from cerebro.api.settings import devices_of, resolve_mode
+from cerebro.api.workers import worker_count
 from cerebro.arguments import real_number, whole_number
 from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cerebro.api.settings import check_callbacks, check_executor, devices_of, worker_count
+from cerebro.api.settings import check_callbacks, check_executor, devices_of
+from cerebro.api.workers import worker_count
 from cerebro.arguments import RESUME, answers, users_level, whole_number
 from cerebro.callbacks import Mirror
 from cerebro.coordinator.conduct import conduct, same_call

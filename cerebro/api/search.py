@@ -26,8 +26,8 @@ from cerebro.api.settings import (
     devices_of,
     resolve_mode,
     seconds_per_unit,
-    worker_count,
 )
+from cerebro.api.workers import worker_count
 from cerebro.arguments import SEARCH, answers, one_of, real_number, users_level, whole_number
 from cerebro.coordinator.conduct import conduct, run_context
 from cerebro.coordinator.searcher_record import describe

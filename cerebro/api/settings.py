@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from cerebro.arguments import KERAS_CALLBACKS, whole_number
+from cerebro.arguments import KERAS_CALLBACKS
 from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line
-from cerebro.machine.devices import ALL, CPU, are_gpus, choose, count_workers, named
+from cerebro.machine.devices import ALL, CPU, are_gpus, choose, named
 from cerebro.model import is_keras
-from cerebro.run.settings import HOOKS, MAX_WORKERS, Training
+from cerebro.run.settings import HOOKS, Training
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.stopping import EarlyStopping
 
@@ -75,15 +75,6 @@ def check_executor(executor: Any) -> Any:
             f"executor={executor!r} is not an executor: it has no {missing[0]}() method"
         )
     return executor
-
-
-def worker_count(
-    workers: Any, threads: int, devices: Sequence[str] = (CPU,), workers_per_device: Any = None
-) -> int:
-    """Return the number of workers to start: `workers`, or by default one per core or GPU."""
-    count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
-    each = whole_number("workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True)
-    return count_workers(devices, count, each, threads)
 
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:

@@ -18,15 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cerebro
-from cerebro.api.settings import devices_of, worker_count
+from cerebro.api.workers import worker_count
 from cerebro.cli.options import count, new_command, progress, progress_option
 from cerebro.errors import InputError
 from cerebro.executors.process import warm_workers
 from cerebro.machine import environment
-from cerebro.machine.devices import CPU
+from cerebro.machine.devices import CPU, choose
 from cerebro.machine.installation import install_hint
 from cerebro.report import format as fmt
-from cerebro.report import summary
 
 if TYPE_CHECKING:
     import torch
@@ -182,8 +181,9 @@ def demonstrate(
     # Imported here, so that every worker imports this module while it starts.
     if not environment.installed("torch"):
         raise InputError(f"the demo needs PyTorch: {install_hint('demo')}")
-    if devices_of("auto", None, None) == (CPU,):
-        # Workers import PyTorch while this process, which needs PyTorch last, reads the data.
+    if choose("auto") == (CPU,):
+        # Workers import PyTorch while this process, which needs PyTorch last, imports the rest of
+        # Cerebro and reads the data. So what this module imports delays them.
         warm_workers.start_early(1, [None] * worker_count(workers, 1), ["torch"])
     run = run or time.strftime("runs/demo-%Y%m%d-%H%M%S")
     whole = digits(data)
@@ -209,6 +209,8 @@ def demonstrate(
         run=run,
         progress=progress,
     )
+    from cerebro.report import summary
+
     print()
     print("\n".join(summary.best_lines(result)), flush=True)
     outcome = result.best.evaluate(test)

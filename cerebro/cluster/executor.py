@@ -37,10 +37,9 @@ from cerebro.data.shard_work import ARRIVING, Order, ShardMakers
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.local import packed as pickled
-from cerebro.machine.devices import ALL, CPU
+from cerebro.machine.devices import ALL, CPU, MAX_WORKERS
 from cerebro.machine.files import open_plain, path_of
 from cerebro.machine.objects import is_url
-from cerebro.run.settings import MAX_WORKERS
 from cerebro.run.states import epoch_state_file, read_state, unpublished
 from cerebro.worker.log import APPEND, log_path
 from cerebro.worker.messages import (

@@ -30,6 +30,8 @@ ALL = "cuda"
 IN_WORKER = "cuda:0"
 """The name that a worker uses for its GPU, the only one that it sees."""
 
+MAX_WORKERS = 4096
+
 CUBLAS_VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_WORKSPACE = ":4096:8"
 """Makes cuBLAS return equal bits for equal inputs; cuBLAS reads it when CUDA starts."""

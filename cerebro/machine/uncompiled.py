@@ -8,6 +8,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from cerebro.machine.imports import PACKAGE
+from cerebro.machine.located import is_being_located
 
 
 def refuse_uncompiled(folder: Path = PACKAGE) -> None:
@@ -38,7 +39,4 @@ def explanation(folder: Path) -> str:
 def _is_command() -> bool:
     """Return whether this process runs a Cerebro command, so that no code catches exceptions."""
     program, *_ = sys.argv or [""]
-    if program == "-m":  # Python is still locating the module
-        at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
-        return sys.orig_argv[at + 1 : at + 2] == ["cerebro"]
-    return os.path.basename(program) == "cerebro"  # noqa: PTH119
+    return is_being_located() or os.path.basename(program) == "cerebro"  # noqa: PTH119

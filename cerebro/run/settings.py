@@ -22,8 +22,6 @@ HOOKS = (
     "on_run_end",
 )
 
-MAX_WORKERS = 4096
-
 MAX_THREADS = 4096
 
 MAX_SEED = 2**64 - 1

@@ -20,7 +20,8 @@ import ray
 from ray import tune
 from ray.exceptions import RayActorError
 
-from cerebro.api.settings import devices_of, worker_count
+from cerebro.api.settings import devices_of
+from cerebro.api.workers import worker_count
 from cerebro.arguments import whole_number
 from cerebro.data.validation import check_columns, views_of
 from cerebro.errors import InputError, RunError

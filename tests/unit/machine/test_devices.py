@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cerebro.api.settings import devices_of, worker_count
+from cerebro.api.settings import devices_of
+from cerebro.api.workers import worker_count
 from cerebro.errors import InputError
 from cerebro.executors.seats import SeatedShards, stay, with_shares
 from cerebro.machine import devices
