@@ -50,7 +50,7 @@ from cerebro.executors.process import (
     signal_of,
     warm_workers,
 )
-from cerebro.executors.seats import SeatedShards, stay, with_shares
+from cerebro.executors.seats import SeatedShards, placed, with_shares
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
 from cerebro.machine.imports import sent_whole
@@ -201,12 +201,11 @@ class LocalExecutor:
         self._clock = _core.BeatPage()
         self._clock.start_beating(round(1000 * BEAT_SECONDS))
         self._kills = memory.kills()
-        seats, holders = self._seats, list(range(len(self._seats)))
-        if self._together:
-            seats = list(dict.fromkeys(seats))
-            holders = [seats.index(device) for device in self._seats]
-        resident = stay(context.train, context.validation, seats, stagger=context.stagger)
-        self._places = SeatedShards(holders, context.train._shard_rows() if resident else [])
+        self._places = placed(
+            *(context.train, context.validation, self._seats),
+            stagger=context.stagger,
+            together=self._together,
+        )
         return [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
 
     def submit(self, worker: int, task: Job) -> None:
