@@ -107,6 +107,7 @@ class Process:
         self.turns = turns
         self._context: tuple[bytes, RunContext] | None = None
         self.late = LateTasks()  # if there are several workers
+        self.runners: list[UnitRunner] = []
 
     def opened(self, context: bytes) -> RunContext:
         """Return an unpickled context: the same object for all workers, which share its shards."""
@@ -267,8 +268,14 @@ class Worker:
             note_imported(self._sources, fork_server.last_imported)
             self._clock.limit = run.unit_timeout
             self._runner = UnitRunner(
-                run, worker=number, beat=self._beat, own_process=True, clock=self._clock
+                run,
+                worker=number,
+                beat=self._beat,
+                own_process=True,
+                clock=self._clock,
+                together=self._process.runners,
             )
+            self._process.runners.append(self._runner)
             if self._process.turns is not None and self._stream is None:
                 self._stream = streams.open_stream(run.device)
         except BaseException as error:  # the module that defines build may raise anything
@@ -309,6 +316,7 @@ class Worker:
         note_imported(self._sources, fork_server.last_imported)  # modules imported during the run
         if self._runner is not None:
             self._runner.close()
+            self._process.runners.remove(self._runner)
             self._runner = None
         self._process.forget()
 
