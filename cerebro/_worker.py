@@ -186,10 +186,13 @@ class BeatClock:
         self.wait_for_turn(True)
         self._dump_later(None)
         try:
-            while self._beat.heard != answer:
-                if self._beat.cancelled:
+            is_heard = False
+            while not is_heard:
+                is_heard = self._beat.heard == answer
+                if self._beat.cancelled:  # even if the answer was heard right after
                     raise UnitCancelled("the unit was cancelled before it was committed")
-                time.sleep(HEARING_SECONDS)
+                if not is_heard:
+                    time.sleep(HEARING_SECONDS)
         finally:
             self.wait_for_turn(False)
             self._dump_later(self.seconds_left)
