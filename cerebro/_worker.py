@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import cloudpickle
@@ -36,7 +37,8 @@ from cerebro.machine.turns import Turns
 from cerebro.worker import streams
 from cerebro.worker.blame import bases_of, describe
 from cerebro.worker.jobs import execute
-from cerebro.worker.log import flush_output
+from cerebro.worker.late import LateTasks
+from cerebro.worker.log import flush_output, log_path
 from cerebro.worker.messages import (
     CheckDone,
     Event,
@@ -104,7 +106,8 @@ class Process:
     def __init__(self, turns: Turns | None = None) -> None:
         self.turns = turns
         self._context: tuple[bytes, RunContext] | None = None
-        self._dumps: dict[int, float] = {}  # when a task is late, by worker
+        self.late = LateTasks()  # if there are several workers
+        self.runners: list[UnitRunner] = []
 
     def opened(self, context: bytes) -> RunContext:
         """Return an unpickled context: the same object for all workers, which share its shards."""
@@ -114,20 +117,6 @@ class Process:
 
     def forget(self) -> None:
         self._context = None
-
-    def dump_later(self, worker: int, seconds: float | None) -> None:
-        """Dump all tracebacks when a worker's task is late, in `seconds`; None: it has ended.
-
-        A process has one timer, which is set for the task that is late first.
-        """
-        self._dumps.pop(worker, None)
-        if seconds is not None:
-            self._dumps[worker] = time.monotonic() + seconds
-        if not self._dumps:
-            faulthandler.cancel_dump_traceback_later()
-            return
-        left = max(0.001, min(self._dumps.values()) - time.monotonic())
-        faulthandler.dump_traceback_later(left, file=STANDARD_ERROR)
 
 
 class BeatClock:
@@ -142,9 +131,16 @@ class BeatClock:
         self._process = process or Process()
         self._has_built = False
         self._waiting_since = 0.0
+        self._began = 0  # the number of tasks
+        self._is_running = False
         self.limit: float | None = None
+        self.log = Path(os.devnull)
 
-    def begin(self) -> None:
+    def begin(self, log: Path | None = None) -> None:
+        """Begin a task; `log` is where to dump its traceback if other units overlap it."""
+        self.log = Path(os.devnull) if log is None else log
+        self._began += 1
+        self._is_running = True
         self._start(0.0 if self._has_built else IMPORT_SECONDS)
 
     def built(self) -> None:
@@ -161,8 +157,19 @@ class BeatClock:
             self._start(0.0)
 
     def end(self) -> None:
-        if self.limit is not None:
-            self._process.dump_later(id(self), None)
+        self._is_running = False
+        self._dump_later(None)
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        return id(self), self._began
+
+    @property
+    def seconds_left(self) -> float | None:
+        seconds = self._beat.task_seconds if self._is_running else None
+        if self.limit is None or seconds is None or seconds < -WAITING_FOR_TURN / 2:
+            return None
+        return self.limit - seconds
 
     def wait_for_turn(self, begins: bool) -> None:
         """Stop the clock while the task waits for its turn; other threads have it meanwhile."""
@@ -177,22 +184,33 @@ class BeatClock:
         if self._beat.heard == answer:  # usually: a unit takes longer than an answer
             return
         self.wait_for_turn(True)
-        if self.limit is not None:
-            self._process.dump_later(id(self), None)
+        self._dump_later(None)
         try:
-            while self._beat.heard != answer:
-                if self._beat.cancelled:
+            is_heard = False
+            while not is_heard:
+                is_heard = self._beat.heard == answer
+                if self._beat.cancelled:  # even if the answer was heard right after
                     raise UnitCancelled("the unit was cancelled before it was committed")
-                time.sleep(HEARING_SECONDS)
+                if not is_heard:
+                    time.sleep(HEARING_SECONDS)
         finally:
             self.wait_for_turn(False)
-            if self.limit is not None:
-                self._process.dump_later(id(self), self.limit)
+            self._dump_later(self.seconds_left)
 
     def _start(self, grace: float) -> None:
         self._beat.begin_task(grace)
-        if self.limit is not None:
-            self._process.dump_later(id(self), self.limit + grace)
+        self._dump_later(self.seconds_left)
+
+    def _dump_later(self, seconds: float | None) -> None:
+        """Dump the traceback in `seconds`, to standard error, which is the log; None: never."""
+        if self.limit is None:
+            return
+        if self._process.turns is not None:  # standard error is the log of the unit in turn
+            self._process.late.watch(self)
+        elif seconds is None:
+            faulthandler.cancel_dump_traceback_later()
+        else:
+            faulthandler.dump_traceback_later(max(0.001, seconds), file=STANDARD_ERROR)
 
 
 class Worker:
@@ -253,8 +271,14 @@ class Worker:
             note_imported(self._sources, fork_server.last_imported)
             self._clock.limit = run.unit_timeout
             self._runner = UnitRunner(
-                run, worker=number, beat=self._beat, own_process=True, clock=self._clock
+                run,
+                worker=number,
+                beat=self._beat,
+                own_process=True,
+                clock=self._clock,
+                together=self._process.runners,
             )
+            self._process.runners.append(self._runner)
             if self._process.turns is not None and self._stream is None:
                 self._stream = streams.open_stream(run.device)
         except BaseException as error:  # the module that defines build may raise anything
@@ -271,7 +295,10 @@ class Worker:
         self._connection.send_bytes(_packed(event))
 
     def _execute(self, task: Job) -> Event:
-        self._clock.begin()
+        run = None if self._runner is None else self._runner.context
+        self._clock.begin(
+            log_path(run.log_dir, task.trial) if run and isinstance(task, Task) else None
+        )
         try:
             return self._answer(task)
         finally:
@@ -292,6 +319,7 @@ class Worker:
         note_imported(self._sources, fork_server.last_imported)  # modules imported during the run
         if self._runner is not None:
             self._runner.close()
+            self._process.runners.remove(self._runner)
             self._runner = None
         self._process.forget()
 

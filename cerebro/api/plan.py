@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,8 @@ from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given import is_rows, written
 from cerebro.data.validation import Validation, views_of
 from cerebro.errors import plainly
-from cerebro.executors.seats import kept_bytes, stay
+from cerebro.executors.local import are_together
+from cerebro.executors.seats import SeatedShards, kept_bytes, placed
 from cerebro.executors.simulated import SimulatedRun, Simulation
 from cerebro.machine.devices import CPU, are_gpus, memory_of, seats
 from cerebro.report.format import duration, size
@@ -194,9 +195,10 @@ threads, seed, stagger, live_models, devices, workers_per_device
     search = SimulatedSearch(the_searcher, as_space(space), settings, seed=the_seed, points=points)
     speed = rows_per_second or train.num_rows
     memory = _Memory.of(views, the_devices, count, stagger=stagger)
-    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models, seed, memory.is_dealt)
+    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models, seed, memory.places)
     for _ in range(count):
         run.join()
+    run.place()
     simulation = run.to_end()
     summary = _summary(simulation, search, views, count, speed, rows_per_second is not None)
     return replace(
@@ -210,9 +212,9 @@ threads, seed, stagger, live_models, devices, workers_per_device
 
 @dataclass(frozen=True)
 class _Memory:
-    """The memory of a GPU, the part for data, and whether GPUs divide the shards among them."""
+    """The memory of a GPU, the part for data, and which workers hold which shards."""
 
-    is_dealt: bool = False
+    places: SeatedShards = field(default_factory=lambda: SeatedShards(0, []))
     bytes: int = 0
     resident: int = 0
 
@@ -223,9 +225,11 @@ class _Memory:
         if not are_gpus(devices):
             return cls()
         seated = seats(devices, workers)
-        data = views.train, views.held_out
-        is_dealt = stay(*data, seated, stagger=stagger)
-        return cls(is_dealt, memory_of(devices), kept_bytes(*data, seated, dealt=is_dealt))
+        data = (views.train, views.held_out, seated)
+        together = are_together(seated)
+        places = placed(*data, stagger=stagger, together=together)
+        kept = kept_bytes(*data, dealt=places.stay, together=together)
+        return cls(places, memory_of(devices), kept)
 
 
 class _PlannedRun(SimulatedRun):
@@ -239,18 +243,25 @@ class _PlannedRun(SimulatedRun):
         stagger: bool,
         live_models: int | None,
         seed: int,
-        is_dealt: bool,
+        places: SeatedShards,
     ) -> None:
         train, validation = views.of_trial(0)
         schedule = make_schedule(
-            *(train, validation), exclusive=is_dealt, stagger=stagger, live_models=live_models
+            *(train, validation), exclusive=places.stay, stagger=stagger, live_models=live_models
         )
         weights = [float(rows) for rows in train._shard_rows()]
         super().__init__(schedule, weights, evaluation_cost(validation), cost)
         self._search = search
         self._seed = seed
+        self._places = places
         self._each = 1 if views.folds is None else len(views.folds)
         self._done: Counter[int] = Counter()  # by configuration: folds that have finished the epoch
+
+    def place(self) -> None:
+        """Tell the scheduler which workers hold which shards, once all workers have joined."""
+        holders = self._places.holders({worker: worker for worker in range(self.workers)})
+        for shard, workers in (holders or {}).items():
+            self.schedule.set_holders(shard, workers)
 
     def to_end(self) -> Simulation:
         self._begin(self._search.take_ready())

@@ -50,7 +50,7 @@ from cerebro.executors.process import (
     signal_of,
     warm_workers,
 )
-from cerebro.executors.seats import SeatedShards, stay, with_shares
+from cerebro.executors.seats import SeatedShards, placed, with_shares
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
 from cerebro.machine.imports import sent_whole
@@ -201,12 +201,11 @@ class LocalExecutor:
         self._clock = _core.BeatPage()
         self._clock.start_beating(round(1000 * BEAT_SECONDS))
         self._kills = memory.kills()
-        seats, holders = self._seats, list(range(len(self._seats)))
-        if self._together:
-            seats = list(dict.fromkeys(seats))
-            holders = [seats.index(device) for device in self._seats]
-        resident = stay(context.train, context.validation, seats, stagger=context.stagger)
-        self._places = SeatedShards(holders, context.train._shard_rows() if resident else [])
+        self._places = placed(
+            *(context.train, context.validation, self._seats),
+            stagger=context.stagger,
+            together=self._together,
+        )
         return [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
 
     def submit(self, worker: int, task: Job) -> None:
@@ -480,7 +479,8 @@ class LocalExecutor:
         others = [other for other, its in self._workers.items() if its in process.others]
         lost = {number: self._workers.pop(number) for number in (worker, *others)}
         begun = {number: its.beat.task_seconds for number, its in lost.items()}
-        running = {n for n, s in begun.items() if s is not None and s > RUNNING}
+        # The clock of an idle worker still shows its last task.
+        running = {n for n, s in begun.items() if n in self._busy and s is not None and s > RUNNING}
         again = {number for number in running if self._attempts.get(number, 0) > 0}
         to_blame = again or running or {worker}
         for number, its in lost.items():
@@ -491,17 +491,21 @@ class LocalExecutor:
                 self._the_selector.unregister(its.exit_fd)
         for its in lost.values():
             its.stop(kill=True)
-        killed = signal_of(process.process.returncode) if reason is None else None
+        ended_by_itself = reason is None
+        killed = signal_of(process.process.returncode) if ended_by_itself else None
         if reason is None:
             reason = exit_reason(process.process.returncode)
             if killed == signal.SIGKILL:
                 reason += self._out_of_memory(worker)
         traced = traced or killed in CRASHES
         for number in lost:
+            own = number == worker or ended_by_itself
             self._events.append(
                 WorkerLost(
                     number,
-                    reason,
+                    reason
+                    if own
+                    else f"the worker process was lost with worker {worker}: {reason}",
                     signal=killed,
                     began=begun[number] is not None,
                     traced=traced,

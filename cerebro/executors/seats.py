@@ -45,6 +45,11 @@ class SeatedShards:
             load[seat] += rows[shard]
             self._seat_of[shard] = seat
 
+    @property
+    def stay(self) -> bool:
+        """Whether shards are assigned to seats; if not, every worker reads all shards."""
+        return bool(self._seat_of)
+
     def give(self, seat: int, shard: int) -> None:
         """Move a shard to a seat, because its own seat has no worker."""
         self._seat_of[shard] = seat
@@ -83,6 +88,29 @@ def stay(
     return mine <= DATA_SHARE * min(device.memory for device in gpus)
 
 
+def placed(
+    train: Dataset,
+    validation: Dataset | None,
+    seats: Sequence[Device | None],
+    *,
+    stagger: bool,
+    together: bool,
+) -> SeatedShards:
+    """Return where the shards of a search stay; see `stay`.
+
+    Parameters
+    ----------
+    together
+        Whether the workers of a GPU are one process, which holds its shards once.
+    """
+    holders = list(range(len(seats)))
+    if together:
+        gpus = list(dict.fromkeys(seats))
+        seats, holders = gpus, [gpus.index(device) for device in seats]
+    resident = stay(train, validation, seats, stagger=stagger)
+    return SeatedShards(holders, train._shard_rows() if resident else [])
+
+
 def with_shares(
     context: RunContext, seats: Sequence[Device | None], *, together: bool = False
 ) -> RunContext:
@@ -102,7 +130,12 @@ def with_shares(
 
 
 def kept_bytes(
-    train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, dealt: bool
+    train: Dataset,
+    validation: Dataset | None,
+    seats: Sequence[Device | None],
+    *,
+    dealt: bool,
+    together: bool = False,
 ) -> int:
     """Return the bytes of data in the memory of the GPU that holds the most.
 
@@ -111,14 +144,18 @@ def kept_bytes(
     dealt
         Whether the shards are assigned to GPUs; see `stay`. If not, every worker reads all shards
         and keeps as many as fit into its share of the GPU's memory.
+    together
+        Whether the workers of a GPU are one process, which holds its data once.
     """
     gpus = [device for device in seats if device is not None]
     if not gpus:
         return 0
-    together = max(map(gpus.count, gpus))
+    if together:
+        gpus = list(dict.fromkeys(gpus))
+    holders = max(map(gpus.count, gpus))
     share = DATA_SHARE * min(device.memory for device in gpus)
     mine = train.nbytes / len(gpus) if dealt else train.nbytes
-    return int(min(together * (mine + _bytes_of(validation)), share))
+    return int(min(holders * (mine + _bytes_of(validation)), share))
 
 
 def _bytes_of(data: Dataset | None) -> int:

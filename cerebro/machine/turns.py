@@ -29,8 +29,8 @@ class Turn:
     Parameters
     ----------
     waits
-        Is called with True when the thread begins to wait for its turn in the middle of a unit,
-        and with False when it has it again.
+        Is called with True when the thread begins to wait for its turn, before a unit or in the
+        middle of one, and with False when it has it.
     """
 
     def __init__(self, turns: Turns, waits: Callable[[bool], object]) -> None:
@@ -63,7 +63,7 @@ class Turns:
         """Run a block in this thread's turn, from the state between units to the same state."""
         turn = Turn(self, waits)
         with self._changed:
-            self._changed.wait_for(lambda: not self._taken and not self._alone)
+            self._wait_until(turn, lambda: not self._taken and not self._alone)
             self._taken = True
             self._inside.append(turn)
         try:
@@ -105,12 +105,15 @@ class Turns:
 
     def _take_again(self, turn: Turn, may: Callable[[], bool]) -> None:
         with self._changed:
-            if not may():
-                turn.waits(True)
-                self._changed.wait_for(may)
-                turn.waits(False)
+            self._wait_until(turn, may)
             self._taken = True
         self._switch(turn)
+
+    def _wait_until(self, turn: Turn, may: Callable[[], bool]) -> None:
+        if not may():
+            turn.waits(True)
+            self._changed.wait_for(may)
+            turn.waits(False)
 
     def _switch(self, turn: Turn) -> None:
         """Give the process the state of a unit; keep that of the unit which had it before."""

@@ -123,6 +123,8 @@ class UnitRunner:
         redirecting standard output and error, and only trials use the random generators.
     clock
         Is notified when a model has been built.
+    together
+        The runners of all workers of this process, if it has several.
     """
 
     def __init__(
@@ -133,12 +135,15 @@ class UnitRunner:
         beat: _core.BeatPage | None = None,
         own_process: bool = False,
         clock: TaskClock | None = None,
+        together: Sequence[UnitRunner] = (),
     ) -> None:
         self.context = context
         self.worker = worker
         self._beat = beat
         self._own_process = own_process
         self._clock = clock
+        self._together = together
+        self._untold: set[int] = set()  # trials whose models another worker's unit has dropped
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
         self._loaders: OrderedDict[tuple[Any, ...], Loader] = OrderedDict()
@@ -182,14 +187,25 @@ class UnitRunner:
             traceback.clear_frames(error.__traceback__)  # the frames hold memory to be freed
             others = tuple(trial for trial in self._live if trial != task.trial)
             self._release((*others, task.trial))
-            while self._loaders:
-                self._loaders.popitem()[1].close()
+            self._close_loaders()
             # Units that overlap this one hold memory until they end.
             overlapped = turns.alone()
+            for runner in self._together:
+                if runner is not self:
+                    runner.make_room()
             if give_back_memory(self.context.device) == 0 and not others and not overlapped:
                 raise
         done = self._run(task)
         return replace(done, dropped=(*others, *done.dropped))
+
+    def make_room(self) -> None:
+        """Give up the memory that is kept between units: a unit of another worker needs it.
+
+        No unit of this runner may be under way.
+        """
+        self._untold.update(self._live)
+        self._live.clear()
+        self._close_loaders()
 
     def is_of_the_trial(self, error: BaseException) -> bool:
         """Return whether an error belongs to the trial; in the coordinator, Ctrl-C does not."""
@@ -285,6 +301,7 @@ class UnitRunner:
                 packed_hash = slots.commit(task.position + 1)
         live.position = task.position + 1
         self._last_trial = task.trial
+        untold, self._untold = self._untold - {task.trial}, set()
         after = self._usage = memory.usage()
         state_hash = state_file = None
         if metrics is not None:
@@ -307,7 +324,7 @@ class UnitRunner:
             metrics=metrics,
             state_hash=state_hash,
             state_file=state_file,
-            dropped=self._shrink(task.trial),
+            dropped=(*sorted(untold), *self._shrink(task.trial)),
             libraries=tuple(name for name in LIBRARIES if name in sys.modules),
             resident=0 if after is None else after.resident,
             grown=growth.unexplained(before, after, loaded=loaded, state_bytes=live.state_bytes),
@@ -594,6 +611,10 @@ class UnitRunner:
             self._loaders.popitem(last=False)[1].close()
         return loader
 
+    def _close_loaders(self) -> None:
+        while self._loaders:
+            self._loaders.popitem()[1].close()
+
     def _verify(self, training: bool, shard: int) -> None:
         """Check a shard's file sizes at every use, and its checksums at the first use in a run."""
         # Folds are validated on files of the training data.
@@ -631,9 +652,7 @@ class UnitRunner:
         """Release models, loaders, mapped files and cached GPU memory."""
         self._live.clear()
         self._arena = StateArena()
-        for loader in self._loaders.values():
-            loader.close()
-        self._loaders.clear()
+        self._close_loaders()
         for slots in self._slots.values():
             slots.close()
         self._slots.clear()

@@ -380,6 +380,30 @@ def test_a_plan_knows_that_shards_stay_with_their_gpu(two_gpus, data):
     assert together.resident_bytes == data.nbytes  # each worker reads all
 
 
+def test_a_plan_knows_that_a_gpus_workers_share_a_process(two_gpus, data, monkeypatch):
+    """They hold its shards together, once; on one GPU each of them reads all."""
+    options = {"epochs": 1, "searcher": "grid", "validation": 0.2}
+    space = {"rate": [0.1 * i for i in range(1, 11)]}
+    train, valid = data.split(0.8, 0.2)
+
+    def plan(**more):
+        found = cerebro.plan(space, data, **options, **more)
+        return found.passes, found.resident_bytes
+
+    apart = plan(workers_per_device=2)
+    assert apart[1] == int(train.nbytes / 2 + 2 * valid.nbytes)
+    monkeypatch.setenv("CEREBRO_GPU_STREAMS", "1")
+    passes, resident = plan(workers_per_device=2)
+    assert resident == int(train.nbytes / 2 + valid.nbytes)
+    assert passes < apart[0]  # either of two workers takes a unit on their GPU's shards
+    on_cpu = cerebro.plan(space, data, devices="cpu", workers=3, **options)
+    assert plan(devices="cuda:0", workers=3) == (on_cpu.passes, train.nbytes + valid.nbytes)
+    # A GPU with one worker is as before.
+    assert plan(workers=2) == plan(workers_per_device=1)
+    monkeypatch.delenv("CEREBRO_GPU_STREAMS")
+    assert plan(devices="cuda:0", workers=3)[0] > on_cpu.passes
+
+
 class Inexact(Line):
     """Says of every other trial's training what PyTorch says of a GPU's."""
 

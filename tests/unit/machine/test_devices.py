@@ -12,7 +12,7 @@ import pytest
 from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
 from cerebro.errors import InputError
-from cerebro.executors.seats import SeatedShards, stay, with_shares
+from cerebro.executors.seats import SeatedShards, placed, stay, with_shares
 from cerebro.machine import devices
 from cerebro.machine.devices import Device, Found, choose, count_workers
 from cerebro.worker.messages import RunContext
@@ -267,6 +267,18 @@ def test_shards_are_dealt_by_rows_and_stay_with_their_seat():
     assert places.holders({0: 5}) == {0: [5], 1: [5], 2: [], 3: []}
     places.give(0, 3)
     assert places.holders({0: 5}) == {0: [5], 1: [5], 2: [], 3: [5]}
+
+
+def test_workers_that_share_a_process_hold_shards_together():
+    a, b = TWO.devices
+    data = SimpleNamespace(num_shards=4, nbytes=8, _shard_rows=lambda: [10, 40, 20, 30])
+    apart = placed(data, None, [a, b, a], stagger=True, together=False)
+    assert apart.holders({0: 5, 1: 6, 2: 7}) == {0: [7], 1: [5], 2: [7], 3: [6]}
+    shared = placed(data, None, [a, b, a], stagger=True, together=True)
+    assert shared.holders({0: 5, 1: 6, 2: 7}) == {0: [5, 7], 1: [5, 7], 2: [6], 3: [6]}
+    assert shared.holders({1: 6, 2: 7}) == {0: [7], 1: [7], 2: [6], 3: [6]}
+    one = placed(data, None, [a, a, a], stagger=True, together=True)
+    assert not one.stay and one.holders({0: 5, 1: 6, 2: 7}) is None
 
 
 def test_without_dealt_shards_all_read_all():

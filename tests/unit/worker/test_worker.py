@@ -13,6 +13,7 @@ import pytest
 import cerebro
 import cerebro._core as _core
 from cerebro import _worker
+from cerebro.machine import turns
 from cerebro.worker import jobs
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.rehearsal import walk
@@ -224,6 +225,31 @@ def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error)
     assert alone.run(task(0, 1, trial=1)).packed_hash == done.packed_hash
     after = runner.run(task(1, 1, trial=0))  # from its slot
     assert isinstance(after, UnitDone) and after.loaded
+
+
+def test_models_of_the_other_workers_of_a_process_make_room(context, monkeypatch):
+    monkeypatch.setattr(turns, "alone", lambda: True)  # as in a process of two workers
+    monkeypatch.setattr(ShortOfMemory, "shown", 0)
+    monkeypatch.setattr(ShortOfMemory, "fit", 0)  # trial 1 needs the room of the first one's models
+    together: list[UnitRunner] = []
+
+    def build(config, info):
+        return ShortOfMemory(info.trial, together)
+
+    on_gpu = replace(context, build=build, device="cuda:0", live_models=4)
+    for worker in range(2):
+        together.append(UnitRunner(on_gpu, worker=worker, together=together))
+    first, second = together
+    for trial in (0, 2):
+        assert isinstance(first.run(task(0, 0, trial=trial)), UnitDone)
+    done = second.run(task(0, 0, trial=1))
+    assert isinstance(done, UnitDone), done.message
+    assert (ShortOfMemory.shown, done.dropped) == (1, ())
+    assert list(first._live) == [] and list(second._live) == [1]
+    again = first.run(task(1, 1, trial=0))  # from its slot; the other model is missing
+    assert isinstance(again, UnitDone) and again.loaded and again.dropped == (2,)
+    more = first.run(task(1, 1, trial=2))
+    assert isinstance(more, UnitDone) and more.loaded and more.dropped == ()
 
 
 def test_what_a_trial_raises_is_told_by_its_bases_and_its_place(context, monkeypatch):

@@ -1,0 +1,140 @@
+"""The tracebacks of late units that overlap: when the timer is set, and for whose log."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cerebro import _worker
+from cerebro.machine.turns import Turns
+from cerebro.worker import late
+
+
+class Task:
+    def __init__(self, name: str, folder: Path, left: float | None) -> None:
+        self.identity: object = name
+        self.log = folder / f"{name}.log"
+        self.seconds_left = left
+
+
+@pytest.fixture
+def timer(monkeypatch, tmp_path):
+    """What the timer is set to: the seconds and the log; None if it is not set."""
+
+    class Timer:
+        now = 100.0
+        to: tuple[float, str] | None = None
+        calls = 0
+
+    def set_timer(seconds, file):
+        names = {path.stat().st_ino: path.name for path in tmp_path.glob("*.log")}
+        Timer.to = round(seconds, 6), names[os.fstat(file).st_ino]
+        Timer.calls += 1
+
+    faulthandler = SimpleNamespace(
+        dump_traceback_later=set_timer,
+        cancel_dump_traceback_later=lambda: setattr(Timer, "to", None),
+    )
+    monkeypatch.setattr(late, "faulthandler", faulthandler)
+    monkeypatch.setattr(late, "time", SimpleNamespace(monotonic=lambda: Timer.now))
+    return Timer
+
+
+def tasks_of(*tasks: Task) -> late.LateTasks:
+    """Return what looks at tasks, without a thread that does it often."""
+    found = late.LateTasks()
+    found._tasks += tasks
+    return found
+
+
+def test_the_timer_is_that_of_the_task_that_is_late_first(timer, tmp_path):
+    one, two = Task("one", tmp_path, 5.0), Task("two", tmp_path, 3.0)
+    looking = tasks_of(one, two)
+    looking.look()
+    assert timer.to == (3.0, "two.log")
+    two.seconds_left = None  # it waits for its turn
+    looking.look()
+    assert timer.to == (5.0, "one.log")
+    timer.now, one.seconds_left = 101.0, 4.0
+    looking.look()
+    assert (timer.to, timer.calls) == ((5.0, "one.log"), 2)  # it still fits
+    one.seconds_left, two.seconds_left = None, 2.9
+    looking.look()
+    assert timer.to == (2.9, "two.log")
+    two.seconds_left = None
+    looking.look()
+    assert timer.to is None and looking._file == -1
+
+
+def test_a_late_task_is_dumped_once(timer, tmp_path):
+    one, two = Task("one", tmp_path, 1.0), Task("two", tmp_path, 7.0)
+    looking = tasks_of(one, two)
+    looking.look()
+    timer.now, one.seconds_left, two.seconds_left = 101.5, -0.5, 5.5
+    looking.look()  # the timer has run out for the first one, and may still have to write
+    assert timer.to == (1.0, "one.log")
+    timer.now, one.seconds_left, two.seconds_left = 102.0, -1.0, 5.0
+    looking.look()
+    assert timer.to == (5.0, "two.log")
+    one.identity, one.seconds_left = "its next", 2.0
+    looking.look()
+    assert timer.to == (2.0, "one.log")
+
+
+def test_a_log_that_cannot_be_opened_stops_nothing(timer, tmp_path):
+    one = Task("one", tmp_path / "missing", 1.0)
+    looking = tasks_of(one)
+    looking.look()
+    assert timer.to is None
+    one.log = tmp_path / "one.log"
+    looking.look()
+    assert timer.to == (1.0, "one.log")
+
+
+class Page:
+    """A page of heartbeats whose clock is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.began: float | None = None
+
+    @property
+    def task_seconds(self) -> float | None:
+        return None if self.began is None else self.now - self.began
+
+    def begin_task(self, grace: float) -> None:
+        self.began = self.now + grace
+
+    def postpone_task(self, seconds: float) -> None:
+        if self.began is not None:
+            self.began += seconds
+
+
+def test_the_clock_of_a_unit_stops_while_it_waits_for_its_turn(monkeypatch, tmp_path):
+    page = Page()
+    monkeypatch.setattr(_worker, "time", SimpleNamespace(monotonic=lambda: page.now))
+    process = _worker.Process(Turns(()))
+    monkeypatch.setattr(process.late, "watch", lambda clock: None)
+    clock = _worker.BeatClock(page, process)  # type: ignore[arg-type]
+    clock.limit = 3.0
+    assert clock.seconds_left is None  # it has no task
+    clock.begin(tmp_path / "0.log")
+    clock.built()
+    before = clock.identity
+    page.now += 1.0
+    assert clock.seconds_left == pytest.approx(2.0)
+    clock.wait_for_turn(True)
+    page.now += 50.0
+    assert clock.seconds_left is None
+    assert page.task_seconds is not None and page.task_seconds < -1e5
+    clock.wait_for_turn(False)
+    assert clock.seconds_left == pytest.approx(2.0)
+    page.now += 3.0
+    assert clock.seconds_left == pytest.approx(-1.0)
+    clock.end()
+    assert clock.seconds_left is None  # although the page still shows the task
+    clock.begin()
+    assert clock.identity != before and clock.seconds_left == pytest.approx(3.0)
