@@ -7,6 +7,9 @@ Agents run as the tasks of one Spark job, and connect to the driver (docs/guide/
 stage is a plain one, not a barrier stage: Spark runs the task of a lost executor again, and its
 agent joins the search. A barrier stage would end all agents instead. Spark only starts them: data,
 states and messages use Cerebro's own connections.
+
+A task needs the cores and the GPU of a worker. If the application's configuration gives tasks less,
+the stage has a resource profile of its own (Spark's stage-level scheduling).
 """
 
 from __future__ import annotations
@@ -22,21 +25,27 @@ from typing import Any
 from cerebro.cluster.dialed import ConnectionExecutor
 from cerebro.cluster.engine import be_agent
 from cerebro.cluster.keys import Ticket
-from cerebro.errors import InputError, text_of
+from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.imports import import_extra
 from cerebro.worker.messages import RunContext
 
 __all__ = ["Executor"]
 
 END_SECONDS = 10.0
+TASK_CPUS = "spark.task.cpus"
 TASK_GPUS = "spark.task.resource.gpu.amount"
+EXECUTOR_CPUS = "spark.executor.cores"
+EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
+GPU = "gpu"  # the name that Spark gives the resource
 
 
 class Executor(ConnectionExecutor):
     """Runs a search on a Spark application; pass it to `cerebro.search` as ``executor=``.
 
-    Each worker of the search is one Spark task. Set ``spark.task.cpus`` to the search's
-    ``threads``, and ``spark.task.maxFailures`` to how often a lost worker may be replaced.
+    Each worker of the search is one Spark task, with as many cores as the search's ``threads`` if
+    an executor has them. If ``spark.task.cpus`` is smaller, or ``spark.task.resource.gpu.amount``
+    is not `gpus`, the tasks get a resource profile for this stage. Set ``spark.task.maxFailures``
+    to how often a lost worker may be replaced.
 
     Parameters
     ----------
@@ -54,9 +63,12 @@ class Executor(ConnectionExecutor):
         searches; of a data set that is in object storage, it copies them from there.
     gpus
         1: each worker trains on the GPU that Spark gives its task, which it sees alone, as
-        ``cuda:0``. The application must be configured for it, with
-        ``spark.task.resource.gpu.amount`` and ``spark.executor.resource.gpu.amount``. A part of
-        one, such as 0.5, which must be that amount: several workers share a GPU. None: on the CPU.
+        ``cuda:0``. The executors must have GPUs, by ``spark.executor.resource.gpu.amount`` or by
+        `profile`. A part of one, such as 0.5: several workers share a GPU. None: on the CPU.
+    profile
+        A `pyspark.resource.ResourceProfile` for the stage, such as one that asks for executors of
+        another kind than the application's, for which Spark needs dynamic allocation. Its tasks
+        must have the share of a GPU in `gpus`. None: the application's executors, see above.
 
     Attributes
     ----------
@@ -68,8 +80,9 @@ class Executor(ConnectionExecutor):
     InputError
         If an argument is invalid, if PySpark is not installed, or if the session is a Spark Connect
         session, whose driver is elsewhere. At the start of a search: if the session is stopped, if
-        no agent connects, if agents have other versions, if nodes would compute different results,
-        or if a node cannot read the data.
+        Spark refuses the profile or the executors have no GPUs, if no agent connects, if agents
+        have other versions, if nodes would compute different results, or if a node cannot read the
+        data.
     """
 
     def __init__(
@@ -80,20 +93,22 @@ class Executor(ConnectionExecutor):
         replicas: int = 1,
         shared_path: str | os.PathLike[str] | None = None,
         gpus: float | None = None,
+        profile: Any = None,
     ) -> None:
         super().__init__(spark, workers, replicas, shared_path, gpus)
         import_extra("pyspark.sql", "spark", "cerebro.spark.Executor needs PySpark")
         self._spark_context()  # rejects anything that is not a session
+        _check_profile(profile, self._gpu_share)
+        self._profile = profile
+        self._given["profile"] = profile
 
     def _engine(self, context: RunContext) -> PlainStage:
         running, share = self._running(), self._share_in(context)
-        amount = running.getConf().get(TASK_GPUS)
-        if share and float(amount or 0) != share:
-            raise InputError(
-                f"gpus={share:g}, but {TASK_GPUS} of this application is {amount}: make them "
-                "equal, and set spark.executor.resource.gpu.amount, too"
-            )
-        return PlainStage(running, self.workers, on_gpus=share > 0)
+        if self._profile is None:
+            profile = _own_profile(running, context.threads, share)
+        else:
+            profile = _accepted(running, self._profile)
+        return PlainStage(running, self.workers, profile, on_gpus=share > 0)
 
     def _listen(self) -> tuple[str, int, str]:
         host = self._running().getConf().get("spark.driver.host")
@@ -132,18 +147,23 @@ class PlainStage:
 
     Parameters
     ----------
+    wanted
+        The number of agents; None: as many as there are task slots now.
+    profile
+        The stage's resource profile, which Spark has registered; None: the application's default.
     on_gpus
         Whether each agent uses the GPU that Spark gives its task.
     """
 
-    def __init__(self, context: Any, wanted: int | None, *, on_gpus: bool = False) -> None:
+    def __init__(
+        self, context: Any, wanted: int | None, profile: Any = None, *, on_gpus: bool = False
+    ) -> None:
         from pyspark import InheritableThread
 
         self._context = context
+        self._profile = profile
         self._on_gpus = on_gpus
-        cpus = int(context.getConf().get("spark.task.cpus", "1"))
-        slots = max(1, context.defaultParallelism // cpus)
-        self.size: int | None = slots if wanted is None else wanted
+        self.size: int | None = _slots(context, profile) if wanted is None else wanted
         self._group = f"cerebro-{uuid.uuid4().hex}"
         self._text = ""
         self._error: str | None = None
@@ -175,10 +195,113 @@ class PlainStage:
         try:
             context.setJobGroup(self._group, "Cerebro: workers of a search", interruptOnCancel=True)
             numbers = context.parallelize(range(count), count)
+            if self._profile is not None:
+                numbers = numbers.withResources(self._profile)
             numbers.mapPartitionsWithIndex(partial(_task, self._text, self._on_gpus)).collect()
             self._error = "Spark's job has ended"
         except Exception as error:
-            self._error = f"Spark's job has failed: {_cause(text_of(error))}"
+            self._error = f"Spark's job has failed: {_cause(error)}"
+
+
+# --- what a task needs --------------------------------------------------------
+
+
+def _check_profile(profile: Any, share: float) -> None:
+    """Raise InputError unless a profile's tasks have the share of a GPU that workers use."""
+    if profile is None:
+        return
+    from pyspark.resource import ResourceProfile
+
+    if not isinstance(profile, ResourceProfile):
+        raise InputError(
+            f"profile must be a pyspark.resource.ResourceProfile, not {type(profile).__name__}: "
+            "`build` of a ResourceProfileBuilder makes one"
+        )
+    gpu = profile.taskResources.get(GPU)
+    amount = 0.0 if gpu is None else float(gpu.amount)
+    if amount != share:
+        raise InputError(
+            f"profile= gives each task {amount:g} GPU, and gpus={share or None}: make them equal, "
+            f'with TaskResourceRequests().resource("{GPU}", ...) and gpus='
+        )
+
+
+def _own_profile(context: Any, threads: int, share: float) -> Any:
+    """Return a profile whose tasks have what a worker needs; None: the application's suffice.
+
+    More cores than an executor has would never be free. If their number is unknown, tasks keep the
+    application's.
+
+    Raises
+    ------
+    InputError
+        If the application's executors have too few GPUs, or Spark refuses the profile.
+    """
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    conf = context.getConf()
+    cpus = int(conf.get(TASK_CPUS, "1"))
+    wanted = max(cpus, min(threads, _cores_of_executors(context)))
+    given = float(conf.get(TASK_GPUS, "0"))
+    if share in (0, given) and wanted == cpus:
+        return None
+    requests = TaskResourceRequests().cpus(wanted)
+    if share:
+        gpus = float(conf.get(EXECUTOR_GPUS, "0"))
+        if gpus < 1:
+            raise InputError(
+                f"gpus={share:g}, but the executors of this application have no GPUs: set "
+                f"{EXECUTOR_GPUS} and its discoveryScript, or give a profile= that asks for "
+                "executors with GPUs"
+            )
+        requests = requests.resource(GPU, share)
+    elif given:
+        requests = requests.resource(GPU, given)  # an executor's GPUs bound its tasks as before
+    profile = ResourceProfileBuilder().require(requests).build
+    try:
+        return _accepted(context, profile)
+    except InputError as error:
+        if share in (0, given):  # only the cores differ, which do not change results
+            return None
+        raise InputError(
+            f"gpus={share:g}, but {TASK_GPUS} of this application is {conf.get(TASK_GPUS)}, and "
+            f"Spark refuses another amount for the search ({error}): make them equal"
+        ) from error
+
+
+def _cores_of_executors(context: Any) -> int:
+    """Return the cores of each of the application's executors; 0: unknown."""
+    cores = context.getConf().get(EXECUTOR_CPUS)
+    if cores is not None:
+        return int(cores)
+    found = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*\]", context.master)
+    return int(found[1]) if found else 0
+
+
+def _accepted(context: Any, profile: Any) -> Any:
+    """Return a profile as Spark has registered it.
+
+    Raises
+    ------
+    InputError
+        If Spark refuses it, such as one with executors of its own without dynamic allocation.
+    """
+    try:
+        return context.parallelize([0], 1).withResources(profile).getResourceProfile()
+    except Exception as error:
+        raise InputError(f"Spark refuses the resource profile: {_message_of(error)}") from error
+
+
+def _slots(context: Any, profile: Any) -> int:
+    """Return how many tasks the application can run at once, at least one."""
+    running = context._jsc.sc()
+    default = running.resourceProfileManager().resourceProfileFromId(0)
+    slots = running.maxNumConcurrentTasks(
+        default if profile is None else profile._java_resource_profile
+    )
+    if slots == 0 and profile is None:  # no executor has started yet
+        slots = context.defaultParallelism // int(context.getConf().get(TASK_CPUS, "1"))
+    return max(1, int(slots))
 
 
 def _task(text: str, on_gpu: bool, number: int, rows: Iterator[Any]) -> Iterator[Any]:
@@ -204,13 +327,26 @@ def _gpu_of_task() -> str:
     return str(found.addresses[0])
 
 
+# --- what Spark says ----------------------------------------------------------
+
+
 _RAISED = re.compile(r"^(?:Caused by: )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
-def _cause(text: str) -> str:
+def _cause(error: Exception) -> str:
     """Return the line of Spark's long message that names the exception raised in Python."""
+    try:
+        text = str(error)
+    except Exception:  # the session has ended, which would have to be asked
+        return text_of(error)
     found = [line for line in _RAISED.findall(text) if not line.startswith(("org.", "java."))]
-    return str(found[0]) if found else _first_line(text)
+    return one_line(str(found[0]) if found else _first_line(text))
+
+
+def _message_of(error: Exception) -> str:
+    """Return the message of the Java exception that PySpark has raised again."""
+    java = getattr(error, "java_exception", None)
+    return text_of(error) if java is None else one_line(str(java.getMessage()))
 
 
 def _first_line(text: str) -> str:

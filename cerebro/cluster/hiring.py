@@ -6,9 +6,10 @@ import contextlib
 import math
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
+from typing import Any
 
 from cerebro.cluster.agents import Agent, Cluster, Node
 from cerebro.cluster.likeness import differences
@@ -16,7 +17,7 @@ from cerebro.cluster.messages import NodeReport
 from cerebro.cluster.supply import Supply
 from cerebro.errors import InputError
 from cerebro.machine import environment
-from cerebro.machine.devices import is_gpu
+from cerebro.machine.devices import CUBLAS_VARIABLE, CUBLAS_WORKSPACE, is_gpu
 from cerebro.worker.messages import Note, RunContext
 
 START_SECONDS = 120.0
@@ -91,10 +92,10 @@ class Hiring:
         InputError
             If a node is rejected; the message names the node, the difference and the fix.
         """
-        here = environment.describe(self._context.threads)
+        here = _as_in_workers(environment.describe(self._context.threads))
         notes = self._check_gpus(reports)
         for name, report in {r.name: r for r in reports}.items():
-            refused, noted = differences(here, report.environment)
+            refused, noted = differences(here, _as_in_workers(report.environment))
             if refused:
                 raise InputError(
                     f"node {name} would compute different results: {'; '.join(refused)}. "
@@ -134,6 +135,15 @@ class Hiring:
             "which of them train it"
         )
         return [Note("node differs", text)]
+
+
+def _as_in_workers(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an environment with the variable that workers on GPUs get if their node has none.
+
+    Ray starts its actors without the variables of this process, which may have it by now: computing
+    on a GPU here, as for `cerebro.torch.features`, sets it.
+    """
+    return {**about, "variables": {CUBLAS_VARIABLE: CUBLAS_WORKSPACE, **about["variables"]}}
 
 
 @contextlib.contextmanager

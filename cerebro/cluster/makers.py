@@ -216,6 +216,8 @@ def _error_of(event: ShardFailed) -> Exception:
     where = f"shard {event.task.shard}, node {event.node}"
     if event.kind == "input":
         return InputError(event.message)
+    if event.kind == "memory":
+        return InputError(f"{event.message} ({where})")
     if event.kind == "data":
         return CorruptDataError(f"{event.message} ({where})")
     if event.kind == "storage":

@@ -19,6 +19,7 @@ from cerebro.data.batches import FRAMEWORKS, Batches
 from cerebro.data.columns import to_storage
 from cerebro.data.copies import MAX_COPIES
 from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
+from cerebro.data.gpu_memory import naming_gpu_memory
 from cerebro.data.manifest import Column, checksum_of
 from cerebro.data.rows import Part, part_rows
 from cerebro.errors import InputError
@@ -83,6 +84,7 @@ class Derivation:
             augment=copy is not None,
             framework=self.framework,
             device=self.device,
+            residence="streamed",  # a pass reads each row once: the GPU's memory is the function's
             columns=self.reads,
         )
 
@@ -92,11 +94,12 @@ class Derivation:
         batches = -(-rows // self.batch_size)
         filled = list(self.view._rows)
         filled[shard] = filled_up(self.view._rows[shard], batches * self.batch_size)
-        for batch in self.batches(filled, shard, copy):
-            made = self.call(batch)
-            left = min(rows, self.batch_size)
-            yield {name: (values[:left], dtype) for name, (values, dtype) in made.items()}
-            rows -= left
+        with naming_gpu_memory(self.device, self.batch_size):
+            for batch in self.batches(filled, shard, copy):
+                made = self.call(batch)
+                left = min(rows, self.batch_size)
+                yield {name: (values[:left], dtype) for name, (values, dtype) in made.items()}
+                rows -= left
 
     def call(self, batch: Mapping[str, Any]) -> dict[str, tuple[Array, str]]:
         """Call the function; return storage values and types by column.

@@ -429,7 +429,7 @@ class LocalExecutor:
         answers = isinstance(event, ANSWERS) and event.worker == worker
         if not answers or worker not in self._busy:
             self._lose(worker, f"the worker process sent an unexpected {type(event).__name__}")
-        elif isinstance(event, UnitFailed) and event.kind == "worker":
+        elif isinstance(event, (UnitFailed, ShardFailed)) and event.kind == "worker":
             self._lose(worker, event.message)
         else:
             del self._busy[worker]

@@ -20,6 +20,7 @@ from cerebro.data.derive import (
     recipe,
     write,
 )
+from cerebro.data.gpu_memory import naming_gpu_memory
 from cerebro.data.shard_work import MakesShards, check_executor
 from cerebro.errors import InputError
 from cerebro.machine.devices import using
@@ -229,7 +230,8 @@ def features(
             seed=seed,
             dtypes=dtypes,
         )
-        same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
+        with naming_gpu_memory(trunk.device, work.batch_size):
+            same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
         made = recipe(work, trunk.identity(), keep=keep, says=SAYS)
         target = _target(images, made) if path is None else Path(path)
         if not target.exists():

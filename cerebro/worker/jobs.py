@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from cerebro.data.gpu_memory import GpuMemoryError
 from cerebro.data.manifest import shard_folder
 from cerebro.errors import CorruptDataError, DeviceError, InputError, text_of
 from cerebro.machine import cuda, environment
@@ -102,13 +103,17 @@ def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
         if not runner.is_of_the_trial(error):
             raise
         shutil.rmtree(folder, ignore_errors=True)
-        kind: Literal["error", "input", "data", "storage"] = "error"
+        kind: Literal["error", "input", "memory", "data", "storage", "worker"] = "error"
         if isinstance(error, CorruptDataError) or names_data(error, context.train):
             kind = "data"
+        elif isinstance(error, GpuMemoryError):
+            kind = "memory"
         elif isinstance(error, InputError):
             kind = "input"
         elif is_full(error):
             kind = "storage"
+        elif runner.lost_gpu():
+            kind = "worker"
         if kind == "error":
             return ShardFailed(runner.worker, task, kind, describe(error), traceback_of(error))
         return ShardFailed(runner.worker, task, kind, text_of(error, 2000))

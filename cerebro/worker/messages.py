@@ -315,9 +315,11 @@ class ShardMade:
 class ShardFailed:
     worker: int
     task: ShardTask
-    kind: Literal["error", "input", "data", "storage"]
-    """``input``: Cerebro rejects the function's results. ``data``: a file is damaged or missing.
-    ``storage``: the node's disk is full. ``error``: the function has raised an exception.
+    kind: Literal["error", "input", "memory", "data", "storage", "worker"]
+    """``input``: Cerebro rejects the function's results. ``memory``: a batch does not fit in the
+    GPU's memory. ``data``: a file is damaged or missing. ``storage``: the node's disk is full.
+    ``worker``: the worker cannot continue, as without its GPU, and is lost. ``error``: the function
+    has raised an exception.
     """
     message: str
     traceback: str = ""

@@ -171,18 +171,6 @@ def make_batches(
     return loader
 
 
-def is_short_of_gpu_memory(error: BaseException) -> bool:
-    """Return whether PyTorch, one of its libraries, or the loader ran out of GPU memory."""
-    torch = sys.modules.get("torch")
-    if isinstance(error, MemoryError):
-        return True
-    if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
-        return True
-    # CUDA, cuBLAS and cuDNN also allocate memory outside PyTorch's allocator.
-    texts = ("CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
-
-
 def give_back_memory(device: str) -> int:
     """Free cached GPU memory; return how many bytes of shards were freed."""
     torch = sys.modules.get("torch")

@@ -28,6 +28,7 @@ from typing import Any, Literal, Protocol
 
 import cerebro._core as _core
 from cerebro.data import copies, depots
+from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, generators, turns
 from cerebro.machine import resources as memory
@@ -61,7 +62,6 @@ from cerebro.worker.models import (
     build_model,
     end_epoch,
     give_back_memory,
-    is_short_of_gpu_memory,
     load_tree,
     make_batches,
     make_info,
@@ -223,7 +223,7 @@ class UnitRunner:
             error, self.context.train, self.context.validation
         ):
             kind = "data"
-        elif self._own_process and (isinstance(error, ExhaustedError) or self._lost_gpu()):
+        elif self._own_process and (isinstance(error, ExhaustedError) or self.lost_gpu()):
             kind = "worker"
         elif isinstance(error, StorageError) or is_full(error):
             kind = "storage"
@@ -249,7 +249,7 @@ class UnitRunner:
         )
         return describe(error) + ("".join(hints) or known_mistake(error))
 
-    def _lost_gpu(self) -> bool:
+    def lost_gpu(self) -> bool:
         """Return whether this process has lost the use of its GPU, as after a failed assertion."""
         torch = sys.modules.get("torch")
         if torch is None or not is_gpu(self.context.device) or not torch.cuda.is_initialized():

@@ -13,13 +13,16 @@ import numpy as np
 from cerebro.machine import devices
 from cerebro.machine.devices import Device, Found
 
-LABEL, MEMORY = "GPU A", 8 * 10**9
+LABEL, OTHER, MEMORY = "GPU A", "GPU B", 8 * 10**9
 
 
 def find() -> Found:
-    """Find the number of devices in ``CUDA_VISIBLE_DEVICES``."""
+    """Find the devices in ``CUDA_VISIBLE_DEVICES``; those named ``other-`` are of another kind."""
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    found = tuple(Device(f"cuda:{i}", LABEL, MEMORY, name) for i, name in enumerate(visible))
+    found = tuple(
+        Device(f"cuda:{i}", OTHER if name.startswith("other-") else LABEL, MEMORY, name)
+        for i, name in enumerate(visible)
+    )
     return Found(found, "" if found else "no NVIDIA driver is loaded")
 
 

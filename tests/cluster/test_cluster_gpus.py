@@ -204,6 +204,16 @@ def test_a_gpu_that_cannot_be_used_is_refused_by_its_nodes_name():
     assert hiring("cpu").check(found) == []
 
 
+def test_a_node_may_lack_the_variable_that_its_workers_get(monkeypatch):
+    """This process has it once it has computed on a GPU; Ray does not hand it on."""
+    found = reports(("GPU A",))
+    monkeypatch.setenv(devices.CUBLAS_VARIABLE, devices.CUBLAS_WORKSPACE)
+    assert hiring().check(found) == hiring("cpu").check(found) == []
+    monkeypatch.setenv(devices.CUBLAS_VARIABLE, ":16:8")
+    with pytest.raises(InputError, match=r"CUBLAS_WORKSPACE_CONFIG is :16:8 here and :4096:8 ther"):
+        hiring().check(found)
+
+
 def test_gpus_of_different_kinds_are_noted():
     (note,) = hiring().check(reports(("GPU A",), ("GPU B",), ("GPU A",)))
     assert "of different kinds (GPU A, GPU B)" in note.text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("zmq")
@@ -234,9 +236,6 @@ def test_spark_tasks_use_the_gpu_that_spark_gives_them(data, tmp_path, expected,
         builder = builder.config(f"spark.{name}", value)
     spark = builder.getOrCreate()
     try:
-        other = cerebro.spark.Executor(spark, gpus=0.5)
-        with pytest.raises(InputError, match=r"gpus=0.5, but spark.task.resource.gpu.amount .* 1:"):
-            pictures.search(data, tmp_path / "run", executor=other)
         executor = cerebro.spark.Executor(spark, 2, gpus=1)
         result = pictures.search(data, tmp_path / "run", executor=executor)
     finally:
@@ -248,11 +247,12 @@ def test_spark_tasks_use_the_gpu_that_spark_gives_them(data, tmp_path, expected,
 # --- derived data sets ------------------------------------------------------------------
 
 
-def derived(data, folder, function):
-    """Run `scores` as a program: it opens the stand-in, which a process keeps."""
-    program = Path(__file__).with_name("scores.py")
-    command = [sys.executable, str(program), str(data.path), str(folder), function]
+def derived(data, folder, function, program="scores.py", **variables):
+    """Run a program: it opens the stand-in, which a process keeps."""
+    file = Path(__file__).with_name(program)
+    command = [sys.executable, str(file), str(data.path), str(folder), function]
     environment = {k: v for k, v in os.environ.items() if k != devices.CUBLAS_VARIABLE}
+    environment |= variables
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
@@ -266,6 +266,82 @@ def test_a_gpu_that_computes_other_bits_is_found(data, tmp_path):
     done = derived(data, tmp_path, "shifted")
     assert "computes other values of column 'scores' than this process" in done.stderr
     assert "the kind of GPU" in done.stderr
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """Pictures with colours; the last batch of each shard has to be filled up."""
+    x = np.random.default_rng(0).integers(0, 255, (61, 6, 6, 3), np.uint8)
+    columns = {"x": x, "y": np.arange(61)}
+    return cerebro.shard(columns, tmp_path_factory.mktemp("images") / "set", shards=4)
+
+
+def featured(images, folder, case="none", **variables):
+    """Run `frozen_on_standin`, whose network is on the second of two GPUs."""
+    variables = {"STANDIN_DEVICES": "2"} | variables
+    return derived(images, folder, case, "frozen_on_standin.py", **variables)
+
+
+@pytest.mark.parametrize("case", ["none", "ray"])
+def test_features_are_computed_on_the_gpus_of_workers(images, tmp_path, case):
+    """The network and its batches are on the only GPU that a worker sees, and the files equal."""
+    pytest.importorskip("torch")
+    if case == "ray":
+        pytest.importorskip("ray")
+    done = featured(images, tmp_path, case)
+    assert done.returncode == 0, done.stderr[-4000:]
+    notes = {path.name: path.read_text().split() for path in tmp_path.glob("GPU-*")}
+    assert sorted(notes) == ["GPU-a", "GPU-b"]
+    for place, work in notes.values():
+        assert place == "cuda:0" and int(work) > 0
+
+
+def test_a_network_that_does_not_fit_in_a_workers_gpu(images, tmp_path):
+    """It is named with its shard and its node; the workers are not to blame, so it ends."""
+    pytest.importorskip("torch")
+    done = featured(images, tmp_path, "memory")
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("cerebro.")]
+    assert re.fullmatch(
+        r".*InputError: the GPU is out of memory with batch_size=8 \(CUDA out of memory. Tried to "
+        r"allocate 2.00 GiB.\): give a smaller batch_size=, .* \(shard \d, node \S+ \(\w+\)\)",
+        said,
+    ), said
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_batch_that_does_not_fit_in_this_process_gpu(images, tmp_path):
+    """What runs out of memory is the loader."""
+    pytest.importorskip("torch")
+    done = featured(images, tmp_path, STANDIN_MEMORY="2000")
+    said = done.stderr.splitlines()[-1]
+    assert "the GPU is out of memory with batch_size=8 (" in said, said
+    assert "out of memory on cuda:1" in said
+    assert list(tmp_path.glob("GPU-*")) == []
+
+
+def test_a_worker_that_loses_its_gpu_is_replaced(images, tmp_path):
+    pytest.importorskip("torch")
+    done = featured(images, tmp_path, "gpu")
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert re.search(
+        r"CUDA error: unspecified launch failure.*, which was computing shard \d; another worker "
+        r"takes its place",
+        done.stdout,
+    ), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("case", "visible", "says"),
+    [
+        ("other", "GPU-a,GPU-b", r"computes other values of column 'scale|output' than this"),
+        ("none", "GPU-a,other-b", r"node \S+ .* has the GPU 'GPU A' and not 'GPU B'"),
+    ],
+)
+def test_gpus_that_compute_other_features_are_refused(images, tmp_path, case, visible, says):
+    pytest.importorskip("torch")
+    done = featured(images, tmp_path, case, CUDA_VISIBLE_DEVICES=visible)
+    assert re.search(rf"InputError: .*{says}", done.stderr), done.stderr
     assert not (tmp_path / "made").exists()
 
 

@@ -161,6 +161,7 @@ def test_workers_that_do_not_begin_are_replaced_a_few_times():
     [
         ("error", InputError, "derive: the function fails in shard 0, node box: it is so"),
         ("input", InputError, "it is so"),
+        ("memory", InputError, "it is so (shard 0, node box)"),
         ("data", CorruptDataError, "it is so (shard 0, node box)"),
         ("storage", OSError, "a node's disk is full: it is so (shard 0, node box)"),
     ],
