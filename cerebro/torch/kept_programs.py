@@ -75,7 +75,8 @@ class Signature:
     memories
         The model's storages that the recording uses, in order of first use.
     has_constants
-        Whether the optimizer made constants in its step, on whose values the program depends.
+        Whether the program depends on the values of other tensors, such as constants that the
+        optimizer makes in its step.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Signature:
                 self.has_constants = True
             else:
                 role = ("constant", address)  # the program is reused only for the same memory
+                self.has_constants = True
             self._known[address] = role
         return role
 

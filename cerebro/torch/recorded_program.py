@@ -73,6 +73,11 @@ class RecordedProgram:
         made._begin(places)
         return made
 
+    def withdraw(self) -> None:
+        """Let no further model use the program unrecorded, because it was not the ordinary step."""
+        if self.kept is not None:
+            self.kept.origin = None
+
     def _begin(self, holes: list[Hole]) -> None:
         """Prepare to set the numbers in `holes` and in tensors."""
         self._holes = holes + [

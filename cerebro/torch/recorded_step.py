@@ -317,8 +317,10 @@ class RecordedStep:
         keys = [key for key, _ in used.most_common() if key in self._programs]
         for key in keys:
             if key[2] == branches:
-                how = self._difference(self._programs[key], key)
+                recorded = self._programs[key]
+                how = self._difference(recorded, key)
                 if how is not None:
+                    recorded.withdraw()
                     self._refuse(how)
                 return how
         return None
@@ -400,6 +402,7 @@ class RecordedStep:
                 return values
             except Exception as error:
                 self._failure = _how_it_differs(error)
+                recorded.withdraw()
                 self._refuse(self._failure)
                 self._state.put(before if after is None else after)
         return {}
@@ -466,6 +469,10 @@ class RecordedStep:
         )
         if not saves or self._numbers.refusal() or _compiles() or self._unproven(key):
             return None
+        try:
+            self._numbers.require_equal_counts()
+        except Unexplained:
+            return None
         facts = self._facts()
         kept = kept_programs.find_proven(alike, facts) if facts.are_shareable else None
         if kept is None or kept.origin is None:
@@ -493,7 +500,8 @@ class RecordedStep:
             for optimizer in self._optimizers
         ]
         given = (self._proof.given, states)
-        return Facts(self._proof.unchanged, given, self._state.tensors())
+        read = (self._proof.unchanged, self._proof.of_torch)
+        return Facts(read, given, self._state.tensors())
 
     def _is_early(self, key: Any, alike: Architecture) -> bool:
         """Return whether it is too early for recording a step to save time."""
@@ -766,6 +774,7 @@ class RecordedStep:
                 if self._prove is not None and not self._pays(key):
                     self._refuse(NO_GAIN)
         except Exception as error:
+            recorded.withdraw()
             if recorded.is_adopted:
                 self._record_instead(key, after)
             else:

@@ -143,6 +143,8 @@ class CallReader(ExpressionReader):
                     type(item)
                 ):
                     return None
+                if isinstance(item, torch.nn.Module):
+                    self._proof._elements(item)
             return DATA
         if function in (enumerate, zip, reversed, list, tuple, iter) and node.args:
             if not plain and function is not enumerate:

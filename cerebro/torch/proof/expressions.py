@@ -92,6 +92,8 @@ class ExpressionReader:
             )
             if not isinstance(item, simple) and special:
                 raise self.refuse(f"whether {name_of(item)} is true is not known", node)
+            if isinstance(item, torch.nn.Module) and hasattr(type(item), "__len__"):
+                self._proof._elements(item)  # an empty list of modules is false
 
     def _constant(self, node: Any) -> Value:
         return DATA
@@ -283,10 +285,9 @@ class ExpressionReader:
             if one is not None:
                 found = found.joined(one)
                 continue
+            members = self._proof._elements(item)
             if isinstance(item, container.ModuleDict):
                 members = Value(tuple(item._modules.values()))
-            else:
-                members = self._proof._elements(item)
             if isinstance(node.slice, ast.Slice) and members.objects:
                 members = known(Each(members))
             found = found.joined(members)

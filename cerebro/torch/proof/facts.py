@@ -7,12 +7,14 @@ way, their steps call the same operators with the same constants. So a program t
 from one model can be used for the other, without recording it again.
 
 Objects that belong to one model, such as its modules, are described by their type and by the order
-in which they were read. Objects that models share, such as functions of PyTorch and classes, are
-described by their identity. If a step reads anything else, no other model has the same facts.
+in which they were read; their attributes are among what was read. Objects that models share, such
+as functions of PyTorch, classes and members of enumerations, are described by their identity. If a
+step reads anything else, no other model has the same facts.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
 import weakref
@@ -26,10 +28,11 @@ from cerebro.torch.proof.unchanged import CONTAINERS, MISSING, Entries, Unchange
 
 NESTED = (
     *CONTAINERS, types.FunctionType, types.MethodType, functools.partial, weakref.ReferenceType,
+    property, staticmethod,
 )  # fmt: skip
 """Types of objects that are described by what they contain."""
 
-SHARED = (types.ModuleType, types.BuiltinFunctionType, types.MethodDescriptorType, Entries)
+SHARED = (types.ModuleType, types.MethodDescriptorType, Entries)
 """Types of objects that are described by their identity."""
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that was defined in Python
@@ -40,8 +43,8 @@ class Facts:
 
     Parameters
     ----------
-    unchanged
-        What the proof has read.
+    read
+        What the proof has read, of the step's code and of PyTorch.
     given
         What else decides which operators the step calls: the functions and settings that our own
         code of the step uses.
@@ -58,7 +61,7 @@ class Facts:
         Whether another model can have the same facts.
     """
 
-    def __init__(self, unchanged: Unchanged, given: Any, tensors: Sequence[Any]) -> None:
+    def __init__(self, read: Sequence[Unchanged], given: Any, tensors: Sequence[Any]) -> None:
         self.are_shareable = True
         self._shared: list[Any] = []  # keeps the identities in the key unique
         self._tensors = {id(tensor): index for index, tensor in enumerate(tensors)}
@@ -70,8 +73,9 @@ class Facts:
         for tensor in tensors:
             address = tensor.untyped_storage().data_ptr()
             memory = memories.setdefault(address, len(memories))
-            places.append((memory, address % 64, tensor.storage_offset()))
-        self.key: Any = (places, self._form(given), unchanged.described(self._form, self._place))
+            places.append((memory, address % 64, tensor.storage_offset(), *_layout(tensor)))
+        described = [unchanged.described(self._form, self._place) for unchanged in read]
+        self.key: Any = (places, self._form(given), described)
         # The key has no identities of these.
         self._tensors.clear()
         self._numbers.clear()
@@ -103,7 +107,7 @@ class Facts:
         if kind in (list, tuple):
             return [self._form(item) for item in value]
         if kind in (set, frozenset):
-            return sorted(f"{type(item).__name__} {item!r}" for item in value)
+            return [(type(item), repr(item)) for item in value]  # in the order that a loop sees
         if kind is dict:
             return [(self._form(key), self._form(item)) for key, item in value.items()]
         if kind is types.FunctionType:
@@ -115,6 +119,10 @@ class Facts:
             return self._form(value())
         if kind is functools.partial:
             return self._form(value.func), self._form(value.args), self._form(value.keywords)
+        if kind is property:
+            return self._form(value.fget)
+        if kind is staticmethod:
+            return self._form(value.__func__)
         return self._form(kind)
 
     def _closure_of(self, function: types.FunctionType) -> Any:
@@ -149,10 +157,26 @@ def _is_shared(value: Any) -> bool:
         return "<locals>" not in value.__qualname__
     if type(value) is types.FunctionType:
         return is_of_torch(value) and value.__closure__ is None
-    return value is MISSING or type(value) in SHARED
+    if type(value) is types.BuiltinFunctionType:  # also a bound method, as of a tensor
+        owner = value.__self__
+        return owner is None or isinstance(owner, (type, types.ModuleType))
+    return value is MISSING or type(value) in SHARED or isinstance(value, enum.Enum)
 
 
 def _belongs_to_a_model(value: Any) -> bool:
-    """Return whether an object is one whose attributes a proof records when they are read."""
-    is_of_python = bool(type(value).__flags__ & _HEAP_TYPE) or isinstance(value, torch.nn.Module)
-    return is_of_python and isinstance(getattr(value, "__dict__", None), dict)
+    """Return whether an object is one whose attributes a proof records when they are read.
+
+    It has nothing besides attributes, unlike an instance of a subclass of `dict`.
+    """
+    are_of_python = all(
+        part is object or part.__flags__ & _HEAP_TYPE for part in type(value).__mro__
+    )
+    return are_of_python and isinstance(getattr(value, "__dict__", None), dict)
+
+
+def _layout(tensor: Any) -> Any:
+    """Return a tensor's properties besides its values and its memory."""
+    return (
+        *(tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad),
+        *(tensor.is_conj(), tensor.is_neg(), tensor.is_inference()),
+    )

@@ -82,6 +82,9 @@ OWN_NAMES = {
 }  # fmt: skip
 """Names that a subclass of a PyTorch module may define without changing how the module works."""
 
+OF_PARAMETERS = (container.ParameterList, container.ParameterDict)
+"""Containers that cannot be called."""
+
 HOOKS = (
     "_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
 )  # fmt: skip
@@ -132,7 +135,7 @@ class Proof(GenuineTorch):
             raise Unproven(f"{name} is not a module")
         own = is_module_of_torch(kind)
         base = next((part for part in kind.__mro__ if is_module_of_torch(part)), None)
-        if kind.__call__ is not torch.nn.Module.__call__:
+        if kind.__call__ is not torch.nn.Module.__call__ and kind not in OF_PARAMETERS:
             raise Unproven(f"{name} has a __call__() other than PyTorch's")
         self._check_class(kind)
         self.unchanged.size(attributes)
@@ -232,9 +235,8 @@ class Proof(GenuineTorch):
             return item.member
         if isinstance(item, torch.nn.Module):
             kind = type(item)
-            if kind in (container.ParameterList, container.ParameterDict):
-                return DATA
-            if isinstance(item, container.ModuleDict):
+            if isinstance(item, container.ModuleDict) or kind in OF_PARAMETERS:
+                self._check_structure(item)
                 return DATA
             sequence = (container.Sequential, container.ModuleList)
             if not isinstance(item, sequence) or not any(
@@ -256,10 +258,7 @@ class Proof(GenuineTorch):
         """Return the possible values of a loop variable that iterates over `value`."""
         found = Value(data=value.data)
         for item in value.objects:
-            if isinstance(item, (dict, container.ModuleDict)):
-                found = found.joined(DATA)
-            else:
-                found = found.joined(self._elements(item))
+            found = found.joined(DATA if isinstance(item, dict) else self._elements(item))
         return found
 
     # --- attributes --------------------------------------------------------

@@ -177,4 +177,9 @@ def _switches() -> Any:
         torch.is_anomaly_enabled(),
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
+        torch.get_autocast_dtype("cpu"),
+        torch._C._get_mkldnn_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+        torch.backends.cuda.flash_sdp_enabled(),  # on the CPU, too
+        torch.backends.cuda.math_sdp_enabled(),
     )

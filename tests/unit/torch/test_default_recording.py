@@ -657,6 +657,34 @@ def test_what_changes_between_units_is_recorded_again(between):
     assert model._recorded[0].refusal is None and model._recorded[0].replays
 
 
+class InContainers(nn.Module):
+    """It reads numbers in PyTorch's containers, and how many members one of them has."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.limits = nn.Linear(6, 3), nn.ParameterDict({"above": [9.0]})
+        self.again, self.part = nn.ModuleList(), nn.Identity()
+
+    def forward(self, x):
+        x = self.net(x).clamp(max=self.limits["above"][0])
+        x = x * 2 if self.again else x
+        return x * (1 + len(self.again))
+
+
+def tightened(model, unit):
+    model.net.limits["above"][0] = 0.1 / (1 + unit)
+
+
+def extended(model, unit):
+    model.net.again.append(model.net.part)
+
+
+@pytest.mark.parametrize("between", [tightened, extended])
+def test_containers_of_torch_that_change_are_noticed(between):
+    model = agree(between=between, net=InContainers)
+    assert model._recorded[0].refusal is None and model._recorded[0].replays
+
+
 @pytest.mark.parametrize("between", [late_hook, late_method])
 def test_hooks_and_methods_that_come_later_end_recording(between):
     model = agree(back, between, net=ReadsGlobal)
