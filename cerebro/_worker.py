@@ -14,7 +14,6 @@ import contextlib
 import faulthandler
 import importlib
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -50,6 +49,7 @@ from cerebro.worker.messages import (
     UnitDone,
     UnitFailed,
 )
+from cerebro.worker.pickled import pickled_event
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.streams import CudaStream
 
@@ -292,7 +292,7 @@ class Worker:
             return
         event = self._execute(task)
         self._done = event.task.identity if isinstance(event, UnitDone) else None
-        self._connection.send_bytes(_packed(event))
+        self._connection.send_bytes(pickled_event(event))
 
     def _execute(self, task: Job) -> Event:
         run = None if self._runner is None else self._runner.context
@@ -322,14 +322,6 @@ class Worker:
             self._process.runners.remove(self._runner)
             self._runner = None
         self._process.forget()
-
-
-def _packed(event: Event) -> bytes:
-    """Pickle an event; use cloudpickle, which is slower, only for objects of the user's code."""
-    try:
-        return pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        return cloudpickle.dumps(event)  # type: ignore[no-any-return]
 
 
 def leave() -> NoReturn:

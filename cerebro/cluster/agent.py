@@ -30,7 +30,7 @@ from cerebro.cluster.keys import Keys, Ticket, import_zmq
 from cerebro.cluster.messages import StateIn
 from cerebro.cluster.states import CARRIED_BYTES
 from cerebro.cluster.supervisor import Supervisor
-from cerebro.cluster.wire import dial, doorman, frames_of, message_of, pieces
+from cerebro.cluster.wire import dial, doorman, frames_of_answer, message_of, pieces
 from cerebro.errors import InputError, text_of
 from cerebro.machine.devices import Device, is_gpu
 from cerebro.machine.signals import TERMINATED, hears_sigterm
@@ -249,9 +249,9 @@ class Agent:
         if error is not None and not isinstance(error, Exception):
             error = RuntimeError(text_of(error))
         try:
-            frames = frames_of((number, value, error, carried))
+            frames = frames_of_answer((number, value, error, carried))
         except Exception as cause:  # an exception that cannot be pickled
-            frames = frames_of((number, None, RuntimeError(text_of(error or cause)), None))
+            frames = frames_of_answer((number, None, RuntimeError(text_of(error or cause)), None))
         self._answers.append([b"answer", *frames])
         self._pipe.wake()
 

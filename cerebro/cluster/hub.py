@@ -24,7 +24,7 @@ from cerebro.cluster.states import HeldState, write_checked
 from cerebro.cluster.wire import doorman, frames_of, listener, message_of
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.machine.wake_pipe import WakePipe
-from cerebro.worker.messages import Job
+from cerebro.worker.messages import Job, Task
 
 START_SECONDS = 120.0
 """The time within which agents must connect;"""
@@ -263,7 +263,8 @@ class Hub:
         with contextlib.suppress(IndexError):
             while True:
                 freed.append(line.frees.popleft())
-        frames = frames_of((number, lane, method, arguments, freed, has_state))
+        is_plain = method == "run" and isinstance(arguments[0], Task)
+        frames = frames_of((number, lane, method, arguments, freed, has_state), is_plain=is_plain)
         with self._lock:
             is_gone = line.is_gone  # later, `_left` finds the future
             if not is_gone:

@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 
 from cerebro.cluster.keys import Keys, import_zmq
+from cerebro.worker.pickled import pickled_event
 
 FRAME_BYTES = 4 << 20
 MAX_FRAME_BYTES = 2 * FRAME_BYTES
@@ -97,9 +98,19 @@ def pieces(packed: Any) -> Iterator[memoryview]:
         yield view[begin : begin + FRAME_BYTES]
 
 
-def frames_of(message: Any) -> list[Any]:
-    """Return a message's frames."""
-    return list(pieces(cloudpickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+def frames_of(message: Any, *, is_plain: bool = False) -> list[Any]:
+    """Return a message's frames.
+
+    `is_plain` promises that the message contains no object of the user's code; see
+    `cerebro.executors.process.WorkerProcess.send`.
+    """
+    dumps = pickle.dumps if is_plain else cloudpickle.dumps
+    return list(pieces(dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+
+
+def frames_of_answer(answer: Any) -> list[Any]:
+    """Return the frames of an agent's answer, which may contain a worker's event."""
+    return list(pieces(pickled_event(answer)))
 
 
 def message_of(messages: list[Any]) -> Any:

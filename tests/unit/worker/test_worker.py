@@ -16,6 +16,7 @@ from cerebro import _worker
 from cerebro.machine import turns
 from cerebro.worker import jobs
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
+from cerebro.worker.pickled import pickled_event
 from cerebro.worker.rehearsal import walk
 from cerebro.worker.runner import UnitRunner
 
@@ -350,5 +351,5 @@ def test_an_event_may_hold_an_object_of_the_users_code() -> None:
         """As a name that a metric was given in a notebook."""
 
     event = CheckDone(3, (Local("lost"),))
-    back = pickle.loads(_worker._packed(event))
+    back = pickle.loads(pickled_event(event))
     assert (back.worker, back.problems) == (3, ("lost",))
