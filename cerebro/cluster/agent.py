@@ -139,7 +139,8 @@ class Agent:
         begun = time.monotonic()
         while True:
             ready = dict(poller.poll(STEP_MILLISECONDS))
-            self._pipe.clear()
+            if self._pipe.fileno() in ready:
+                self._pipe.clear()
             self._send_answers()
             if self._must_leave:
                 self._hand_over()

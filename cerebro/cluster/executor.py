@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 from dataclasses import fields, replace
 from functools import partial
-from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ from cerebro.executors.local import packed as pickled
 from cerebro.machine.devices import ALL, CPU, MAX_WORKERS
 from cerebro.machine.files import open_plain, path_of
 from cerebro.machine.objects import is_url
+from cerebro.machine.wake_pipe import wait_for
 from cerebro.run.states import epoch_state_file, read_state, unpublished
 from cerebro.worker.log import APPEND, log_path
 from cerebro.worker.messages import (
@@ -212,7 +212,7 @@ class ClusterExecutor(ABC):
                 self._look()
             due = min(self._next_look, self._next_look if end is None else end)
             descriptors = [self._mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
-            ready = wait_for_any(descriptors, max(0.0, due - now))
+            ready = wait_for(descriptors, max(0.0, due - now))
             if wake is not None and wake.fileno() in ready:
                 self._open_mail()
                 break
@@ -257,7 +257,7 @@ class ClusterExecutor(ABC):
         end = time.monotonic() + PATIENCE_SECONDS
         while not self._remotes and failure is None and time.monotonic() < end:
             self._survey()
-            wait_for_any([self._mailbox.fileno()], 1.0)
+            wait_for([self._mailbox.fileno()], 1.0)
             self._read_letters()
             failure = self._cluster.why_no_more()
         joined = next((e for e in self._later if isinstance(e, WorkerJoined)), None)
@@ -452,16 +452,20 @@ class ClusterExecutor(ABC):
                 return
             ended = {*job.ended, *remote.stale} - {job.trial}
             remote.stale.clear()
-            keep = job.keep_state and self._shares_run
-            job = replace(job, ended=tuple(sorted(ended)), keep_state=keep)
+            job = self._as_sent(job, tuple(sorted(ended)))
         self._call(remote, call, job, state)
 
     def _send_queued(self, remote: RemoteWorker, call: Call) -> None:
         """Send a queued unit, which begins with the state that the unit before it leaves there."""
-        job = call.job
-        assert isinstance(job, Task)
-        job = replace(job, keep_state=job.keep_state and self._shares_run)
-        self._call(remote, call, job, None)
+        assert isinstance(call.job, Task)
+        self._call(remote, call, self._as_sent(call.job, call.job.ended), None)
+
+    def _as_sent(self, task: Task, ended: tuple[int, ...]) -> Task:
+        """Return a task as the worker gets it: a copy only if it differs."""
+        keep = task.keep_state and self._shares_run
+        if (ended, keep) == (task.ended, task.keep_state):
+            return task
+        return replace(task, ended=ended, keep_state=keep)
 
     def _call(self, remote: RemoteWorker, call: Call, job: Job, state: StateIn | None) -> None:
         call.is_sent = True

@@ -292,8 +292,8 @@ class Hub:
         for source in (self._socket, self._monitor, self._pipe.fileno()):
             poller.register(source, zmq.POLLIN)
         while not self._is_closing:
-            poller.poll()
-            self._pipe.clear()
+            if self._pipe.fileno() in dict(poller.poll()):
+                self._pipe.clear()
             while self._outbox:
                 self._socket.send_multipart(self._outbox.popleft(), copy=False)
             with contextlib.suppress(zmq.Again):
@@ -311,7 +311,8 @@ class Hub:
     def _hear_of_leavers(self) -> None:
         from zmq.utils.monitor import recv_monitor_message
 
-        while self._monitor.poll(0):
+        zmq = import_zmq()
+        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:  # `poll` costs ten times as much
             fd = recv_monitor_message(self._monitor)["value"]
             for line in [line for line in self._lines.values() if line.fd == fd]:
                 self._left(line)

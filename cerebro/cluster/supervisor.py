@@ -258,8 +258,10 @@ class Supervisor(ABC):
                 return JobResult(None, text_of(error), is_full=True), None
         # Not before the state is here: without this task, the process would keep slots without
         # files, and write the trial's next state where it is not looked for.
-        task = replace(task, ended=tuple(sorted(self._ended)), after=None)
-        for trial in task.ended:
+        ended = tuple(sorted(self._ended))
+        if self._passed is None and (task.after is not None or task.ended != ended):
+            task = replace(task, ended=ended, after=None)
+        for trial in ended:
             self._forget(trial)
         self._ended.clear()
         event = self._carry_out(task)
@@ -377,7 +379,8 @@ class Supervisor(ABC):
             if isinstance(task, Task):
                 self._pass_on(task)
             self._answers.extend(self._local.wait(wake=self._wake))
-            self._wake.clear()
+            if not self._answers:
+                self._wake.clear()
         event = self._answers.popleft()
         if not isinstance(event, UnitDone):
             self._passed = None  # the process has dropped it

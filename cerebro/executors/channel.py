@@ -19,7 +19,7 @@ LENGTH = struct.Struct("!i")
 LONG = struct.Struct("!Q")
 MAX_ANSWER = 256 << 20
 """The largest valid length of an answer, in bytes; an answer usually has a few kilobytes."""
-PIECE = 1 << 18
+PIECE = 1 << 16
 
 
 class BrokenMessage(Exception):
@@ -97,6 +97,8 @@ class Channel:
                 ended = True
                 break
             self._in += piece
+            if len(piece) < PIECE:  # that was all: to read again would cost a failing call
+                break
         messages = self._whole_messages()
         if ended and not messages:
             raise EOFError

@@ -183,6 +183,7 @@ class LocalExecutor:
         self._busy: dict[int, TaskWatch] = {}
         self._events: list[Event] = []  # events that are not returned yet
         self._selector: selectors.BaseSelector | None = None
+        self._wake: Wake | None = None  # what the selector also waits for
         self._clock: _core.BeatPage | None = None  # beats at the same rate as the workers
         self._next_look = 0.0
         self._context = b""
@@ -239,16 +240,11 @@ class LocalExecutor:
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> list[Event]:
         end = None if timeout is None else time.monotonic() + timeout
         woken = False
-        if wake is not None:
-            self._the_selector.register(wake, selectors.EVENT_READ, ("wake", -1))
-        try:
-            while not self._events and not woken and (self._busy or wake is not None):
-                woken = self._wait_once(end)
-                if end is not None and time.monotonic() >= end:
-                    break
-        finally:
-            if wake is not None:
-                self._the_selector.unregister(wake)
+        self._listen_to(wake)
+        while not self._events and not woken and (self._busy or wake is not None):
+            woken = self._wait_once(end)
+            if end is not None and time.monotonic() >= end:
+                break
         events, self._events = self._events, []
         return events
 
@@ -272,6 +268,7 @@ class LocalExecutor:
     def close(self, *, kill: bool = False) -> None:
         if self._owner != os.getpid():  # a fork: workers and selector belong to the parent
             return
+        self._listen_to(None)
         ready = set() if kill else self._end_runs([w for w in self._workers if w not in self._busy])
         for worker in self._busy:
             if worker in self._workers:
@@ -291,7 +288,7 @@ class LocalExecutor:
         self._events.clear()
         if self._selector is not None:
             self._selector.close()
-            self._selector = None
+            self._selector = self._wake = None
         if self._clock is not None:
             self._clock.stop()
             self._clock = None
@@ -381,6 +378,16 @@ class LocalExecutor:
         return scale * self._unit_timeout + more
 
     # --- the event loop --------------------------------------------------
+
+    def _listen_to(self, wake: Wake | None) -> None:
+        """Wait for this descriptor, too, and for no other one of a caller's."""
+        if wake is self._wake:
+            return
+        if self._wake is not None:
+            self._the_selector.unregister(self._wake)
+        if wake is not None:
+            self._the_selector.register(wake, selectors.EVENT_READ, ("wake", -1))
+        self._wake = wake
 
     def _wait_once(self, end: float | None) -> bool:
         """Wait for a descriptor or a deadline and handle it; return whether it was `wake`."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import select
+from collections.abc import Iterable
+
+PIPE_BYTES = 4096
 
 
 class WakePipe:
@@ -31,8 +36,8 @@ class WakePipe:
     def clear(self) -> None:
         """Make the pipe unreadable again."""
         with contextlib.suppress(OSError):
-            while os.read(self._read, 4096):
-                pass
+            while len(os.read(self._read, PIPE_BYTES)) == PIPE_BYTES:
+                pass  # a shorter piece was the last one: reading again would fail, which costs more
 
     def close(self) -> None:
         """Close the reading end."""
@@ -46,3 +51,11 @@ class WakePipe:
             os.close(self._write)
         except (OSError, AttributeError, TypeError):
             return  # when Python exits, `os` may be None
+
+
+def wait_for(descriptors: Iterable[int], seconds: float) -> set[int]:
+    """Return the descriptors that are readable, after waiting up to `seconds` for the first one."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(math.ceil(1000 * seconds))}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from multiprocessing.connection import Connection
 
 import pytest
 
-from cerebro.executors.channel import MAX_ANSWER, BrokenMessage, Channel
+from cerebro.executors.channel import MAX_ANSWER, PIECE, BrokenMessage, Channel
 
 
 @pytest.fixture
@@ -96,3 +97,21 @@ def test_a_message_that_needs_a_long_length(ends, monkeypatch):
     channel.send(b"longer than ten bytes")
     assert worker.recv_bytes() == b"longer than ten bytes"
     worker.close()
+
+
+@pytest.mark.parametrize("length", [PIECE - 5, PIECE - 4, PIECE - 3, 3 * PIECE - 4])
+def test_a_message_as_long_as_the_pieces_that_are_read(ends, length):
+    channel, theirs = ends
+    worker = Connection(theirs.detach())
+    message = bytes(length % 251 for _ in range(length))
+    writer = threading.Thread(target=worker.send_bytes, args=(message,))
+    writer.start()
+    received = []
+    while not received:
+        received = channel.receive()
+    writer.join()
+    assert received == [message]
+    assert channel.receive() == []
+    worker.close()
+    with pytest.raises(EOFError):
+        channel.receive()

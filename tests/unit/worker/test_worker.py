@@ -12,7 +12,6 @@ import pytest
 
 import cerebro
 import cerebro._core as _core
-from cerebro import _worker
 from cerebro.machine import turns
 from cerebro.worker import jobs
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
