@@ -166,8 +166,10 @@ class BeatClock:
 
     @property
     def seconds_left(self) -> float | None:
-        seconds = self._beat.task_seconds if self._is_running else None
-        if self.limit is None or seconds is None or seconds < -WAITING_FOR_TURN / 2:
+        if self.limit is None or not self._is_running:
+            return None
+        seconds = self._beat.task_seconds
+        if seconds is None or seconds < -WAITING_FOR_TURN / 2:
             return None
         return self.limit - seconds
 
