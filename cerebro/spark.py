@@ -9,7 +9,7 @@ agent joins the search. A barrier stage would end all agents instead. Spark only
 states and messages use Cerebro's own connections.
 
 A task needs the cores and the GPU of a worker. If the application's configuration gives tasks less,
-the stage has a resource profile of its own (Spark's stage-level scheduling).
+the stage gets its own resource profile (Spark's stage-level scheduling).
 """
 
 from __future__ import annotations
@@ -284,7 +284,8 @@ def _accepted(context: Any, profile: Any) -> Any:
     Raises
     ------
     InputError
-        If Spark refuses it, such as one with executors of its own without dynamic allocation.
+        If Spark refuses it. For example, a profile that requests executors needs dynamic
+        allocation.
     """
     try:
         return context.parallelize([0], 1).withResources(profile).getResourceProfile()

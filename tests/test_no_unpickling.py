@@ -31,10 +31,9 @@ UNPICKLERS = {
 # has proved by its key to belong to the same run, and carry the user's own functions.
 ALLOWED = {
     "executors/local.py": "packs a search for its own workers and reads their answers",
-    "executors/process.py": "sends messages to one of them",
     "_worker.py": "reads what the process that started it sends",
     "executors/received.py": "opens what such a process sends, with searches refused",
-    "worker/pickled.py": "packs the answers of workers, and reads none",
+    "worker/pickled.py": "packs messages to and from these processes, and reads none",
     "cluster/wire.py": "reads what peers send that have proved to have the cluster's key",
 }
 

@@ -14,10 +14,8 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-import cloudpickle
-
 from cerebro.cluster.keys import Keys, import_zmq
-from cerebro.worker.pickled import pickled_event
+from cerebro.worker.pickled import pickled_event, pickled_message
 
 FRAME_BYTES = 4 << 20
 MAX_FRAME_BYTES = 2 * FRAME_BYTES
@@ -101,11 +99,9 @@ def pieces(packed: Any) -> Iterator[memoryview]:
 def frames_of(message: Any, *, is_plain: bool = False) -> list[Any]:
     """Return a message's frames.
 
-    `is_plain` promises that the message contains no object of the user's code; see
-    `cerebro.executors.process.WorkerProcess.send`.
+    `is_plain` promises that the message contains no object of the user's code.
     """
-    dumps = pickle.dumps if is_plain else cloudpickle.dumps
-    return list(pieces(dumps(message, protocol=pickle.HIGHEST_PROTOCOL)))
+    return list(pieces(pickled_message(message, is_plain=is_plain)))
 
 
 def frames_of_answer(answer: Any) -> list[Any]:

@@ -458,15 +458,13 @@ class RecordedStep:
         if not (self._adopts and is_plain and (has_state or seen)) or self._gradients.tensors():
             return None
         alike = self._architecture(key)
-        origins = [kept.origin for kept in alike.kept if kept.origin is not None]
-        if not origins:
+        times = [
+            (kept.seconds, kept.origin.ordinary) for kept in alike.kept if kept.origin is not None
+        ]
+        if not times:
             return None
-        self._seconds.setdefault(key, [min(origin.ordinary for origin in origins)])
-        saves = any(
-            self._saves(key, kept.seconds, cost=ADOPT_COST)
-            for kept in alike.kept
-            if kept.origin is not None
-        )
+        self._seconds.setdefault(key, [min(ordinary for _, ordinary in times)])
+        saves = any(self._saves(key, replay, cost=ADOPT_COST) for replay, _ in times)
         if not saves or self._numbers.refusal() or _compiles() or self._unproven(key):
             return None
         try:
@@ -479,9 +477,7 @@ class RecordedStep:
             return None
         found = RecordedProgram.of_kept(kept, kept.origin.memories(self._state.tensors()))
         found.is_adopted = True
-        # A program that most batches use is compared again when the unit ends, any other on its
-        # next batch.
-        found.compared = COMPARED - 1 if key in self._frequent else COMPARED - 2
+        found.compared = self._first_proves(key) - 1  # it has not been compared yet
         self._programs[key] = found
         self._places = (self._state.places(), self._modes())
         return found
@@ -680,11 +676,16 @@ class RecordedStep:
         if kept is None or not self._numbers.explain(recording.calls, counts, kept.formulas):
             return None
         found = RecordedProgram.of_kept(kept, signature.memories)
-        # By the proof, all further recordings are the same. A program that most batches use is
-        # compared again when the unit ends, any other on its next batch.
-        proven = COMPARED if key in self._frequent else 1
-        found.compared = 0 if self._prove is None else proven
+        found.compared = 0 if self._prove is None else self._first_proves(key)
         return found
+
+    def _first_proves(self, key: Any) -> int:
+        """Return how many comparisons the first one of a program of another model counts as.
+
+        By the proof, all further recordings are the same. A program that most batches use is
+        compared again when the unit ends, any other on its next batch.
+        """
+        return COMPARED if key in self._frequent else COMPARED - 1
 
     def _keep(self, recorded: RecordedProgram, key: Any) -> None:
         """Keep a program for later models of this architecture."""

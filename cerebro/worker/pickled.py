@@ -1,4 +1,7 @@
-"""Pickle the answers of workers."""
+"""Pickle the messages between a process and its workers, and between the peers of a cluster.
+
+`pickle` takes a third of the time of `cloudpickle`, which only objects of the user's code need.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,15 @@ import pickle
 import cloudpickle
 
 
-def pickled_event(event: object) -> bytes:
-    """Pickle an event, or a message that contains one.
+def pickled_message(message: object, *, is_plain: bool) -> bytes:
+    """Pickle a message; `is_plain` promises that it contains no object of the user's code."""
+    dumps = pickle.dumps if is_plain else cloudpickle.dumps
+    return dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
-    Use cloudpickle, which takes three times as long, only for objects of the user's code.
-    """
+
+def pickled_event(event: object) -> bytes:
+    """Pickle an event, or a message that contains one, which may have objects of the user's."""
     try:
-        return pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
+        return pickled_message(event, is_plain=True)
     except (pickle.PicklingError, AttributeError, TypeError):
-        return cloudpickle.dumps(event, pickle.HIGHEST_PROTOCOL)  # type: ignore[no-any-return]
+        return pickled_message(event, is_plain=False)

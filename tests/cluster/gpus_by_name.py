@@ -7,12 +7,14 @@ actor find its assigned GPU.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import numpy as np
 
 from cerebro.machine import devices
 from cerebro.machine.devices import Device, Found
 
+HOOKS = Path(__file__).parent / "hooks"
 LABEL, OTHER, MEMORY = "GPU A", "GPU B", 8 * 10**9
 
 
@@ -24,6 +26,16 @@ def find() -> Found:
         for i, name in enumerate(visible)
     )
     return Found(found, "" if found else "no NVIDIA driver is loaded")
+
+
+def name_gpus(patch, cudart, cudnn, cache, *names: str) -> None:
+    """Give this process and all that it starts these GPUs of the stand-in for the CUDA runtime."""
+    patch.setenv("CEREBRO_CUDART", str(cudart))
+    patch.setenv("CEREBRO_CUDNN", str(cudnn))
+    patch.setenv("CEREBRO_CACHE", str(cache))
+    patch.setenv("PYTHONPATH", os.pathsep.join([str(HOOKS), os.environ["PYTHONPATH"]]))
+    patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(names))
+    patch.setattr(devices, "lookup", find)
 
 
 def pretend() -> None:

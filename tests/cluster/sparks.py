@@ -3,43 +3,48 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from pathlib import Path
 
 import gpus_by_name
+import pictures
 import pytest
 from dialing import end_spark
 
-from cerebro.machine import devices
-
-HOOKS = Path(__file__).parent / "hooks"
 ALL = {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
 
 
-@contextlib.contextmanager
-def standing_in(cudart, cudnn, folder):
+@pytest.fixture(scope="module", autouse=True)
+def standin(cudart_standin, cudnn_standin, tmp_path_factory):
     """Every process has the GPUs that are named in its variable; this one has one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CEREBRO_CUDART", str(cudart))
-        patch.setenv("CEREBRO_CUDNN", str(cudnn))
-        patch.setenv("CEREBRO_CACHE", str(folder))
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HOOKS), os.environ["PYTHONPATH"]]))
-        patch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+        cache = tmp_path_factory.mktemp("cache")
+        gpus_by_name.name_gpus(patch, cudart_standin, cudnn_standin, cache, "GPU-a")
         patch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-        patch.setattr(devices, "lookup", gpus_by_name.find)
         yield
 
 
-def script_in(folder):
-    """Write a discovery script: each node has two GPUs."""
-    file = folder / "gpus"
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """A discovery script: each node has two GPUs."""
+    file = tmp_path_factory.mktemp("script") / "gpus"
     answer = '{"name": "gpu", "addresses": ["GPU-a", "GPU-b"]}'
     file.write_text(f"#!/bin/sh\necho '{answer}'\n")
     file.chmod(0o755)
     return str(file)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return pictures.shards(tmp_path_factory.mktemp("data") / "pictures")
+
+
+@pytest.fixture(scope="module")
+def expected(data, tmp_path_factory):
+    """The hashes of one local worker on a GPU."""
+    run = tmp_path_factory.mktemp("runs") / "here"
+    return pictures.hashes(pictures.search(data, run, workers=1, devices="cuda:0"))
 
 
 @contextlib.contextmanager

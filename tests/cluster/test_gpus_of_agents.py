@@ -34,19 +34,13 @@ from cerebro.cluster.keys import key_at
 from cerebro.errors import InputError
 from cerebro.machine import devices
 
-HOOKS = Path(__file__).parent / "hooks"
-
 
 @pytest.fixture(scope="module", autouse=True)
 def standin(cudart_standin, cudnn_standin, tmp_path_factory):
     """This machine has two GPUs, for this process and for all that it starts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CEREBRO_CUDART", str(cudart_standin))
-        patch.setenv("CEREBRO_CUDNN", str(cudnn_standin))
-        patch.setenv("CEREBRO_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(HOOKS), os.environ["PYTHONPATH"]]))
-        patch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a,GPU-b")
-        patch.setattr(devices, "lookup", gpus_by_name.find)
+        cache = tmp_path_factory.mktemp("cache")
+        gpus_by_name.name_gpus(patch, cudart_standin, cudnn_standin, cache, "GPU-a", "GPU-b")
         patch.setattr(hub, "LATE_SECONDS", 120.0)  # tests say which agents have worked
         yield
 

@@ -16,38 +16,20 @@ if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
     pytest.skip("Spark needs Java", allow_module_level=True)
 
 import pictures
+import sparks
 from pyspark.resource import (
     ExecutorResourceRequests,
     ResourceProfileBuilder,
     TaskResourceRequests,
 )
-from sparks import ALL, running, script_in, standing_in
+from sparks import ALL, running
 
 import cerebro
 from cerebro import spark as module
 from cerebro.errors import InputError
 
-
-@pytest.fixture(scope="module", autouse=True)
-def standin(cudart_standin, cudnn_standin, tmp_path_factory):
-    with standing_in(cudart_standin, cudnn_standin, tmp_path_factory.mktemp("cache")):
-        yield
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    return script_in(tmp_path_factory.mktemp("script"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return pictures.shards(tmp_path_factory.mktemp("data") / "pictures")
-
-
-@pytest.fixture(scope="module")
-def expected(data, tmp_path_factory):
-    run = tmp_path_factory.mktemp("runs") / "here"
-    return pictures.hashes(pictures.search(data, run, workers=1, devices="cuda:0"))
+standin, script = sparks.standin, sparks.script
+data, expected = sparks.data, sparks.expected
 
 
 # --- executors that Spark starts for the search ---------------------------------------

@@ -44,7 +44,7 @@ def test_a_thread_says_that_it_waits_before_its_unit_begins():
         assert second.heard == [True]
     thread.join(SECONDS)
     assert heard_inside == [[True, False]]
-    assert first.heard == []  # nobody was in its way
+    assert first.heard == []  # no other unit is in its way
 
 
 def test_a_unit_that_is_alone_waits_for_others_and_none_begins_meanwhile():
@@ -90,7 +90,7 @@ def test_two_units_that_want_to_be_alone_are_so_in_turn():
             assert begun[1 - number].wait(SECONDS)
         turns.alone()
         inside.append(number)
-        with turns.away():  # nobody takes the turn
+        with turns.away():  # no other unit takes the turn
             assert inside == [*inside[:-1], number]
         inside.append(number)
 

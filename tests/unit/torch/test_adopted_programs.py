@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from test_default_recording import BATCHES, data, made, train  # noqa: E402
-from test_kept_programs import CASES, Scaled, narrow, pair, same, wide  # noqa: E402
+from test_kept_programs import CASES, Scaled, collected, narrow, pair, same, wide  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
@@ -34,15 +34,7 @@ def never_timed(monkeypatch):
 @pytest.fixture
 def recordings(monkeypatch):
     """Collect the recordings of steps."""
-    found = []
-    make = Recording.__init__
-
-    def count(self, *arguments):
-        found.append(self)
-        make(self, *arguments)
-
-    monkeypatch.setattr(Recording, "__init__", count)
-    return found
+    return collected(monkeypatch, Recording)
 
 
 def smoothed_loss(output, target):

@@ -39,18 +39,23 @@ def never_timed(monkeypatch):
     monkeypatch.setattr(recorded_step, "LONGEST_STEP", float("inf"))
 
 
-@pytest.fixture
-def built(monkeypatch):
-    """Count the programs that are made from recordings."""
+def collected(monkeypatch, kind):
+    """Return a list to which every new object of a class is added."""
     found = []
-    make = Program.__init__
+    make = kind.__init__
 
-    def count(self, *arguments):
+    def collect(self, *arguments):
         found.append(self)
         make(self, *arguments)
 
-    monkeypatch.setattr(Program, "__init__", count)
+    monkeypatch.setattr(kind, "__init__", collect)
     return found
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Collect the programs that are made from recordings."""
+    return collected(monkeypatch, Program)
 
 
 def reseeded(model, seed):
