@@ -142,6 +142,8 @@ class Running:
         self.end: Fault | None = None
         """The fault that ended the leg, or may have."""
         self.highest: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        """The first unit of each trial in this leg."""
         self.done: dict[int, int] = {}
         """Units of each trial whose commits the coordinator has received."""
         self.deaths: list[Death] = []
@@ -205,8 +207,8 @@ class Running:
             pid, trial, position, nanoseconds = map(int, rest)
             self._unit_began(pid, trial, position, nanoseconds)
         elif word == "done":
-            trial = int(rest[0])
-            self.done[trial] = self.highest.get(trial, -1) + 1
+            trial = int(rest[0])  # its next unit may have begun already
+            self.done[trial] = self.done.get(trial, self._first.get(trial, 0)) + 1
         elif word == "deaf":
             self._deaf = True
         elif word == "ended":
@@ -220,6 +222,7 @@ class Running:
 
     def _unit_began(self, pid: int, trial: int, position: int, nanoseconds: int) -> None:
         if trial not in self.highest:
+            self._first[trial] = position
             self._check_resumed(trial, position)
         else:
             self._check_next(trial, position, nanoseconds)

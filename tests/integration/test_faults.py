@@ -303,6 +303,18 @@ def test_positions_are_judged(lines: list[str], killed: int | None, found: list[
         assert [text.split(":")[0] for text in running._report.problems] == found
 
 
+def test_a_unit_is_done_although_the_next_one_began_first() -> None:
+    """A worker begins a queued unit before the coordinator hears of the one before it."""
+    with subprocess.Popen(["true"]) as process:
+        before = Progress(highest={0: 4, 1: 5}, floor={0: 4, 1: 5})
+        running = Running(Nowhere(), Leg("resume", 2, ()), process, before, Report(0))
+        for line in ["start 1 0 4 1", "start 1 0 5 2", "done 0"]:
+            running.hear(line)
+        assert running.done == {0: 5}
+        running.hear("done 0")
+        assert running.done == {0: 6}
+
+
 class InTwoBreaths(Nowhere):
     """What is told while a strike listens comes after what was told before it."""
 
