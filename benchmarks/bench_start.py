@@ -166,7 +166,7 @@ def further_worker(*, fork: bool) -> tuple[float, float, float]:
 def main() -> None:
     options = parser(__doc__ or "")
     arguments = options.parse_args()
-    rounds = 3 if arguments.quick else 7
+    rounds = 1 if arguments.quick else 7
     bench = Bench("Startup", arguments.json)
     found = [(import_seconds(), *demo_seconds(2)) for _ in range(rounds)]
     reference, first, end = (statistics.median(column) for column in zip(*found, strict=True))
@@ -180,7 +180,9 @@ def main() -> None:
         bench.add(f"first word, {shown}", word, "s", reference=name, ratio=ratio, bar="0.5 s")
     bars = ("10", "", "0.2")
     names = ("private memory, waiting", "private memory, trained", "SIGKILL to its unit")
-    ways = [(further_worker(fork=False), further_worker(fork=True)) for _ in range(rounds // 2)]
+    ways = [
+        (further_worker(fork=False), further_worker(fork=True)) for _ in range(max(1, rounds // 2))
+    ]
     for number, name in enumerate(names):
         started, forked = (statistics.median(way[i][number] for way in ways) for i in (0, 1))
         unit = "s" if number == 2 else "MB"

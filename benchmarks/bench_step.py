@@ -264,16 +264,17 @@ def main() -> None:
     arguments = options.parse_args()
     torch.set_num_threads(1)
     bench = Bench("bench_step", arguments.json)
-    rounds, steps = (3, 40) if arguments.quick else (4 * arguments.rounds, 100)
+    rounds, steps = (1, 20) if arguments.quick else (4 * arguments.rounds, 100)
+    names = list(CASES)[: 3 if arguments.quick else None]
     if arguments.checks:
-        for name in CASES:
+        for name in names:
             checks(bench, name, rounds)
         bench.report()
         return
-    for name in CASES:
+    for name in names:
         for fused in (None, True):
             compare(bench, name, fused, rounds, steps)
-    for name in IN_UNITS:
+    for name in list(IN_UNITS)[: 1 if arguments.quick else None]:
         for length in (15,) if arguments.quick else (5, 15, 60):
             compare_units(bench, name, 1 if arguments.quick else arguments.rounds, length)
     bench.report()

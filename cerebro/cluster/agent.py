@@ -14,10 +14,10 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 import uuid
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -28,15 +28,17 @@ from cerebro.cluster.gpus import AUTO, own_gpu
 from cerebro.cluster.hello import machine, versions
 from cerebro.cluster.keys import Keys, Ticket, import_zmq
 from cerebro.cluster.messages import StateIn
+from cerebro.cluster.shared_socket import LOAN_SECONDS, SharedSocket
 from cerebro.cluster.states import CARRIED_BYTES
 from cerebro.cluster.supervisor import Supervisor
 from cerebro.cluster.wire import dial, doorman, frames_of_answer, message_of, pieces
 from cerebro.errors import InputError, text_of
+from cerebro.executors.local import LocalExecutor
 from cerebro.machine.devices import Device, is_gpu
 from cerebro.machine.signals import TERMINATED, hears_sigterm
-from cerebro.machine.wake_pipe import WakePipe
+from cerebro.worker.messages import Event, Job
 
-STEP_MILLISECONDS = 500
+STEP_SECONDS = 0.5
 ENDED, REFUSED, UNHEARD = 0, 1, 2
 """Exit statuses: the run has ended; the coordinator rejects this agent; there is no coordinator."""
 QUEUE_SECONDS = 2.0
@@ -63,7 +65,28 @@ class AgentSupervisor(Supervisor):
         self._device = device
         self._number = node
         self._fetcher = fetcher
+        self._socket: SharedSocket | None = None
         self.is_ending = False
+
+    def waits_with(self, socket: SharedSocket) -> None:
+        """Have the thread that waits for the process also handle what comes on a socket."""
+        self._socket = socket
+
+    def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
+        assert self._socket is not None
+        try:
+            self._socket.borrow()  # before it looks for an offer: the next one then wakes it
+            self._pass_on(running)
+            events = local.wait(wake=self._socket)
+        finally:
+            self._socket.borrow(LOAN_SECONDS)
+        if not events:
+            self._socket.take()
+        return events
+
+    def _wake_runner(self) -> None:
+        assert self._socket is not None
+        self._socket.stir()
 
     def _node(self) -> str:
         return self._number
@@ -108,51 +131,45 @@ class Agent:
         self._context = zmq.Context()
         self._guard = doorman(self._context, keys)
         self._states = BlobServer(self._context, keys, ticket.listen)
-        self._socket = dial(self._context, keys, ticket.address)
-        self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        self._socket = SharedSocket(
+            dial(self._context, keys, ticket.address),
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED,
+            self._receive,
+            self._hear,
         )
         host = ticket.address.rpartition(":")[0]
         self._supervisor = supervisor(self._id, Fetcher(self._context, keys, host))
+        self._supervisor.waits_with(self._socket)
         self._ordered = ThreadPoolExecutor(1, "cerebro-unit")
         self._control = ThreadPoolExecutor(2, "cerebro-control")
-        self._answers: deque[list[Any]] = deque()
-        self._pipe = WakePipe()
+        self._status: int | None = None
+        self._trouble: Exception | None = None
         self._is_welcome = False
+        self._is_cut = False
         self._must_leave = False
+        self._handing = threading.Lock()
+        self._has_handed_over = False
 
     def leave(self) -> None:
         """Have `run` hand the states over and return; may be called by a signal handler."""
         self._must_leave = True
-        self._pipe.wake()
+        self._socket.give_back()
 
     def run(self) -> int:
-        zmq = import_zmq()
-        poller = zmq.Poller()
-        for source in (self._socket, self._monitor, self._pipe.fileno()):
-            poller.register(source, zmq.POLLIN)
-        if self._stdin is not None:
-            poller.register(self._stdin, zmq.POLLIN)
-        with contextlib.suppress(zmq.Again):  # what listens there speaks no CURVE: wait no longer
-            hello = json.dumps(self._hello()).encode()
-            self._socket.send_multipart([b"hello", hello], zmq.NOBLOCK)
+        self._socket.send([b"hello", json.dumps(self._hello()).encode()])
         begun = time.monotonic()
+        others = [] if self._stdin is None else [self._stdin]
         while True:
-            ready = dict(poller.poll(STEP_MILLISECONDS))
-            if self._pipe.fileno() in ready:
-                self._pipe.clear()
-            self._send_answers()
-            if self._must_leave:
+            ready = self._socket.attend(STEP_SECONDS, others)
+            if self._trouble is not None:
+                raise self._trouble
+            if self._must_leave and self._status is None:
                 self._hand_over()
                 return TERMINATED
             if self._stdin in ready and not os.read(self._stdin or 0, 4096):
                 return ENDED
-            if self._socket in ready:
-                status = self._receive()
-                if status is not None:
-                    return status
-            if self._monitor in ready and self._has_hung_up():
-                return ENDED if self._is_welcome else UNHEARD
+            if self._status is not None:
+                return self._status
             if not self._is_welcome and time.monotonic() - begun > self._patience:
                 print(
                     f"cerebro agent: no coordinator with this key answers at {self._address} "
@@ -169,10 +186,6 @@ class Agent:
 
     # --- inside ----------------------------------------------------------------
 
-    def _send_answers(self) -> None:
-        while self._answers:
-            self._socket.send_multipart(self._answers.popleft(), copy=False)
-
     def _hand_over(self) -> None:
         """Send all states to the coordinator, and wait until it has them or is gone."""
         if not self._is_welcome:
@@ -183,15 +196,15 @@ class Agent:
         if self._supervisor.has_queue:
             with contextlib.suppress(FutureTimeoutError):
                 self._ordered.submit(int).result(QUEUE_SECONDS)
-        self._send_answers()
-        for number, packed in self._states.held():
-            name = str(number).encode()
-            self._socket.send_multipart([b"state", name, *pieces(packed)], copy=False)
-        self._socket.send(b"leaving")
+        with self._handing:
+            # A unit that is done later is not answered: its state would not be handed over.
+            held, self._has_handed_over = self._states.held(), True
+        for number, packed in held:
+            self._socket.send([b"state", str(number).encode(), *pieces(packed)])
+        self._socket.send([b"leaving"])
         end = time.monotonic() + LEAVE_SECONDS
-        while time.monotonic() < end and not self._has_hung_up():
-            if self._socket.poll(STEP_MILLISECONDS) and self._receive(calls=False) is not None:
-                return
+        while time.monotonic() < end and self._status is None:
+            self._socket.attend(STEP_SECONDS)
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -203,22 +216,36 @@ class Agent:
             "states": self._states.port,
         }
 
-    def _receive(self, *, calls: bool = True) -> int | None:
-        """Handle what has come; return the exit status if that ends the agent."""
-        zmq = import_zmq()
-        with contextlib.suppress(zmq.Again):
-            while True:
-                kind, *rest = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                if kind.bytes == b"end":
-                    return ENDED
-                if kind.bytes == b"refused":
-                    print(f"cerebro agent: {rest[0].bytes.decode()}", file=sys.stderr)
-                    return REFUSED
-                if kind.bytes == b"welcome":
-                    self._is_welcome = True
-                if kind.bytes == b"call" and calls:
-                    self._begin_call(*message_of(rest))
-        return None
+    def _receive(self, frames: list[Any]) -> None:
+        """Handle a message, in the thread that has taken it."""
+        kind, *rest = frames
+        if kind.bytes == b"end":
+            self._end(ENDED)
+        elif kind.bytes == b"refused":
+            print(f"cerebro agent: {rest[0].bytes.decode()}", file=sys.stderr)
+            self._end(REFUSED)
+        elif kind.bytes == b"welcome":
+            self._is_welcome = True
+            if self._is_cut:  # the end of the connection was heard of first
+                self._end(ENDED)
+        elif kind.bytes == b"call" and not self._must_leave:
+            try:
+                self._begin_call(*message_of(rest))
+            except Exception as error:  # the call cannot be read here
+                self._trouble = error
+                self._socket.give_back()
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        """Handle the beginning or the end of the connection."""
+        self._is_cut = event["event"] == import_zmq().EVENT_DISCONNECTED
+        if self._is_welcome and self._is_cut:
+            self._end(ENDED)
+
+    def _end(self, status: int) -> None:
+        """Have `run` return."""
+        if self._status is None:
+            self._status = status
+        self._socket.give_back()
 
     def _begin_call(
         self,
@@ -235,37 +262,32 @@ class Agent:
         if method == "run":
             self._supervisor.offer(arguments[0])
         job = lanes[lane].submit(getattr(self._supervisor, method), *arguments)
-        job.add_done_callback(lambda done: self._answer(number, done, has_state))
+        job.add_done_callback(lambda done: self._answer(number, lane, done, has_state))
 
-    def _answer(self, number: int, done: Future[Any], has_state: bool) -> None:
-        error, value, carried = done.exception(), None, None
+    def _answer(self, number: int, lane: str, done: Future[Any], has_state: bool) -> None:
+        error, value, carried, held = done.exception(), None, None, None
         if error is None:
             value = done.result()
             if has_state:
                 value, packed = value
                 if packed is not None and memoryview(packed).nbytes <= CARRIED_BYTES:
                     carried = bytes(packed)
-                elif packed is not None:
-                    self._states.add(number, packed)
+                else:
+                    held = packed
         if error is not None and not isinstance(error, Exception):
             error = RuntimeError(text_of(error))
         try:
             frames = frames_of_answer((number, value, error, carried))
         except Exception as cause:  # an exception that cannot be pickled
             frames = frames_of_answer((number, None, RuntimeError(text_of(error or cause)), None))
-        self._answers.append([b"answer", *frames])
-        self._pipe.wake()
-
-    def _has_hung_up(self) -> bool:
-        """Whether the coordinator, once connected, is gone."""
-        from zmq.utils.monitor import recv_monitor_message
-
-        zmq = import_zmq()
-        while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
-            if event == zmq.EVENT_DISCONNECTED and self._is_welcome:
-                return True
-        return False
+        with self._handing:
+            if self._has_handed_over:
+                return
+            if held is not None:
+                self._states.add(number, held)
+            self._socket.send([b"answer", *frames])
+        if lane == "ordered" and not self._supervisor.has_queue:
+            self._socket.give_back()  # this thread will not wait for messages
 
 
 def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str = AUTO) -> int:

@@ -100,6 +100,15 @@ class Cluster(Protocol):
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed`, in any thread, when a node joins or leaves, if the cluster knows."""
 
+    def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
+        """Wait up to `seconds`; return which of the descriptors in `others` are readable.
+
+        May return early, when an agent's answer has come: its future is done then.
+        """
+
+    def release(self) -> None:
+        """Be called before this thread waits for futures in another way than by `wait`."""
+
     def why_no_more(self) -> str | None:
         """Return why no more nodes will join; None: some may."""
 

@@ -212,7 +212,7 @@ class ClusterExecutor(ABC):
                 self._look()
             due = min(self._next_look, self._next_look if end is None else end)
             descriptors = [self._mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
-            ready = wait_for(descriptors, max(0.0, due - now))
+            ready = self._cluster.wait(max(0.0, due - now), descriptors)
             if wake is not None and wake.fileno() in ready:
                 self._open_mail()
                 break
@@ -298,6 +298,7 @@ class ClusterExecutor(ABC):
 
     def keep_made(self, manifest: bytes) -> None:
         """Have nodes keep the shards that they have made, so that a search need not send them."""
+        self._cluster.release()
         jobs = [
             self._remotes[worker].agent.call("keep_made", manifest, shards)
             for worker, shards in self._made.items()
@@ -315,6 +316,7 @@ class ClusterExecutor(ABC):
         self._out.clear()
         self._queued.clear()
         if not kill:
+            self._joined.release()
             wait_for_all([h.agent.call("end") for h in remotes], timeout=END_SECONDS)
         for remote in remotes:
             with contextlib.suppress(Exception):

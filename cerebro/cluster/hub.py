@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections import deque
@@ -20,10 +21,11 @@ from cerebro.cluster.engine import Engine
 from cerebro.cluster.hello import machine, versions
 from cerebro.cluster.keys import Keys, address_at, import_zmq
 from cerebro.cluster.messages import JobResult, StateIn
+from cerebro.cluster.shared_socket import SharedSocket
 from cerebro.cluster.states import HeldState, write_checked
 from cerebro.cluster.wire import doorman, frames_of, listener, message_of
 from cerebro.errors import InputError, WorkerError, text_of
-from cerebro.machine.wake_pipe import WakePipe
+from cerebro.machine.signals import uninterrupted
 from cerebro.worker.messages import Job, Task
 
 START_SECONDS = 120.0
@@ -124,7 +126,7 @@ class Hub:
         self._context = zmq.Context()
         self._guard = doorman(self._context, keys)
         try:
-            self._socket, self.port = listener(self._context, keys, host, port)
+            socket, self.port = listener(self._context, keys, host, port)
         except zmq.ZMQError as error:
             self._guard.stop()
             self._context.destroy(linger=0)
@@ -132,13 +134,13 @@ class Hub:
                 f"cannot listen at {host}:{port} ({text_of(error)}): give a free port of this "
                 "machine in listen="
             ) from error
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._socket = SharedSocket(
+            socket, zmq.EVENT_DISCONNECTED, self._receive, lambda event: self._hear(event["value"])
+        )
         self._lock = threading.Condition()
         self._lines: dict[bytes, Line] = {}
         self._expected: dict[str, Line] = {}
         self._numbers = count(1)
-        self._outbox: deque[list[Any]] = deque()
-        self._pipe = WakePipe()
         self._changed: Callable[[], None] = lambda: None
         self._is_closing = False
         self._machine = machine()
@@ -218,6 +220,7 @@ class Hub:
         """Tell all agents to end, wait until they disconnect, and close the engine."""
         with contextlib.suppress(Exception):
             self._engine.stop()
+        self._socket.give_back()
         with self._lock:
             lines = list(self._lines.values())
         for line in lines:
@@ -226,11 +229,11 @@ class Hub:
             self._lock.wait_for(lambda: not self._lines, LEAVE_SECONDS)
         self._engine.close()
         self._is_closing = True
-        self._pipe.wake()
+        self._socket.give_back()
         self._thread.join()
+        self._socket.close()
         self._guard.stop()
         self._context.destroy(linger=0)
-        self._pipe.close()
 
     # --- agents that are known before they connect -----------------------------
 
@@ -265,7 +268,7 @@ class Hub:
                 freed.append(line.frees.popleft())
         is_plain = method == "run" and isinstance(arguments[0], Task)
         frames = frames_of((number, lane, method, arguments, freed, has_state), is_plain=is_plain)
-        with self._lock:
+        with uninterrupted(), self._lock:
             is_gone = line.is_gone  # later, `_left` finds the future
             if not is_gone:
                 # The arguments refer to states, which must live until the answer.
@@ -273,49 +276,38 @@ class Hub:
                 if line.peer is None:
                     line.early.append([b"call", *frames])
                 else:
-                    self._outbox.append([line.peer, b"call", *frames])
+                    self._socket.send([line.peer, b"call", *frames])
         if is_gone:
             future.set_exception(AgentError("it has hung up"))
-        self._pipe.wake()
         return future, ref
 
     def end(self, line: Line) -> None:
         """Tell a connected agent to end at once."""
-        self._outbox.append([line.peer, b"end"])
-        self._pipe.wake()
+        with uninterrupted():
+            self._socket.send([line.peer, b"end"])
 
-    # --- in the hub's thread -------------------------------------------------
+    # --- messages of agents ----------------------------------------------------
+
+    def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
+        return self._socket.wait(seconds, others)
+
+    def release(self) -> None:
+        self._socket.give_back()
 
     def _serve(self) -> None:
-        zmq = import_zmq()
-        poller = zmq.Poller()
-        for source in (self._socket, self._monitor, self._pipe.fileno()):
-            poller.register(source, zmq.POLLIN)
         while not self._is_closing:
-            if self._pipe.fileno() in dict(poller.poll()):
-                self._pipe.clear()
-            while self._outbox:
-                self._socket.send_multipart(self._outbox.popleft(), copy=False)
-            with contextlib.suppress(zmq.Again):
-                while True:
-                    frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-                    # Before the message: a new peer may have the descriptor of one that left.
-                    self._hear_of_leavers()
-                    self._receive(frames)
-            self._hear_of_leavers()
+            self._socket.attend(math.inf)
         with self._lock:
             lines = list(self._lines.values())
         for line in lines:
             self._left(line)
 
-    def _hear_of_leavers(self) -> None:
-        from zmq.utils.monitor import recv_monitor_message
-
-        zmq = import_zmq()
-        while self._monitor.get(zmq.EVENTS) & zmq.POLLIN:  # `poll` costs ten times as much
-            fd = recv_monitor_message(self._monitor)["value"]
-            for line in [line for line in self._lines.values() if line.fd == fd]:
-                self._left(line)
+    def _hear(self, fd: int) -> None:
+        """Handle the end of the connection with a descriptor."""
+        with self._lock:
+            lines = [line for line in self._lines.values() if line.fd == fd]
+        for line in lines:
+            self._left(line)
 
     def _left(self, line: Line, error: AgentError | None = None) -> None:
         with self._lock:
@@ -349,7 +341,8 @@ class Hub:
                 self.end(line)
                 self._left(line)
                 return
-            future, _, ref = line.pending.pop(number, (None, None, None))
+            with self._lock:  # `lose` may be called by another thread
+                future, _, ref = line.pending.pop(number, (None, None, None))
             if future is None:
                 return
             if packed is not None and ref is not None:
@@ -361,7 +354,6 @@ class Hub:
 
     def _greet(self, peer: bytes, frame: Any) -> None:
         """Accept an agent, or reject it by name; its hello is JSON, which cannot run code."""
-        self._pipe.wake()  # for the answer
         try:
             hello = json.loads(frame.bytes)
             own = versions()
@@ -374,12 +366,12 @@ class Hub:
             if not wrong:
                 self._accept(peer, frame, number, hello)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            self._outbox.append([peer, b"refused", f"a wrong hello: {error}".encode()])
+            self._socket.send([peer, b"refused", f"a wrong hello: {error}".encode()])
             return
         if wrong:
             text = f"an agent on {host} is refused: {', '.join(wrong)}"
             self.refusals.append(text)
-            self._outbox.append([peer, b"refused", text.encode()])
+            self._socket.send([peer, b"refused", text.encode()])
             expected = self._expected.get(number)
             if expected is not None:
                 self.lose(expected, AgentError(text))
@@ -391,8 +383,9 @@ class Hub:
             line = self._expected.get(number) or Line(self, number)
             line.connect(peer, int(frame.get("__fd")), str(frame.get("Peer-Address")), hello)
             self._expected.pop(number, None)
-            self._outbox.append([peer, b"welcome"])
-            self._outbox += [[peer, *frames] for frames in line.early]
+            self._socket.send([peer, b"welcome"])
+            for frames in line.early:
+                self._socket.send([peer, *frames])
             line.early.clear()
             self._lines[peer] = line
             self._lock.notify_all()

@@ -90,6 +90,7 @@ class Supervisor(ABC):
         self._passed: Task | None = None  # the one that it has got while it runs the task before
         self._answers: deque[Event] = deque()  # of the process, not taken yet
         self._wake = WakePipe()
+        self._runner = 0  # the thread in `run`
         self.is_leaving = False
         self._log_bytes: dict[int, int] = {}  # by trial: the output in its file that was taken
         self._made: dict[int, int] = {}  # positions of the states in the slots here
@@ -227,6 +228,7 @@ class Supervisor(ABC):
         LateCall
             If a later task of the same trial arrived before it.
         """
+        self._runner = threading.get_ident()
         if self._local is None and self._data_trouble:
             return JobResult(_no_data(task, self._trouble)), None
         if self._local is None:
@@ -281,7 +283,8 @@ class Supervisor(ABC):
         """
         if isinstance(task, Task) and task.after is not None:
             self._offered = task
-            self._wake.wake()
+            if threading.get_ident() != self._runner:
+                self._wake_runner()
 
     @property
     def has_queue(self) -> bool:
@@ -351,6 +354,20 @@ class Supervisor(ABC):
             If it is lost.
         """
 
+    def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
+        """Pass a unit on that is offered, and return the process's events.
+
+        Returns none if `_wake_runner` was called.
+        """
+        self._pass_on(running)
+        events = local.wait(wake=self._wake)
+        if not events:
+            self._wake.clear()
+        return events
+
+    def _wake_runner(self) -> None:
+        self._wake.wake()
+
     def _given_gpu(self) -> Device:
         """Return the GPU that this worker has been given.
 
@@ -376,21 +393,19 @@ class Supervisor(ABC):
         if passed is None:
             self._local.submit(self._inner, task)
         while not self._answers:
-            if isinstance(task, Task):
-                self._pass_on(task)
-            self._answers.extend(self._local.wait(wake=self._wake))
-            if not self._answers:
-                self._wake.clear()
+            self._answers.extend(self._wait(self._local, task))
         event = self._answers.popleft()
         if not isinstance(event, UnitDone):
             self._passed = None  # the process has dropped it
         return event
 
-    def _pass_on(self, running: Task) -> None:
+    def _pass_on(self, running: Job) -> None:
         """Queue the offered task at the process if it follows the running one."""
         assert self._local is not None
         offered = self._offered
-        if offered is None or self._passed is not None or self.is_leaving:
+        if not isinstance(running, Task) or offered is None:
+            return
+        if self._passed is not None or self.is_leaving:
             return
         if offered.may_follow(running.identity):
             self._passed = offered

@@ -54,8 +54,12 @@ class WakePipe:
 
 
 def wait_for(descriptors: Iterable[int], seconds: float) -> set[int]:
-    """Return the descriptors that are readable, after waiting up to `seconds` for the first one."""
+    """Return the descriptors that are readable, after waiting up to `seconds` for the first one.
+
+    Without a limit if `seconds` is infinite.
+    """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    return {descriptor for descriptor, _ in poll.poll(math.ceil(1000 * seconds))}
+    limit = None if math.isinf(seconds) else math.ceil(1000 * seconds)
+    return {descriptor for descriptor, _ in poll.poll(limit)}

@@ -10,6 +10,8 @@ import pictures
 import pytest
 from dialing import end_spark
 
+from cerebro.cluster import hub
+
 ALL = {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
 
 
@@ -45,6 +47,12 @@ def expected(data, tmp_path_factory):
     """The hashes of one local worker on a GPU."""
     run = tmp_path_factory.mktemp("runs") / "here"
     return pictures.hashes(pictures.search(data, run, workers=1, devices="cuda:0"))
+
+
+@pytest.fixture(autouse=True)
+def all_come(monkeypatch):
+    """A search waits for all its agents, however busy the machine is."""
+    monkeypatch.setattr(hub, "LATE_SECONDS", hub.START_SECONDS)
 
 
 @contextlib.contextmanager

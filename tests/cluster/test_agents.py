@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections import deque
 from itertools import pairwise
 
 import psutil
@@ -230,7 +229,7 @@ def test_an_agent_gives_up_on_a_port_of_another_protocol(capfd):
         agent = Agent(Ticket(f"127.0.0.1:{server.getsockname()[1]}", bytes(32)), patience=0)
         with server.accept()[0] as connection:
             connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n" * 10)
-            wait_until(lambda: not agent._socket.poll(0, zmq.POLLOUT))
+            wait_until(lambda: not agent._socket._socket.poll(0, zmq.POLLOUT))
             assert agent.run() == UNHEARD
     agent.close()
     assert "no coordinator with this key answers at" in capfd.readouterr().err
@@ -251,18 +250,14 @@ def test_an_agent_says_at_once_that_a_host_is_unknown(tmp_path, capfd):
 HELLO = {"id": "x", "host": "x", "machine": "x", "pid": 1, "states": 5}
 
 
-def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once():
-    class Leaving(deque):
-        def append(self, message):
-            hub._left(line)
-
+def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once(monkeypatch):
     hub = module.Hub(Keys.new(), Outside(), "127.0.0.1")
     try:
         line = module.Line(hub, "x")
         line.connect(b"x", -1, "127.0.0.1", HELLO)
-        outbox, hub._outbox = hub._outbox, Leaving()
-        during = line.call("ping")
-        hub._outbox = outbox
+        with monkeypatch.context() as patched:
+            patched.setattr(hub._socket, "send", lambda frames: hub._left(line))
+            during = line.call("ping")
         for call in (during, line.call("ping")):
             with pytest.raises(module.AgentError, match="hung up"):
                 call.result(0)

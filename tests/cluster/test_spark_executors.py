@@ -29,7 +29,7 @@ from cerebro import spark as module
 from cerebro.errors import InputError
 
 standin, script = sparks.standin, sparks.script
-data, expected = sparks.data, sparks.expected
+data, expected, all_come = sparks.data, sparks.expected, sparks.all_come
 
 
 # --- executors that Spark starts for the search ---------------------------------------

@@ -232,6 +232,12 @@ class RayCluster:
     def watch(self, changed: Callable[[], None]) -> None:
         """Do nothing: the executor asks Ray for the nodes instead."""
 
+    def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
+        return self._hub.wait(seconds, others)
+
+    def release(self) -> None:
+        self._hub.release()
+
     def why_no_more(self) -> str | None:
         return None
 

@@ -10,6 +10,10 @@ After the first failure nothing more is written: a page that the kernel could no
 a later fsync would not report it. The run keeps all rows committed before the failure. A commit
 that failed in its last step may appear later, complete.
 
+Rows of units are a record only: resuming reads from the states where a trial is. They may wait a
+moment for further rows, because a commit for each short unit takes processor time from workers. All
+other rows are committed at once.
+
 Every 1000 pages SQLite copies the log back into the file (a checkpoint), except pages that a reader
 still needs. It restarts the log once all pages are copied and no reader uses the log. Readers that
 overlap without a gap would prevent this forever. So when the log is long, the writing thread
@@ -53,6 +57,9 @@ MAX_STATE_BYTES = 1 << 30
 MIN_STATES = 4
 """How many states may always be pending; more may be, up to `MAX_STATE_BYTES` together."""
 
+UNIT_SECONDS = 0.05
+"""How long rows of units may wait for others."""
+
 Row = tuple[Callable[..., None], tuple[Any, ...]]
 """A method of `Transaction`, and its arguments."""
 
@@ -64,6 +71,11 @@ class Group:
     rows: list[Row] = field(default_factory=list)
     states: int = 0
     state_bytes: int = 0
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether it has only rows of units."""
+        return all(add is Transaction.add_unit for add, _ in self.rows)
 
 
 Item = Group | threading.Event | None
@@ -101,6 +113,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()  # the working directory may change
         self._queue: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._is_urgent = threading.Event()  # the queue has something that cannot wait
         self._group: Group | None = None
         self._handed = Backlog()
         self._written = Backlog()
@@ -297,14 +310,14 @@ class Store:
         if self._closed:
             return
         done = threading.Event()
-        self._queue.put(done)
+        self._enqueue(done)
         done.wait()
         self._check()
 
     def close(self) -> None:
         """Commit the pending rows and end the writing thread."""
         self._closed = True
-        self._queue.put(None)
+        self._enqueue(None)
         self._thread.join()
         self._check()
 
@@ -319,10 +332,15 @@ class Store:
             open_group.states += group.states
             open_group.state_bytes += group.state_bytes
         elif group.rows:
-            self._queue.put(group)
+            self._enqueue(group)
             self._handed.add(group)
             if self._handed.is_far_ahead_of(self._written):
                 self.flush()
+
+    def _enqueue(self, item: Item) -> None:
+        self._queue.put(item)
+        if item is None or isinstance(item, threading.Event) or not item.can_wait:
+            self._is_urgent.set()
 
     def _check(self) -> None:
         error = self._error
@@ -360,12 +378,15 @@ class Store:
     def _gather(self) -> list[Item]:
         """Wait for an item, then take all pending ones, up to about `MAX_ROWS` rows."""
         items = [self._queue.get()]
+        self._is_urgent.wait(UNIT_SECONDS)
+        self._is_urgent.clear()  # before the queue is emptied: what comes later sets it again
         rows = 0
         with contextlib.suppress(queue.Empty):
             while rows < MAX_ROWS:
                 item = self._queue.get_nowait()
                 items.append(item)
                 rows += len(item.rows) if isinstance(item, Group) else 0
+            self._is_urgent.set()  # there may be more
         return items
 
     def _commit(self, connection: sqlite3.Connection, items: list[Item]) -> None:

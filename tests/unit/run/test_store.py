@@ -6,6 +6,7 @@ import contextlib
 import math
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,16 @@ from stored_run import read_run
 
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.run.records import NOTHING_RAISED, Raised
-from cerebro.run.store import FILE, SCHEMA_VERSION, Store, decode, encode, read_meta, reader
+from cerebro.run.store import (
+    FILE,
+    SCHEMA_VERSION,
+    Store,
+    decode,
+    encode,
+    read_meta,
+    reader,
+    writing,
+)
 from cerebro.run.store.schema import MIGRATIONS, OLDEST_READABLE
 
 
@@ -140,6 +150,48 @@ def test_a_group_is_committed_together_or_not_at_all(tmp_path):
         (1, 0, 3),
     ]
     assert run.meta == {"searcher": {"asked": 1}}
+
+
+UNIT = {"trial": 0, "epoch": 0, "shard": 0, "worker": 0, "attempt": 0, "started": 0.0}
+UNIT |= {"seconds": 1.0, "rows": 1, "batches": 1, "hopped": False, "state_bytes": 0}
+
+
+@pytest.mark.parametrize("urgent", ["other row", "group", "flush", "close"])
+def test_rows_of_units_wait_for_what_cannot_wait(tmp_path, monkeypatch, urgent):
+    monkeypatch.setattr(writing, "UNIT_SECONDS", 1000.0)
+    store = Store.create(tmp_path, {})
+    store.add_event(0.0, "first", "text")
+    store.flush()
+    store._is_urgent.clear()  # may be left of what has been written
+    committed = threading.Semaphore(0)
+    store.listeners = [committed.release]
+    for step in range(3):
+        store.add_unit(**UNIT, step=step)
+    if urgent == "other row":
+        store.add_event(0.0, "second", "text")
+    elif urgent == "group":
+        with store.group():
+            store.add_unit(**UNIT, step=3)
+            store.add_event(0.0, "second", "text")
+    elif urgent == "flush":
+        store.flush()
+    else:
+        store.close()
+    assert committed.acquire(timeout=60)
+    assert not committed.acquire(blocking=False)
+    with reader(tmp_path) as connection:
+        (units,) = connection.execute("SELECT count(*) FROM units").fetchone()
+    assert units == (4 if urgent == "group" else 3)
+    store.close()
+
+
+def test_rows_of_units_are_committed_without_others(tmp_path):
+    store = Store.create(tmp_path, {})
+    committed = threading.Semaphore(0)
+    store.listeners = [committed.release]
+    store.add_unit(**UNIT, step=0)
+    assert committed.acquire(timeout=60)
+    store.close()
 
 
 def test_a_group_whose_last_row_is_refused_leaves_nothing(tmp_path):

@@ -1,0 +1,176 @@
+"""A socket that several threads use: any thread sends, and one that waits anyway receives.
+
+A ZeroMQ socket allows one thread at a time. If only one thread used it, each message would wake
+that thread, and then the one that the message is for. So a lock guards each call of ZeroMQ, and the
+thread that waits for messages takes them itself.
+
+A socket belongs to a background thread, which waits for messages all the time
+(`SharedSocket.attend`). Another thread borrows it while it waits for its own descriptors
+(`borrow`), and the background thread leaves the messages to it until a moment later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import select
+import selectors
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cerebro.cluster.keys import import_zmq
+from cerebro.machine.signals import uninterrupted
+from cerebro.machine.wake_pipe import WakePipe, wait_for
+
+LOAN_SECONDS = 0.02
+"""How long a borrower that has stopped waiting keeps the socket: it usually waits again at once."""
+LOOK_SECONDS = 0.1
+"""How often the background thread checks whether the socket is back."""
+
+
+class SharedSocket:
+    """A socket with its monitor; see the module's docstring.
+
+    Parameters
+    ----------
+    socket
+        A socket that only this object uses from now on.
+    events
+        The events of its connection to monitor.
+    handle
+        Called with each message's frames, in order, by one thread at a time.
+    heard
+        Called with each event of the monitor. Of what happened before a message was taken, all
+        events come before the message.
+    """
+
+    def __init__(
+        self,
+        socket: Any,
+        events: int,
+        handle: Callable[[list[Any]], None],
+        heard: Callable[[dict[str, Any]], None],
+    ) -> None:
+        zmq = import_zmq()
+        self._zmq = zmq
+        self._socket = socket
+        self._monitor = socket.get_monitor_socket(events)
+        self._handle = handle
+        self._heard = heard
+        self._using = threading.Lock()  # for each call of ZeroMQ
+        self._handling = threading.Lock()
+        self._stirred = WakePipe()  # there may be messages although no descriptor says so
+        self._returned = WakePipe()
+        self._lent_until = 0.0
+        self._is_closed = False
+        self._selector = selectors.DefaultSelector()
+        for source in (socket.FD, self._monitor.FD, self._stirred):
+            self._selector.register(source, selectors.EVENT_READ)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `take` may have something to do."""
+        return self._selector.fileno()
+
+    def send(self, frames: Sequence[Any]) -> None:
+        """Send a message; does nothing after `close`.
+
+        The main thread must be `uninterrupted`: half a message would spoil the next one.
+        """
+        with self._using:
+            if self._is_closed:
+                return
+            # There is no high-water mark, so only a peer that has been given up does not take it.
+            with contextlib.suppress(self._zmq.Again):
+                self._socket.send_multipart(frames, self._zmq.NOBLOCK, copy=False)
+            # Sending may use up the signal that a message has come.
+            has_come = self._socket.get(self._zmq.EVENTS) & self._zmq.POLLIN
+        if has_come:
+            self.stir()
+
+    def stir(self) -> None:
+        """Make the descriptor readable."""
+        self._stirred.wake()
+
+    def take(self) -> None:
+        """Handle all messages and events that have come, without waiting."""
+        with self._handling:
+            self._stirred.clear()
+            while True:
+                frames = self._next()
+                self._hear()
+                if frames is None:
+                    break
+                self._handle(frames)
+            if not hasattr(select, "epoll"):  # a kqueue stays readable until it is asked
+                self._selector.select(0)
+
+    def attend(self, seconds: float, others: Sequence[int] = ()) -> set[int]:
+        """Wait up to `seconds` as the background thread; return which of `others` are readable.
+
+        Handles what comes, unless another thread has borrowed the socket.
+        """
+        is_lent = self._is_lent
+        descriptors = [self._returned.fileno(), *others]
+        if not is_lent:
+            descriptors.append(self.fileno())
+        ready = wait_for(descriptors, min(seconds, LOOK_SECONDS) if is_lent else seconds)
+        if self._returned.fileno() in ready:
+            self._returned.clear()
+        if self.fileno() in ready and not self._is_lent:
+            self.take()
+        return ready
+
+    def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
+        """Wait up to `seconds` as a borrower, handle what comes, and return as `attend` does.
+
+        Ctrl-C interrupts the waiting, but not the handling: a message would be lost.
+        """
+        try:
+            self.borrow()
+            ready = wait_for([self.fileno(), *others], seconds)
+        finally:
+            self.borrow(LOAN_SECONDS)
+        if self.fileno() in ready:
+            with uninterrupted():
+                self.take()
+        return ready
+
+    def borrow(self, seconds: float = math.inf) -> None:
+        """Promise to call `take` whenever the descriptor is readable, for this time."""
+        self._lent_until = time.monotonic() + seconds
+
+    def give_back(self) -> None:
+        """End a loan now; otherwise, just wake the background thread."""
+        self._lent_until = 0.0
+        self._returned.wake()
+
+    def close(self) -> None:
+        """Use the socket no more; its context closes it."""
+        with self._handling, self._using:
+            self._is_closed = True
+            self._selector.close()
+
+    # --- inside ----------------------------------------------------------------
+
+    @property
+    def _is_lent(self) -> bool:
+        return time.monotonic() < self._lent_until
+
+    def _next(self) -> list[Any] | None:
+        with self._using:
+            if self._is_closed:
+                return None
+            try:
+                frames: list[Any] = self._socket.recv_multipart(self._zmq.NOBLOCK, copy=False)
+            except self._zmq.Again:
+                return None
+        return frames
+
+    def _hear(self) -> None:
+        from zmq.utils.monitor import recv_monitor_message
+
+        # `poll` costs ten times as much.
+        while not self._is_closed and self._monitor.get(self._zmq.EVENTS) & self._zmq.POLLIN:
+            self._heard(recv_monitor_message(self._monitor))

@@ -1,0 +1,147 @@
+"""Which thread sends and receives between a coordinator and its agents, and what may go wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("zmq")
+
+import zmq
+from clusters import wait_until
+
+from cerebro.cluster import hub as module
+from cerebro.cluster import wire
+from cerebro.cluster.agent import ENDED, Agent, AgentSupervisor
+from cerebro.cluster.engine import Outside
+from cerebro.cluster.keys import Keys, Ticket
+
+
+@pytest.fixture
+def hub():
+    one = module.Hub(Keys.new(), Outside(), "127.0.0.1")
+    yield one
+    one.close()
+
+
+@contextlib.contextmanager
+def running_agent(hub, supervisor):
+    """Run an agent in a thread of this process; yields it and the hub's end of its connection."""
+    ticket = Ticket(f"127.0.0.1:{hub.port}", hub.keys.key, listen="127.0.0.1")
+    agent = Agent(ticket, 20.0, supervisor=supervisor)
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    try:
+        wait_until(hub.nodes)
+        yield agent, hub.nodes()[0]
+    finally:
+        hub.close()
+        thread.join(30)
+        assert not thread.is_alive()
+        agent.close()
+
+
+class MakesStates(AgentSupervisor):
+    """Each unit leaves a state that is too large for an answer."""
+
+    has_queue = False
+    begun = threading.Event()
+    may_end = threading.Event()
+
+    def run(self, job, state):
+        self.begun.set()
+        assert self.may_end.wait(30)
+        return job, np.zeros(1 << 20, np.uint8)
+
+
+def test_a_unit_that_ends_while_its_agent_leaves_is_answered_with_its_state_or_not_at_all(
+    hub, monkeypatch
+):
+    """Else the coordinator would believe in a state that is gone."""
+    with running_agent(hub, MakesStates) as (agent, line):
+        MakesStates.may_end.set()
+        first, of_first = line.run("first", None)
+        assert first.result(30) == "first"
+        MakesStates.may_end.clear()
+        MakesStates.begun.clear()
+        second, of_second = line.run("second", None)
+        assert MakesStates.begun.wait(30)
+        send = agent._socket.send
+
+        def a_unit_ends_then(frames):
+            send(frames)
+            if frames[0] == b"state":
+                MakesStates.may_end.set()
+                time.sleep(0.3)  # it would be answered now
+
+        monkeypatch.setattr(agent._socket, "send", a_unit_ends_then)
+        agent.leave()
+        with pytest.raises(module.AgentError, match="hung up"):
+            second.result(30)
+        assert of_first.packed is not None and of_second.packed is None
+
+
+def test_an_agent_whose_coordinator_dies_as_it_welcomes_it_ends():
+    keys = Keys.new()
+    context = zmq.Context()
+    guard = wire.doorman(context, keys)
+    socket, port = wire.listener(context, keys, "127.0.0.1")
+    agent = Agent(Ticket(f"127.0.0.1:{port}", keys.key, listen="127.0.0.1"), patience=60.0)
+    agent._socket.send([b"hello", b"{}"])
+    peer, *_ = socket.recv_multipart()
+    socket.send_multipart([peer, b"welcome"])
+    time.sleep(0.3)
+    guard.stop()
+    context.destroy(linger=0)
+    time.sleep(0.3)  # it has been welcomed and cut off, and has heard of neither
+    assert agent.run() == ENDED
+    agent.close()
+
+
+class Noted(dict):
+    """Calls that wait for an answer; `futures` has those that do not wait any more, too."""
+
+    def __init__(self):
+        self.futures = []
+
+    def __setitem__(self, number, call):
+        self.futures.append(call[0])
+        super().__setitem__(number, call)
+
+
+@pytest.mark.parametrize("name", ["send", "_handle"])
+def test_an_interrupt_waits_until_a_message_is_sent_or_handled(hub, monkeypatch, name):
+    """Half a message would spoil the next one, and an answer that was taken would be lost."""
+    with running_agent(hub, AgentSupervisor) as (_, line):
+        line.pending = noted = Noted()
+        plain = getattr(hub._socket, name)
+
+        def interrupted(frames):
+            if threading.current_thread() is threading.main_thread():
+                signal.raise_signal(signal.SIGINT)
+            plain(frames)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(hub._socket, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    line.control("ping")
+                    hub.wait(0.1, [])
+        assert [future.result(30) for future in noted.futures] == [os.getpid()] * len(noted.futures)
+        assert noted.futures and not noted
+
+
+def test_calls_after_a_wait_are_answered_at_once(hub):
+    """Whoever waits for a future lets the background thread have the socket first."""
+    with running_agent(hub, AgentSupervisor) as (_, line):
+        for _ in range(3):
+            hub.wait(0.0, [])
+            hub.release()
+            assert hub._socket._lent_until == 0.0
+            assert line.control("ping").result(30) == os.getpid()
