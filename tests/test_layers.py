@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -432,19 +433,27 @@ def modules(package: Path = PACKAGE) -> dict[str, Path]:
     return named
 
 
-def imported(file: Path, *, top_level_only: bool = False) -> Iterator[str]:
+def imported(file: Path, *, top_level_only: bool = False) -> list[str]:
     """Return the full names that a file imports.
 
     With `top_level_only`, only imports that run with the file's own: not those in functions or
     under `if TYPE_CHECKING`.
     """
-    body = ast.parse(file.read_text(encoding="utf-8")).body
+    return _imported(file.read_text(encoding="utf-8"), file.name, top_level_only)
+
+
+@cache
+def _imported(source: str, name: str, top_level_only: bool) -> list[str]:
+    return list(_find_imports(ast.parse(source).body, name, top_level_only))
+
+
+def _find_imports(body: list[ast.stmt], file: str, top_level_only: bool) -> Iterator[str]:
     nodes = _at_once(body) if top_level_only else (n for node in body for n in ast.walk(node))
     for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file.name}: imports name the whole path"
+            assert node.level == 0, f"{file}: imports name the whole path"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
