@@ -134,9 +134,10 @@ class Hub:
                 f"cannot listen at {host}:{port} ({text_of(error)}): give a free port of this "
                 "machine in listen="
             ) from error
-        self._socket = SharedSocket(
-            socket, zmq.EVENT_DISCONNECTED, self._receive, lambda event: self._hear(event["value"])
-        )
+        events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+        self._socket = SharedSocket(socket, events, self._receive, self._hear)
+        self._cut: set[int] = set()
+        """Descriptors of connections that ended before their hello was read."""
         self._lock = threading.Condition()
         self._lines: dict[bytes, Line] = {}
         self._expected: dict[str, Line] = {}
@@ -302,10 +303,16 @@ class Hub:
         for line in lines:
             self._left(line)
 
-    def _hear(self, fd: int) -> None:
-        """Handle the end of the connection with a descriptor."""
+    def _hear(self, event: dict[str, Any]) -> None:
+        """Handle the beginning or the end of a connection."""
+        fd = event["value"]
+        if event["event"] == import_zmq().EVENT_ACCEPTED:
+            self._cut.discard(fd)
+            return
         with self._lock:
             lines = [line for line in self._lines.values() if line.fd == fd]
+        if not lines:
+            self._cut.add(fd)
         for line in lines:
             self._left(line)
 
@@ -379,9 +386,12 @@ class Hub:
             self._changed()
 
     def _accept(self, peer: bytes, frame: Any, number: str, hello: dict[str, Any]) -> None:
+        fd = int(frame.get("__fd"))
+        if fd in self._cut:
+            return
         with self._lock:
             line = self._expected.get(number) or Line(self, number)
-            line.connect(peer, int(frame.get("__fd")), str(frame.get("Peer-Address")), hello)
+            line.connect(peer, fd, str(frame.get("Peer-Address")), hello)
             self._expected.pop(number, None)
             self._socket.send([peer, b"welcome"])
             for frames in line.early:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -20,6 +21,7 @@ from cerebro.cluster import hub as module
 from cerebro.cluster import wire
 from cerebro.cluster.agent import ENDED, Agent, AgentSupervisor
 from cerebro.cluster.engine import Outside
+from cerebro.cluster.hello import versions
 from cerebro.cluster.keys import Keys, Ticket
 
 
@@ -145,3 +147,18 @@ def test_calls_after_a_wait_are_answered_at_once(hub):
             hub.release()
             assert hub._socket._lent_until == 0.0
             assert line.control("ping").result(30) == os.getpid()
+
+
+def test_an_agent_that_ends_before_its_hello_is_read_is_not_taken(hub):
+    context = zmq.Context()
+    address = f"127.0.0.1:{hub.port}"
+    hello = {"versions": versions(), "id": "x", "host": "x", "machine": "x", "pid": 1, "states": 1}
+    with hub._socket._handling:  # nobody reads
+        socket = wire.dial(context, hub.keys, address)
+        socket.send_multipart([b"hello", json.dumps(hello).encode()])
+        time.sleep(0.5)
+        socket.close()
+        time.sleep(0.5)
+    with running_agent(hub, AgentSupervisor) as (agent, _):  # its hello comes later
+        assert [node.id for node in hub.nodes()] == [agent._id]
+    context.destroy(linger=0)
