@@ -1,8 +1,8 @@
 """A socket that several threads use: any thread sends, and one that waits anyway receives.
 
-A ZeroMQ socket allows one thread at a time. If only one thread used it, each message would wake
-that thread, and then the one that the message is for. So a lock guards each call of ZeroMQ, and the
-thread that waits for messages takes them itself.
+Only one thread at a time may use a ZeroMQ socket. If a dedicated thread owned it, each message
+would wake that thread and then the one that needs the message. So a lock guards each call of
+ZeroMQ, and the thread that is waiting for messages receives them itself.
 
 A socket belongs to a background thread, which waits for messages all the time
 (`SharedSocket.attend`). Another thread borrows it while it waits for its own descriptors

@@ -140,7 +140,7 @@ def test_an_interrupt_waits_until_a_message_is_sent_or_handled(hub, monkeypatch,
 
 
 def test_calls_after_a_wait_are_answered_at_once(hub):
-    """Whoever waits for a future lets the background thread have the socket first."""
+    """A thread returns the socket to the background thread before it waits for a future."""
     with running_agent(hub, AgentSupervisor) as (_, line):
         for _ in range(3):
             hub.wait(0.0, [])
@@ -153,7 +153,7 @@ def test_an_agent_that_ends_before_its_hello_is_read_is_not_taken(hub):
     context = zmq.Context()
     address = f"127.0.0.1:{hub.port}"
     hello = {"versions": versions(), "id": "x", "host": "x", "machine": "x", "pid": 1, "states": 1}
-    with hub._socket._handling:  # nobody reads
+    with hub._socket._handling:  # keeps the hub from reading
         socket = wire.dial(context, hub.keys, address)
         socket.send_multipart([b"hello", json.dumps(hello).encode()])
         time.sleep(0.5)
