@@ -66,7 +66,6 @@ class AgentSupervisor(Supervisor):
         self._number = node
         self._fetcher = fetcher
         self._socket: SharedSocket | None = None
-        self.is_ending = False
 
     def waits_with(self, socket: SharedSocket) -> None:
         """Have the thread that waits for the process also handle what comes on a socket."""
@@ -180,9 +179,15 @@ class Agent:
 
     def close(self) -> None:
         """End the worker process and remove the files of this agent."""
-        self._supervisor.is_ending = True  # its thread may wait for a state
+        self._supervisor.stop()
+        for lane in (self._ordered, self._control):
+            lane.shutdown(wait=False, cancel_futures=True)
+        # A call that goes on would use what is closed, or leave files where they were removed.
+        self._ordered.shutdown()
         with contextlib.suppress(Exception):
             self._supervisor.end()
+        self._control.shutdown()
+        self._supervisor.close()
 
     # --- inside ----------------------------------------------------------------
 
@@ -228,7 +233,7 @@ class Agent:
             self._is_welcome = True
             if self._is_cut:  # the end of the connection was heard of first
                 self._end(ENDED)
-        elif kind.bytes == b"call" and not self._must_leave:
+        elif kind.bytes == b"call" and not self._must_leave and not self._supervisor.is_ending:
             try:
                 self._begin_call(*message_of(rest))
             except Exception as error:  # the call cannot be read here
@@ -265,6 +270,8 @@ class Agent:
         job.add_done_callback(lambda done: self._answer(number, lane, done, has_state))
 
     def _answer(self, number: int, lane: str, done: Future[Any], has_state: bool) -> None:
+        if self._supervisor.is_ending:  # the coordinator learns that the agent is gone
+            return
         error, value, carried, held = done.exception(), None, None, None
         if error is None:
             value = done.result()

@@ -92,6 +92,7 @@ class Supervisor(ABC):
         self._wake = WakePipe()
         self._runner = 0  # the thread in `run`
         self.is_leaving = False
+        self.is_ending = False
         self._log_bytes: dict[int, int] = {}  # by trial: the output in its file that was taken
         self._made: dict[int, int] = {}  # positions of the states in the slots here
         self._slots: dict[int, _core.Slots] = {}
@@ -328,11 +329,19 @@ class Supervisor(ABC):
         """Return the process id, to show that this supervisor is alive."""
         return os.getpid()
 
+    def stop(self) -> None:
+        """Have the thread in `run` return at once; the process runs on."""
+        self.is_ending = True
+        self._wake_runner()
+
     def end(self) -> None:
-        """End the process and remove its files."""
+        """End the process. No thread may be in `run`: it would use what is closed here."""
         if self._local is not None:
             self._local.close(kill=True)
             self._local = None
+
+    def close(self) -> None:
+        """Remove the files of the process, which has ended; no thread may write any."""
         for trial in list(self._slots):
             self._forget(trial)
         if self._cache is not None:
@@ -393,6 +402,8 @@ class Supervisor(ABC):
         if passed is None:
             self._local.submit(self._inner, task)
         while not self._answers:
+            if self.is_ending:
+                raise WorkerError("the worker's supervisor ends")
             self._answers.extend(self._wait(self._local, task))
         event = self._answers.popleft()
         if not isinstance(event, UnitDone):

@@ -22,6 +22,7 @@ import os
 import re
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,6 +89,7 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._scratch: tuple[Path, int] | None = None
+        self._making_scratch = threading.Lock()
         self._arriving: dict[tuple[str, int], Path] = {}
         self._used: dict[str, int] = {}  # locked descriptors, by data set
         self._limit = cache_limit()
@@ -319,17 +321,22 @@ class Cache:
 
     def scratch(self) -> Path:
         """Return a folder for this process's files; remove those of dead processes."""
-        if self._scratch is None:
-            for folder in (self.folder / "scratch").iterdir():
-                if folder.name.startswith("worker-"):
-                    _remove_if_left(folder)
-            made = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
-            fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            folder = made.with_name("worker-" + made.name.removeprefix(".new-"))
-            made.rename(folder)  # with its lock, so that it does not look abandoned
-            self._scratch = folder, fd
-        return self._scratch[0]
+        with self._making_scratch:
+            if self._scratch is None:
+                self._scratch = self._new_scratch()
+            return self._scratch[0]
+
+    def _new_scratch(self) -> tuple[Path, int]:
+        """Make a scratch folder; return it and the descriptor of its lock."""
+        for folder in (self.folder / "scratch").iterdir():
+            if folder.name.startswith("worker-"):
+                _remove_if_left(folder)
+        made = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
+        fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        folder = made.with_name("worker-" + made.name.removeprefix(".new-"))
+        made.rename(folder)  # with its lock, so that it does not look abandoned
+        return folder, fd
 
     def close(self) -> None:
         """Remove this process's scratch, and release its data sets."""

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -87,6 +88,45 @@ def test_a_unit_that_ends_while_its_agent_leaves_is_answered_with_its_state_or_n
         with pytest.raises(module.AgentError, match="hung up"):
             second.result(30)
         assert of_first.packed is not None and of_second.packed is None
+
+
+class WritesLate(AgentSupervisor):
+    """Each call writes a file after it was told to stop."""
+
+    begun: ClassVar[list[str]] = []
+    ended: ClassVar[list[str]] = []
+
+    def run(self, job, state):
+        folder = self._the_cache.scratch()
+        self.begun.append(job)
+        wait_until(lambda: self.is_ending)
+        time.sleep(0.3)
+        (folder / "late").touch()
+        self.ended.append(job)
+        return None, None
+
+    def begin_data(self, manifest):
+        self.run(manifest, None)
+
+
+@pytest.mark.parametrize(("lane", "threads"), [("ordered", 1), ("control", 2)])
+def test_files_are_removed_when_the_calls_in_progress_have_ended(
+    hub, monkeypatch, tmp_path, caplog, lane, threads
+):
+    monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path))
+    monkeypatch.setattr(WritesLate, "begun", begun := [])
+    monkeypatch.setattr(WritesLate, "ended", ended := [])
+    with running_agent(hub, WritesLate) as (_, line):
+        line.control("data_folders", []).result(30)  # opens the cache
+        for _ in range(3):
+            if lane == "ordered":
+                line.run("unit", None)
+            else:
+                line.control("begin_data", b"manifest")
+        wait_until(lambda: len(begun) == threads)
+    assert len(begun) == len(ended) == threads  # the other calls were dropped
+    assert list((tmp_path / "scratch").iterdir()) == []
+    assert not caplog.records
 
 
 def test_an_agent_whose_coordinator_dies_as_it_welcomes_it_ends():
