@@ -48,7 +48,6 @@ from cerebro.machine.devices import Device, is_gpu
 from cerebro.machine.files import is_full
 from cerebro.machine.objects import Objects
 from cerebro.machine.resources import available_memory
-from cerebro.machine.wake_pipe import WakePipe
 from cerebro.run.states import CloneOf, KeptState, remove_slots, slots_stem
 from cerebro.worker.messages import (
     CheckDone,
@@ -73,8 +72,8 @@ class LateCall(Exception):
 class Supervisor(ABC):
     """One worker on a node; see the module's docstring.
 
-    A subclass implements what depends on the cluster: the node's number, its GPU, and how
-    states are fetched.
+    A subclass implements what depends on the cluster: the node's number, its GPU, how states are
+    fetched, and how a thread waits for the process.
     """
 
     def __init__(self) -> None:
@@ -89,7 +88,6 @@ class Supervisor(ABC):
         self._offered: Task | None = None  # a queued task that the process has not got yet
         self._passed: Task | None = None  # the one that it has got while it runs the task before
         self._answers: deque[Event] = deque()  # of the process, not taken yet
-        self._wake = WakePipe()
         self._runner = 0  # the thread in `run`
         self.is_leaving = False
         self.is_ending = False
@@ -363,19 +361,16 @@ class Supervisor(ABC):
             If it is lost.
         """
 
+    @abstractmethod
     def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
-        """Pass a unit on that is offered, and return the process's events.
+        """Pass a unit on that is offered (`_pass_on`), and return the process's events.
 
         Returns none if `_wake_runner` was called.
         """
-        self._pass_on(running)
-        events = local.wait(wake=self._wake)
-        if not events:
-            self._wake.clear()
-        return events
 
+    @abstractmethod
     def _wake_runner(self) -> None:
-        self._wake.wake()
+        """Have `_wait` return; may be called by another thread."""
 
     def _given_gpu(self) -> Device:
         """Return the GPU that this worker has been given.

@@ -24,7 +24,7 @@ class Process:
     def queue(self, worker, task):
         self.passed.append(task)
 
-    def wait(self, wake=None):
+    def wait(self):
         if self.succeeds:
             done = [self.tasks[-1], *self.passed]
             return [UnitDone(0, task, 1, 1, {}, 0.0, 0.0, False, 0) for task in done]
@@ -45,6 +45,13 @@ class OneWorker(Supervisor):
         if not self.has_state:
             raise StateGone("it is gone")
         return b"state"
+
+    def _wait(self, local, running):
+        self._pass_on(running)
+        return local.wait()
+
+    def _wake_runner(self):
+        pass
 
     def _packed(self, task):
         return b"packed"
