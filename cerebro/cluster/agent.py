@@ -185,9 +185,10 @@ class Agent:
         # A call that goes on would use what is closed, or leave files where they were removed.
         self._ordered.shutdown()
         with contextlib.suppress(Exception):
-            self._supervisor.end()
+            self._supervisor.end_process()
         self._control.shutdown()
-        self._supervisor.close()
+        with contextlib.suppress(Exception):
+            self._supervisor.end()
 
     # --- inside ----------------------------------------------------------------
 

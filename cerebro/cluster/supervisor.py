@@ -79,6 +79,7 @@ class Supervisor(ABC):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cache: Cache | None = None
+        self._opening = threading.Lock()
         self._local: LocalExecutor | None = None
         self._inner = -1  # the process's number in the local executor
         self._trouble = "the worker has not been started"
@@ -332,14 +333,15 @@ class Supervisor(ABC):
         self.is_ending = True
         self._wake_runner()
 
-    def end(self) -> None:
-        """End the process. No thread may be in `run`: it would use what is closed here."""
+    def end_process(self) -> None:
+        """End the process. No other thread may be in `run`: it would use what is closed here."""
         if self._local is not None:
             self._local.close(kill=True)
             self._local = None
 
-    def close(self) -> None:
-        """Remove the files of the process, which has ended; no thread may write any."""
+    def end(self) -> None:
+        """End the process and remove its files. No other thread may write any."""
+        self.end_process()
         for trial in list(self._slots):
             self._forget(trial)
         if self._cache is not None:
@@ -386,9 +388,10 @@ class Supervisor(ABC):
 
     @property
     def _the_cache(self) -> Cache:
-        if self._cache is None:
-            self._cache = Cache(cache_folder())
-        return self._cache
+        with self._opening:
+            if self._cache is None:
+                self._cache = Cache(cache_folder())
+            return self._cache
 
     def _carry_out(self, task: Job) -> Event:
         """Run a task in the process, or await the one that was passed on; return its event."""

@@ -117,7 +117,6 @@ def test_files_are_removed_when_the_calls_in_progress_have_ended(
     monkeypatch.setattr(WritesLate, "begun", begun := [])
     monkeypatch.setattr(WritesLate, "ended", ended := [])
     with running_agent(hub, WritesLate) as (_, line):
-        line.control("data_folders", []).result(30)  # opens the cache
         for _ in range(3):
             if lane == "ordered":
                 line.run("unit", None)
