@@ -178,7 +178,7 @@ class Agent:
                 return UNHEARD
 
     def close(self) -> None:
-        """End the worker process and remove the files of this agent."""
+        """End the worker process, remove the files of this agent, and hang up."""
         self._supervisor.stop()
         for lane in (self._ordered, self._control):
             lane.shutdown(wait=False, cancel_futures=True)
@@ -189,6 +189,7 @@ class Agent:
         self._control.shutdown()
         with contextlib.suppress(Exception):
             self._supervisor.end()
+        self._socket.close()
 
     # --- inside ----------------------------------------------------------------
 

@@ -147,10 +147,15 @@ class SharedSocket:
         self._returned.wake()
 
     def close(self) -> None:
-        """Use the socket no more; its context closes it."""
+        """Close the socket, which the other end sees as hanging up."""
         with self._handling, self._using:
+            if self._is_closed:
+                return
             self._is_closed = True
             self._selector.close()
+            self._socket.disable_monitor()
+            self._monitor.close()
+            self._socket.close()
 
     # --- inside ----------------------------------------------------------------
 

@@ -45,6 +45,14 @@ class AtUnit:
             self.do()
 
 
+def run_to_the_end(agent):
+    """Run an agent in a thread of this process."""
+    try:
+        agent.run()
+    finally:
+        agent.close()
+
+
 def search(folder, data, executor=None, **options):
     options = {"build": ballast.build, "epochs": EPOCHS, "n_trials": TRIALS} | options
     return resumable.search(folder, data, executor=executor, **options)

@@ -17,6 +17,7 @@ pytest.importorskip("zmq")
 
 import zmq
 from clusters import wait_until
+from dialing import run_to_the_end
 
 from cerebro.cluster import hub as module
 from cerebro.cluster import wire
@@ -38,7 +39,7 @@ def running_agent(hub, supervisor):
     """Run an agent in a thread of this process; yields it and the hub's end of its connection."""
     ticket = Ticket(f"127.0.0.1:{hub.port}", hub.keys.key, listen="127.0.0.1")
     agent = Agent(ticket, 20.0, supervisor=supervisor)
-    thread = threading.Thread(target=agent.run)
+    thread = threading.Thread(target=run_to_the_end, args=[agent])
     thread.start()
     try:
         wait_until(hub.nodes)
@@ -47,7 +48,6 @@ def running_agent(hub, supervisor):
         hub.close()
         thread.join(30)
         assert not thread.is_alive()
-        agent.close()
 
 
 class MakesStates(AgentSupervisor):

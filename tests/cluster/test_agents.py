@@ -19,7 +19,7 @@ pytest.importorskip("zmq")
 
 import ballast
 from clusters import wait_until
-from dialing import Apart, AtUnit, events, left_over, same, search, strike_busiest
+from dialing import Apart, AtUnit, events, left_over, run_to_the_end, same, search, strike_busiest
 
 import cerebro
 from benchmarks.peers import free_port
@@ -295,7 +295,7 @@ def yet_to_come(hub):
     hub.expect(line)
     ticket = Ticket(f"127.0.0.1:{hub.port}", hub.keys.key, listen="127.0.0.1")
     agent = Agent(ticket, 20.0, number="known")
-    return line, threading.Thread(target=agent.run)
+    return line, threading.Thread(target=run_to_the_end, args=[agent])
 
 
 def test_calls_made_before_an_agent_connects_are_sent_in_order(hub):
