@@ -35,7 +35,7 @@ from cerebro.cluster.wire import dial, doorman, frames_of_answer, message_of, pi
 from cerebro.errors import InputError, text_of
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine.devices import Device, is_gpu
-from cerebro.machine.signals import TERMINATED, hears_sigterm
+from cerebro.machine.signals import TERMINATED, hears_sigterm, uninterrupted
 from cerebro.worker.messages import Event, Job
 
 STEP_SECONDS = 0.5
@@ -184,10 +184,9 @@ class Agent:
             lane.shutdown(wait=False, cancel_futures=True)
         # A call that goes on would use what is closed, or leave files where they were removed.
         self._ordered.shutdown()
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # a process that does not end may use its files
             self._supervisor.end_process()
-        self._control.shutdown()
-        with contextlib.suppress(Exception):
+            self._control.shutdown()
             self._supervisor.end()
         self._socket.close()
 
@@ -272,7 +271,8 @@ class Agent:
         job.add_done_callback(lambda done: self._answer(number, lane, done, has_state))
 
     def _answer(self, number: int, lane: str, done: Future[Any], has_state: bool) -> None:
-        if self._supervisor.is_ending:  # the coordinator learns that the agent is gone
+        if self._supervisor.is_ending:
+            # The coordinator learns that the agent is gone. A dropped call has no result.
             return
         error, value, carried, held = done.exception(), None, None, None
         if error is None:
@@ -323,4 +323,5 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
         with hears_sigterm(agent.leave):
             return agent.run()
     finally:
-        agent.close()
+        with uninterrupted():
+            agent.close()

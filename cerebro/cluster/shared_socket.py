@@ -153,7 +153,7 @@ class SharedSocket:
                 return
             self._is_closed = True
             self._selector.close()
-            self._socket.disable_monitor()
+            self._socket.disable_monitor()  # else it would write to the monitor's other end
             self._monitor.close()
             self._socket.close()
 

@@ -329,8 +329,11 @@ class Supervisor(ABC):
         return os.getpid()
 
     def stop(self) -> None:
-        """Have the thread in `run` return at once; the process runs on."""
-        self.is_ending = True
+        """Have other threads end their calls soon; the process runs on."""
+        self.is_ending = True  # before the wake-up: `run` checks it after each one
+        with self._opening:
+            if self._cache is not None:
+                self._cache.stop()
         self._wake_runner()
 
     def end_process(self) -> None:
@@ -340,12 +343,13 @@ class Supervisor(ABC):
             self._local = None
 
     def end(self) -> None:
-        """End the process and remove its files. No other thread may write any."""
+        """End the process, as `end_process` does, and remove its files."""
         self.end_process()
         for trial in list(self._slots):
             self._forget(trial)
         if self._cache is not None:
-            self._cache.close()
+            with self._lock:  # the cache is not receiving a shard
+                self._cache.close()
 
     # --- what the cluster does -----------------------------------------------
 
@@ -397,7 +401,7 @@ class Supervisor(ABC):
         """Run a task in the process, or await the one that was passed on; return its event."""
         assert self._local is not None
         passed, self._passed = self._passed, None
-        if passed is None:
+        if passed is None and not self.is_ending:
             self._local.submit(self._inner, task)
         while not self._answers:
             if self.is_ending:

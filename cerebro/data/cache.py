@@ -23,6 +23,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_fol
 from cerebro.data.shard_files import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
-from cerebro.machine.objects import MissingObjectError, Objects
+from cerebro.machine.objects import MissingObjectError, Objects, StorageError
 
 VARIABLE = "CEREBRO_CACHE"
 """Environment variable of a node: the folder of its cache,"""
@@ -43,6 +44,8 @@ SPARE_BYTES = 256 << 20
 PULLING = ".pulling"
 PULLS = 4
 """The number of shards that are pulled from a bucket at a time."""
+TURN_SECONDS = 0.1
+"""How often to check whether another process still pulls the same data set."""
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -88,8 +91,10 @@ class Cache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._changing = threading.Condition()  # guards the next three
         self._scratch: tuple[Path, int] | None = None
-        self._making_scratch = threading.Lock()
+        self._pulling: list[threading.Thread] = []
+        self._is_closing = False
         self._arriving: dict[tuple[str, int], Path] = {}
         self._used: dict[str, int] = {}  # locked descriptors, by data set
         self._limit = cache_limit()
@@ -189,11 +194,22 @@ class Cache:
         CorruptDataError
             If an object is missing or does not match the manifest; the message has its URL.
         StorageError
-            If the storage refuses or is not reached.
+            If the storage refuses or is not reached, or the cache is closed meanwhile.
         """
+        with self._changing:
+            self._check_open()
+            self._pulling.append(threading.current_thread())
+        try:
+            return self._pull_missing(objects, checksum, shards)
+        finally:
+            with self._changing:
+                self._pulling.remove(threading.current_thread())
+                self._changing.notify_all()
+
+    def _pull_missing(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
         fd = os.open(self.data(checksum) / PULLING, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            self._take_turn(fd)
             missing = sorted({*shards} - {*self.shards(checksum)})
             if not missing:
                 return 0
@@ -211,11 +227,22 @@ class Cache:
         finally:
             os.close(fd)
 
+    def _take_turn(self, fd: int) -> None:
+        """Wait until no other process pulls the data set, or the cache is closed."""
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                self._check_open()
+                time.sleep(TURN_SECONDS)
+
     def _pull(self, objects: Objects, manifest: Manifest, shard: int) -> int:
         folder = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
         try:
             for name, file in manifest.shards[shard].files.items():
                 name_there = f"{shard_folder(shard)}/{name}"
+                self._check_open()
                 try:
                     objects.get(name_there, folder / name)
                 except MissingObjectError as error:
@@ -321,7 +348,8 @@ class Cache:
 
     def scratch(self) -> Path:
         """Return a folder for this process's files; remove those of dead processes."""
-        with self._making_scratch:
+        with self._changing:
+            self._check_open()
             if self._scratch is None:
                 self._scratch = self._new_scratch()
             return self._scratch[0]
@@ -338,22 +366,35 @@ class Cache:
         made.rename(folder)  # with its lock, so that it does not look abandoned
         return folder, fd
 
+    def stop(self) -> None:
+        """Have `pull` fail in other threads, once the objects in progress have been read."""
+        self._is_closing = True
+
     def close(self) -> None:
         """Remove this process's scratch, and release its data sets."""
+        self.stop()
+        with self._changing:  # a pull in progress would make the folder anew
+            # In a forked child, the threads of its parent are not alive.
+            self._changing.wait_for(lambda: not any(t.is_alive() for t in self._pulling))
         self.drop_scratch()
-        for fd in self._used.values():
+        while self._used:
+            _, fd = self._used.popitem()
             with contextlib.suppress(OSError):
                 os.utime(fd)
             os.close(fd)
-        self._used.clear()
 
     def drop_scratch(self) -> None:
         """Remove this process's scratch."""
-        if self._scratch is not None:
-            folder, fd = self._scratch
-            self._scratch = None
+        with self._changing:
+            scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            folder, fd = scratch
             shutil.rmtree(folder, ignore_errors=True)
             os.close(fd)
+
+    def _check_open(self) -> None:
+        if self._is_closing:
+            raise StorageError("the cache of this node is being closed")
 
 
 def _remove_if_left(folder: Path) -> None:

@@ -46,7 +46,7 @@ class AtUnit:
 
 
 def run_to_the_end(agent):
-    """Run an agent in a thread of this process."""
+    """Run an agent and close it; for a thread of this process."""
     try:
         agent.run()
     finally:

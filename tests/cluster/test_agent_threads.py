@@ -25,6 +25,8 @@ from cerebro.cluster.agent import ENDED, Agent, AgentSupervisor
 from cerebro.cluster.engine import Outside
 from cerebro.cluster.hello import versions
 from cerebro.cluster.keys import Keys, Ticket
+from cerebro.machine.wake_pipe import wait_for
+from cerebro.worker.messages import Task
 
 
 @pytest.fixture
@@ -125,7 +127,46 @@ def test_files_are_removed_when_the_calls_in_progress_have_ended(
         wait_until(lambda: len(begun) == threads)
     assert len(begun) == len(ended) == threads  # the other calls were dropped
     assert list((tmp_path / "scratch").iterdir()) == []
-    assert not caplog.records
+    assert [record for record in caplog.records if record.name == "concurrent.futures"] == []
+
+
+class Silent:
+    """A process that never answers."""
+
+    def __init__(self):
+        self.is_awaited = self.is_closed = False
+        self.tasks = []
+
+    def submit(self, worker, task):
+        self.tasks.append(task)
+
+    def wait(self, wake):
+        self.is_awaited = True
+        wait_for([wake.fileno()], 60)
+        self.is_awaited = False
+        return []
+
+    def close(self, kill):
+        assert not self.is_awaited
+        self.is_closed = True
+
+
+def test_a_process_is_closed_when_no_thread_waits_for_it(hub):
+    process = Silent()
+
+    class WithProcess(AgentSupervisor):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self._local = process
+
+    with running_agent(hub, WithProcess) as (_, line):
+        call, _ = line.run(Task(0, {}, 0, 1, 1, 0, position=1, dispatch=1), None)
+        line.run(Task(1, {}, 0, 1, 1, 0, position=1, dispatch=1), None)
+        wait_until(lambda: process.is_awaited)
+        hub.end(line)
+        with pytest.raises(module.AgentError, match="hung up"):
+            call.result(30)
+    assert process.is_closed and len(process.tasks) == 1
 
 
 def test_an_agent_whose_coordinator_dies_as_it_welcomes_it_ends():

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import pickle
 import shutil
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +18,7 @@ import pytest
 pytest.importorskip("fsspec")
 
 import cerebro
-from cerebro.data.cache import Cache
+from cerebro.data.cache import PULLING, Cache
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import objects as module
 from cerebro.machine.objects import Objects, StorageError
@@ -106,6 +111,60 @@ def test_another_process_waits_and_finds_the_shards(url, read, cache):
     cerebro.Dataset(url).verify()
     assert read == ["manifest.json"]
     assert list(cache.glob("scratch/*")) == []
+
+
+@pytest.fixture
+def pulled(url, cache):
+    """A cache with the data set's manifest, and the arguments for pulling all of its shards."""
+    objects = Objects(url)
+    one = Cache(cache)
+    one.begin(objects.read("manifest.json"))
+    yield one, (objects, cerebro.Dataset(url).checksum, range(3))
+    one.close()
+
+
+def test_a_cache_that_is_closed_reads_the_objects_in_progress_only(pulled, monkeypatch, cache):
+    one, arguments = pulled
+    plain, begun, closing = Objects.get, [], threading.Event()
+
+    def slow(self, name, path):
+        begun.append(name)
+        assert closing.wait(30)
+        time.sleep(0.2)
+        plain(self, name, path)
+
+    monkeypatch.setattr(Objects, "get", slow)
+    with ThreadPoolExecutor(1) as thread:
+        pull = thread.submit(one.pull, *arguments)
+        while len(begun) < 3:  # one of each shard
+            time.sleep(0.01)
+        one.stop()
+        closing.set()
+        one.close()
+        assert list(cache.glob("scratch/*")) == []
+        with pytest.raises(StorageError, match="is being closed"):
+            pull.result(30)
+    assert len(begun) == 3
+    with pytest.raises(StorageError, match="is being closed"):
+        one.scratch()
+    assert list(cache.glob("scratch/*")) == []
+
+
+def test_a_cache_that_is_closed_waits_for_no_other_process(pulled, read):
+    one, arguments = pulled
+    fd = os.open(one.data(arguments[1]) / PULLING, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            pull = thread.submit(one.pull, *arguments)
+            time.sleep(0.2)
+            assert not pull.done()
+            one.stop()
+            with pytest.raises(StorageError, match="is being closed"):
+                pull.result(30)
+    finally:
+        os.close(fd)
+    assert not any(name.startswith("shard") for name in read)
 
 
 def test_a_cut_or_altered_object_is_refused_by_name(url, tmp_path, cache):
