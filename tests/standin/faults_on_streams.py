@@ -133,8 +133,14 @@ class Actor(Mixer):
 
     def kill(self) -> None:
         """End the process, while others wait for their turn."""
+        if "after" in self._its:
+            self.hold()
         self._gather(self._its["others"])
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def hold(self) -> None:
+        """Go on when a file exists; let other units run meanwhile."""
+        until(Path(self._its["after"]).exists)
 
     def kill_beside(self) -> None:
         """End the process while another unit waits for the device, so that it may be to blame."""
@@ -196,6 +202,17 @@ class Actor(Mixer):
 
 def build(config: dict[str, Any], info: Any) -> Actor:
     return Actor(config, info)
+
+
+class Ended:
+    """Touches a file when the search has been told that a trial has ended."""
+
+    def __init__(self, trial: int, flag: Path) -> None:
+        self._trial, self._flag = trial, flag
+
+    def on_trial_end(self, trial: Any) -> None:
+        if trial.number == self._trial:
+            self._flag.touch()
 
 
 # --- the searches --------------------------------------------------------------------
@@ -297,9 +314,13 @@ WAYS: dict[str, Way] = {
     "kills": lambda _: ({3: {"act": "kill", "at": 9, "others": 2}}, {}),
     "kills beside": lambda _: ({1: {"act": "kill_beside", "at": 9, "other": 0}}, {}),
     # One of three workers is idle: its trial has failed, and there is no other.
-    "kills beside idle": lambda _: (
-        {2: {"act": "fail", "at": 9}, 1: {"act": "kill", "at": 17, "others": 1}},
-        {"trials": 3},
+    "kills beside idle": lambda run: (
+        {
+            0: {"act": "hold", "at": 17, "after": str(run.with_suffix(".flag"))},
+            1: {"act": "kill", "at": 17, "others": 1, "after": str(run.with_suffix(".flag"))},
+            2: {"act": "fail", "at": 9},
+        },
+        {"trials": 3, "callbacks": [Ended(2, run.with_suffix(".flag"))]},
     ),
     "interrupted": lambda run: (
         {1: {"act": "interrupt", "at": 18, "others": 2, "flag": str(run.with_suffix(".flag"))}},
