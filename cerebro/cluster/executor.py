@@ -770,11 +770,11 @@ class ClusterExecutor(ABC):
     # --- regular checks --------------------------------------------------------
 
     def _look(self) -> None:
-        """Ping busy workers, and look for new and lost nodes."""
+        """Ping workers, and look for new and lost nodes."""
         self._next_look = time.monotonic() + LOOK_SECONDS
-        for worker in list(self._out):
-            remote = self._remotes.get(worker)
-            if remote is not None:
+        for worker, remote in list(self._remotes.items()):
+            # An idle worker, too: others may wait for a state that it holds.
+            if remote.has_answered or worker in self._out:
                 self._ask(remote)
         self._survey()
         self._relieve()
