@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from typing import Any
 
 from cerebro.cluster.engine import Engine, Outside, Processes, own_variables
@@ -20,8 +21,9 @@ from cerebro.worker.messages import RunContext
 class EngineExecutor(ClusterExecutor):
     """Runs a search on agents that an engine starts; subclasses choose the engine."""
 
+    @abstractmethod
     def _engine(self, context: RunContext) -> Engine:
-        raise NotImplementedError
+        """Return the engine that starts the agents of this run."""
 
     def _share_in(self, context: RunContext) -> float:
         """Return the share of a GPU that each worker uses in this run; 0: none."""

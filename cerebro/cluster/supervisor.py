@@ -79,7 +79,7 @@ class Supervisor(ABC):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._cache: Cache | None = None
-        self._opening = threading.Lock()
+        self._opening = threading.Lock()  # two caches of one process would have two scratch folders
         self._local: LocalExecutor | None = None
         self._inner = -1  # the process's number in the local executor
         self._trouble = "the worker has not been started"

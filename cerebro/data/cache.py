@@ -91,10 +91,10 @@ class Cache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._changing = threading.Condition()  # guards the next three
+        self._is_closing = False
+        self._changing = threading.Condition()  # guards the next two
         self._scratch: tuple[Path, int] | None = None
         self._pulling: list[threading.Thread] = []
-        self._is_closing = False
         self._arriving: dict[tuple[str, int], Path] = {}
         self._used: dict[str, int] = {}  # locked descriptors, by data set
         self._limit = cache_limit()
@@ -347,7 +347,13 @@ class Cache:
     # --- scratch -----------------------------------------------------------
 
     def scratch(self) -> Path:
-        """Return a folder for this process's files; remove those of dead processes."""
+        """Return a folder for this process's files; remove those of dead processes.
+
+        Raises
+        ------
+        StorageError
+            If the cache is closed.
+        """
         with self._changing:
             self._check_open()
             if self._scratch is None:
