@@ -30,6 +30,8 @@ FOLDER = "CEREBRO_CACHE"
 """The environment variable with the folder of stored results; default: the user's cache folder."""
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 MOST_BYTES = 100_000  # the largest stored result
+OURS = Path(__file__).parents[2]
+"""The folder of this package."""
 
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -156,7 +158,9 @@ def _try(name: str) -> tuple[str, bool]:
     variables = dict(os.environ)
     if path := cuda.open_runtime()["path"]:
         variables[cuda.OVERRIDE] = path  # the runtime used by this process
-    folders = json.dumps([str(entry) for entry in sys.path if entry])
+    # This Cerebro is last: `python -m cerebro` finds it in the working directory, which is left out
+    # because a file there could replace a library.
+    folders = json.dumps([*(str(entry) for entry in sys.path if entry), str(OURS)])
     try:
         process = subprocess.Popen(
             [sys.executable, "-c", PROGRAM, folders, name],
@@ -180,7 +184,11 @@ def _try(name: str) -> tuple[str, bool]:
         found, is_lasting = json.loads(said.splitlines()[-1])
         return one_line(str(found)), bool(is_lasting)
     except (ValueError, TypeError, IndexError):
-        return f"{name}: its check ended by {_end_of(process.returncode, errors)}", True
+        # A signal comes from the device's driver; an exit status from Python, which may be mended.
+        return (
+            f"{name}: its check ended by {_end_of(process.returncode, errors)}",
+            process.returncode < 0,
+        )
 
 
 def _end_of(status: int, errors: str) -> str:

@@ -56,9 +56,10 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
         with runner.output_of(None), runner.computing(not_exact):
             if task.build_only:
                 model = runner.build(0, task.config).model
-                seen, for_cpu = computes_with(runner), is_cpu_only(model)
-                return CheckDone(runner.worker, (), environment=seen, cpu_only=for_cpu)
-            found = try_out(runner, task.config, not_exact, thorough=task.thorough)
+                found = CheckDone(runner.worker, (), cpu_only=is_cpu_only(model))
+            else:
+                found = try_out(runner, task.config, not_exact, thorough=task.thorough)
+        # After the block, whose settings of PyTorch are not the process's.
         seen = computes_with(runner)
         return replace(found, environment=seen, not_exact=tuple(sorted(not_exact)))
     except BaseException as error:

@@ -290,8 +290,8 @@ def test_deterministic_true_refuses_it_by_name(data, tmp_path):
 def build_out_of_range(config, info):
     model = small_cnns.build(config, info)
     if info.trial == 2:
-        model._augment = lambda batch: {**batch, "y": batch["y"] + 1000}
-        model._train = model._compile_train()
+        train_batch = model.train_batch
+        model.train_batch = lambda batch: train_batch({**batch, "y": batch["y"] + 1000})
     return model
 
 

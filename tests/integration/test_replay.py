@@ -92,6 +92,24 @@ def test_nothing_changed(run):
     assert "every state identical" in str(replay)
 
 
+def test_settings_of_torch_that_the_run_itself_makes_are_not_a_difference(tmp_path):
+    """``deterministic=True`` changes them while a model is built and trained."""
+    torch = pytest.importorskip("torch")
+
+    def build(config):
+        net = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.mse_loss)
+
+    x = np.random.default_rng(0).normal(size=(60, 3)).astype(np.float32)
+    data = cerebro.shard({"x": x, "y": x.sum(1, keepdims=True)}, tmp_path / "data", shards=2)
+    result = cerebro.search(
+        build, {"lr": [0.1]}, data, epochs=1, validation=0.2, searcher="grid", batch_size=16,
+        deterministic=True, run=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert cerebro.replay(result, 0, build).differences == []
+
+
 def test_a_changed_shard_shows_in_the_first_epoch_and_is_named(run, tmp_path):
     file = tmp_path / "data" / "shard-00001" / "x.npy"
     content = bytearray(file.read_bytes())

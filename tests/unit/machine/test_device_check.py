@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -149,6 +152,35 @@ def test_where_verdicts_are(monkeypatch, tmp_path):
     assert device_check.folder() == tmp_path / ".cache" / "cerebro"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
     assert device_check.folder() == tmp_path / "x" / "cerebro"
+
+
+IN_THE_WORKING_DIRECTORY = """
+import os, sys
+sys.path[:] = [p for p in sys.path if not os.path.isdir(os.path.join(p, "cerebro"))]
+sys.path.append("")  # as `python -m cerebro` does
+from cerebro.machine import cuda, device_check
+cuda.open_runtime = lambda: {"path": "nothing.so"}
+print(device_check._try("cuda:0")[0])
+"""
+
+
+def test_the_check_finds_a_cerebro_that_is_not_installed(tmp_path):
+    """It starts, and says what is wrong with the runtime."""
+    shutil.copytree(device_check.OURS / "cerebro", tmp_path / "cerebro")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_WORKING_DIRECTORY],
+        cwd=tmp_path, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.startswith("nothing.so")
+
+
+@pytest.mark.parametrize(("work", "lasting"), [("sys.exit(3)", False), ("os.abort()", True)])
+def test_only_an_end_by_a_signal_is_kept(monkeypatch, work, lasting):
+    """An error of Python's may be mended."""
+    monkeypatch.setattr(cuda, "open_runtime", lambda: {"path": ""})
+    monkeypatch.setattr(device_check, "PROGRAM", f"import os, sys; {work}")
+    found, is_lasting = device_check._try("cuda:0")
+    assert found.startswith("cuda:0: its check ended by ") and is_lasting is lasting
 
 
 # --- the unit's time -------------------------------------------------------------
