@@ -16,6 +16,7 @@ import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 import cerebro
+from cerebro.machine.devices import has_driver
 
 _PARENT = str(Path(cerebro.__file__).parent.parent)
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -34,12 +35,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """On several cores, run the files in their usual order.
+    """On several cores, run the files in their usual order; hide GPUs from tests of CPUs.
 
     The slowest files have few tests; otherwise they would run last, with the other cores idle.
     """
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+    if has_driver() and not _is_about_gpus(config):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _is_about_gpus(config: pytest.Config) -> bool:
+    """Return whether a GPU may be used: only tests with the mark "gpu" are run.
+
+    The other tests expect what CPUs compute. A process finds its GPUs once, so the two cannot mix.
+    """
+    paths = [Path(argument.partition("::")[0]) for argument in config.args]
+    return "gpu" in config.option.markexpr or all("gpu" in path.parts for path in paths)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -1,4 +1,7 @@
-"""Tests that need a GPU: ``python -m pytest -m gpu``; without a GPU, each is skipped by name."""
+"""Tests that need a GPU: ``python -m pytest -m gpu``; without a GPU, each is skipped by name.
+
+On a machine with a GPU they run by themselves: ``python -m pytest`` alone hides it.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", devices.CUBLAS_WORKSPACE)
         # JAX would take three quarters of the GPU for all later tests.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    problem = found.problem
+    if devices.has_driver() and os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        problem = "run such tests by themselves, with -m gpu"
     for item in ours:
         item.add_marker(pytest.mark.gpu)
         if not found.devices:
-            reason = f"{item.name} needs a GPU: {found.problem}"
+            reason = f"{item.name} needs a GPU: {problem}"
             item.add_marker(pytest.mark.skip(reason=reason))

@@ -200,7 +200,8 @@ def test_graphs_change_nothing_wherever_they_are_captured(data, tmp_path):
     one = search(tmp_path / "one", data, small_cnns.build_graph)
     two = search(tmp_path / "two", data, small_cnns.build_graph, workers_per_device=2)
     assert hashes(two) == hashes(one)
-    assert "not replayed" not in "".join(trial.log for trial in one.trials)
+    logs = "".join(trial.log for trial in one.trials)
+    assert "not replayed" not in logs, logs
     refused = search(tmp_path / "refused", data, small_cnns.build_refused)
     assert (
         "not replayed as a CUDA graph: it waits for the GPU at small_cnns" in refused.trials[0].log
