@@ -23,6 +23,7 @@ all further steps are ordinary.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import re
 import warnings
@@ -133,8 +134,11 @@ class CudaRecorder:
         current = torch.cuda.current_stream(self._device)
         try:
             # Loader threads keep running during the capture, on their own streams.
-            with torch.cuda.graph(
-                graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
+            with (
+                _no_collections(),
+                torch.cuda.graph(
+                    graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
+                ),
             ):
                 result = work()
         except BaseException:
@@ -160,10 +164,29 @@ class CudaRecorder:
                 release(device.index, pool)
                 _failed.append(graph)
         _streams[self._key] = torch.cuda.Stream(device)
-        with torch.cuda.graph(
-            torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"
+        with (
+            _no_collections(),
+            torch.cuda.graph(
+                torch.cuda.CUDAGraph(), stream=self._stream, capture_error_mode="thread_local"
+            ),
         ):
             torch.zeros(1, device=device)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Keep Python's garbage collector from running.
+
+    It would destroy the graphs of dropped models, and that invalidates a capture.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class Different(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,11 @@ class LiveModel:
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that the model takes, about: weights, gradients, moments, recorded steps."""
+        return 3 * max(1, self.state_bytes) + int(getattr(self.model, "held_bytes", 0))
 
 
 # --- shared by the runner, replay, check and Trial.load ----------------------
@@ -172,10 +178,11 @@ def make_batches(
 
 
 def give_back_memory(device: str) -> int:
-    """Free cached GPU memory; return how many bytes of shards were freed."""
+    """Free GPU memory of dropped models, caches and shards; return the bytes of the shards."""
     torch = sys.modules.get("torch")
     shards = depots.drop(device) if is_gpu(device) else 0
     if is_gpu(device) and torch is not None:
+        gc.collect()  # dropped models are in cycles
         torch.cuda.empty_cache()
     return shards
 

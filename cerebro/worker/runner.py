@@ -51,6 +51,7 @@ from cerebro.worker.blame import (
     traceback_of,
     unlike_types,
 )
+from cerebro.worker.dropped_models import DroppedModels
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
 from cerebro.worker.messages import LIBRARIES, RunContext, Task, UnitDone, UnitFailed, UnitSums
@@ -145,6 +146,7 @@ class UnitRunner:
         self._together = together
         self._untold: set[int] = set()  # trials whose models another worker's unit has dropped
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
+        self._dropped = DroppedModels()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
         self._loaders: OrderedDict[tuple[Any, ...], Loader] = OrderedDict()
         self._arena = StateArena()  # for the states of models on a GPU
@@ -213,7 +215,7 @@ class UnitRunner:
 
     def _failure(self, task: Task, error: BaseException) -> UnitFailed:
         """Return the failure with what caused it: the trial, the data, or the run's disk."""
-        self._live.pop(task.trial, None)  # the model's state is inconsistent
+        self._drop(task.trial)  # its state is inconsistent
         kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"] = "error"
         if isinstance(error, UnitCancelled):
             kind = "cancelled"
@@ -350,7 +352,7 @@ class UnitRunner:
     def _note_unlike(self, task: Task, error: RecordedStepDiffers) -> str:
         """Drop a model whose recorded step was wrong; its trial then takes ordinary steps."""
         self._ordinary.add(task.trial)
-        self._live.pop(task.trial, None)
+        self._drop(task.trial)
         text = (
             f"epoch {task.epoch}, unit {task.step}: the unit ran again with ordinary steps, and so "
             f"does the rest of the trial, because a recorded step is wrong: {error}"
@@ -411,7 +413,7 @@ class UnitRunner:
         """
         # Until the unit has succeeded: a build that fails has moved the generators, too.
         last, self._last_trial = self._last_trial, None
-        live = self._live.pop(task.trial, None)
+        live = self._live.get(task.trial)
         if live is not None and live.epochs != task.epochs:
             live = None  # the model was built for a different number of epochs
         begins = task.position == 0 or task.clone_of is not None
@@ -419,12 +421,15 @@ class UnitRunner:
             live = None  # the trial's states are lost: it starts again
         loaded = False
         if live is None:
+            self._drop(task.trial)
+            self._dropped.free()
             live = self.build(task.trial, task.config, task.epochs)
             if task.clone_of is not None:
                 self._load_clone(live, task, task.clone_of)
                 loaded = True
             elif task.position == 0:
                 live.position = 0
+        self._live.pop(task.trial, None)  # until its state is right
         if live.position != task.position:
             with self.computing():
                 self._load(live, task, slots)
@@ -503,17 +508,24 @@ class UnitRunner:
         limit = context.live_models
         if limit is None:
             live = self._live[current]
-            size = 3 * max(1, live.state_bytes) + getattr(live.model, "held_bytes", 0)
+            size = live.held_bytes
             room = max(0, context.live_bytes - getattr(live.model, "shared_bytes", 0))
             limit = max(1, min(MAX_LIVE_MODELS, room // size))
         dropped = []
         while len(self._live) > limit:
-            trial, _ = self._live.popitem(last=False)
+            trial = next(iter(self._live))
+            self._drop(trial)
             dropped.append(trial)
         while len(self._slots) > MAX_OPEN_SLOTS:
             trial = next(iter(self._slots))
             self._slots.pop(trial).close()
         return tuple(dropped)
+
+    def _drop(self, trial: int) -> None:
+        """Drop a trial's model, if there is one."""
+        live = self._live.pop(trial, None)
+        if live is not None:
+            self._dropped.add(live.held_bytes)
 
     def _release(self, ended: Sequence[int]) -> None:
         """Free the models and slots of trials that have ended.
@@ -521,7 +533,7 @@ class UnitRunner:
         The slots' files are deleted, but they occupy the disk as long as they are mapped.
         """
         for trial in ended:
-            self._live.pop(trial, None)
+            self._drop(trial)
             self._ordinary.discard(trial)
             self.warnings.forget(trial)
             slots = self._slots.pop(trial, None)

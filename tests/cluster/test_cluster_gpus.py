@@ -27,21 +27,23 @@ SPACE = {"rate": [0.1, 0.2, 0.3, 0.4]}
 
 @pytest.fixture(scope="module")
 def two_gpus():
-    """A node with two of them."""
-    ray.init(
-        address="local",
-        num_cpus=3,
-        num_gpus=2,
-        include_dashboard=False,
-        object_store_memory=100_000_000,
-        logging_level="ERROR",
-        log_to_driver=False,
-        runtime_env={"worker_process_setup_hook": "gpus_by_name.pretend"},
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    """A node with two of them, whatever this machine has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        ray.init(
+            address="local",
+            num_cpus=3,
+            num_gpus=2,
+            include_dashboard=False,
+            object_store_memory=100_000_000,
+            logging_level="ERROR",
+            log_to_driver=False,
+            runtime_env={"worker_process_setup_hook": "gpus_by_name.pretend"},
+        )
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -254,6 +256,33 @@ def test_a_wait_in_the_step_refuses_the_capture_and_the_device_stays_usable(wait
     another = model(graph=True)  # captures well afterwards
     train(another)
     assert is_captured(another), another._graphed.refusal
+
+
+def test_an_older_graph_that_is_collected_meanwhile_changes_nothing():
+    """Models and their graphs are in cycles: Python's collector destroys them when it likes."""
+    older, graphed, plain = model(graph=True), model(graph=True), model(graph=True)
+    plain._train = plain._compile_graphed(Never())
+    train(older)
+    assert is_captured(older)
+    thresholds = gc.get_threshold()
+    captures = []
+
+    class Collecting(CudaRecorder):
+        def capture(self, work):
+            nonlocal older
+            captures.append(weakref.ref(older))
+            older = None
+            gc.set_threshold(1, 1, 1)  # a collection of everything after a few objects
+            return super().capture(work)
+
+    graphed._train = graphed._compile_graphed(Collecting(torch.device(GPU)))
+    try:
+        assert train(graphed) == train(plain)
+    finally:
+        gc.set_threshold(*thresholds)
+    assert len(captures) == 1 and captures[0]() is None
+    assert packed(graphed) == packed(plain)
+    assert is_captured(graphed), graphed._graphed.refusal
 
 
 # --- states and metrics --------------------------------------------------------------

@@ -18,6 +18,7 @@ from cerebro.machine import devices
 torch = pytest.importorskip("torch")
 import small_cnns  # noqa: E402
 from small_cnns import EPOCHS, SHARDS, hashes, search  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -323,3 +324,38 @@ def test_a_batch_that_is_too_large_fails_with_the_account_of_the_memory(data, tm
         *["finished", "failed", "finished", "finished"]
     ]
     assert "out of memory" in result.trials[1].error
+
+
+def test_models_that_were_dropped_make_room_for_another(one, data, tmp_path):
+    """Two of them do not fit: each is found too large once, and trained after the other's end."""
+
+    def build(config, info):
+        torch.cuda.set_per_process_memory_fraction(0.03, info.device)
+        model = small_cnns.make(config, info)
+        total = torch.cuda.get_device_properties(info.device).total_memory
+        model.ballast = torch.empty(int(0.016 * total), dtype=torch.uint8, device=info.device)
+        return model
+
+    result = search(tmp_path / "run", data, build)
+    assert hashes(result) == hashes(one)
+
+
+def test_large_models_that_were_dropped_are_freed(data, tmp_path):
+    """Without a shortage of memory, too."""
+
+    def build(config, info):
+        print("allocated before", torch.cuda.memory_allocated())
+        with torch.device(info.device):
+            net = torch.nn.Sequential(
+                torch.nn.Flatten(), torch.nn.Linear(768, 30_000), torch.nn.Linear(30_000, 10)
+            )
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=functional.cross_entropy)
+
+    result = search(tmp_path / "run", data, build, live_models=1)
+    size = 4 * (769 * 30_000 + 60_001 * 10)
+    logs = "".join(trial.log for trial in result.trials)
+    found = [int(line.split()[-1]) for line in logs.splitlines() if line.startswith("allocated")]
+    assert len(found) > 4  # dropped, and built again
+    # One model, with gradients; its state's copy; its batches.
+    assert max(found) < 3.5 * size, [n / size for n in found]

@@ -74,7 +74,8 @@ def build_linear(config):
 @pytest.fixture
 def two_gpus(monkeypatch):
     monkeypatch.setattr(devices, "lookup", lambda: GPUS)
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    for name in ("CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -6,9 +6,12 @@ with the host's random numbers as they were when it captured: what Python decide
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import gc
 import logging
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +26,7 @@ from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 import cerebro.torch  # noqa: E402
-from cerebro.torch.graph import COMPARED, WARM_UP  # noqa: E402
+from cerebro.torch.graph import COMPARED, WARM_UP, CudaRecorder  # noqa: E402
 
 ROWS, SHORT = 6, 4
 BEFORE = WARM_UP + COMPARED
@@ -402,3 +405,32 @@ def test_a_state_of_a_gpu_trains_on_the_cpu():
     train(a_model)
     (group,) = a_model.state_dict()["optimizer"]["param_groups"]
     assert not group["capturable"] and not group["fused"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled, fails):
+    """It may hold an older graph, whose end on a GPU makes the capture invalid."""
+    cuda = torch.cuda
+    for name in ("CUDAGraph", "graph_pool_handle", "synchronize", "set_stream", "Stream"):
+        monkeypatch.setattr(cuda, name, lambda *_: SimpleNamespace(replay=None))
+    monkeypatch.setattr(cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(cuda, "graph", lambda *_, **__: contextlib.nullcontext())
+    seen = []
+
+    def work():
+        seen.append(gc.isenabled())
+        if fails:
+            raise ValueError("in a step")
+        return {}
+
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: seen.append(gc.isenabled()))
+    before = gc.isenabled()
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ValueError, match="in a step") if fails else contextlib.nullcontext():
+            CudaRecorder(torch.device("cpu")).capture(work)
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert seen == [False] * (1 + fails)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 import cerebro
 import cerebro._core as _core
 from cerebro.machine import turns
-from cerebro.worker import jobs
+from cerebro.worker import dropped_models, jobs
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.pickled import pickled_event
 from cerebro.worker.rehearsal import walk
@@ -174,8 +176,20 @@ def test_every_unit_seals_its_state_and_the_epochs_hash_is_its_seal(context):
 # --- on a GPU, with host memory in its place --------------------------------------
 
 
-class ShortOfMemory(Mean):
-    """Of trial 1 the first unit finds no memory as long as another model is alive."""
+class Cyclic(Mean):
+    """Like a network and what trains it: only a collection frees it."""
+
+    def __init__(self):
+        super().__init__()
+        self.itself = self
+        there.add(self)
+
+
+there: weakref.WeakSet[Cyclic] = weakref.WeakSet()
+
+
+class ShortOfMemory(Cyclic):
+    """Of trial 1 the first unit finds no memory as long as another model is there."""
 
     shown = 0
     fit = 1  # models in memory
@@ -186,7 +200,7 @@ class ShortOfMemory(Mean):
         self.trial, self.runner = trial, runner
 
     def train_batch(self, batch):
-        if self.trial == 1 and len(self.runner[0]._live) > self.fit:
+        if self.trial == 1 and len(there) > self.fit:
             ShortOfMemory.shown += 1
             raise self.error
         return super().train_batch(batch)
@@ -202,6 +216,30 @@ def gpu_runner(context):
     return runners[0]
 
 
+@pytest.fixture
+def no_collections():
+    """Only what the runner itself collects is freed."""
+    there.clear()
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def test_large_models_that_were_dropped_are_freed(context, monkeypatch, no_collections):
+    runner = UnitRunner(replace(context, build=lambda config: Cyclic(), live_models=1), worker=0)
+    for trial in range(3):
+        done(runner, task(0, 0, trial=trial))
+    assert len(there) == 3  # small ones are left to Python
+    monkeypatch.setattr(dropped_models, "COLLECTED_BYTES", 1)
+    for trial in range(3, 6):
+        done(runner, task(0, 0, trial=trial))
+        assert len(there) == 2  # the one before is dropped after the new one's unit
+    runner.close()
+    gc.collect()
+
+
+@pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize(
     "error",
     [
@@ -227,10 +265,10 @@ def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error)
     assert isinstance(after, UnitDone) and after.loaded
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_models_of_the_other_workers_of_a_process_make_room(context, monkeypatch):
     monkeypatch.setattr(turns, "alone", lambda: True)  # as in a process of two workers
     monkeypatch.setattr(ShortOfMemory, "shown", 0)
-    monkeypatch.setattr(ShortOfMemory, "fit", 0)  # trial 1 needs the room of the first one's models
     together: list[UnitRunner] = []
 
     def build(config, info):
@@ -272,6 +310,7 @@ def test_what_a_trial_raises_is_told_by_its_bases_and_its_place(context, monkeyp
     assert event.message == f"Mine: bad (really) ({event.place})"
 
 
+@pytest.mark.usefixtures("no_collections")
 def test_without_others_to_make_room_the_trial_fails(context, monkeypatch):
     monkeypatch.setattr(ShortOfMemory, "fit", 0)
     monkeypatch.setattr(ShortOfMemory, "shown", 0)
