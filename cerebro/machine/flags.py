@@ -16,7 +16,11 @@ from typing import Any, Literal
 
 @contextmanager
 def compute_settings(
-    threads: int, deterministic: Literal["warn"] | bool, device: str = "cpu"
+    threads: int,
+    deterministic: Literal["warn"] | bool,
+    device: str = "cpu",
+    *,
+    strict: bool = False,
 ) -> Iterator[None]:
     """Run with `threads` compute threads, then restore the previous settings.
 
@@ -25,7 +29,8 @@ def compute_settings(
     which take time. On a GPU, many operators have both a deterministic version and a faster one
     that is not. Unless `deterministic` is False, the deterministic version is chosen. With "warn",
     an operation without a deterministic version is noted (`operations_noted`) instead of raising an
-    error.
+    error, unless `strict` is true. A strict setting is preferable where the error can be handled:
+    only with it does PyTorch choose the deterministic version of attention's gradients.
     """
     torch = sys.modules.get("torch")
     if torch is None:
@@ -37,7 +42,9 @@ def compute_settings(
     on_gpu = device.startswith("cuda") and deterministic is not False
     try:
         with (
-            _chosen(torch, deterministic, on_gpu) if deterministic is True or on_gpu else _AS_IT_IS
+            _chosen(torch, deterministic, on_gpu, strict)
+            if deterministic is True or on_gpu
+            else _AS_IT_IS
         ):
             yield
     finally:
@@ -49,9 +56,11 @@ _AS_IT_IS = nullcontext()
 
 
 @contextmanager
-def _chosen(torch: Any, deterministic: Literal["warn"] | bool, on_gpu: bool) -> Iterator[None]:
+def _chosen(
+    torch: Any, deterministic: Literal["warn"] | bool, on_gpu: bool, strict: bool
+) -> Iterator[None]:
     before = _choices(torch)
-    wanted = before | {"deterministic": True, "warn_only": deterministic is not True}
+    wanted = before | {"deterministic": True, "warn_only": deterministic is not True and not strict}
     if on_gpu:
         # Autotuning may choose a different kernel in the next run. Filling uninitialized memory
         # takes time and only helps to find mistakes.
@@ -99,7 +108,7 @@ _NOTICE = r"(?i).*(does not have a deterministic|non-?deterministic|not determin
 
 
 def operation_of(message: str) -> str | None:
-    """Return the operation named by a PyTorch nondeterminism warning; None for other warnings."""
+    """Return the operation named by PyTorch's text on nondeterminism; None for other texts."""
     if re.match(_NOTICE, message, re.DOTALL) is None:
         return None
     name = re.match(r"(\S+) does not have a deterministic", message)

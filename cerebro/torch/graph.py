@@ -68,10 +68,11 @@ class Recorder(Protocol):
         If no line waits, None is returned for it. A graph cannot wait for the device.
         """
 
-    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None], int]:
         """Record `work` without running it on the device.
 
-        Returns the tensors of its result, and a function that replays the work and fills them.
+        Returns the tensors of its result, a function that replays the work and fills them, and the
+        bytes of memory that only this work uses.
         """
 
 
@@ -129,9 +130,12 @@ class CudaRecorder:
                 place = f"{Path(warning.filename).name}:{warning.lineno}"
         return result, place
 
-    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None], int]:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
+        # A capture does this at its start. What is reserved from here on belongs to the graph.
+        torch.cuda.empty_cache()
+        reserved = torch.cuda.memory_reserved(self._device)
         try:
             # Loader threads keep running during the capture, on their own streams.
             with (
@@ -145,7 +149,8 @@ class CudaRecorder:
             torch.cuda.set_stream(current)
             self._mend(graph, pool)
             raise
-        return result, graph.replay
+        held = max(0, torch.cuda.memory_reserved(self._device) - reserved)
+        return result, graph.replay, held
 
     def _mend(self, graph: Any, pool: Any) -> None:
         """Recover PyTorch from a failed capture.
@@ -259,6 +264,11 @@ class GraphedStep:
             return self._recorder.warm(lambda: self._ordinary(batch))  # type: ignore[no-any-return]
         return self._captured(batch, shape)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of device memory that the graph uses in addition to the model's state."""
+        return 0 if self._graph is None else self._graph.held_bytes
+
     def moved(self) -> None:
         """Check the tensors' addresses before the next replay; call this after loading a state."""
         self._check_places = True
@@ -311,10 +321,9 @@ class GraphedStep:
         static = {name: _like(value) for name, value in batch.items()}
         fill(static, batch)
         self._rates.fill()
-        values, replay = self._recorder.capture(lambda: self._ordinary(static))
-        return _Graph(
-            shape, static, values, replay, _settings_of(self._optimizers), self._state.places()
-        )
+        values, replay, held = self._recorder.capture(lambda: self._ordinary(static))
+        settings, places = _settings_of(self._optimizers), self._state.places()
+        return _Graph(shape, static, values, replay, settings, places, held)
 
     def _proven(self, batch: Batch, graph: _Graph) -> Values:
         before = self._taken()
@@ -379,7 +388,9 @@ class _Graph:
         replay: Callable[[], None],
         settings: Any,
         places: Any,
+        held_bytes: int,
     ) -> None:
+        self.held_bytes = held_bytes
         self.shape = shape
         self.settings = settings
         self.places = places

@@ -498,7 +498,8 @@ class Model(BaseModel):
     @property
     def held_bytes(self) -> int:
         """The bytes of recorded steps that only this model uses, in addition to its state."""
-        return sum(recorded.held_bytes for recorded in self._recorded)
+        graphed = 0 if self._graphed is None else self._graphed.held_bytes
+        return graphed + sum(recorded.held_bytes for recorded in self._recorded)
 
     @property
     def shared_bytes(self) -> int:

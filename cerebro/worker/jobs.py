@@ -53,13 +53,8 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
     runner.forget_generators()
     not_exact: set[str] = set()
     try:
-        with runner.output_of(None), runner.computing(not_exact):
-            if task.build_only:
-                model = runner.build(0, task.config).model
-                found = CheckDone(runner.worker, (), cpu_only=is_cpu_only(model))
-            else:
-                found = try_out(runner, task.config, not_exact, thorough=task.thorough)
-        # After the block, whose settings of PyTorch are not the process's.
+        with runner.output_of(None):
+            found = _tried(runner, task, not_exact)
         seen = computes_with(runner)
         return replace(found, environment=seen, not_exact=tuple(sorted(not_exact)))
     except BaseException as error:
@@ -69,8 +64,28 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
         return CheckDone(runner.worker, (), error=cause, environment=seen)
 
 
+def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDone:
+    def build_or_try() -> CheckDone:
+        if task.build_only:
+            model = runner.build(0, task.config).model
+            return CheckDone(runner.worker, (), cpu_only=is_cpu_only(model))
+        return try_out(runner, task.config, not_exact, thorough=task.thorough)
+
+    try:
+        with runner.computing(not_exact, strict=True):
+            return build_or_try()
+    except RuntimeError as error:
+        if not runner.tolerates(error, not_exact):
+            raise
+    with runner.computing(not_exact):
+        return build_or_try()
+
+
 def computes_with(runner: UnitRunner) -> dict[str, Any]:
-    """Describe this worker's environment once the model has imported its libraries."""
+    """Describe this worker's environment once the model has imported its libraries.
+
+    Call it outside of `UnitRunner.computing`, whose settings of PyTorch are not the process's.
+    """
     device = runner.context.device
     record = environment.describe(runner.context.threads, device)
     if is_gpu(device) and "cuda" not in record:

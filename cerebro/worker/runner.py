@@ -34,7 +34,12 @@ from cerebro.machine import device_check, generators, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
-from cerebro.machine.flags import compute_settings, operations_noted, set_torch_flags
+from cerebro.machine.flags import (
+    compute_settings,
+    operation_of,
+    operations_noted,
+    set_torch_flags,
+)
 from cerebro.model import Info, read_columns
 from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
@@ -73,6 +78,9 @@ from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_warnings import Watch
 
 MAX_LIVE_MODELS = 8
+MAX_LIVE_MODELS_ON_GPU = 64
+"""The most models kept live if memory is not short. On a GPU, where shards stay with a worker, all
+trials come round to it, and a model that was dropped is captured again."""
 
 MAX_OPEN_SLOTS = 64
 
@@ -152,6 +160,7 @@ class UnitRunner:
         self._arena = StateArena()  # for the states of models on a GPU
         self._verified: set[tuple[bool, int]] = set()
         self._ordinary: set[int] = set()  # trials whose recorded steps gave wrong results
+        self._not_exact: set[int] = set()  # trials with operations that are not deterministic
         self._last_trial: int | None = None  # the trial whose generators are in place
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
@@ -280,14 +289,20 @@ class UnitRunner:
             turns.allow(task.attempt == 0 and getattr(live.model, "overlaps", False))
         not_exact: set[str] = set()
         unlike = ""
-        try:
-            with self.computing(not_exact):
-                result = self._compute(live, task)
-        except RecordedStepDiffers as error:
-            unlike = self._note_unlike(task, error)
+        while True:
+            try:
+                strict = task.trial not in self._not_exact
+                with self.computing(not_exact, strict=strict):
+                    result = self._compute(live, task)
+                break
+            except RecordedStepDiffers as error:
+                unlike = self._note_unlike(task, error)
+            except RuntimeError as error:
+                if not (strict and self.tolerates(error, not_exact)):
+                    raise
+                self._not_exact.add(task.trial)
+                self._drop(task.trial)
             live, loaded = self._model_of(task, slots)
-            with self.computing(not_exact):
-                result = self._compute(live, task)
         with self.computing(not_exact):
             metrics = None
             if task.step == context.units_per_epoch - 1:
@@ -510,7 +525,8 @@ class UnitRunner:
             live = self._live[current]
             size = live.held_bytes
             room = max(0, context.live_bytes - getattr(live.model, "shared_bytes", 0))
-            limit = max(1, min(MAX_LIVE_MODELS, room // size))
+            most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
+            limit = max(1, min(most, room // size))
         dropped = []
         while len(self._live) > limit:
             trial = next(iter(self._live))
@@ -535,6 +551,7 @@ class UnitRunner:
         for trial in ended:
             self._drop(trial)
             self._ordinary.discard(trial)
+            self._not_exact.discard(trial)
             self.warnings.forget(trial)
             slots = self._slots.pop(trial, None)
             if slots is not None:
@@ -560,15 +577,32 @@ class UnitRunner:
         return batch_device(model, self.context.device)
 
     @contextlib.contextmanager
-    def computing(self, not_exact: set[str] | None = None) -> Iterator[None]:
-        """Compute with the run's settings; add the non-deterministic operations to `not_exact`."""
+    def computing(
+        self, not_exact: set[str] | None = None, *, strict: bool = False
+    ) -> Iterator[None]:
+        """Compute with the run's settings; add the non-deterministic operations to `not_exact`.
+
+        With `strict`, they raise an error for `tolerates`.
+        """
         context = self.context
-        with compute_settings(context.threads, context.deterministic, context.device):
-            if context.device == "cpu" or context.deterministic != "warn":
+        settings = context.threads, context.deterministic, context.device
+        with compute_settings(*settings, strict=strict):
+            if not self._may_be_inexact():
                 yield
                 return
             with operations_noted(set() if not_exact is None else not_exact):
                 yield
+
+    def tolerates(self, error: RuntimeError, not_exact: set[str]) -> bool:
+        """Return whether the work may run again without `strict`; add the operation's name."""
+        name = operation_of(str(error)) if self._may_be_inexact() else None
+        if name is None:
+            return False
+        not_exact.add(name)
+        return True
+
+    def _may_be_inexact(self) -> bool:
+        return self.context.device != "cpu" and self.context.deterministic == "warn"
 
     def packable(self, live: LiveModel) -> dict[str, Any]:
         """Return a trial's state in host memory; tensors on a GPU are copied."""

@@ -132,6 +132,7 @@ def test_the_current_device_stays() -> None:
 
 
 def test_a_device_that_is_not_there() -> None:
+    cuda.open_runtime()
     with pytest.raises(ValueError, match=r"^cuda:999: there are \d+ CUDA devices, counted from 0"):
         _core.Device("cuda:999")
 

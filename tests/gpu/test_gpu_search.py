@@ -357,5 +357,38 @@ def test_large_models_that_were_dropped_are_freed(data, tmp_path):
     logs = "".join(trial.log for trial in result.trials)
     found = [int(line.split()[-1]) for line in logs.splitlines() if line.startswith("allocated")]
     assert len(found) > 4  # dropped, and built again
-    # One model, with gradients; its state's copy; its batches.
-    assert max(found) < 3.5 * size, [n / size for n in found]
+    # Two models with gradients, and what cuBLAS keeps.
+    assert max(found) < 5 * size, [n / size for n in found]
+
+
+class Attention(torch.nn.Module):
+    """One layer over rows of pixels, long enough for sums of several blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Linear(1, 96)
+        self.head = torch.nn.Linear(32, 10)
+
+    def forward(self, x):
+        q, k, v = (
+            self.embed(x.flatten(1)[..., None])
+            .view(len(x), -1, 2, 48)
+            .transpose(1, 2)
+            .chunk(3, dim=-1)
+        )
+        return self.head(
+            functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2).mean(1)
+        )
+
+
+def build_attention(config, info):
+    net = Attention()
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=functional.cross_entropy)
+
+
+def test_attention_is_exact(data, tmp_path):
+    """PyTorch takes the deterministic version of its gradients only if nothing is tolerated."""
+    found = [search(tmp_path / str(i), data, build_attention) for i in range(2)]
+    assert [trial.not_exact for trial in found[0].trials] == [[]] * 4
+    assert hashes(found[0]) == hashes(found[1])

@@ -376,6 +376,18 @@ def test_a_filter_that_makes_errors_does_not_end_the_trial():
     assert found == {"fold_backward"}
 
 
+@pytest.mark.parametrize("deterministic", ["warn", True, False])
+def test_strict_settings(deterministic):
+    """Attention is deterministic only under such: "warn_only" takes the faster version."""
+    with compute_settings(1, deterministic, "cuda:0", strict=True):
+        on = deterministic is not False
+        assert flags()[:2] == (on, False)
+        assert torch.utils.deterministic.fill_uninitialized_memory is (deterministic != "warn")
+    assert flags()[:2] == (False, False)
+    with compute_settings(1, "warn", "cpu", strict=True):
+        assert flags()[:2] == (False, False)
+
+
 def test_pytorch_says_so_itself():
     found: set[str] = set()
     random.seed(0)

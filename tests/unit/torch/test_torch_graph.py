@@ -29,6 +29,7 @@ import cerebro.torch  # noqa: E402
 from cerebro.torch.graph import COMPARED, WARM_UP, CudaRecorder  # noqa: E402
 
 ROWS, SHORT = 6, 4
+HELD = 12_345  # bytes of a recorded step
 BEFORE = WARM_UP + COMPARED
 
 
@@ -60,7 +61,7 @@ class Again:
             random.setstate(now[0])
             np.random.set_state(now[1])
 
-        return static, replay
+        return static, replay, HELD
 
 
 def fill(static, value):
@@ -94,7 +95,7 @@ class Wrong(Again):
         self.parameter, self.at = parameter, at
 
     def capture(self, work):
-        static, replay = super().capture(work)
+        static, replay, held = super().capture(work)
 
         def wrong():
             replay()
@@ -102,7 +103,7 @@ class Wrong(Again):
                 with torch.no_grad():
                     self.parameter[0].add_(1e-6)
 
-        return static, wrong
+        return static, wrong, held
 
 
 def network():
@@ -415,6 +416,8 @@ def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled, fails):
     for name in ("CUDAGraph", "graph_pool_handle", "synchronize", "set_stream", "Stream"):
         monkeypatch.setattr(cuda, name, lambda *_: SimpleNamespace(replay=None))
     monkeypatch.setattr(cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    reserved = iter((5_000, 7_000))
+    monkeypatch.setattr(cuda, "memory_reserved", lambda _: next(reserved))
     monkeypatch.setattr(cuda, "graph", lambda *_, **__: contextlib.nullcontext())
     seen = []
 
@@ -429,8 +432,19 @@ def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled, fails):
     try:
         (gc.enable if enabled else gc.disable)()
         with pytest.raises(ValueError, match="in a step") if fails else contextlib.nullcontext():
-            CudaRecorder(torch.device("cpu")).capture(work)
+            _, _, held = CudaRecorder(torch.device("cpu")).capture(work)
+            assert held == 2_000
         assert gc.isenabled() is enabled
     finally:
         (gc.enable if before else gc.disable)()
     assert seen == [False] * (1 + fails)
+
+
+def test_the_memory_of_a_graph_counts():
+    a_model = model(Again())
+    assert a_model.held_bytes == 0
+    train(a_model)
+    assert is_captured(a_model) and a_model.held_bytes == HELD
+    refused = model(Refuses())
+    train(refused)
+    assert refused.held_bytes == 0

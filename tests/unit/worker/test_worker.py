@@ -16,6 +16,7 @@ import cerebro
 import cerebro._core as _core
 from cerebro.machine import turns
 from cerebro.worker import dropped_models, jobs
+from cerebro.worker import runner as worker_runner
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.pickled import pickled_event
 from cerebro.worker.rehearsal import walk
@@ -239,6 +240,24 @@ def test_large_models_that_were_dropped_are_freed(context, monkeypatch, no_colle
     gc.collect()
 
 
+@pytest.mark.parametrize(("device", "most"), [("cpu", 2), ("cuda:0", 4)])
+def test_more_models_stay_on_a_gpu_if_memory_allows(context, monkeypatch, device, most):
+    monkeypatch.setattr(worker_runner, "MAX_LIVE_MODELS", 2)
+    monkeypatch.setattr(worker_runner, "MAX_LIVE_MODELS_ON_GPU", 4)
+    context = replace(context, device=device, live_models=None, live_bytes=10**9)
+    runner = UnitRunner(context, worker=0)
+    for trial in range(6):
+        done(runner, task(0, 0, trial=trial))
+    assert list(runner._live) == list(range(6 - most, 6))
+    runner.close()
+    monkeypatch.setattr(Mean, "held_bytes", 10**9, raising=False)
+    runner = UnitRunner(context, worker=0)
+    for trial in range(2):
+        done(runner, task(0, 0, trial=trial))
+    assert list(runner._live) == [1]
+    runner.close()
+
+
 @pytest.mark.usefixtures("no_collections")
 @pytest.mark.parametrize(
     "error",
@@ -288,6 +307,59 @@ def test_models_of_the_other_workers_of_a_process_make_room(context, monkeypatch
     assert isinstance(again, UnitDone) and again.loaded and again.dropped == (2,)
     more = first.run(task(1, 1, trial=2))
     assert isinstance(more, UnitDone) and more.loaded and more.dropped == ()
+
+
+class Putting(Mean):
+    """Has an operation without a deterministic version in its second batch."""
+
+    warn_only: list[bool] = []  # noqa: RUF012
+
+    def __init__(self):
+        super().__init__()
+        self.batches = 0
+
+    def train_batch(self, batch):
+        self.batches += 1
+        self.warn_only.append(torch.is_deterministic_algorithms_warn_only_enabled())
+        if self.batches == 2:
+            torch.zeros(2).put_(torch.tensor([1]), torch.tensor([2.0]))
+        return super().train_batch(batch)
+
+
+def test_a_trial_is_strict_until_an_operation_has_no_deterministic_version(context, monkeypatch):
+    """Attention's gradients are deterministic only if no operation may be otherwise."""
+    monkeypatch.setattr(Putting, "warn_only", [])
+    context = replace(context, build=lambda config, info: (Putting, Mean)[info.trial]())
+    runner = UnitRunner(replace(context, device="cuda:0"), worker=0)
+    first = done(runner, task(0, 0))
+    assert first.not_exact == ("put_",)
+    assert Putting.warn_only[:2] == [False, False]  # and then all of the unit once more
+    assert Putting.warn_only[2:] == [True] * first.batches
+    alone = UnitRunner(context, worker=0)
+    assert first.packed_hash == done(alone, task(0, 1)).packed_hash
+    del Putting.warn_only[:]
+    done(runner, task(1, 1))
+    assert Putting.warn_only and all(Putting.warn_only)
+    assert done(runner, task(0, 0, trial=1)).not_exact == ()
+    assert not torch.are_deterministic_algorithms_enabled()
+    runner.close(), alone.close()
+
+
+def test_an_operation_that_a_search_rejects_is_an_error(context):
+    context = replace(context, build=lambda config: Putting(), device="cuda:0", deterministic=True)
+    runner = UnitRunner(context, worker=0)
+    failed = runner.run(task(0, 0))
+    runner.close()
+    assert failed.kind == "error" and "put_ does not have a deterministic" in failed.message
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_check_names_such_an_operation(context, thorough):
+    context = replace(context, build=lambda config: Putting(), device="cuda:0")
+    runner = UnitRunner(context, worker=0)
+    found = jobs.check(runner, CheckTask({}, thorough=thorough))
+    runner.close()
+    assert (found.error, found.problems, found.not_exact) == (None, (), ("put_",))
 
 
 def test_what_a_trial_raises_is_told_by_its_bases_and_its_place(context, monkeypatch):
