@@ -51,7 +51,7 @@ def _is_about_gpus(config: pytest.Config) -> bool:
     The other tests expect what CPUs compute. A process finds its GPUs once, so the two cannot mix.
     """
     paths = [Path(argument.partition("::")[0]) for argument in config.args]
-    return "gpu" in config.option.markexpr or all("gpu" in path.parts for path in paths)
+    return config.option.markexpr.strip() == "gpu" or all("gpu" in path.parts for path in paths)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

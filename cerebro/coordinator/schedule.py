@@ -6,7 +6,11 @@ import cerebro._core as _core
 from cerebro.data import Dataset
 
 LIVE_MODELS = 8
-"""The number of models that a worker keeps in memory by default."""
+"""The most models that a worker keeps in memory by default."""
+
+LIVE_MODELS_OF_HOLDERS = 64
+"""The same for a worker that holds shards, to which all trials come. If it keeps fewer, it reports
+which ones it drops."""
 
 
 def evaluation_cost(validation: Dataset | None) -> float:
@@ -38,5 +42,5 @@ def make_schedule(
         exclusive=exclusive,
         stagger=stagger,
         eval_cost=evaluation_cost(validation),
-        live_models=live_models or LIVE_MODELS,
+        live_models=live_models or (LIVE_MODELS_OF_HOLDERS if exclusive else LIVE_MODELS),
     )

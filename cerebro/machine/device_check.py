@@ -31,7 +31,9 @@ FOLDER = "CEREBRO_CACHE"
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 MOST_BYTES = 100_000  # the largest stored result
 OURS = Path(__file__).parents[2]
-"""The folder of this package."""
+"""The folder that contains this package."""
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE)
+"""The signals by which a driver's mistakes end a process."""
 
 PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -158,8 +160,8 @@ def _try(name: str) -> tuple[str, bool]:
     variables = dict(os.environ)
     if path := cuda.open_runtime()["path"]:
         variables[cuda.OVERRIDE] = path  # the runtime used by this process
-    # This Cerebro is last: `python -m cerebro` finds it in the working directory, which is left out
-    # because a file there could replace a library.
+    # The working directory ("") is left out, because a file there could replace a library. But
+    # `python -m cerebro` may have found this Cerebro there, so its folder comes last.
     folders = json.dumps([*(str(entry) for entry in sys.path if entry), str(OURS)])
     try:
         process = subprocess.Popen(
@@ -184,10 +186,10 @@ def _try(name: str) -> tuple[str, bool]:
         found, is_lasting = json.loads(said.splitlines()[-1])
         return one_line(str(found)), bool(is_lasting)
     except (ValueError, TypeError, IndexError):
-        # A signal comes from the device's driver; an exit status from Python, which may be mended.
+        # Other signals come from the system or a person; an exit status comes from Python.
         return (
             f"{name}: its check ended by {_end_of(process.returncode, errors)}",
-            process.returncode < 0,
+            -process.returncode in CRASHES,
         )
 
 

@@ -30,7 +30,7 @@ def compute_settings(
     that is not. Unless `deterministic` is False, the deterministic version is chosen. With "warn",
     an operation without a deterministic version is noted (`operations_noted`) instead of raising an
     error, unless `strict` is true. A strict setting is preferable where the error can be handled:
-    only with it does PyTorch choose the deterministic version of attention's gradients.
+    only with it does PyTorch choose the deterministic versions of attention and its gradients.
     """
     torch = sys.modules.get("torch")
     if torch is None:

@@ -305,7 +305,7 @@ class Trial:
             return self._evaluate(model, self.saved.data_for(data, self.number, rows), device)
 
     def _evaluate(self, model: Any, target: Dataset, device: str) -> dict[str, float]:
-        from cerebro.machine.flags import compute_settings
+        from cerebro.machine.flags import compute_settings, operation_of
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
         from cerebro.worker.models import batch_device, make_batches
 
@@ -320,15 +320,29 @@ class Trial:
         )
         epoch = self._epoch_record("best").epoch
         seed = evaluation_seed(settings["seed"], self.number, epoch)
+        where = batch_device(model, device)
+        choices = settings["threads"], settings["deterministic"], device
+
+        def evaluated(*, strict: bool) -> dict[str, float]:
+            with (
+                generators.preserved(_torch_imported(), seed),
+                compute_settings(*choices, strict=strict),
+            ):
+                loader.begin(range(target.num_shards), 0)
+                return evaluate_model(model, loader, device=where)[1]
+
         with (
             contextlib.closing(loader),
-            generators.preserved(_torch_imported(), seed),
             flags_of_run(self.saved.environment.get("torch", {})),
-            compute_settings(settings["threads"], settings["deterministic"], device),
         ):
-            loader.begin(range(target.num_shards), 0)
-            where = batch_device(model, device)
-            return evaluate_model(model, loader, device=where)[1]
+            if self.not_exact:
+                return evaluated(strict=False)
+            try:
+                return evaluated(strict=True)  # as in the search: PyTorch chooses accordingly
+            except RuntimeError as error:
+                if settings["deterministic"] != "warn" or operation_of(str(error)) is None:
+                    raise
+            return evaluated(strict=False)
 
     @plainly
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:

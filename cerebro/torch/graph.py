@@ -133,9 +133,6 @@ class CudaRecorder:
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None], int]:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         current = torch.cuda.current_stream(self._device)
-        # A capture does this at its start. What is reserved from here on belongs to the graph.
-        torch.cuda.empty_cache()
-        reserved = torch.cuda.memory_reserved(self._device)
         try:
             # Loader threads keep running during the capture, on their own streams.
             with (
@@ -144,6 +141,8 @@ class CudaRecorder:
                     graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"
                 ),
             ):
+                # What is reserved from here on belongs to the graph.
+                reserved = torch.cuda.memory_reserved(self._device)
                 result = work()
         except BaseException:
             torch.cuda.set_stream(current)

@@ -255,6 +255,9 @@ class Model(BaseModel):
         self.channels_last = any(map(_is_channels_last, net.parameters()))
         self._device = self._parameters[0].device
         self._on_gpu = self._device.type == "cuda"
+        # They are not in the state, by whose size the memory of models is known otherwise.
+        frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
+        self._frozen_bytes = sum(t.nbytes for t in frozen) if self._partial and self._on_gpu else 0
         self._autocast, self._scaler = _make_amp(amp, self._device.type)
         self._no_grad = torch.no_grad()
         self._keep_evaluating = _evaluating_parts(net)
@@ -497,9 +500,13 @@ class Model(BaseModel):
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of recorded steps that only this model uses, in addition to its state."""
+        """The bytes of memory that only this model uses, in addition to its state.
+
+        They belong to recorded steps and, on a GPU, to weights that the state leaves out.
+        """
         graphed = 0 if self._graphed is None else self._graphed.held_bytes
-        return graphed + sum(recorded.held_bytes for recorded in self._recorded)
+        recorded = sum(recorded.held_bytes for recorded in self._recorded)
+        return self._frozen_bytes + graphed + recorded
 
     @property
     def shared_bytes(self) -> int:

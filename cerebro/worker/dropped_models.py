@@ -20,12 +20,12 @@ class DroppedModels:
     def __init__(self) -> None:
         self._bytes = 0
 
-    def add(self, nbytes: int) -> None:
-        """Note that a model of this size is dropped."""
-        self._bytes += nbytes
+    def add(self, nbytes: int | None) -> None:
+        """Note that a model of this size, or of unknown size, is dropped."""
+        self._bytes += COLLECTED_BYTES if nbytes is None else nbytes
 
-    def free(self) -> None:
+    def free(self, *, all_sizes: bool = False) -> None:
         """Free dropped models if they are large; call this where no frame refers to them."""
-        if self._bytes >= COLLECTED_BYTES:
+        if all_sizes or self._bytes >= COLLECTED_BYTES:
             gc.collect()
             self._bytes = 0

@@ -55,6 +55,7 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
     try:
         with runner.output_of(None):
             found = _tried(runner, task, not_exact)
+        runner.free_rehearsed()
         seen = computes_with(runner)
         return replace(found, environment=seen, not_exact=tuple(sorted(not_exact)))
     except BaseException as error:
@@ -74,9 +75,10 @@ def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDon
     try:
         with runner.computing(not_exact, strict=True):
             return build_or_try()
-    except RuntimeError as error:
+    except Exception as error:
         if not runner.tolerates(error, not_exact):
             raise
+    runner.free_rehearsed()
     with runner.computing(not_exact):
         return build_or_try()
 

@@ -178,13 +178,18 @@ def make_batches(
 
 
 def give_back_memory(device: str) -> int:
-    """Free GPU memory of dropped models, caches and shards; return the bytes of the shards."""
+    """Free GPU memory of dropped models, shards and caches; return the bytes, without caches."""
+    if not is_gpu(device):
+        return 0
     torch = sys.modules.get("torch")
-    shards = depots.drop(device) if is_gpu(device) else 0
-    if is_gpu(device) and torch is not None:
-        gc.collect()  # dropped models are in cycles
-        torch.cuda.empty_cache()
-    return shards
+    shards = depots.drop(device)
+    if torch is None:
+        return shards
+    before = torch.cuda.memory_allocated(device)
+    gc.collect()  # dropped models are in cycles
+    models = before - torch.cuda.memory_allocated(device)
+    torch.cuda.empty_cache()
+    return shards + max(0, int(models))
 
 
 def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:

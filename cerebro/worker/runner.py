@@ -276,13 +276,14 @@ class UnitRunner:
         started = time.time()
         clock = time.perf_counter()
         self._release(task.ended)
+        self._ordinary.difference_update(task.ended)
+        self._not_exact.difference_update(task.ended)
         slots = self._slots_of(task.trial)
         self._settle(task, slots)
-        last, kept = self._usage, self._live.get(task.trial)
-        self._usage = None  # stays None unless the unit succeeds
-        live, loaded = self._model_of(task, slots)
+        last, self._usage = self._usage, None  # stays None unless the unit succeeds
+        live, loaded, built = self._model_of(task, slots)
         # A worker process does not grow between units.
-        before = last if self._own_process and live is kept and not loaded else memory.usage()
+        before = last if self._own_process and not built and not loaded else memory.usage()
         if turns.is_shared():
             before = None  # the process also grows by other units
             # A unit that was lost runs by itself, so that it is known which unit costs the process.
@@ -297,12 +298,14 @@ class UnitRunner:
                 break
             except RecordedStepDiffers as error:
                 unlike = self._note_unlike(task, error)
-            except RuntimeError as error:
+            except Exception as error:
                 if not (strict and self.tolerates(error, not_exact)):
                     raise
                 self._not_exact.add(task.trial)
                 self._drop(task.trial)
-            live, loaded = self._model_of(task, slots)
+            del live
+            self._dropped.free(all_sizes=True)  # the model may fit only once
+            live, loaded, _ = self._model_of(task, slots)
         with self.computing(not_exact):
             metrics = None
             if task.step == context.units_per_epoch - 1:
@@ -421,10 +424,11 @@ class UnitRunner:
 
     # --- models ----------------------------------------------------------
 
-    def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool]:
-        """Return the trial's model at the task's position, and whether its state was loaded.
+    def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool, bool]:
+        """Return the trial's model at the task's position.
 
-        The model's random generators are restored.
+        Also return whether its state was loaded, and whether it was built. The model's random
+        generators are restored.
         """
         # Until the unit has succeeded: a build that fails has moved the generators, too.
         last, self._last_trial = self._last_trial, None
@@ -434,26 +438,30 @@ class UnitRunner:
         begins = task.position == 0 or task.clone_of is not None
         if live is not None and begins and live.position != task.position:
             live = None  # the trial's states are lost: it starts again
-        loaded = False
-        if live is None:
-            self._drop(task.trial)
-            self._dropped.free()
-            live = self.build(task.trial, task.config, task.epochs)
-            if task.clone_of is not None:
-                self._load_clone(live, task, task.clone_of)
+        loaded, built = False, live is None
+        try:
+            if live is None:
+                self._drop(task.trial)
+                self._dropped.free()
+                live = self.build(task.trial, task.config, task.epochs)
+                if task.clone_of is not None:
+                    self._load_clone(live, task, task.clone_of)
+                    loaded = True
+                elif task.position == 0:
+                    live.position = 0
+            self._live.pop(task.trial, None)  # until its state is right
+            if live.position != task.position:
+                with self.computing():
+                    self._load(live, task, slots)
                 loaded = True
-            elif task.position == 0:
-                live.position = 0
-        self._live.pop(task.trial, None)  # until its state is right
-        if live.position != task.position:
-            with self.computing():
-                self._load(live, task, slots)
-            loaded = True
+        except BaseException:
+            self._dropped.add(None)
+            raise
         others = turns.is_shared() or not self._own_process  # they use the generators, too
         if loaded or task.trial != last or others:
             generators.restore(live.generators)
         self._live[task.trial] = live
-        return live, loaded
+        return live, loaded, built
 
     def build(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> LiveModel:
         """Build a trial's model; `epochs` is its ``info.epochs``, or None for the run's."""
@@ -541,7 +549,13 @@ class UnitRunner:
         """Drop a trial's model, if there is one."""
         live = self._live.pop(trial, None)
         if live is not None:
-            self._dropped.add(live.held_bytes)
+            # Without a state, its first unit has failed.
+            self._dropped.add(live.held_bytes if live.state_bytes else None)
+
+    def free_rehearsed(self) -> None:
+        """Free the models of a check on a GPU, where room for others may be short."""
+        if is_gpu(self.context.device):
+            self._dropped.free(all_sizes=True)
 
     def _release(self, ended: Sequence[int]) -> None:
         """Free the models and slots of trials that have ended.
@@ -550,8 +564,6 @@ class UnitRunner:
         """
         for trial in ended:
             self._drop(trial)
-            self._ordinary.discard(trial)
-            self._not_exact.discard(trial)
             self.warnings.forget(trial)
             slots = self._slots.pop(trial, None)
             if slots is not None:
@@ -593,13 +605,16 @@ class UnitRunner:
             with operations_noted(set() if not_exact is None else not_exact):
                 yield
 
-    def tolerates(self, error: RuntimeError, not_exact: set[str]) -> bool:
+    def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
-        name = operation_of(str(error)) if self._may_be_inexact() else None
-        if name is None:
-            return False
-        not_exact.add(name)
-        return True
+        cause: BaseException | None = error if self._may_be_inexact() else None
+        while cause is not None:
+            name = operation_of(str(cause)) if isinstance(cause, RuntimeError) else None
+            if name is not None:
+                not_exact.add(name)
+                return True
+            cause = cause.__cause__ or cause.__context__
+        return False
 
     def _may_be_inexact(self) -> bool:
         return self.context.device != "cpu" and self.context.deterministic == "warn"

@@ -269,17 +269,21 @@ def test_an_older_graph_that_is_collected_meanwhile_changes_nothing():
 
     class Collecting(CudaRecorder):
         def capture(self, work):
-            nonlocal older
-            captures.append(weakref.ref(older))
-            older = None
-            gc.set_threshold(1, 1, 1)  # a collection of everything after a few objects
-            return super().capture(work)
+            def collecting():
+                nonlocal older
+                captures.append(weakref.ref(older))
+                older = None
+                gc.set_threshold(1, 1, 1)  # a collection of everything after a few objects
+                return work()
+
+            return super().capture(collecting)
 
     graphed._train = graphed._compile_graphed(Collecting(torch.device(GPU)))
     try:
         assert train(graphed) == train(plain)
     finally:
         gc.set_threshold(*thresholds)
+    gc.collect()
     assert len(captures) == 1 and captures[0]() is None
     assert packed(graphed) == packed(plain)
     assert is_captured(graphed), graphed._graphed.refusal

@@ -381,14 +381,21 @@ class Attention(torch.nn.Module):
         )
 
 
-def build_attention(config, info):
+def build_attention(config, info, amp=None):
     net = Attention()
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-    return cerebro.torch.Model(net, optimizer=optimizer, loss=functional.cross_entropy)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=functional.cross_entropy, amp=amp)
 
 
-def test_attention_is_exact(data, tmp_path):
-    """PyTorch takes the deterministic version of its gradients only if nothing is tolerated."""
-    found = [search(tmp_path / str(i), data, build_attention) for i in range(2)]
+def build_attention_bf16(config, info):
+    return build_attention(config, info, amp="bf16")
+
+
+@pytest.mark.parametrize("build", [build_attention, build_attention_bf16])
+def test_attention_is_exact(data, tmp_path, build):
+    """PyTorch takes the deterministic versions only if nothing is tolerated."""
+    found = [search(tmp_path / str(i), data, build) for i in range(2)]
     assert [trial.not_exact for trial in found[0].trials] == [[]] * 4
     assert hashes(found[0]) == hashes(found[1])
+    best = found[0].best
+    assert best.evaluate(build=build) == {"loss": best.metrics["val_loss"]}

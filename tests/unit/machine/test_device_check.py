@@ -174,9 +174,12 @@ def test_the_check_finds_a_cerebro_that_is_not_installed(tmp_path):
     assert done.stdout.startswith("nothing.so")
 
 
-@pytest.mark.parametrize(("work", "lasting"), [("sys.exit(3)", False), ("os.abort()", True)])
-def test_only_an_end_by_a_signal_is_kept(monkeypatch, work, lasting):
-    """An error of Python's may be mended."""
+@pytest.mark.parametrize(
+    ("work", "lasting"),
+    [("sys.exit(3)", False), ("os.kill(os.getpid(), 9)", False), ("os.abort()", True)],
+)
+def test_only_a_crash_is_kept(monkeypatch, work, lasting):
+    """An error of Python's may be mended, and the system kills where memory is short."""
     monkeypatch.setattr(cuda, "open_runtime", lambda: {"path": ""})
     monkeypatch.setattr(device_check, "PROGRAM", f"import os, sys; {work}")
     found, is_lasting = device_check._try("cuda:0")

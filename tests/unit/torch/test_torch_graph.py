@@ -26,6 +26,7 @@ from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
 
 import cerebro.torch  # noqa: E402
+from cerebro.torch import graph  # noqa: E402
 from cerebro.torch.graph import COMPARED, WARM_UP, CudaRecorder  # noqa: E402
 
 ROWS, SHORT = 6, 4
@@ -416,6 +417,9 @@ def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled, fails):
     for name in ("CUDAGraph", "graph_pool_handle", "synchronize", "set_stream", "Stream"):
         monkeypatch.setattr(cuda, name, lambda *_: SimpleNamespace(replay=None))
     monkeypatch.setattr(cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):  # with CUDA they are there
+        monkeypatch.setattr(torch._C, name, None, raising=False)
+    monkeypatch.setattr(graph, "_streams", {})
     reserved = iter((5_000, 7_000))
     monkeypatch.setattr(cuda, "memory_reserved", lambda _: next(reserved))
     monkeypatch.setattr(cuda, "graph", lambda *_, **__: contextlib.nullcontext())

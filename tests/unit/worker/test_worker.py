@@ -345,6 +345,67 @@ def test_a_trial_is_strict_until_an_operation_has_no_deterministic_version(conte
     runner.close(), alone.close()
 
 
+@pytest.mark.usefixtures("no_collections")
+def test_a_model_that_fits_once_is_gone_before_it_is_built_again(context):
+    present = []
+
+    class Once(Putting, Cyclic):
+        def train_batch(self, batch):
+            present.append(len(there))
+            return super().train_batch(batch)
+
+    runner = UnitRunner(replace(context, build=lambda config: Once(), device="cuda:0"), worker=0)
+    assert done(runner, task(0, 0)).not_exact == ("put_",)
+    assert set(present) == {1}
+    runner.close()
+    del present[:]
+    assert jobs.check(runner, CheckTask({})).not_exact == ("put_",)
+    assert max(present) == 2 and len(there) == 0  # two that are compared
+    runner.close()
+
+
+@pytest.mark.usefixtures("no_collections")
+def test_a_trial_that_failed_makes_room_for_one_that_fits_alone(context, monkeypatch):
+    class Failing(Cyclic):
+        def __init__(self, trial):
+            super().__init__()
+            self.trial = trial
+
+        def train_batch(self, batch):
+            if len(there) > 1:
+                raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            return super().train_batch(batch) if self.trial else {"loss": float("nan")}
+
+    def build(config, info):
+        return Failing(info.trial)
+
+    runner = UnitRunner(replace(context, build=build, device="cuda:0"), worker=0)
+    assert runner.run(task(0, 0, trial=0)).kind == "diverged"
+    assert isinstance(runner.run(task(0, 0, trial=1)), UnitDone)
+    runner.close()
+    # Its size is known to nobody until it has a state; a shortage shows what there is.
+    monkeypatch.setattr(dropped_models.DroppedModels, "free", lambda self, **_: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: len(there))
+    there.clear(), gc.collect()
+    runner = UnitRunner(replace(context, build=build, device="cuda:0"), worker=0)
+    assert runner.run(task(0, 0, trial=0)).kind == "diverged"
+    assert isinstance(runner.run(task(0, 0, trial=2)), UnitDone)
+    runner.close()
+
+
+def test_an_error_around_such_an_error_is_recognized(context):
+    class Wrapped(Putting):
+        def train_batch(self, batch):
+            try:
+                return super().train_batch(batch)
+            except RuntimeError as error:
+                raise ValueError("in a step") from error
+
+    runner = UnitRunner(replace(context, build=lambda config: Wrapped(), device="cuda:0"), worker=0)
+    assert done(runner, task(0, 0)).not_exact == ("put_",)
+    runner.close()
+
+
 def test_an_operation_that_a_search_rejects_is_an_error(context):
     context = replace(context, build=lambda config: Putting(), device="cuda:0", deterministic=True)
     runner = UnitRunner(context, worker=0)
