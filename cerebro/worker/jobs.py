@@ -45,6 +45,7 @@ def check(runner: UnitRunner, task: CheckTask) -> CheckDone:
     """Train on a few batches with and without a hop in between; see `cerebro.check`."""
     with runner.warnings.of(None) as warned:
         event = _check(runner, task)
+    runner.free_rehearsed()
     runner.warnings.forget(None)  # the next check reports its warnings again
     return replace(event, warned=tuple(warned))
 
@@ -55,7 +56,6 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
     try:
         with runner.output_of(None):
             found = _tried(runner, task, not_exact)
-        runner.free_rehearsed()
         seen = computes_with(runner)
         return replace(found, environment=seen, not_exact=tuple(sorted(not_exact)))
     except BaseException as error:

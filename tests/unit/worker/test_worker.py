@@ -365,6 +365,18 @@ def test_a_model_that_fits_once_is_gone_before_it_is_built_again(context):
 
 
 @pytest.mark.usefixtures("no_collections")
+def test_a_check_that_failed_leaves_no_models_on_a_gpu(context):
+    class Broken(Cyclic):
+        def train_batch(self, batch):
+            raise ValueError("in a step")
+
+    runner = UnitRunner(replace(context, build=lambda config: Broken(), device="cuda:0"), worker=0)
+    assert "in a step" in str(jobs.check(runner, CheckTask({})).error)
+    assert len(there) == 0
+    runner.close()
+
+
+@pytest.mark.usefixtures("no_collections")
 def test_a_trial_that_failed_makes_room_for_one_that_fits_alone(context, monkeypatch):
     class Failing(Cyclic):
         def __init__(self, trial):
