@@ -166,6 +166,8 @@ print(device_check._try("cuda:0")[0])
 
 def test_the_check_finds_a_cerebro_that_is_not_installed(tmp_path):
     """It starts, and says what is wrong with the runtime."""
+    if (device_check.OURS / "numpy").exists():
+        pytest.skip("Cerebro is installed in the folder of its dependencies")
     shutil.copytree(device_check.OURS / "cerebro", tmp_path / "cerebro")
     done = subprocess.run(
         [sys.executable, "-c", IN_THE_WORKING_DIRECTORY],
