@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import cerebro._core as _core
 from cerebro.data import Dataset
-
-LIVE_MODELS = 8
-"""The most models that a worker keeps in memory by default."""
-
-LIVE_MODELS_OF_HOLDERS = 64
-"""The same for a worker that holds shards, to which all trials come. If it keeps fewer, it reports
-which ones it drops."""
+from cerebro.worker.messages import MAX_LIVE_MODELS, MAX_LIVE_MODELS_ON_GPU
 
 
 def evaluation_cost(validation: Dataset | None) -> float:
@@ -37,10 +31,12 @@ def make_schedule(
     stagger, live_models
         As for `cerebro.search`.
     """
+    # Workers that hold shards may have no GPUs. They report which models they drop.
+    most = MAX_LIVE_MODELS_ON_GPU if exclusive else MAX_LIVE_MODELS
     return _core.Schedule(
         shards=[float(rows) for rows in train._shard_rows()],
         exclusive=exclusive,
         stagger=stagger,
         eval_cost=evaluation_cost(validation),
-        live_models=live_models or (LIVE_MODELS_OF_HOLDERS if exclusive else LIVE_MODELS),
+        live_models=live_models or most,
     )

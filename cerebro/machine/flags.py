@@ -122,6 +122,27 @@ def operation_of(message: str) -> str | None:
     return message.split(".")[0][:100]
 
 
+def may_be_inexact(deterministic: Literal["warn"] | bool, device: str) -> bool:
+    """Return whether operations without a deterministic version are permitted, and noted."""
+    return deterministic == "warn" and device.startswith("cuda")
+
+
+def tolerated(
+    error: BaseException, deterministic: Literal["warn"] | bool, device: str
+) -> str | None:
+    """Return the operation because of which strict work failed; None if it failed otherwise.
+
+    The work may run again without `strict` (`compute_settings`).
+    """
+    cause: BaseException | None = error if may_be_inexact(deterministic, device) else None
+    while cause is not None:
+        name = operation_of(str(cause)) if isinstance(cause, RuntimeError) else None
+        if name is not None:
+            return name
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
 @contextmanager
 def operations_noted(found: set[str]) -> Iterator[None]:
     """Add to `found` the operations that PyTorch calls nondeterministic; hide its warnings."""

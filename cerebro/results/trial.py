@@ -305,7 +305,7 @@ class Trial:
             return self._evaluate(model, self.saved.data_for(data, self.number, rows), device)
 
     def _evaluate(self, model: Any, target: Dataset, device: str) -> dict[str, float]:
-        from cerebro.machine.flags import compute_settings, operation_of
+        from cerebro.machine.flags import compute_settings, tolerated
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
         from cerebro.worker.models import batch_device, make_batches
 
@@ -321,12 +321,12 @@ class Trial:
         epoch = self._epoch_record("best").epoch
         seed = evaluation_seed(settings["seed"], self.number, epoch)
         where = batch_device(model, device)
-        choices = settings["threads"], settings["deterministic"], device
+        choice = settings["deterministic"], device
 
         def evaluated(*, strict: bool) -> dict[str, float]:
             with (
                 generators.preserved(_torch_imported(), seed),
-                compute_settings(*choices, strict=strict),
+                compute_settings(settings["threads"], *choice, strict=strict),
             ):
                 loader.begin(range(target.num_shards), 0)
                 return evaluate_model(model, loader, device=where)[1]
@@ -335,13 +335,12 @@ class Trial:
             contextlib.closing(loader),
             flags_of_run(self.saved.environment.get("torch", {})),
         ):
-            if self.not_exact:
-                return evaluated(strict=False)
-            try:
-                return evaluated(strict=True)  # as in the search: PyTorch chooses accordingly
-            except RuntimeError as error:
-                if settings["deterministic"] != "warn" or operation_of(str(error)) is None:
-                    raise
+            if not self.not_exact:
+                try:
+                    return evaluated(strict=True)  # as in the search: PyTorch chooses accordingly
+                except Exception as error:
+                    if tolerated(error, *choice) is None:
+                        raise
             return evaluated(strict=False)
 
     @plainly

@@ -15,7 +15,7 @@ COLLECTED_BYTES = 256 << 20
 
 
 class DroppedModels:
-    """Counts the bytes of dropped models that may still be in memory."""
+    """Counts the bytes of this process's dropped models that may still be in memory."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -29,3 +29,6 @@ class DroppedModels:
         if all_sizes or self._bytes >= COLLECTED_BYTES:
             gc.collect()
             self._bytes = 0
+
+
+DROPPED = DroppedModels()

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 LIBRARIES = ("jax", "keras", "sklearn", "torch")
 """Libraries that take long to import."""
 
+MAX_LIVE_MODELS = 8
+MAX_LIVE_MODELS_ON_GPU = 64
+"""The most models that a worker keeps if memory is not short. On a GPU, where shards stay with a
+worker, all trials come round to it, and a model that was dropped is captured again."""
+
 
 @dataclass(frozen=True)
 class Warned:

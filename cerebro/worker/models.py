@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from cerebro.machine.guard import in_trial
 from cerebro.machine.keras_settings import begin_keras, set_keras
 from cerebro.model import Info, check_model, read_columns
 from cerebro.run.recipe import call_build
+from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import whole_metrics
 from cerebro.worker.messages import RunContext
@@ -186,7 +186,7 @@ def give_back_memory(device: str) -> int:
     if torch is None:
         return shards
     before = torch.cuda.memory_allocated(device)
-    gc.collect()  # dropped models are in cycles
+    DROPPED.free(all_sizes=True)
     models = before - torch.cuda.memory_allocated(device)
     torch.cuda.empty_cache()
     return shards + max(0, int(models))

@@ -36,9 +36,10 @@ from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
 from cerebro.machine.flags import (
     compute_settings,
-    operation_of,
+    may_be_inexact,
     operations_noted,
     set_torch_flags,
+    tolerated,
 )
 from cerebro.model import Info, read_columns
 from cerebro.run.records import plain
@@ -56,10 +57,19 @@ from cerebro.worker.blame import (
     traceback_of,
     unlike_types,
 )
-from cerebro.worker.dropped_models import DroppedModels
+from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
-from cerebro.worker.messages import LIBRARIES, RunContext, Task, UnitDone, UnitFailed, UnitSums
+from cerebro.worker.messages import (
+    LIBRARIES,
+    MAX_LIVE_MODELS,
+    MAX_LIVE_MODELS_ON_GPU,
+    RunContext,
+    Task,
+    UnitDone,
+    UnitFailed,
+    UnitSums,
+)
 from cerebro.worker.models import (
     LiveModel,
     Loader,
@@ -76,11 +86,6 @@ from cerebro.worker.models import (
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_warnings import Watch
-
-MAX_LIVE_MODELS = 8
-MAX_LIVE_MODELS_ON_GPU = 64
-"""The most models kept live if memory is not short. On a GPU, where shards stay with a worker, all
-trials come round to it, and a model that was dropped is captured again."""
 
 MAX_OPEN_SLOTS = 64
 
@@ -154,7 +159,6 @@ class UnitRunner:
         self._together = together
         self._untold: set[int] = set()  # trials whose models another worker's unit has dropped
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
-        self._dropped = DroppedModels()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
         self._loaders: OrderedDict[tuple[Any, ...], Loader] = OrderedDict()
         self._arena = StateArena()  # for the states of models on a GPU
@@ -304,7 +308,7 @@ class UnitRunner:
                 self._not_exact.add(task.trial)
                 self._drop(task.trial)
             del live
-            self._dropped.free(all_sizes=True)  # the model may fit only once
+            DROPPED.free(all_sizes=True)  # the model may fit only once
             live, loaded, _ = self._model_of(task, slots)
         with self.computing(not_exact):
             metrics = None
@@ -442,7 +446,7 @@ class UnitRunner:
         try:
             if live is None:
                 self._drop(task.trial)
-                self._dropped.free()
+                DROPPED.free()
                 live = self.build(task.trial, task.config, task.epochs)
                 if task.clone_of is not None:
                     self._load_clone(live, task, task.clone_of)
@@ -455,7 +459,7 @@ class UnitRunner:
                     self._load(live, task, slots)
                 loaded = True
         except BaseException:
-            self._dropped.add(None)
+            DROPPED.add(None)
             raise
         others = turns.is_shared() or not self._own_process  # they use the generators, too
         if loaded or task.trial != last or others:
@@ -550,12 +554,12 @@ class UnitRunner:
         live = self._live.pop(trial, None)
         if live is not None:
             # Without a state, its first unit has failed.
-            self._dropped.add(live.held_bytes if live.state_bytes else None)
+            DROPPED.add(live.held_bytes if live.state_bytes else None)
 
     def free_rehearsed(self) -> None:
         """Free the models of a check on a GPU, where room for others may be short."""
         if is_gpu(self.context.device):
-            self._dropped.free(all_sizes=True)
+            DROPPED.free(all_sizes=True)
 
     def _release(self, ended: Sequence[int]) -> None:
         """Free the models and slots of trials that have ended.
@@ -597,9 +601,9 @@ class UnitRunner:
         With `strict`, they raise an error for `tolerates`.
         """
         context = self.context
-        settings = context.threads, context.deterministic, context.device
-        with compute_settings(*settings, strict=strict):
-            if not self._may_be_inexact():
+        choice = context.deterministic, context.device
+        with compute_settings(context.threads, *choice, strict=strict):
+            if not may_be_inexact(*choice):
                 yield
                 return
             with operations_noted(set() if not_exact is None else not_exact):
@@ -607,17 +611,10 @@ class UnitRunner:
 
     def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
-        cause: BaseException | None = error if self._may_be_inexact() else None
-        while cause is not None:
-            name = operation_of(str(cause)) if isinstance(cause, RuntimeError) else None
-            if name is not None:
-                not_exact.add(name)
-                return True
-            cause = cause.__cause__ or cause.__context__
-        return False
-
-    def _may_be_inexact(self) -> bool:
-        return self.context.device != "cpu" and self.context.deterministic == "warn"
+        name = tolerated(error, self.context.deterministic, self.context.device)
+        if name is not None:
+            not_exact.add(name)
+        return name is not None
 
     def packable(self, live: LiveModel) -> dict[str, Any]:
         """Return a trial's state in host memory; tensors on a GPU are copied."""
