@@ -1,7 +1,7 @@
 """States on their way between agents: each agent serves those that its worker has made.
 
-There, a state is referred to by a number. It is an array that maps the worker's slot: this needs no
-copy, and the array stays readable after the slot's file is removed.
+There, a state is referred to by a number. It is a buffer that maps the worker's slot: this needs no
+copy, and the buffer stays readable after the slot's file is removed.
 """
 
 from __future__ import annotations

@@ -210,6 +210,7 @@ class ClusterExecutor(ABC):
                 break
             if now >= self._next_look:
                 self._look()
+                continue  # it may have put messages into the mailbox
             due = min(self._next_look, self._next_look if end is None else end)
             descriptors = [self._mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
             ready = self._cluster.wait(max(0.0, due - now), descriptors)
@@ -257,8 +258,10 @@ class ClusterExecutor(ABC):
         end = time.monotonic() + PATIENCE_SECONDS
         while not self._remotes and failure is None and time.monotonic() < end:
             self._survey()
-            wait_for([self._mailbox.fileno()], 1.0)
             self._read_letters()
+            if not self._remotes:
+                wait_for([self._mailbox.fileno()], 1.0)
+                self._read_letters()
             failure = self._cluster.why_no_more()
         joined = next((e for e in self._later if isinstance(e, WorkerJoined)), None)
         if others_are_left or joined is None:
@@ -516,8 +519,9 @@ class ClusterExecutor(ABC):
     # --- results -------------------------------------------------------------
 
     def _read_letters(self) -> None:
-        for letter in self._mailbox.take():
-            letter()
+        while letters := self._mailbox.take():  # a letter may put another one
+            for letter in letters:
+                letter()
 
     def _open_mail(self) -> None:
         self._read_letters()

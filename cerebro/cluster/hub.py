@@ -265,7 +265,7 @@ class Hub:
         ref = line.ref(number) if has_state else None
         freed = []
         with contextlib.suppress(IndexError):
-            while True:
+            while line.frees:  # another thread may take some
                 freed.append(line.frees.popleft())
         is_plain = method == "run" and isinstance(arguments[0], Task)
         frames = frames_of((number, lane, method, arguments, freed, has_state), is_plain=is_plain)

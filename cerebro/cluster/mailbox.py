@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from typing import Any
 
 from cerebro.machine.wake_pipe import WakePipe
@@ -14,6 +15,7 @@ class Mailbox:
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._pipe = WakePipe()
+        self._reader = 0  # the thread that took messages last
 
     def fileno(self) -> int:
         """Return the descriptor that is readable while the queue is not empty."""
@@ -22,17 +24,14 @@ class Mailbox:
     def put(self, letter: Any) -> None:
         """Add a message. May be called from any thread, and after `close`."""
         self._queue.put(letter)
-        self._pipe.wake()
+        if threading.get_ident() != self._reader:  # which looks before it waits again
+            self._pipe.wake()
 
     def take(self) -> list[Any]:
         """Remove and return all messages, in order."""
+        self._reader = threading.get_ident()
         self._pipe.clear()
-        letters = []
-        while True:
-            try:
-                letters.append(self._queue.get_nowait())
-            except queue.Empty:
-                return letters
+        return [self._queue.get() for _ in range(self._queue.qsize())]
 
     def close(self) -> None:
         """Stop waking the reader; later messages are not read."""

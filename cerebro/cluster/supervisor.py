@@ -23,8 +23,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import cerebro._core as _core
 from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn
 from cerebro.cluster.sent import Sent
@@ -436,13 +434,13 @@ class Supervisor(ABC):
         return replace(task, origin=KeptState(str(file), state.state_hash))
 
     def _packed(self, task: Task) -> Any:
-        """Return the state that a unit has left, as an array that maps the slot."""
+        """Return the state that a unit has left, as a buffer that maps the slot."""
         slots = self._slots.get(task.trial)
         if slots is None:
             slots = self._slots[task.trial] = _core.Slots(
                 slots_stem(self._state_dir, task.trial), False
             )
-        return np.frombuffer(memoryview(slots.view(task.position + 1)), np.uint8)
+        return slots.view(task.position + 1)
 
     def _forget(self, trial: int) -> None:
         """Drop a trial that has ended, or whose newest state is on a different worker."""

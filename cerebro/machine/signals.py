@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 INTERRUPTED = 130
@@ -18,8 +19,26 @@ class Terminated(KeyboardInterrupt):
     """Raised on SIGTERM; code that cleans up after Ctrl-C also handles it."""
 
 
+_depth = 0
+"""How many `uninterrupted` blocks the main thread is in; `_interrupt` and `_terminate` heed it."""
+_heard: list[int] = []
+"""The signals that these blocks have deferred."""
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    if _depth:
+        _heard.append(signum)
+    else:
+        _heard.clear()
+        signal.default_int_handler(signum, frame)
+
+
 def _terminate(signum: int, frame: object) -> None:
-    raise Terminated
+    if _depth:
+        _heard.append(signum)
+    else:
+        _heard.clear()
+        raise Terminated
 
 
 @contextmanager
@@ -29,14 +48,21 @@ def terminable() -> Iterator[None]:
     This works only in the main thread, which alone receives signals, and only if SIGTERM has its
     default handler.
     """
-    if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _terminate)
+    taken: list[tuple[signal.Signals, Any, Any]] = []
+    if _in_main_thread():
+        for number, default, own in (
+            (signal.SIGTERM, signal.SIG_DFL, _terminate),
+            (signal.SIGINT, signal.default_int_handler, _interrupt),
+        ):
+            if signal.getsignal(number) is default:
+                signal.signal(number, own)
+                taken.append((number, default, own))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, default, own in taken:
+            if signal.getsignal(number) is own:
+                signal.signal(number, default)
 
 
 @contextmanager
@@ -56,23 +82,51 @@ def hears_sigterm(heard: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, _terminate)
 
 
-@contextmanager
-def uninterrupted(after: BaseException | None = None) -> Iterator[None]:
-    """Defer Ctrl-C during a cleanup, and also SIGTERM inside `terminable`.
+def uninterrupted(after: BaseException | None = None) -> AbstractContextManager[None]:
+    """Defer Ctrl-C in the block, and also SIGTERM inside `terminable`.
 
     Parameters
     ----------
     after
-        The cause of the cleanup. After an interrupt, further interrupts are dropped, because the
+        The cause of a cleanup. After an interrupt, further interrupts are dropped, because the
         first is being carried out. After any other cause, they are delivered at the end of the
         block.
     """
+    if not _in_main_thread():
+        return nullcontext()
+    if signal.getsignal(signal.SIGINT) is _interrupt:
+        return _Deferral(after)
+    return _deferred_by_handlers(after)
+
+
+class _Deferral:
+    """Has the handlers of `terminable` note signals: new handlers cost as much as a message."""
+
+    def __init__(self, after: BaseException | None) -> None:
+        self._drops = isinstance(after, KeyboardInterrupt)
+        self._before = 0
+
+    def __enter__(self) -> None:
+        global _depth
+        self._before = len(_heard)
+        _depth += 1
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        global _depth
+        _depth -= 1
+        if _heard and (self._drops or kind is not None):
+            del _heard[self._before :]
+        if _heard and not _depth:
+            signal.raise_signal(_heard[0])
+
+
+@contextmanager
+def _deferred_by_handlers(after: BaseException | None) -> Iterator[None]:
     heard: list[int] = []
     with ExitStack() as stack:
-        if _in_main_thread():
-            stack.enter_context(_noted(signal.SIGINT, heard))
-            if signal.getsignal(signal.SIGTERM) is _terminate:
-                stack.enter_context(_noted(signal.SIGTERM, heard))
+        stack.enter_context(_noted(signal.SIGINT, heard))
+        if signal.getsignal(signal.SIGTERM) is _terminate:
+            stack.enter_context(_noted(signal.SIGTERM, heard))
         yield
     if heard and not isinstance(after, KeyboardInterrupt):
         signal.raise_signal(heard[0])
@@ -92,4 +146,4 @@ def _noted(number: signal.Signals, heard: list[int]) -> Iterator[None]:
 
 
 def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
+    return threading.get_ident() == threading.main_thread().ident

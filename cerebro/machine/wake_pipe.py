@@ -23,6 +23,7 @@ class WakePipe:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
+        self._is_set = False
 
     def fileno(self) -> int:
         """Return the descriptor that becomes readable."""
@@ -32,9 +33,13 @@ class WakePipe:
         """Wake the thread that waits."""
         with contextlib.suppress(OSError):  # a full pipe wakes it anyway; or the pipe is closed
             os.write(self._write, b"x")
+        self._is_set = True  # not before: `clear` would leave the pipe readable for good
 
     def clear(self) -> None:
         """Make the pipe unreadable again."""
+        if not self._is_set:
+            return
+        self._is_set = False
         with contextlib.suppress(OSError):
             while len(os.read(self._read, PIPE_BYTES)) == PIPE_BYTES:
                 pass  # a shorter piece was the last one: reading again would fail, which costs more

@@ -96,3 +96,39 @@ def test_other_threads_change_nothing():
     thread.start()
     thread.join()
     assert seen == [before]
+
+
+def test_deferring_inside_terminable_changes_no_handler():
+    with terminable():
+        before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        with uninterrupted():
+            assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_an_interrupt_in_a_block_that_fails_is_not_delivered_later():
+    with terminable():
+        with pytest.raises(ValueError, match="first"), uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+            raise ValueError("first")
+        with uninterrupted():
+            pass
+        with pytest.raises(KeyboardInterrupt), uninterrupted():
+            os.kill(os.getpid(), signal.SIGINT)
+        with uninterrupted():
+            pass
+
+
+def test_a_handler_of_the_user_inside_the_block_is_deferred_and_left_in_place():
+    heard = []
+    default = signal.getsignal(signal.SIGINT)
+    try:
+        with terminable():
+            own = signal.signal(signal.SIGINT, lambda *_: heard.append("user"))
+            assert own is not default
+            with uninterrupted():
+                os.kill(os.getpid(), signal.SIGINT)
+                heard.append("block")
+            assert heard == ["block", "user"]
+        assert signal.getsignal(signal.SIGINT) not in (own, default)
+    finally:
+        signal.signal(signal.SIGINT, default)
