@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -41,6 +42,8 @@ from cerebro.worker.messages import Event, Job
 STEP_SECONDS = 0.5
 ENDED, REFUSED, UNHEARD = 0, 1, 2
 """Exit statuses: the run has ended; the coordinator rejects this agent; there is no coordinator."""
+CUT = 3
+"""What `Agent.run` returns when the connection has ended, but the coordinator has not ended it."""
 QUEUE_SECONDS = 2.0
 """The time for queued units, which are short, to end before states are handed over."""
 LEAVE_SECONDS = 25.0
@@ -108,6 +111,9 @@ class Agent:
         A descriptor whose end means that the program that started this one is gone.
     number
         The number by which the coordinator knows it; None: a new one.
+    returns
+        Whether an agent of this process was cut off before. A coordinator whose port is closed is
+        gone then, and does not have to be waited for.
     supervisor
         Makes the supervisor of its worker, given the agent's number and the states of others.
     """
@@ -119,10 +125,12 @@ class Agent:
         stdin: int | None = None,
         *,
         number: str | None = None,
+        returns: bool = False,
         supervisor: Callable[[str, Fetcher], AgentSupervisor] = AgentSupervisor,
     ) -> None:
         zmq = import_zmq()
         self._id = number or uuid.uuid4().hex
+        self._returns = returns
         self._patience = patience
         self._stdin = stdin
         self._address = ticket.address
@@ -137,7 +145,8 @@ class Agent:
             self._hear,
         )
         host = ticket.address.rpartition(":")[0]
-        self._supervisor = supervisor(self._id, Fetcher(self._context, keys, host))
+        self._fetcher = Fetcher(self._context, keys, host)
+        self._supervisor = supervisor(self._id, self._fetcher)
         self._supervisor.waits_with(self._socket)
         self._ordered = ThreadPoolExecutor(1, "cerebro-unit")
         self._control = ThreadPoolExecutor(2, "cerebro-control")
@@ -169,6 +178,8 @@ class Agent:
                 return ENDED
             if self._status is not None:
                 return self._status
+            if self._returns and not self._is_welcome and is_refused(self._address):
+                return ENDED
             if not self._is_welcome and time.monotonic() - begun > self._patience:
                 print(
                     f"cerebro agent: no coordinator with this key answers at {self._address} "
@@ -189,6 +200,12 @@ class Agent:
             self._control.shutdown()
             self._supervisor.end()
         self._socket.close()
+
+    def release(self) -> None:
+        """After `close`, free what only the end of the process would free otherwise."""
+        self._fetcher.close()
+        self._guard.stop()
+        self._context.term()  # the server of states closes its socket
 
     # --- inside ----------------------------------------------------------------
 
@@ -233,7 +250,7 @@ class Agent:
         elif kind.bytes == b"welcome":
             self._is_welcome = True
             if self._is_cut:  # the end of the connection was heard of first
-                self._end(ENDED)
+                self._end(CUT)
         elif kind.bytes == b"call" and not self._must_leave and not self._supervisor.is_ending:
             try:
                 self._begin_call(*message_of(rest))
@@ -245,7 +262,7 @@ class Agent:
         """Handle the beginning or the end of the connection."""
         self._is_cut = event["event"] == import_zmq().EVENT_DISCONNECTED
         if self._is_welcome and self._is_cut:
-            self._end(ENDED)
+            self._end(CUT)
 
     def _end(self, status: int) -> None:
         """Have `run` return."""
@@ -302,6 +319,9 @@ class Agent:
 def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str = AUTO) -> int:
     """Be an agent; return the exit status.
 
+    An agent that is cut off, because of the network or because one end was stopped for a while,
+    returns as a new one: the coordinator has given the first one up.
+
     Raises
     ------
     InputError
@@ -312,16 +332,36 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
     zmq = import_zmq()
     if is_gpu(device):
         own_gpu(device)  # now, and not when a search has begun
+    supervisor = partial(AgentSupervisor, device=device)
+    status = None
+    while True:
+        returns = status == CUT
+        try:
+            agent = Agent(ticket, patience, stdin, returns=returns, supervisor=supervisor)
+        except zmq.ZMQError as error:
+            raise InputError(
+                f"{ticket.address!r} is not an address ({text_of(error)}): give host:port of the "
+                "coordinator"
+            ) from error
+        try:
+            with hears_sigterm(agent.leave):
+                status = agent.run()
+        finally:
+            with uninterrupted():
+                agent.close()
+        if status != CUT:
+            return ENDED if returns and status == UNHEARD else status
+        print("cerebro agent: the connection was cut; it is made again", file=sys.stderr)
+        agent.release()
+
+
+def is_refused(address: str) -> bool:
+    """Return whether no program listens at ``host:port``, as its machine says."""
+    host, _, port = address.rpartition(":")
     try:
-        agent = Agent(ticket, patience, stdin, supervisor=partial(AgentSupervisor, device=device))
-    except zmq.ZMQError as error:
-        raise InputError(
-            f"{ticket.address!r} is not an address ({text_of(error)}): give host:port of the "
-            "coordinator"
-        ) from error
-    try:
-        with hears_sigterm(agent.leave):
-            return agent.run()
-    finally:
-        with uninterrupted():
-            agent.close()
+        socket.create_connection((host.strip("[]"), int(port)), STEP_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # it cannot be said
+        return False
+    return False

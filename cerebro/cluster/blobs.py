@@ -140,3 +140,8 @@ class Fetcher:
             if isinstance(error, StateGone) and packed is not None:
                 return packed
             raise
+
+    def close(self) -> None:
+        """Close the connections."""
+        while self._sockets:
+            self._sockets.popitem()[1].close()

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
@@ -145,7 +146,7 @@ class ClusterExecutor(ABC):
         self._next = 0
         self._serial = 0
         self._known: set[str] = set()  # nodes
-        self._spare: set[str] = set()  # those that had nothing to do
+        self._spare: set[str] = set()  # those that have room for more workers
         self._arriving = 0  # workers of nodes that are being admitted
         self._gone: set[str] = set()  # agents
         self._gone_nodes: set[str] = set()
@@ -238,21 +239,19 @@ class ClusterExecutor(ABC):
             agent.call("restart")
         new = self._take_on(
             RemoteWorker(
-                -1, agent, remote.node, remote.name, remote.place, remote.reads_all, remote.begin
+                -1, agent, remote.node, remote.report, remote.place, remote.reads_all, remote.begin
             )
         )
         return new.number
 
     def _another(self, lost: RemoteWorker) -> int:
-        """Return a worker on a node that joins after the last one was lost.
+        """Return a worker on a node that joins, or has room, after the last one was lost.
 
         Raises
         ------
         WorkerError
             If other workers are left, or none joins in time, or none will.
         """
-        if not self._cluster.dials_in:
-            raise WorkerError(f"node {lost.name} is gone")
         others_are_left = bool(self._remotes)
         failure = None
         end = time.monotonic() + PATIENCE_SECONDS
@@ -260,13 +259,19 @@ class ClusterExecutor(ABC):
             self._survey()
             self._read_letters()
             if not self._remotes:
+                if not (self._cluster.dials_in or self._arriving):
+                    break
                 wait_for([self._mailbox.fileno()], 1.0)
                 self._read_letters()
             failure = self._cluster.why_no_more()
         joined = next((e for e in self._later if isinstance(e, WorkerJoined)), None)
         if others_are_left or joined is None:
-            what_next = "until another is started" if failure is None else f"and {failure}"
-            raise WorkerError(f"node {lost.name} is gone, {what_next}")
+            what_next = ""
+            if failure is not None:
+                what_next = f", and {failure}"
+            elif self._cluster.dials_in:
+                what_next = ", until another is started"
+            raise WorkerError(f"node {lost.name} is gone{what_next}")
         self._later.remove(joined)  # it replaces the lost one
         return joined.worker
 
@@ -354,10 +359,12 @@ class ClusterExecutor(ABC):
     def _start(self) -> None:
         remove_old_tokens(Path(self._context.epoch_dir))
         # A node that joins while nodes are chosen is not known, so that it is greeted later.
-        before = {node.id for node in self._cluster.nodes()}
+        known = {node.id: node for node in self._cluster.nodes()}
         chosen = self._cluster.choose(self.workers)
-        self._known = before | {node.id for node in chosen}
-        self._spare = set() if not self._cluster.dials_in else self._known - {n.id for n in chosen}
+        known |= {node.id: node for node in chosen}
+        self._known = set(known)
+        taken = Counter(node.id for node in chosen)
+        self._spare = {n for n, node in known.items() if self._cluster.room(node) > taken[n]}
         hired = [(node, self._cluster.hire(node)) for node in chosen]
         try:
             reports = self._hiring.reports(hired, self._the_supply)
@@ -378,7 +385,7 @@ class ClusterExecutor(ABC):
         for report in reports:
             self._the_supply.check_reads(report)
         remotes = [
-            self._remote_worker(node, agent, report, sum(r.node == report.node for r in reports))
+            self._remote_worker(node, agent, report, sum(r.is_beside(report) for r in reports))
             for (node, agent), report in zip(hired, reports, strict=True)
         ]
         self._placement = self._the_supply.deal(remotes, self._replicas, self._porters)
@@ -405,7 +412,7 @@ class ClusterExecutor(ABC):
             workers_here=workers_here,
         )
         place = f"{report.node} itself" if reads_all else report.place
-        return RemoteWorker(-1, agent, node, report.name, place, reads_all, begin)
+        return RemoteWorker(-1, agent, node, report, place, reads_all, begin)
 
     @property
     def _settings(self) -> dict[str, Any]:
@@ -444,7 +451,9 @@ class ClusterExecutor(ABC):
             job = self._porters.submit(self._the_supply.mend, remote, shard)
         else:
             job = self._porters.submit(self._the_supply.send, remote, [shard])
-        job.add_done_callback(lambda done: self._mailbox.put(partial(self._loaded, key, done)))
+        job.add_done_callback(
+            lambda done: self._mailbox.put(partial(self._loaded, key, remote, done))
+        )
 
     def _send(self, remote: RemoteWorker, call: Call) -> None:
         job, state = call.job, None
@@ -679,12 +688,11 @@ class ClusterExecutor(ABC):
 
     # --- data that arrive during the run ---------------------------------------
 
-    def _loaded(self, key: tuple[str, int], done: Any) -> None:
-        """Handle the end of a shard's transfer to a place."""
+    def _loaded(self, key: tuple[str, int], receiver: RemoteWorker, done: Any) -> None:
+        """Handle the end of a shard's transfer to a place, through one of the agents there."""
         self._loading.discard(key)
         place, shard = key
         error = done.exception()
-        cause = getattr(error, "cause", None) or error
         if error is None:
             self._the_supply.arrived.setdefault(place, set()).add(shard)
             placement = None if shard == EVERYWHERE else self._placement
@@ -697,10 +705,29 @@ class ClusterExecutor(ABC):
                 continue
             if error is None:
                 self._send(remote, call)
-            elif isinstance(cause, (CorruptDataError, OSError)):
-                self._trouble = CorruptDataError(text_of(cause))
-            else:
+            elif trouble := self._trouble_with_data(receiver, shard, error):
+                self._trouble = trouble
+            elif remote is receiver:
                 self._agent_failed(remote, error)
+            else:  # it can receive the shard itself
+                self._send_when_loaded(remote, call)
+
+    def _trouble_with_data(
+        self, receiver: RemoteWorker, shard: int, error: BaseException
+    ) -> Exception | None:
+        """Return what ends the run after a failed transfer; None: only the agent has failed."""
+        if isinstance(error, (CorruptDataError, OSError)):  # the files here
+            return CorruptDataError(text_of(error))
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, CorruptDataError):
+            return CorruptDataError(f"node {receiver.name}: {text_of(cause)}")
+        if isinstance(cause, OSError):
+            what = "the validation rows" if shard == EVERYWHERE else f"shard {shard}"
+            return OSError(
+                f"node {receiver.name} cannot store {what} ({text_of(cause)}): make room in its "
+                "cache folder ($CEREBRO_CACHE), or have it reach the data, and resume the run"
+            )
+        return None
 
     def _reload(self, remote: RemoteWorker, call: Call, event: UnitFailed | ShardFailed) -> bool:
         """After a task failed on a damaged shard, send the shard to the node again.
@@ -763,13 +790,20 @@ class ClusterExecutor(ABC):
         self._pace.forget(remote.number)
         if self._placement is not None:
             self._placement.remove_worker(remote.number)
-            if remote.node_is_gone:
+        if remote.node_is_gone and not self._is_used(remote.place):
+            if self._placement is not None:
                 self._placement.remove_place(remote.place)
-        if remote.node_is_gone:
             self._the_supply.arrived.pop(remote.place, None)
         self._known -= self._spare  # one of them may replace the lost one
         self._spare.clear()
         self._events.append(event)
+
+    def _is_used(self, place: str) -> bool:
+        """Return whether a worker on a living node reads the shards of a place."""
+        return any(
+            remote.place == place and remote.node.id not in self._gone_nodes
+            for remote in self._remotes.values()
+        )
 
     # --- regular checks --------------------------------------------------------
 
@@ -826,9 +860,10 @@ class ClusterExecutor(ABC):
     def _greet(self, node: Node) -> None:
         """Begin to use a node that has joined the cluster."""
         room = self._cluster.room(node)
+        room -= sum(remote.node.id == node.id for remote in self._remotes.values())
         if self.workers is not None:
             free = self.workers - len(self._remotes) - self._arriving
-            if free < room and self._cluster.dials_in:
+            if free < room:
                 self._spare.add(node.id)
             room = min(room, free)
         if room > 0:
@@ -853,8 +888,11 @@ class ClusterExecutor(ABC):
                     f"node {reports[0].name} does not see the run's folder: mount it there, too"
                 )
             self._the_supply.check_reads(reports[0])
+            before = list(self._remotes.values())
             remotes = [
-                self._remote_worker(node, agent, report, count)
+                self._remote_worker(
+                    node, agent, report, count + sum(r.report.is_beside(report) for r in before)
+                )
                 for (_, agent), report in zip(hired, reports, strict=True)
             ]
             if not remotes[0].reads_all:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cerebro.machine.environment import version
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Increased when messages change."""
 
 

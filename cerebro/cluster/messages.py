@@ -19,6 +19,8 @@ class NodeReport:
     place: str
     """The identity of its cache folder; agents that share the folder have the same."""
     pid: int
+    machine: str
+    """The identity of its machine, as in the hello of agents."""
     cores: int
     environment: Mapping[str, Any]
     """See `cerebro.machine.environment.describe`."""
@@ -35,6 +37,13 @@ class NodeReport:
     def name(self) -> str:
         """The node's name in messages."""
         return f"{self.host} ({self.node[:8]})"
+
+    def is_beside(self, other: NodeReport) -> bool:
+        """Return whether both are on one machine, and share its memory and cores.
+
+        Containers of one machine have names of their own, and limits of their own.
+        """
+        return (self.machine, self.host) == (other.machine, other.host)
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,7 @@ class Begin:
     directory: str
     """and its working directory: used where they exist."""
     workers_here: int
-    """Workers on this node, which share its memory and cores."""
+    """Workers on this node's machine, which share its memory and cores."""
     folds: Mapping[str, Any] | None = None
     """The folds of the training data, as from `Folds.to_json`."""
     gpu_share: float = 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.cluster.agents import Agent, Node
-from cerebro.cluster.messages import Begin
+from cerebro.cluster.messages import Begin, NodeReport
 from cerebro.worker.messages import Job
 
 
@@ -17,8 +17,7 @@ class RemoteWorker:
     number: int
     agent: Agent
     node: Node
-    name: str
-    """The node's name in messages."""
+    report: NodeReport
     place: str
     reads_all: bool
     """Whether it reads all shards without a copy."""
@@ -30,6 +29,11 @@ class RemoteWorker:
     is_gone: bool = False
     """Whether the agent, and not only its process, is lost."""
     node_is_gone: bool = False
+
+    @property
+    def name(self) -> str:
+        """The node's name in messages."""
+        return self.report.name
 
 
 @dataclass

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
+from cerebro.cluster.hello import machine
 from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn
 from cerebro.cluster.sent import Sent
 from cerebro.cluster.states import StateGone
@@ -130,6 +131,7 @@ class Supervisor(ABC):
             host=os.uname().nodename,
             place=self._the_cache.place,
             pid=os.getpid(),
+            machine=machine(),
             cores=resources.usable_cores(),
             environment=environment.describe(threads),
             reads_run=_has_text(*token),

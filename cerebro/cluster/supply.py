@@ -172,7 +172,7 @@ class Supply:
             every = range(self._context.train.num_shards)
             self.send(remote, sorted({*every} - {*have}))
             have = [EVERYWHERE, *every]
-        self.arrived[remote.place] = set(have)
+        self.arrived.setdefault(remote.place, set()).update(have)
 
     def introduce(self, remote: RemoteWorker) -> list[int]:
         """Send a node the manifests and the data that all nodes get; return its shards."""

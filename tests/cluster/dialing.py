@@ -21,11 +21,11 @@ EPOCHS, TRIALS = 2, 3
 
 
 class Apart(EngineExecutor):
-    """Agents with separate caches below a folder."""
+    """Agents with separate caches below a folder, or with several agents for each."""
 
-    def __init__(self, folder, workers=3):
+    def __init__(self, folder, workers=3, sharing=1):
         super().__init__(workers, 1, None)
-        self.caches = [folder / f"cache-{number}" for number in range(workers)]
+        self.caches = [folder / f"cache-{number // sharing}" for number in range(workers)]
 
     def _engine(self, context):
         variables = [{"CEREBRO_CACHE": str(cache), "NODE": cache.name} for cache in self.caches]
@@ -98,10 +98,14 @@ def left_over(folder):
 
 
 def strike_busiest(executor, number=signal.SIGKILL):
-    """Kill the agent, and so the worker, that has the most states, or send it a signal."""
+    """Kill the agent, and so the worker, that has the most states, or send it a signal.
+
+    Returns the worker's number.
+    """
     held = [state for states in executor._states._states.values() for state in states]
     busiest = max(executor._remotes, key=lambda n: sum(s.worker == n for s in held))
     os.kill(executor._remotes[busiest].agent.pid, number)
+    return busiest
 
 
 def end_spark(session):

@@ -21,7 +21,7 @@ from dialing import run_to_the_end
 
 from cerebro.cluster import hub as module
 from cerebro.cluster import wire
-from cerebro.cluster.agent import ENDED, Agent, AgentSupervisor
+from cerebro.cluster.agent import CUT, Agent, AgentSupervisor
 from cerebro.cluster.engine import Outside
 from cerebro.cluster.hello import versions
 from cerebro.cluster.keys import Keys, Ticket
@@ -182,7 +182,7 @@ def test_an_agent_whose_coordinator_dies_as_it_welcomes_it_ends():
     guard.stop()
     context.destroy(linger=0)
     time.sleep(0.3)  # it has been welcomed and cut off, and has heard of neither
-    assert agent.run() == ENDED
+    assert agent.run() == CUT
     agent.close()
 
 

@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("zmq")
 
 import ballast
+from breakable import Way
 from clusters import wait_until
 from dialing import Apart, AtUnit, events, left_over, run_to_the_end, same, search, strike_busiest
 
@@ -27,7 +28,7 @@ from cerebro.cli import main
 from cerebro.cluster import agent as agent_module
 from cerebro.cluster import executor as executor_module
 from cerebro.cluster import hub as module
-from cerebro.cluster.agent import UNHEARD, Agent
+from cerebro.cluster.agent import ENDED, UNHEARD, Agent
 from cerebro.cluster.engine import Outside, Processes
 from cerebro.cluster.hello import versions
 from cerebro.cluster.keys import Keys, Ticket, key_at, parse_key
@@ -50,8 +51,14 @@ def hops(result):
 
 def test_states_are_those_of_one_process_and_travel_once(data, tmp_path, expected, elsewhere):
     executor = Apart(tmp_path)
-    result = search(tmp_path / "run", data, executor)
+    sharing = []
+
+    def look():
+        sharing.extend(remote.begin.workers_here for remote in executor._remotes.values())
+
+    result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(1, look)])
     same(result, expected)
+    assert sharing == [3, 3, 3]  # they are nodes of their own, but of one machine
     traffic = executor.traffic
     assert sorted(shard for _, shard in traffic.shards if shard >= 0) == list(range(6))
     assert set(traffic.shards.values()) == {1} and len({place for place, _ in traffic.shards}) == 3
@@ -70,6 +77,29 @@ def test_an_agent_that_is_killed_costs_little(data, tmp_path, expected, elsewher
     same(result, expected)
     (lost,) = events(result, "worker lost")
     assert "is gone" in lost
+    assert left_over(tmp_path) == []
+
+
+def test_agents_beside_one_that_is_killed_go_on_with_their_shards(
+    data, tmp_path, expected, elsewhere
+):
+    """Two agents for each of two caches: a cache is in use as long as one of them is left."""
+    executor = Apart(tmp_path, workers=4, sharing=2)
+    beside = []
+
+    def kill():
+        places = {number: remote.place for number, remote in executor._remotes.items()}
+        lost = strike_busiest(executor)
+        beside.extend(n for n, place in places.items() if place == places[lost] and n != lost)
+
+    with pytest.warns(UserWarning, match="until another is started"):
+        result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(8, kill)])
+    same(result, expected)
+    assert len(executor.traffic.shards) == 8  # 6 shards, and the validation rows for each cache
+    assert set(executor.traffic.shards.values()) == {1}  # nothing was sent again
+    (lost,) = [event["time"] for event in result.events() if event["kind"] == "worker lost"]
+    later = [unit for unit in result.units() if unit["start"] > lost and unit["kind"] == "train"]
+    assert set(beside) <= {unit["worker"] for unit in later} and len(beside) == 1
     assert left_over(tmp_path) == []
 
 
@@ -151,6 +181,36 @@ def test_agents_of_the_command_line_come_and_go(
     assert [process.wait(30) for process in started] == [status, 0]
     assert bool(events(result, "state lost")) == (number == signal.SIGKILL)
     assert left_over(tmp_path) == []
+
+
+def test_an_agent_that_is_cut_off_comes_back_as_a_new_one(data, tmp_path, expected, monkeypatch):
+    monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
+    port, key = free_port(), tmp_path / "key"
+    key_at(key, create=True)
+    way = Way(port)
+    address = ["--connect", f"127.0.0.1:{way.port}", "--key", str(key)]
+    agent = subprocess.Popen([sys.executable, "-m", "cerebro", "agent", *address])
+    executor = cerebro.cluster.Executor(1, listen=f"127.0.0.1:{port}", key=key)
+    result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(10, way.cut)])
+    same(result, expected)
+    assert agent.wait(30) == 0
+    assert len(events(result, "worker lost")) == 1
+    assert {unit["worker"] for unit in result.units()} == {0, 1}
+    assert left_over(tmp_path) == []
+    way.close()
+
+
+def test_an_agent_that_is_cut_off_from_a_coordinator_that_is_gone_ends(hub, capfd):
+    way = Way(hub.port)
+    ticket = Ticket(f"127.0.0.1:{way.port}", hub.keys.key, listen="127.0.0.1")
+    status = []
+    be = threading.Thread(target=lambda: status.append(agent_module.main(ticket, 1e6)))
+    be.start()
+    wait_until(hub.nodes)
+    way.close()
+    be.join(60)
+    assert status == [ENDED]
+    assert "the connection was cut" in capfd.readouterr().err
 
 
 def test_an_agent_that_differs_is_refused_by_name(data, tmp_path, monkeypatch):

@@ -202,6 +202,50 @@ def test_nodes_join_while_it_runs(cluster, data, tmp_path, expected, apart, monk
     assert not living_actors()
 
 
+def kill_node_of(cluster, executor, worker):
+    gone = executor.nodes()[worker]
+    (node,) = [node for node in cluster.nodes if node.node_id == gone]
+    cluster.kill(node)
+
+
+def test_an_idle_node_takes_the_place_of_the_last_one(cluster, data, tmp_path, expected, apart):
+    executor = cluster.executor(workers=1)
+    kill = AtUnit(5, lambda: kill_node_of(cluster, executor, 0))
+    result = search(tmp_path / "run", data, executor, callbacks=[kill])
+    assert resumable.hashes(result) == resumable.hashes(expected)
+    assert len(events(result, "worker lost")) == 1
+    assert {unit["worker"] for unit in result.units()} == {0, 1}
+    assert not living_actors()
+
+
+def test_an_idle_node_takes_the_place_of_one_that_dies(
+    cluster, data, tmp_path, expected, apart, monkeypatch
+):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
+    gate = tmp_path / "gate"
+    executor = cluster.executor(workers=2)
+
+    def has_joined():
+        remote = executor._remotes.get(2)
+        return remote is not None and remote.has_answered
+
+    def open_gate():
+        wait_until(has_joined)
+        gate.touch()
+
+    def kill():
+        kill_node_of(cluster, executor, 1)
+        threading.Thread(target=open_gate, daemon=True).start()
+
+    space = {"lr": cerebro.loguniform(1e-2, 1e-1), "gate": str(gate)}
+    with pytest.warns(UserWarning, match="is gone"):
+        result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(5, kill)], space=space)
+    assert resumable.hashes(result) == resumable.hashes(expected)
+    assert events(result, "worker joined") == ["worker 2"]
+    assert {unit["worker"] for unit in result.units()} == {0, 1, 2}
+    assert not living_actors()
+
+
 def test_a_node_without_room_for_a_state_ends_the_search_with_a_reason(
     cluster, data, tmp_path, expected, apart
 ):

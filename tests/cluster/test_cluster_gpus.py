@@ -190,7 +190,7 @@ def test_gpus_that_an_engine_cannot_have(two_gpus, data, monkeypatch):
 
 def reports(*gpus):
     return [
-        NodeReport(str(n), f"host-{n}", "", 1, 1, environment.describe(1), True, (), *gpu)
+        NodeReport(str(n), f"host-{n}", "", 1, "", 1, environment.describe(1), True, (), *gpu)
         for n, gpu in enumerate(gpus)
     ]
 
