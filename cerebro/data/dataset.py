@@ -610,6 +610,7 @@ class Dataset:
         from cerebro.data.derivation import derivation
         from cerebro.data.shard_work import check_executor
 
+        target = path_of("path", path)  # as given, before the function is called
         check_executor(executor, "derive(executor=...)")
         work = derivation(
             self,
@@ -622,7 +623,7 @@ class Dataset:
             dtypes=dtypes,
         )
         made = derive.recipe(work, derive.key_of(function, key), keep=keep)
-        found = Dataset(derive.write(made, path, progress, executor))
+        found = Dataset(derive.write(made, target, progress, executor))
         found._take_transforms(self, made.kept)
         return found
 

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,14 +104,19 @@ class Recipe:
     @property
     def nbytes(self) -> int:
         """The total bytes of the rows: of the derived columns, and of the kept ones as stored."""
+        return self.nbytes_of(range(self.work.view.num_shards))
+
+    def nbytes_of(self, shards: Iterable[int]) -> int:
+        """Return the part of `nbytes` that is in some of the shards."""
         view = self.work.view
-        copied = sum(
-            view._part_bytes(column, shard)
-            for column in self.kept
-            for shard in range(view.num_shards)
-        )
         made = sum(column.item_bytes for column in self.columns[len(self.kept) :])
-        return int(copied + made * view.num_rows)
+        return int(
+            sum(
+                made * part_rows(view._rows[shard])
+                + sum(view._part_bytes(column, shard) for column in self.kept)
+                for shard in shards
+            )
+        )
 
 
 def recipe(
@@ -187,6 +192,8 @@ def write(
     progress: str | bool = "auto",
     executor: MakesShards | None = None,
     threads: int = 1,
+    *,
+    room: bool = False,
 ) -> Path:
     """Write the derived data set unless it already exists; return its folder.
 
@@ -196,11 +203,14 @@ def write(
         Its workers make the shards; None: this process makes them.
     threads
         The compute threads of each of these workers.
+    room
+        Whether the disk must have room for all missing shards before the first is made.
 
     Raises
     ------
     InputError
-        The path already holds something else; the message says what differs.
+        The path already holds something else; the message says what differs. Or the disk has too
+        little room.
     """
     target = path_of("path", path).absolute()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):
@@ -211,11 +221,19 @@ def write(
         _remove_arriving(folder)
         rows = work.view.num_rows
         meter.begin("deriving columns", rows * sum(column.item_bytes for column in columns))
-        if executor is not None:
-            _write_elsewhere(made, executor, threads, folder, target, meter)
+        found = {
+            shard: _finished(made, shard, folder, meter) for shard in range(work.view.num_shards)
+        }
+        entries = {shard: entry for shard, entry in found.items() if entry is not None}
+        missing = [shard for shard in found if shard not in entries]
+        if room:  # only now: what is finished already has its room, and what is damaged is removed
+            _check_room(made, missing, folder, target)
+        if executor is not None and missing:
+            _write_elsewhere(made, executor, threads, folder, target, meter, entries, missing)
             return target
-        shards = [_shard_entry(made, shard, folder, meter) for shard in range(work.view.num_shards)]
-        _commit(_manifest(made, shards), folder, target)
+        for shard in missing:
+            entries[shard] = _write_here(made, shard, folder, meter)
+        _commit(_manifest(made, entries), folder, target)
     return target
 
 
@@ -288,11 +306,8 @@ _SAYS = {
 # --- shard by shard ---------------------------------------------------------------
 
 
-def _shard_entry(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry:
-    """Return a shard's entry; write the shard unless it exists from an earlier call, intact."""
-    done = _finished(made, shard, folder, meter)
-    if done is not None:
-        return done
+def _write_here(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry:
+    """Write a shard in this process; return its entry."""
     place = folder / shard_folder(shard)
     made.work.view._verify_shard(shard)  # features of damaged rows would look valid
     place.mkdir()
@@ -334,16 +349,11 @@ def _write_elsewhere(
     folder: Path,
     target: Path,
     meter: ByteProgress,
+    entries: dict[int, ShardEntry],
+    missing: Sequence[int],
 ) -> None:
-    """Have workers make the missing shards, then commit the data set."""
-    shards = range(made.work.view.num_shards)
-    found = {shard: _finished(made, shard, folder, meter) for shard in shards}
-    entries = {shard: entry for shard, entry in found.items() if entry is not None}
-    missing = [shard for shard in shards if shard not in entries]
-    if not missing:
-        _commit(_manifest(made, [entries[shard] for shard in shards]), folder, target)
-        return
-    nbytes = [made.bytes_of(shard) for shard in shards]
+    """Have workers make the missing shards, add them to `entries`, and commit the data set."""
+    nbytes = [made.bytes_of(shard) for shard in range(made.work.view.num_shards)]
     device = in_worker(executor.devices)
     gpu = _gpu_here(made.work.device) if is_gpu(device) else ""
     order = Order(made.work.view, made.shard_work, folder, nbytes, threads, device, gpu)
@@ -356,7 +366,7 @@ def _write_elsewhere(
                 compared.add(arrived.worker)
                 meter.advance(nbytes[arrived.shard])
             _remove_arriving(folder)  # before the folder gets its name
-            manifest = _manifest(made, [entries[shard] for shard in shards])
+            manifest = _manifest(made, entries)
             _commit(manifest, folder, target)
             makers.keep(manifest.to_bytes())
     finally:
@@ -430,10 +440,10 @@ def _remove_arriving(folder: Path) -> None:
 # --- the end ------------------------------------------------------------------------
 
 
-def _manifest(made: Recipe, shards: Sequence[ShardEntry]) -> Manifest:
+def _manifest(made: Recipe, entries: Mapping[int, ShardEntry]) -> Manifest:
     return Manifest(
         columns=made.columns,
-        shards=tuple(shards),
+        shards=tuple(entries[shard] for shard in sorted(entries)),
         arguments=made.arguments,
         source={"kind": _KIND, "fingerprint": made.fingerprint},
         library=version(),
@@ -456,21 +466,29 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
     durable.sync_folder(target.parent)
 
 
-def check_room(path: Path, nbytes: int, budget: int | None) -> None:
-    """Raise InputError if `nbytes` are more than the budget or the disk's free space."""
+def check_budget(nbytes: int, budget: int | None) -> None:
+    """Raise InputError if `nbytes` are more than the budget."""
     if budget is not None and nbytes > budget:
         raise InputError(
             f"the columns take {fmt.size(nbytes)}, more than the budget of {fmt.size(budget)}: "
             "choose fewer or deeper layers (cerebro.torch.plan_features compares them), store "
             "them with dtypes='float16', or raise the budget"
         )
-    there = next(folder for folder in (path, *path.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    if nbytes > free:
-        raise InputError(
-            f"the columns take {fmt.size(nbytes)}, but '{path.parent}' has room for "
-            f"{fmt.size(free)}: free some, choose another path, or choose fewer layers"
-        )
+
+
+def _check_room(made: Recipe, missing: Sequence[int], folder: Path, target: Path) -> None:
+    """Raise InputError if the missing shards take more than the disk's free space."""
+    nbytes, free = made.nbytes_of(missing), shutil.disk_usage(folder).free
+    if nbytes <= free:
+        return
+    some = len(missing) < made.work.view.num_shards
+    if not some:
+        shutil.rmtree(folder, ignore_errors=True)  # it has nothing for the next call
+    raise InputError(
+        f"{'the shards that are missing' if some else 'the columns'} take {fmt.size(nbytes)}, but "
+        f"'{target.parent}' has room for {fmt.size(free)}: free some, choose another path, or "
+        "choose fewer layers"
+    )
 
 
 def bytes_of_budget(budget: Any) -> int | None:

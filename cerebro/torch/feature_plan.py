@@ -113,7 +113,7 @@ def plan_features(
 ) -> FeaturePlan:
     """Choose the layers to store from costs that are measured on a batch.
 
-    The sizes are exact; the times are measured on this machine.
+    The sizes are exact; the times are measured on this machine, on the network's device.
 
     Parameters
     ----------
@@ -199,11 +199,13 @@ def _measure(
     rows = 1
     times: dict[str, list[float]] = {name: [] for name in trunk.layers}
     for _ in range(_ROUNDS + 1):  # the first round is a warm-up
+        trunk.wait()
         start = time.perf_counter()
         batch = next(iter(batches))
+        trunk.wait()  # batches are copied to a GPU while this process goes on
         loaded = time.perf_counter() - start
         rows = len(next(iter(batch.values())))
-        found = trunk.measure(batch)
+        found = trunk.measure(batch, timed=True)
         for name, seconds in trunk.seconds.items():
             times[name].append(loaded + seconds)
     passes = images.num_rows / rows

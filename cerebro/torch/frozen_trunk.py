@@ -16,14 +16,16 @@ from cerebro.data.derivation import derivation
 from cerebro.data.derive import (
     Recipe,
     bytes_of_budget,
-    check_room,
+    check_budget,
     recipe,
     write,
 )
 from cerebro.data.gpu_memory import naming_gpu_memory
+from cerebro.data.manifest import FILE_NAME
 from cerebro.data.shard_work import MakesShards, check_executor
 from cerebro.errors import InputError
 from cerebro.machine.devices import using
+from cerebro.machine.files import path_of
 from cerebro.model import Columns, column_names
 from cerebro.torch.trunk import SAYS, Trunk, check_images, outputs_of
 
@@ -170,7 +172,8 @@ def features(
         of column names to submodules' names. ``""`` is the network's own output; in a list, its
         column is named ``output``.
     path
-        The folder to make; None: beside `images`, named by the hash.
+        The folder to make, on a disk of this machine; None: beside `images`, named by the hash. It
+        is required if `images` are in object storage: beside their copy is the node's cache.
     inputs
         The network's inputs: a column, a list of columns or a mapping of keywords to columns.
     keep
@@ -204,15 +207,17 @@ def features(
     Raises
     ------
     InputError
-        An argument is invalid; the outputs of a row depend on other rows of its batch; the budget
-        is too small; or `path` holds something else, such as features of another network. The
-        message says what differs. With an executor, also as for `Dataset.derive`.
+        An argument is invalid, such as a `path` that is a URL, or None with `images` in object
+        storage; the outputs of a row depend on other rows of its batch; the budget or the disk is
+        too small; or `path` holds something else, such as features of another network. The message
+        says what differs. With an executor, also as for `Dataset.derive`.
     CorruptDataError
         A file of `images` is damaged.
     """
     trunk = Trunk(net, layers, inputs, whole_number("threads", threads, 1))
     reads = column_names("inputs", inputs)
     check_images(images)
+    folder, limit = _folder(images, path), bytes_of_budget(budget)
     check_executor(executor, "features(executor=...)", trunk.device)
     if dtypes is not None and not isinstance(dtypes, Mapping):
         dtypes = dict.fromkeys(trunk.layers, dtypes)
@@ -233,16 +238,34 @@ def features(
         with naming_gpu_memory(trunk.device, work.batch_size):
             same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
         made = recipe(work, trunk.identity(), keep=keep, says=SAYS)
-        target = _target(images, made) if path is None else Path(path)
-        if not target.exists():
-            check_room(target.absolute(), made.nbytes, bytes_of_budget(budget))
-        found = Features(write(made, target, progress, executor, trunk.threads))
+        target = _beside(images, made) if folder is None else folder
+        if not (target / FILE_NAME).exists():
+            check_budget(made.nbytes, limit)
+        found = Features(write(made, target, progress, executor, trunk.threads, room=True))
     found._take_transforms(images, made.kept)
     found._trunk, found.layers, found.same_bits = trunk, dict(trunk.layers), same_bits
     return found
 
 
-def _target(images: Dataset, made: Recipe) -> Path:
+def _folder(images: Dataset, path: Any) -> Path | None:
+    """Return `path` as a Path; None: beside the images.
+
+    Raises
+    ------
+    InputError
+        `path` is a URL or no path at all, or it is None and the images are in object storage.
+    """
+    if path is not None:
+        return path_of("path", path)
+    if images.url is not None:  # beside their copy, the cache would remove it to make room
+        raise InputError(
+            f"path=None: the images are in object storage ({images.url}), and features cannot be "
+            "made beside their copy in the cache: give path=, a folder on a disk of this machine"
+        )
+    return None
+
+
+def _beside(images: Dataset, made: Recipe) -> Path:
     return images.path.with_name(f"{images.path.name}-features-{made.fingerprint[:12]}")
 
 

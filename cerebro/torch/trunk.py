@@ -64,7 +64,7 @@ class Trunk:
         self.inputs = inputs
         self.threads = threads
         self.order: list[str] = []  # columns in the order of the last full pass
-        self.seconds: dict[str, float] = {}  # since the start of the last full pass
+        self.seconds: dict[str, float] = {}  # since the start of the last timed pass
         self._get = make_getter(inputs)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,8 +89,18 @@ class Trunk:
         with self._ready():
             return self._run(self._get(dict(batch)), whole=not self.order)
 
-    def measure(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a full pass, set `order` and `seconds`, and return the outputs as a call does.
+    def wait(self) -> None:
+        """Wait until the network's GPU has finished all work, so that a clock may be read."""
+        if is_gpu(self.device):
+            torch.cuda.synchronize(self.device)
+
+    def measure(self, batch: Mapping[str, Any], *, timed: bool = False) -> dict[str, Any]:
+        """Run a full pass, set `order`, and return the outputs as a call does.
+
+        Parameters
+        ----------
+        timed
+            Whether to set `seconds`, too. On a GPU, each layer is then waited for.
 
         Raises
         ------
@@ -98,7 +108,7 @@ class Trunk:
             A layer does not run exactly once, or does not return a row for each row of the batch.
         """
         with self._ready():
-            found = self._run(self._get(dict(batch)), whole=True)
+            found = self._run(self._get(dict(batch)), whole=True, timed=timed)
         self.check_rows(found, len(next(iter(batch.values()))))
         return found
 
@@ -123,15 +133,17 @@ class Trunk:
                 for part, was in training.items():
                     part.training = was
 
-    def _run(self, given: Any, *, whole: bool) -> dict[str, Any]:
-        counts: dict[str, int] = {}
-        if whole:
+    def _run(self, given: Any, *, whole: bool, timed: bool = False) -> dict[str, Any]:
+        counts: dict[str, int] = {}  # in the order of the layers' first returns
+        if timed:
             self.seconds = {}
+            self.wait()  # what the GPU does before is not part of the pass
         start = time.perf_counter()
 
         def enough(column: str) -> bool:
             counts[column] = counts.get(column, 0) + 1
-            if whole:
+            if timed:
+                self.wait()  # a layer returns when its kernels are launched, not finished
                 self.seconds[column] = time.perf_counter() - start
             return not whole and len(counts) == len(self.layers)
 
@@ -143,7 +155,7 @@ class Trunk:
                         f"layers: {name!r} runs {counts.get(column, 0)} times in a forward pass: "
                         "choose layers that run once"
                     )
-            self.order = sorted(self.layers, key=self.seconds.__getitem__)
+            self.order = list(counts)
         return {column: found[column] for column in self.layers}
 
     def identity(self) -> dict[str, Any]:

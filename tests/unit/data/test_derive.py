@@ -283,6 +283,22 @@ def test_bad_arguments(
     assert not (tmp_path / "made").exists()
 
 
+def test_a_bad_path_is_refused_before_the_function_is_called(images: cerebro.Dataset) -> None:
+    calls = []
+
+    def counted(batch: Mapping[str, Any]) -> dict[str, Any]:
+        calls.append(1)
+        return sums(batch)
+
+    for path, match in (
+        ("s3://bucket/made", "path must be a path on this machine, not the URL 's3://bucket/made'"),
+        (7, "path must be a path, not 7"),
+    ):
+        with pytest.raises(cerebro.InputError, match=match):
+            images.derive(path, counted, reads=["x"])  # type: ignore[arg-type]
+    assert calls == []
+
+
 # --- copies -----------------------------------------------------------------------
 
 

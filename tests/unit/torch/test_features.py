@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ import cerebro
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from cerebro.torch import trunk  # noqa: E402
+from cerebro.torch import feature_plan, trunk  # noqa: E402
 from cerebro.torch.feature_plan import LayerCost, choose  # noqa: E402
 from cerebro.transforms import Scale, ToCHW  # noqa: E402
 from cerebro.worker.models import make_batches  # noqa: E402
@@ -129,6 +132,114 @@ def test_found_again_by_its_hash(images: cerebro.Dataset) -> None:
     assert again.path == first.path
     assert (again.path / "manifest.json").stat().st_mtime_ns == stamp
     assert make(images, make_net(), None, layers=["4"]).path != first.path
+
+
+def counted(net: Any) -> list[Any]:
+    """Return a list with an entry for each pass that the network begins, now none."""
+    calls: list[Any] = []
+    net.register_forward_pre_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_a_url_is_refused_before_the_network_runs(
+    images: cerebro.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    net = make_net()
+    calls = counted(net)
+    match = "path must be a path on this machine, not the URL 's3://bucket/features'"
+    with pytest.raises(cerebro.InputError, match=match):
+        make(images, net, "s3://bucket/features")
+    with pytest.raises(cerebro.InputError, match="path must be a path, not 7"):
+        make(images, net, 7)
+    assert calls == [] and list(tmp_path.iterdir()) == []
+
+
+def test_images_in_object_storage_need_a_path(
+    images: cerebro.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside their copy is the cache, which removes what no process uses."""
+    pytest.importorskip("fsspec")
+    monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(images.path, tmp_path / "bucket" / "images")
+    url = f"file://{tmp_path}/bucket/images"
+    stored = cerebro.Dataset(url).with_transforms(images.transforms)
+    net = make_net()
+    calls = counted(net)
+    for view in (stored, stored.split(0.5, 0.5)[0]):
+        with pytest.raises(cerebro.InputError, match=rf"storage \({url}\).*: give path="):
+            make(view, net, None)
+    assert calls == []
+    made = make(stored, net, tmp_path / "made")
+    assert made.path == tmp_path / "made"
+    assert made.checksum == make(images, net, tmp_path / "here").checksum
+    folders = [path.name for path in (tmp_path / "cache" / "data").iterdir() if path.is_dir()]
+    assert folders == [cerebro.Dataset(url).checksum]
+
+
+# --- the disk ---------------------------------------------------------------------
+
+ROW_BYTES = 8 + 4 * 36 * 4 + 6 * 4  # y and both layers
+SHARD_ROWS = 14, 13, 13
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let the disk have so many free bytes, as far as one asks."""
+    usage = shutil.disk_usage("/")
+
+    def set_free(nbytes: int) -> None:
+        monkeypatch.setattr(
+            "cerebro.data.derive.shutil.disk_usage", lambda _: usage._replace(free=nbytes)
+        )
+
+    return set_free
+
+
+def test_a_full_disk_is_found_before_the_first_shard(
+    images: cerebro.Dataset, tmp_path: Path, free: Callable[[int], None]
+) -> None:
+    free(ROWS * ROW_BYTES - 1)
+    with pytest.raises(cerebro.InputError, match=r"columns take 24.3 kB, but .* has room for 24.3"):
+        make(images, make_net(), tmp_path / "made")
+    assert list(tmp_path.iterdir()) == []
+    free(ROWS * ROW_BYTES)
+    assert make(images, make_net(), tmp_path / "made").num_rows == ROWS
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_finished_shards_need_no_more_room(
+    images: cerebro.Dataset, tmp_path: Path, free: Callable[[int], None], damaged: bool
+) -> None:
+    whole = make(images, make_net(), tmp_path / "whole").checksum
+    net = make_net()
+    calls = counted(net)
+
+    def stop(*_: Any) -> None:
+        if len(calls) == 7:  # two passes for halves, two for the first rows, one for each shard
+            raise KeyboardInterrupt
+
+    handle = net.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        make(images, net, tmp_path / "made")
+    (part,) = tmp_path.glob(".made.part-*")
+    if damaged:
+        file = part / "shard-00001" / "4.npy"
+        file.write_bytes(file.read_bytes()[:-1] + b"!")
+    missing = SHARD_ROWS[1:] if damaged else SHARD_ROWS[2:]
+    calls.clear()
+    free(sum(missing) * ROW_BYTES - 1)
+    with pytest.raises(cerebro.InputError, match=r"shards that are missing take .* has room for"):
+        make(images, net, tmp_path / "made")
+    assert len(calls) == 4
+    calls.clear()
+    handle.remove()
+    free(sum(missing) * ROW_BYTES)
+    made = make(images, net, tmp_path / "made")
+    assert len(calls) == 4 + len(missing) and made.checksum == whole
+
+
+# --- refused ----------------------------------------------------------------------
 
 
 class Scaled(nn.Module):
@@ -246,6 +357,20 @@ def test_bad_arguments(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_budget_is_checked_for_an_empty_folder_and_before_the_network_runs(
+    images: cerebro.Dataset, tmp_path: Path
+) -> None:
+    net = nn.Sequential(nn.ReLU())
+    with pytest.raises(cerebro.InputError, match="more than the budget of 1 kB"):
+        make(images, net, tmp_path, layers=["0"], budget="1kB")
+    calls = counted(net)
+    with pytest.raises(cerebro.InputError, match="give bytes, or a text such as '20GB'"):
+        make(images, net, tmp_path, layers=["0"], budget="much")
+    assert calls == [] and list(tmp_path.iterdir()) == []
+    made = make(images, net, tmp_path, layers=["0"])
+    assert make(images, net, made.path, layers=["0"], budget="1kB").path == made.path  # it exists
+
+
 def test_arrays_are_no_images() -> None:
     net, arrays = nn.ReLU(), {"x": np.zeros((4, 2), np.float32)}
     with pytest.raises(cerebro.InputError, match="not dict: write arrays"):
@@ -319,6 +444,82 @@ def test_plan_features(images: cerebro.Dataset) -> None:
     assert none.keep == () and none.seconds == none.seconds_without
     with pytest.raises(cerebro.InputError, match="'5' is not one of the layers"):
         cerebro.torch.plan_features(images, make_net(), trials={"5": 1}, **options)
+
+
+class Gpu:
+    """A GPU that works only while it is waited for, and a clock that goes only then."""
+
+    def __init__(self) -> None:
+        self.now, self.queued = 0.0, 0.0
+
+    def launch(self, seconds: float) -> None:
+        self.queued += seconds
+
+    def synchronize(self, device: Any) -> None:
+        assert str(device) == "cuda:1"
+        self.now, self.queued = self.now + self.queued, 0.0
+
+
+class Launched(nn.Module):
+    """A layer that returns at once, but keeps the GPU busy for some seconds."""
+
+    def __init__(self, gpu: Gpu, seconds: float) -> None:
+        super().__init__()
+        self.gpu, self.seconds = gpu, seconds
+
+    def forward(self, x: Any) -> Any:
+        self.gpu.launch(self.seconds)
+        return x
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A stand-in for the GPU that all trunks are said to be on."""
+    gpu = Gpu()
+    clock = SimpleNamespace(perf_counter=lambda: gpu.now)
+    monkeypatch.setattr(trunk, "time", clock)
+    monkeypatch.setattr(feature_plan, "time", clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", gpu.synchronize)
+    monkeypatch.setattr(trunk.Trunk, "device", "cuda:1")
+    return gpu
+
+
+def test_a_layer_on_a_gpu_is_timed_until_it_is_computed(gpu: Gpu) -> None:
+    net = nn.Sequential(Launched(gpu, 2.0), Launched(gpu, 3.0), Launched(gpu, 4.0))
+    timed = trunk.Trunk(net, ["1", "0"], "x", 1)
+    gpu.launch(100.0)  # by others, before the pass
+    timed.measure({"x": torch.zeros(4, 2)}, timed=True)
+    assert timed.order == ["0", "1"] and timed.seconds == {"0": 2.0, "1": 5.0}
+
+
+def test_a_plan_for_a_gpu_counts_its_work(
+    images: cerebro.Dataset, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Loading:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            gpu.launch(7.0)  # the copy to the GPU
+            yield {"x": torch.zeros(10, 2)}
+
+    monkeypatch.setattr(
+        feature_plan,
+        "derivation",
+        lambda *_, **options: SimpleNamespace(batches=lambda rows, shard, copy: Loading()),
+    )
+    net = nn.Sequential(Launched(gpu, 2.0), Launched(gpu, 3.0), Launched(gpu, 90.0))
+    plan = cerebro.torch.plan_features(images, net, layers=["0", "1"], trials=1, epochs=1)
+    passes = ROWS / 10
+    assert {name: cost.compute for name, cost in plan.layers.items()} == {
+        "0": (7.0 + 2.0) * passes,
+        "1": (7.0 + 2.0 + 3.0) * passes,
+    }
+    assert plan.seconds_without == 21.0 * passes
+
+
+def test_a_network_on_the_cpu_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("there is no GPU"))
+    timed = trunk.Trunk(make_net(), ["4", "0"], "x", 1)
+    timed.measure({"x": torch.zeros(4, 3, 6, 6)}, timed=True)
+    assert timed.order == ["0", "4"] and 0 < timed.seconds["0"] < timed.seconds["4"]
 
 
 # --- columns that are read --------------------------------------------------------
