@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 CORES = 2
+WATCH_PAUSE = 100
+"""The pause between two samples of memory, as a multiple of the processor time of one."""
 TEMPORARY = "temporary-folder"
 """A file in a cell's folder that names its other folder."""
 Cell = Callable[[Path, Any], None]
@@ -117,10 +119,14 @@ class _Watch(threading.Thread):
         self.seen: dict[int, str] = {}
 
     def run(self) -> None:
-        while not self._over.wait(self._every):
+        pause = self._every
+        while not self._over.wait(pause):
+            before = time.thread_time()
             for process in processes_below(self._root):
                 self.seen.setdefault(process, _birth(process))
             self.peak = max(self.peak, tree_bytes(self._root))
+            # A sample takes longer the more processes there are, and must not slow them down.
+            pause = max(self._every, WATCH_PAUSE * (time.thread_time() - before))
 
     def end(self) -> None:
         """End the thread and every remaining process of the tree."""
