@@ -18,6 +18,7 @@ def idle_advice(
     *,
     folds: int | None = None,
     devices: Sequence[str] = (CPU,),
+    elsewhere: bool = False,
 ) -> str | None:
     """Return how many workers are idle and what would use them; None if all have work.
 
@@ -27,12 +28,14 @@ def idle_advice(
         The most trials that train at a time, counting each fold; None: unknown.
     threads
         The current number of threads of each worker.
+    elsewhere
+        Whether an executor has the workers. Their nodes may have no cores for more threads.
     """
     if at_once is None or not 0 < at_once < workers:
         return None
     cures = []
     more = workers * threads // at_once
-    if more > threads and not are_gpus(devices):
+    if more > threads and not are_gpus(devices) and not elsewhere:
         cures.append(f"threads={more} with workers={at_once}")
     if folds is None:
         cures.append("folds (validation=cerebro.KFold(...))")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.api.settings import check_callbacks, check_executor, devices_of
-from cerebro.api.workers import worker_count
+from cerebro.api.workers import own_workers, worker_count
 from cerebro.arguments import RESUME, answers, users_level, whole_number
 from cerebro.callbacks import Mirror
 from cerebro.coordinator.conduct import conduct, same_call
@@ -86,8 +86,9 @@ def resume(
         The numbers of the trials to continue, whatever their status. Default: all that have not
         ended and, if `epochs` is higher than before, also the finished ones.
     workers
-        The number of worker processes, 0 for none. Default: as many as the run had. The number of
-        compute threads does not change, because it affects the bits.
+        The number of worker processes, 0 for none. Default: as many as the run had. With
+        `executor`, give the number to the executor. The number of compute threads does not change,
+        because it affects the bits.
     callbacks, progress, executor
         As for `cerebro.search`.
 
@@ -105,6 +106,7 @@ def resume(
         As for `cerebro.search`.
     """
     refuse("cerebro.resume")
+    workers = own_workers(workers, executor)
     if isinstance(run, str) and is_url(run):
         run, callbacks = downloaded(run, callbacks)
     if isinstance(run, Result):
@@ -123,7 +125,8 @@ def resume(
         if is_over(saved, request):
             tidy(saved)
             return Result(path, build=build)
-        announce(progress, workers if isinstance(workers, int) else saved.settings["workers"])
+        as_before = executor is None and workers is None
+        announce(progress, saved.settings["workers"] if as_before else workers)
         settings = settings_of(
             saved,
             build=build,

@@ -27,7 +27,7 @@ from cerebro.api.settings import (
     resolve_mode,
     seconds_per_unit,
 )
-from cerebro.api.workers import worker_count
+from cerebro.api.workers import own_workers, worker_count
 from cerebro.arguments import SEARCH, answers, one_of, real_number, users_level, whole_number
 from cerebro.coordinator.conduct import conduct, run_context
 from cerebro.coordinator.searcher_record import describe
@@ -204,7 +204,7 @@ def search(
         The number of trials that train at the same time, for adaptive searchers.
     workers
         The number of worker processes; 0 trains in this process. Default: one per `threads` cores,
-        or `workers_per_device` for each GPU.
+        or `workers_per_device` for each GPU. With `executor`, give the number to the executor.
     threads
         The number of compute threads per worker, even with ``workers=0``. It changes the bits of
         the states.
@@ -293,8 +293,8 @@ def search(
     goes_on = if_exists == "resume" and (folder / FILE).exists()
     the_space, the_searcher = as_space(space), make_searcher(searcher)
     the_threads = whole_number("threads", threads, 1, MAX_THREADS)
-    if workers is None:
-        workers = getattr(executor, "workers", None)
+    workers = own_workers(workers, executor)
+    is_known = executor is None or workers is not None
     the_devices = devices_of(devices, workers_per_device, executor)
     by_itself = executor is None and named(devices) == ["auto"]
     before = SavedRun(folder).settings if goes_on else None
@@ -343,7 +343,11 @@ def search(
         searcher_class=describe(the_searcher),
         points=check_points(points),
     )
-    announce(progress, the_workers, None if goes_on else _idle_advice(settings, the_searcher))
+    if is_known:
+        advice = None if goes_on else _idle_advice(settings, the_searcher)
+        announce(progress, the_workers, advice)
+    else:
+        announce(progress, None)
     if executor is None and the_devices == (CPU,):  # they start while the search is prepared
         loaded = [name for name in ("torch",) if name in sys.modules]
         warm_workers.start_early(the_threads, [None] * the_workers, loaded)
@@ -368,6 +372,7 @@ def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:
         settings.threads,
         folds=folds,
         devices=settings.devices,
+        elsewhere=settings.executor is not None,
     )
 
 

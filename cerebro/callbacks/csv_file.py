@@ -19,7 +19,8 @@ class CSV(Observer):
     """Write a CSV file with a row for each epoch of each trial.
 
     The columns are ``trial``, ``epoch`` (from 0), ``seconds``, ``state_hash``, the metrics, and the
-    settings as ``config.lr``. The file is complete after every epoch. When a run is resumed, the
+    settings as ``config.lr``. The file is complete after every epoch, and is made at the first one
+    if it is in the run's folder. When a run is resumed, the
     file is written again from the run's record.
 
     Parameters
@@ -42,13 +43,15 @@ class CSV(Observer):
         self._target = Path(run.path) / "metrics.csv" if self.path is None else self.path
         self._columns = dict.fromkeys(FIRST)
         self._rows = [_row(trial, epoch) for trial in run.trials for epoch in trial.history]
-        self._write_all()
+        if self._rows or self.path is not None:
+            self._write_all()
+        # Otherwise later: a new search replaces a run that has only the run's own files.
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
         """Append the epoch's row."""
         row = _row(trial, trial.history[-1])
         self._rows.append(row)
-        if row.keys() <= self._columns.keys():
+        if self._file is not None and row.keys() <= self._columns.keys():
             csv.DictWriter(self._file, list(self._columns)).writerow(row)
             self._file.flush()
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,12 @@ from cerebro.machine.imports import import_extra
 from cerebro.machine.mappings import flatten
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "diverged": "FAILED"}
-RUN, TRIAL = "cerebro.run", "cerebro.trial"
-"""The tags by which a resumed search finds its runs."""
+RUN, SEARCH, TRIAL = "cerebro.run", "cerebro.search", "cerebro.trial"
+"""The tags by which a resumed search finds its runs.
+
+`RUN` has the search's id in all of them, `SEARCH` only in the search's own, `TRIAL` the number in a
+trial's.
+"""
 
 
 class MLflow(Observer):
@@ -61,7 +65,7 @@ class MLflow(Observer):
         self._name = Path(run.path).name
         self._metric = run.metric
         self._children = {}
-        self._parent = self._run({}, self._name)
+        self._parent = self._search_run()
         self._log_params(self._parent, run.settings)
         self._client.set_tag(self._parent, "cerebro.path", os.fspath(Path(run.path).absolute()))
 
@@ -105,16 +109,36 @@ class MLflow(Observer):
             self._log_params(run, trial.config)
         return self._children[trial.number]
 
+    def _search_run(self) -> str:
+        """Return the id of the search's own run."""
+        tags = {SEARCH: self._id}
+        if next(self._found(tags), None) is None:
+            # Earlier versions gave it only the tag that its trials have, too.
+            for found in self._found({RUN: self._id}):
+                if TRIAL not in found.data.tags:
+                    self._client.set_tag(found.info.run_id, SEARCH, self._id)
+                    break
+        return self._run(tags, self._name)
+
     def _run(self, tags: Mapping[str, str], name: str) -> str:
         """Return the id of the run with these tags; a run before a resume may have created it."""
         tags = {RUN: self._id, **tags}
-        wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
-        for found in self._client.search_runs([self._experiment], wanted):
-            if len(tags) > 1 or TRIAL not in found.data.tags:
-                self._client.update_run(found.info.run_id, status="RUNNING")
-                return str(found.info.run_id)
+        for found in self._found(tags):
+            self._client.update_run(found.info.run_id, status="RUNNING")
+            return str(found.info.run_id)
         made = self._client.create_run(self._experiment, tags=tags, run_name=name)
         return str(made.info.run_id)
+
+    def _found(self, tags: Mapping[str, str]) -> Iterator[Any]:
+        """Yield the runs with these tags, newest first; MLflow returns them in pages."""
+        wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+        token = None
+        while True:
+            page = self._client.search_runs([self._experiment], wanted, page_token=token)
+            yield from page
+            token = page.token
+            if not token:
+                return
 
     def _log_params(self, run: str, values: Mapping[str, Any]) -> None:
         from mlflow.entities import Param

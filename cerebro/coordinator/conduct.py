@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ def conduct(
                 fetch_data(settings, session.progress)
             # Fail before a file is made if something cannot be sent to workers.
             workers = list(executor.start(context))
+            if settings.executor is not None and getattr(executor, "workers", None) is None:
+                # Only now is it known how many there are.
+                settings = replace(settings, workers=len(workers))
             if previous is None:
                 session.opened, restored = make_run(settings), None
             else:

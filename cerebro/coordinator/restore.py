@@ -30,6 +30,7 @@ import cerebro._core as _core
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.errors import CorruptDataError
 from cerebro.machine.files import read_bytes
+from cerebro.report import format as fmt
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import OwnedRun, claim_state_dir, make_folders
 from cerebro.run.owner import Owner
@@ -361,7 +362,7 @@ def open_again(
     try:
         restored = restore(saved, store, context, previous.request)
         process = owner.process
-        text = f"by {process}, with {settings.workers} workers"
+        text = f"by {process}, with {fmt.counted(settings.workers, 'worker')}"
         with store.group():
             store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
             for key, value in (

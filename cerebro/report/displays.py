@@ -85,8 +85,9 @@ def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
     return showing
 
 
-def announce(display: Any, workers: int, advice: str | None = None) -> None:
-    """Show that workers start, in a display from `shows_progress`."""
-    if workers:
+def announce(display: Any, workers: int | None, advice: str | None = None) -> None:
+    """Show that workers start, in a display from `shows_progress`; None: an unknown number."""
+    if workers != 0:
+        count = "workers" if workers is None else fmt.counted(workers, "worker")
         more = f" ({advice})" if advice else ""
-        display.phase(f"starting {fmt.counted(workers, 'worker')}{more}")
+        display.phase(f"starting {count}{more}")

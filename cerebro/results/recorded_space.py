@@ -8,7 +8,15 @@ from typing import Any
 from cerebro.errors import InputError
 from cerebro.report.ranges import Range, is_number
 from cerebro.space import Space
-from cerebro.space.dimensions import Choice, Dimension, Integer, LogUniform, Uniform, path_name
+from cerebro.space.dimensions import (
+    Choice,
+    Dimension,
+    Integer,
+    LogUniform,
+    Normal,
+    Uniform,
+    path_name,
+)
 from cerebro.space.tune_dimensions import Quantized
 
 
@@ -37,7 +45,12 @@ def _space(recorded: Mapping[str, Any] | None) -> Space | None:
 
 def _range(dimension: Dimension) -> Range | None:
     if isinstance(dimension, Quantized):
-        return _range(dimension.inner)
+        inner = dimension.inner
+        if isinstance(inner, Normal):
+            return None
+        scale = dimension.q if isinstance(inner, Integer) else 1
+        low, high = (dimension.nearest(end * scale) for end in (inner.low, inner.high))
+        return Range(low, high, is_log=isinstance(inner, LogUniform) or inner.log)
     if isinstance(dimension, LogUniform):
         return Range(dimension.low, dimension.high, is_log=True)
     if isinstance(dimension, Uniform):

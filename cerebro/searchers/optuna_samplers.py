@@ -17,7 +17,7 @@ from cerebro.machine.flags import compute_settings
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
 from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion, needs_end
 from cerebro.searchers.optuna_terms import Parameters, import_optuna, quiet
-from cerebro.space import Node, path_name
+from cerebro.space import Node
 
 if TYPE_CHECKING:
     import optuna
@@ -93,7 +93,7 @@ class SamplerSearch(AdaptiveSearcher):
 
             config = self._space.fill(point, choose)
             for node in self._space.nodes:  # the sampler also receives the point's values
-                if node.applies(config) and path_name(node.path) in given:
+                if node.varies and node.applies(config) and parameters.name(node) in given:
                     parameters.suggest(asked, node)
         self._asked[trial] = asked
         self._next += 1

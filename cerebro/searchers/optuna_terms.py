@@ -56,15 +56,34 @@ class Parameters:
         self._nodes = [
             node for node in space.nodes if node.varies and not isinstance(node.dimension, left_out)
         ]
-        # Conditional dimensions with the same name may differ, so each has its own distribution.
         self._kinds = {
             id(node): distribution(optuna, path_name(node.path), node.dimension)
             for node in self._nodes
         }
+        self._names = {id(node): self._name(node) for node in self._nodes}
+
+    def name(self, node: Node) -> str:
+        """Return a node's name for Optuna."""
+        return self._names[id(node)]
+
+    def _name(self, node: Node) -> str:
+        """Return a node's path, with its conditions if another node there has other values.
+
+        In a study, a name has one distribution.
+        """
+        kind, name = self._kinds[id(node)], path_name(node.path)
+        beside = [other for other in self._nodes if other.path == node.path]
+        if all(self._kinds[id(other)] == kind for other in beside):
+            return name
+        conditions = (
+            f"{path_name(condition.path)}={' or '.join(map(str, condition.values))}"
+            for condition in node.conditions
+        )
+        return f"{name} if {', '.join(conditions)}"
 
     def suggest(self, trial: Any, node: Node) -> Any:
         """Let an Optuna trial choose a node's value; return the value for the configuration."""
-        name, kind = path_name(node.path), self._kinds[id(node)]
+        name, kind = self.name(node), self._kinds[id(node)]
         dimension = node.dimension
         if isinstance(dimension, Choice):
             chosen = trial.suggest_categorical(name, kind.choices)
@@ -78,7 +97,8 @@ class Parameters:
         """Yield each node in a configuration with its value for Optuna and its distribution."""
         for node in self._nodes:
             there, value = value_at(config, node.path)
-            if there:
+            is_alone = self.name(node) == path_name(node.path)
+            if there and (is_alone or node.applies(config)):
                 yield node, storable(value), self._kinds[id(node)]
 
     def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -86,8 +106,7 @@ class Parameters:
         params, kinds = {}, {}
         for node, value, kind in self.values(config):
             if contains(kind, value):
-                params[path_name(node.path)] = value
-                kinds[path_name(node.path)] = kind
+                params[self.name(node)], kinds[self.name(node)] = value, kind
         return params, kinds
 
 

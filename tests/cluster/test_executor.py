@@ -21,6 +21,8 @@ from cerebro.cluster import executor as module  # noqa: E402
 from cerebro.cluster.placement import Pace  # noqa: E402
 from cerebro.cluster.supply import EVERYWHERE  # noqa: E402
 from cerebro.data.cache import Cache  # noqa: E402
+from cerebro.errors import InputError  # noqa: E402
+from cerebro.ray.cluster.connection import connect  # noqa: E402
 
 STATE_BYTES = 8 * ballast.BALLAST + 10_000
 """More than a state of `ballast.Model` has."""
@@ -319,3 +321,13 @@ def test_tunes_trials_train_on_all_nodes(cluster, data, tmp_path):
         trial = searched.trials[result.metrics["cerebro_trial"]]
         assert result.metrics["state_hash"] == trial.state_hash
     assert {unit["worker"] for unit in run.units()} == {0, 1, 2}
+
+
+def test_a_process_joins_again_at_the_address_of_localhost(cluster):
+    """Ray has the node's own address for it, with which the second call compares."""
+    port = cluster.address.rpartition(":")[2]
+    for host in ("localhost", "127.0.0.1"):
+        first, second = (connect(f"{host}:{port}", None) for _ in range(2))
+        assert first == second and not second.is_ours
+    with pytest.raises(InputError, match="this process belongs to the Ray cluster at"):
+        connect("localhost:1", None)

@@ -85,7 +85,7 @@ class StrikeAll(Strike):
         super().on_unit_end(trial, metrics)
 
 
-def search(folder, data, *, callbacks=(), workers=0, **settings):
+def search(folder, data, *, callbacks=(), workers=None, **settings):
     """The search with which tests compare undisturbed, struck and resumed runs."""
     defaults = {
         "epochs": EPOCHS,
@@ -96,6 +96,8 @@ def search(folder, data, *, callbacks=(), workers=0, **settings):
         "progress": False,
     }
     settings = defaults | settings
+    if workers is None and settings.get("executor") is None:
+        workers = 0
     if "folds" in settings:
         settings["validation"] = cerebro.KFold(
             settings.pop("folds"), seed=settings.pop("folds_seed", 0)

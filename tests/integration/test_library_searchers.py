@@ -105,6 +105,38 @@ def everything(result):
     ]
 
 
+@pytest.mark.parametrize("name", ["tpe", "gp"])
+def test_samplers_of_optuna_search_a_name_that_differs_by_condition(data, tmp_path, name):
+    for package in NEEDS[name]:
+        pytest.importorskip(package)
+    space = {
+        "lr": cerebro.loguniform(0.003, 0.5),
+        "kind": ["a", "b"],
+        "if a": cerebro.when("kind", "a", {"width": [8, 16], "rate": cerebro.uniform(0, 1)}),
+        "if b": cerebro.when(
+            "kind", "b", {"width": [32, 64], "rate": cerebro.loguniform(0.01, 10.0)}
+        ),
+    }
+    point = {"lr": 0.1, "kind": "b", "width": 64, "rate": 5.0}
+    settings = {"epochs": 1, "n_trials": 14, "validation": 0.25, "workers": 0, "seed": 3}
+
+    def run(folder, points):
+        result = cerebro.search(
+            LeastSquares, space, data, searcher=name, points=points, batch_size=10,
+            run=folder, progress=False, **settings,
+        )  # fmt: skip
+        return [trial.config for trial in result.trials]
+
+    configs = run(tmp_path / "run", [point])
+    assert configs[0] == point
+    for config in configs:
+        assert config["width"] in ([8, 16] if config["kind"] == "a" else [32, 64])
+        low, high = (0, 1) if config["kind"] == "a" else (0.01, 10.0)
+        assert low <= config["rate"] <= high
+    assert {config["kind"] for config in configs} == {"a", "b"}
+    assert run(tmp_path / "again", [point]) == configs
+
+
 @pytest.mark.parametrize("name", SEARCHERS)
 def test_the_same_search_with_any_number_of_workers(data, tmp_path, name):
     found = [

@@ -83,11 +83,13 @@ def connect(address: str | None, cpus: float | None) -> Connection:
                 ray.init(address=address, **options)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
                 raise _no_cluster(address, error) from error
-    elif address not in (None, "auto") and address != ray.get_runtime_context().gcs_address:
-        raise InputError(
-            f"address={address!r}, but this process belongs to the Ray cluster at "
-            f"{ray.get_runtime_context().gcs_address}: leave address= out, or call ray.shutdown()"
-        )
+    elif address is not None and address != "auto":
+        joined = ray.get_runtime_context().gcs_address
+        if not _is_same(address, joined):
+            raise InputError(
+                f"address={address!r}, but this process belongs to the Ray cluster at {joined}: "
+                "leave address= out, or call ray.shutdown()"
+            )
     node = ray.get_runtime_context().get_node_id()
     return Connection(ray, node, began and address == "local")
 
@@ -123,6 +125,37 @@ def _check_reachable(address: str) -> None:
         ) from None
     except OSError as error:
         raise _no_cluster(address, error) from None
+
+
+def _is_same(address: str, joined: str) -> bool:
+    """Return whether an address is that of the joined cluster; Ray replaces ``localhost`` in it."""
+    if address == joined:
+        return True
+    host, _, port = address.rpartition(":")
+    joined_host, _, joined_port = joined.rpartition(":")
+    return port == joined_port and not _ips(host).isdisjoint(_ips(joined_host))
+
+
+def _ips(host: str) -> set[str]:
+    """Return a host's IP addresses, of which all of this machine count as one."""
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return {host}
+    return {
+        "localhost" if _is_here(family, place) else str(place[0])
+        for family, _, _, _, place in found
+    }
+
+
+def _is_here(family: int, place: Any) -> bool:
+    """Return whether an IP address is this machine's: a socket can be bound only to such a one."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as bound:
+            bound.bind(place)
+    except OSError:
+        return False
+    return True
 
 
 def _expect_grpc(connection: socket.socket) -> None:

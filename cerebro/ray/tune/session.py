@@ -154,7 +154,7 @@ class Session:
                     epochs=work.epochs or UNKNOWN_EPOCHS,
                     validation=work.validation,
                     searcher=requested,
-                    workers=work.workers,
+                    workers=work.workers if work.executor is None else None,
                     threads=work.threads,
                     width=WIDTH,
                     run=self._folder,

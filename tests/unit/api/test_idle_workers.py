@@ -26,6 +26,9 @@ def test_workers_without_a_trial_are_counted_and_cures_fit() -> None:
     )
     gpus = idle_advice(1, 2, 1, devices=("cuda:0", "cuda:1"))
     assert gpus is not None and "threads" not in gpus
+    assert idle_advice(3, 8, 1, folds=5, elsewhere=True) == (  # nodes may have few cores
+        "3 trials train at a time on 8 workers: 5 idle. More trials would use them"
+    )
 
 
 @pytest.fixture

@@ -131,6 +131,24 @@ def test_csv(data: cerebro.Dataset, tmp_path: Path) -> None:
     assert {"train_loss", "val_loss", "seconds"} <= rows[0].keys()
 
 
+def test_csv_does_not_keep_a_run_without_epochs_from_being_replaced(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    def broken(config: Any) -> Any:
+        raise ValueError("a mistake")
+
+    def run(model: Any) -> cerebro.Result:
+        return cerebro.search(
+            model, SPACE, data, searcher="grid", epochs=1, batch_size=16, validation=0.25,
+            workers=0, callbacks=[CSV()], run=tmp_path / "run", progress=False,
+        )  # fmt: skip
+
+    with pytest.raises(cerebro.RunError, match="a mistake"):
+        run(broken)
+    result = run(build)
+    assert written(tmp_path / "run" / "metrics.csv") == expected(result)
+
+
 def test_csv_of_a_resumed_run(data: cerebro.Dataset, tmp_path: Path) -> None:
     interrupted(data, tmp_path / "run", CSV(tmp_path / "log.csv"))
     assert len(rows_of(tmp_path / "log.csv")) == 3
@@ -231,6 +249,43 @@ def test_mlflow(data: cerebro.Dataset, tmp_path: Path, mlflow_uri: str) -> None:
         assert points == {
             (e["epoch"] + 1, e["metrics"]["loss"]) for e in result.trials[number].history
         }
+
+
+@pytest.mark.parametrize("version", ["this", "an earlier one"])
+def test_mlflow_continues_the_searchs_run_from_a_later_page(
+    data: cerebro.Dataset,
+    tmp_path: Path,
+    mlflow_uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    version: str,
+) -> None:
+    import mlflow
+
+    every = mlflow.MlflowClient.search_runs
+
+    def one_each_page(client: Any, *given: Any, **more: Any) -> Any:
+        return every(client, *given, **more, max_results=1)
+
+    observer = MLflow(mlflow_uri, "lines")
+    interrupted(data, tmp_path / "run", observer)
+    client = mlflow.MlflowClient(mlflow_uri)
+    experiment = client.get_experiment_by_name("lines").experiment_id
+    before = client.search_runs([experiment])
+    (parent,) = [run for run in before if "cerebro.trial" not in run.data.tags]
+    assert len(before) > 1
+    if version == "an earlier one":
+        client.delete_tag(parent.info.run_id, "cerebro.search")
+    with monkeypatch.context() as small:
+        small.setattr(mlflow.MlflowClient, "search_runs", one_each_page)
+        cerebro.resume(tmp_path / "run", build, callbacks=[observer], progress=False)
+    runs = client.search_runs([experiment])
+    (same,) = [run for run in runs if "cerebro.trial" not in run.data.tags]
+    assert same.info.run_id == parent.info.run_id
+    assert same.data.tags["cerebro.search"] == same.data.tags["cerebro.run"]
+    children = [run for run in runs if run is not same]
+    assert sorted(run.data.tags["cerebro.trial"] for run in children) == ["0", "1", "2"]
+    assert {run.data.tags["mlflow.parentRunId"] for run in children} == {parent.info.run_id}
+    assert all("cerebro.search" not in run.data.tags for run in children)
 
 
 # --- Weights & Biases ---------------------------------------------------------------

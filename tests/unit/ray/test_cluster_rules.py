@@ -8,6 +8,7 @@ import os
 import pickle
 import select
 import shutil
+import socket
 import sys
 import threading
 from concurrent.futures import Future
@@ -30,8 +31,8 @@ from cerebro.data.placed import PlacedDataset, write_view
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
 from cerebro.machine.wake_pipe import WakePipe
-from cerebro.ray.cluster import autoscaler
-from cerebro.ray.cluster.connection import ClusterNode, _no_cluster, cause_of, spread
+from cerebro.ray.cluster import autoscaler, connection
+from cerebro.ray.cluster.connection import ClusterNode, _no_cluster, cause_of, connect, spread
 from cerebro.ray.cluster.executor import RayAgent
 
 # --- which shards lie where ---------------------------------------------------------
@@ -233,6 +234,46 @@ def test_a_cluster_that_wants_a_token_is_not_taken_for_a_missing_one():
     error.__cause__ = RuntimeError("InvalidAuthToken: Authentication token is missing")
     told = str(_no_cluster("10.0.0.1:6379", error))
     assert "wants a token" in told and "RAY_AUTH_MODE=token" in told
+
+
+def test_localhost_is_the_address_that_ray_has_for_this_machine(monkeypatch):
+    """Ray replaces localhost by the node's own address when it joins a cluster."""
+    own = ["127.0.0.1", "::1", "10.0.0.5"]
+    names = {"localhost": own[:2], "head": ["10.0.0.5"], "other": ["10.0.0.6"]}
+
+    class Socket:
+        def __init__(self, family, kind): ...
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error): ...
+
+        def bind(self, place):
+            if place[0] not in own:
+                raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    def found(host, port, **options):
+        if host == "nowhere":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, 0, 0, "", (ip, 0)) for ip in names.get(host, [host])]
+
+    joined = SimpleNamespace(gcs_address="10.0.0.5:6379", get_node_id=lambda: "node")
+    ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: joined)
+    monkeypatch.setattr(connection, "import_ray", lambda: ray)
+    monkeypatch.setattr(connection.socket, "getaddrinfo", found)
+    monkeypatch.setattr(connection.socket, "socket", Socket)
+    for host in ("localhost", "127.0.0.1", "[::1]", "head", "10.0.0.5"):
+        assert connect(f"{host}:6379", None) == connection.Connection(ray, "node", False)
+        with pytest.raises(InputError, match=r"belongs to the Ray cluster at 10\.0\.0\.5:6379"):
+            connect(f"{host}:6380", None)
+    for host in ("other", "10.0.0.6", "nowhere"):
+        with pytest.raises(InputError, match=f"address='{host}:6379', but this process belongs"):
+            connect(f"{host}:6379", None)
+    joined.gcs_address = "10.0.0.6:6379"  # of another machine
+    connect("other:6379", None)
+    with pytest.raises(InputError, match=r"belongs to the Ray cluster at 10\.0\.0\.6:6379"):
+        connect("localhost:6379", None)
 
 
 def test_an_executor_is_copied_and_sent_as_it_was_made():
