@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from cerebro.errors import InputError, plainly
 from cerebro.machine.guard import refuse
 from cerebro.results.result import Result, open_run
 from cerebro.results.trial import Trial
+from cerebro.searchers.metrics import known_mode
 from cerebro.space import choice
 
 _KEPT = (
@@ -71,7 +73,9 @@ def refit(
     Returns
     -------
     Result
-        The new run. ``result.best.load()`` returns the model after its last epoch.
+        The new run. ``result.best.load()`` returns the model after its last epoch. Its metric is
+        the search's, measured in training; if the model reports that one only in validation, it is
+        the loss or another metric that the model reports in training.
 
     Raises
     ------
@@ -92,6 +96,7 @@ def refit(
             )
         data = searched.saved.dataset("data")
     settings = searched.settings
+    metric, mode = _ranking_of(chosen, searched.metric, searched.mode)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no validation data", UserWarning)
         return search(
@@ -100,8 +105,8 @@ def refit(
             data,
             epochs=_epochs_of(chosen, searched.select) if epochs is None else epochs,
             n_trials=1,
-            metric="loss",
-            mode="min",
+            metric=metric,
+            mode=mode,
             select="last",
             keep="last",
             run=f"{searched.path}-refit" if folder is None else folder,
@@ -127,6 +132,23 @@ def _trial_of(result: Result, trial: int | Trial | None) -> Trial:
             f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
         )
     return result.trials[number]
+
+
+def _ranking_of(trial: Trial, metric: str, mode: str) -> tuple[str, Any]:
+    """Return a metric that the model reports in training, the search's if possible, and its mode.
+
+    One trial needs no ranking, but `search` refuses a metric that the model does not report, and
+    `Result.best` needs one that is finite.
+    """
+    metrics = trial.metrics
+    trained = [name for name in metrics if math.isfinite(metrics.get(f"train_{name}", math.nan))]
+    own = metric.removeprefix("val_").removeprefix("train_")
+    if own in trained:
+        return own, mode
+    # With folds, there are also standard deviations, which a run without folds lacks. Their names
+    # come after those of their metrics.
+    other = "loss" if "loss" in trained else min(trained, default=own)
+    return other, known_mode(other) or mode
 
 
 def _epochs_of(trial: Trial, select: str) -> int:

@@ -58,7 +58,7 @@ def _outcome(result: Any) -> dict[str, Any]:
     for best in result.top(1):
         outcome["best trial"] = best.number
         outcome["best value"] = fmt.metric_value(best.metrics, result.metric)
-        outcome["best epoch"] = None if best.best_epoch is None else best.best_epoch + 1
+        outcome["best epoch"] = best._selected().epoch + 1  # the one that has the value
         outcome |= {f"best {name}": value for name, value in flatten(best.config).items()}
     return outcome
 

@@ -76,12 +76,12 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
 
 def facts_of(trial: Trial) -> dict[str, str]:
     """Return what a registered model is known by: the tags of its version."""
-    saved = trial.saved
+    saved, selected = trial.saved, trial._selected()
     return {
         "cerebro.run": str(saved.meta["id"]),
         "cerebro.path": str(saved.path.absolute()),
         "cerebro.trial": str(trial.number),
-        "cerebro.epoch": str(trial.best_epoch),
+        "cerebro.epoch": str(None if selected is None else selected.epoch),
         "cerebro.state_hash": str(trial.state_hash),
         "cerebro.data_checksum": str(saved.meta["data_checksum"]),
     }

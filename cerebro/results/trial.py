@@ -123,7 +123,9 @@ class Trial:
     def best_epoch(self) -> int | None:
         """The number of the epoch with the best metric, from 0; None before the first epoch.
 
-        For a fold, it is the epoch with the best mean over all folds.
+        For a fold, it is the epoch with the best mean over all folds. With ``select="last"``,
+        trials are ranked by their last epoch, and `metrics`, `state_hash` and `load` refer to it;
+        ``load(trial.best_epoch)`` loads the state of this one, if the run kept it.
         """
         record = self.record if self._whole is None else self._whole
         return record.best_epoch(self.saved.metric, self.saved.mode)
@@ -190,7 +192,9 @@ class Trial:
         Parameters
         ----------
         epoch
-            ``"best"``, ``"last"`` or the number of an epoch whose state was kept.
+            ``"best"``: the epoch that ranks the trial, to which `metrics` and `state_hash` refer.
+            It is the epoch with the best metric or, in a search with ``select="last"``, the last
+            one. ``"last"``, or the number of an epoch: any other epoch whose state was kept.
         build
             The run's ``build``, if it cannot be imported again.
         fold
@@ -261,6 +265,16 @@ class Trial:
     def state_path(self, epoch: Literal["best", "last"] | int = "best") -> Path:
         """Return the path of a kept state, a safetensors file.
 
+        Parameters
+        ----------
+        epoch
+            As for `load`.
+
+        Returns
+        -------
+        Path
+            The file.
+
         Raises
         ------
         InputError
@@ -273,7 +287,7 @@ class Trial:
     def evaluate(
         self, data: Any = None, *, build: Callable[..., Any] | None = None
     ) -> dict[str, float]:
-        """Return the mean metrics of the best epoch's model over a data set.
+        """Return the model's mean metrics over a data set, after the epoch that ranks the trial.
 
         The evaluation uses the same batches, threads and generators as the run, and a GPU if the
         run used one and this machine has one. For the run's validation data it returns the recorded
@@ -345,7 +359,9 @@ class Trial:
 
     @plainly
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
-        """Return the best epoch's predictions for the rows of a data set, in row order.
+        """Return predictions for the rows of a data set, in row order.
+
+        The model is the one that `load` returns, after the epoch that ranks the trial.
 
         Parameters
         ----------
@@ -386,7 +402,7 @@ class Trial:
     def out_of_fold(self, *, build: Callable[..., Any] | None = None) -> Any:
         """Return predictions for all rows of the run's data, by models that have not seen them.
 
-        Every fold predicts the rows that it held out, after the configuration's best epoch.
+        Every fold predicts the rows that it held out, after the epoch that ranks the configuration.
 
         Parameters
         ----------
@@ -574,6 +590,10 @@ class Trial:
         return batch_size_of(self.config, self.saved.settings["batch_size"])
 
     def _selected(self) -> EpochRecord | None:
+        """Return the epoch that ranks the trial; for a fold, the one that ranks its configuration.
+
+        None before the first epoch.
+        """
         by = self.saved.ranked_by
         if self._whole is not None:
             whole = self._whole.selected(by)
@@ -600,8 +620,8 @@ class Trial:
                 f"trial {self.number} has {folds} folds, each with its own model: use one of "
                 f"them, trial.folds[0] to trial.folds[{folds - 1}], or load(fold=0)"
             )
-        records = self.record.epochs
-        if not records:
+        records, selected = self.record.epochs, self._selected()
+        if selected is None:
             cause = f": {self.error}" if self.error else ""
             raise InputError(f"trial {self.number} has finished no epoch{cause}")
         if isinstance(epoch, str) and epoch not in ("best", "last"):
@@ -609,8 +629,7 @@ class Trial:
         if epoch == "last":
             wanted = records[-1].epoch
         elif epoch == "best":
-            best = self.best_epoch
-            wanted = records[-1].epoch if best is None else best
+            wanted = selected.epoch  # so that `metrics` and `state_hash` are those of the model
         else:
             wanted = whole_number("epoch", epoch, 0)
         found = next((r for r in records if r.epoch == wanted), None)

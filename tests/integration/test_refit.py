@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 from resumable import hashes
@@ -42,6 +45,45 @@ class Model:
 
 def build(config, info):
     return Model(config, info)
+
+
+class Reporting(Model):
+    """Reports what its configuration says; its training loss is best in epoch 1."""
+
+    losses = (3.0, 1.0, 2.0, 4.0)
+
+    def __init__(self, config, info):
+        super().__init__(config, info)
+        self.training, self.validation = config["training"], config["validation"]
+        self.epoch = 0
+
+    def begin_epoch(self, epoch):
+        self.epoch = epoch
+
+    def train_batch(self, batch):
+        return {**dict.fromkeys(self.training, self.losses[self.epoch]), "odd": math.nan}
+
+    def eval_batch(self, batch):
+        return {**dict.fromkeys(self.validation, float(self.epoch)), "odd": 1.0}
+
+    def state_dict(self):
+        return {"w": self.w, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.epoch = state["epoch"]
+
+
+def build_reporting(config, info):
+    return Reporting(config, info)
+
+
+def reporting(data, folder, training, validation, **settings):
+    names = {"training": cerebro.choice([training]), "validation": cerebro.choice([validation])}
+    return cerebro.search(
+        build_reporting, {"lr": 0.1, **names}, data, n_trials=1, validation=cerebro.KFold(2),
+        batch_size=8, workers=0, run=folder, progress=False, **settings,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +165,61 @@ def test_refit_trains_the_best_configuration_on_all_rows(data, tmp_path):
         cerebro.refit(result, 7)
     with pytest.raises(InputError, match="not one of its folds"):
         cerebro.refit(result, result.best.folds[0])
+
+
+def test_the_refitted_model_is_that_of_the_last_epoch(data, tmp_path):
+    result = reporting(data, tmp_path / "run", ["loss"], ["loss"], epochs=4)
+    best = cerebro.refit(result, epochs=4, workers=0, progress=False).best
+    assert [epoch["metrics"]["loss"] for epoch in best.history] == [3.0, 1.0, 2.0, 4.0]
+    assert best.metrics["loss"] == 4.0
+    assert best.load().epoch == 3
+    assert best.evaluate(data) == {"loss": 3.0, "odd": 1.0}
+    np.testing.assert_array_equal(best.predict(data), np.zeros(47))
+    about = json.loads((best.save(tmp_path / "saved") / "model.json").read_text())
+    assert (about["epoch"], about["state_hash"]) == (3, best.state_hash)
+
+
+@pytest.mark.parametrize(
+    ("training", "validation", "searched_by", "ranked_by"),
+    [
+        (["mse"], ["mse"], ("mse", None), ("mse", "min")),
+        (["gain", "loss"], ["gain", "loss"], ("val_gain", "max"), ("gain", "max")),
+        (["gain", "loss"], ["gain", "loss"], ("train_gain", "max"), ("gain", "max")),
+        (["gain", "loss"], ["gain", "loss"], ("gain", "max"), ("gain", "max")),
+        (["loss", "cost"], ["auroc"], ("auroc", None), ("loss", "min")),
+        (["size", "gain"], ["auroc"], ("auroc", None), ("gain", "max")),
+        (["mse"], ["mse"], ("odd", "max"), ("mse", "min")),
+    ],
+    ids=["its own", "val", "train", "own mode", "loss", "any", "finite"],
+)
+def test_refit_ranks_by_a_metric_of_training(
+    data, tmp_path, training, validation, searched_by, ranked_by
+):
+    metric, mode = searched_by
+    result = reporting(
+        data, tmp_path / "run", training, validation, epochs=1, metric=metric, mode=mode
+    )
+    refitted = cerebro.refit(result, workers=0, progress=False)
+    assert (refitted.metric, refitted.mode) == ranked_by
+    assert refitted.best.status == "finished"
+    assert refitted.best.metrics[refitted.metric] == 3.0
+
+
+class Interrupting:
+    def on_unit_end(self, trial, metrics):
+        raise KeyboardInterrupt
+
+
+def test_refit_of_a_trial_without_an_epoch_keeps_the_searchs_metric(data, tmp_path):
+    """Its metrics are not known, but the search's is one that the model should report."""
+    with pytest.raises(KeyboardInterrupt):
+        reporting(
+            data, tmp_path / "run", ["mse"], ["mse"], epochs=1, metric="val_mse",
+            callbacks=[Interrupting()],
+        )  # fmt: skip
+    given = {"trial": 0, "build": build_reporting, "workers": 0, "progress": False}
+    with pytest.raises(InputError, match="trial 0 has finished no epoch: give epochs="):
+        cerebro.refit(tmp_path / "run", **given)
+    refitted = cerebro.refit(tmp_path / "run", epochs=1, **given)
+    assert (refitted.metric, refitted.mode) == ("mse", "min")
+    assert refitted.best.status == "finished"

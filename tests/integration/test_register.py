@@ -49,6 +49,12 @@ def build_named(config):
     return pair(config, {"x": "x", "scale": "scale"})
 
 
+def build_worsening(config):
+    net = torch.nn.Linear(6, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"], maximize=True)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+
+
 class Mean:
     framework = "numpy"
 
@@ -86,11 +92,11 @@ def data(tmp_path_factory):
     return cerebro.shard(rows, tmp_path_factory.mktemp("set") / "data", shards=2)
 
 
-def search(data, folder, the_build=build, folds=None):
+def search(data, folder, the_build=build, folds=None, **settings):
     train, valid = data.split(0.75, 0.25)
     return cerebro.search(
         the_build, {"lr": cerebro.loguniform(1e-3, 1e-1)}, train, epochs=2, n_trials=2,
-        validation=folds or valid, batch_size=16, workers=0, run=folder, progress=False,
+        validation=folds or valid, batch_size=16, workers=0, run=folder, progress=False, **settings,
     )  # fmt: skip
 
 
@@ -134,6 +140,19 @@ def test_its_version_says_where_it_comes_from(data, result, client):
     result.register("tagged", alias="champion")
     assert result.register("tagged") == "models:/tagged/3"
     assert int(client.get_model_version_by_alias("tagged", "champion").version) == 2
+
+
+def test_the_last_epoch_is_registered_if_it_ranks_trials(data, tmp_path, client):
+    result = search(data, tmp_path / "worsening", build_worsening, select="last")
+    best, x = result.best, rows_of(data)
+    assert best.best_epoch == 0 and best.epoch == 2
+    address = result.register("worsening")
+    with torch.no_grad():
+        expected = best.load("last").net(x)
+        assert torch.equal(mlflow.pytorch.load_model(address)(x), expected)
+    tags = client.get_model_version("worsening", "1").tags
+    assert tags["cerebro.epoch"] == "1"
+    assert tags["cerebro.state_hash"] == best.history[1]["state_hash"]
 
 
 def test_nothing_is_pickled(result, client):
