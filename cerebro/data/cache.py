@@ -7,8 +7,8 @@
                                                     shards, slots, rows to be sent
     place                                           the folder's identity
 
-A shard gets its name when all of its files have arrived with the checksums of the manifest.
-It is checked again at its first use in every run, like all data.
+A shard gets its name when all of its files have arrived with the checksums of the manifest, and
+are on the disk. It is checked again at its first use in every run, like all data.
 
 To make room for a shard, whole data sets that no process uses are deleted, the least recently
 used first.
@@ -17,6 +17,7 @@ used first.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -95,7 +96,7 @@ class Cache:
         self._changing = threading.Condition()  # guards the next two
         self._scratch: tuple[Path, int] | None = None
         self._pulling: list[threading.Thread] = []
-        self._arriving: dict[tuple[str, int], Path] = {}
+        self._arriving: dict[tuple[str, int], Path] = {}  # each has one folder, the shard's
         self._used: dict[str, int] = {}  # locked descriptors, by data set
         self._limit = cache_limit()
         (folder / "data").mkdir(parents=True, exist_ok=True)
@@ -147,15 +148,15 @@ class Cache:
 
     def receive(self, checksum: str, shard: int, name: str, offset: int, piece: bytes) -> None:
         """Write a piece of one of a shard's files."""
-        folder = self._arriving.get((checksum, shard))
-        if folder is None:
+        arrived = self._arriving.get((checksum, shard))
+        if arrived is None:
             files = self._manifest(checksum).shards[shard].files.values()
             self.make_room(sum(file.bytes for file in files))
-            folder = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
-            self._arriving[checksum, shard] = folder
+            arrived = self._arriving[checksum, shard] = self._arrival(shard)
         if name not in self._manifest(checksum).shards[shard].files:
             raise CorruptDataError(f"shard {shard} has no file {name!r}")
-        fd = os.open(folder / name, os.O_WRONLY | os.O_CREAT, 0o644)
+        path = arrived / shard_folder(shard) / name
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
         with open(fd, "wb") as file:  # noqa: PTH123
             file.seek(offset)
             file.write(piece)
@@ -168,20 +169,49 @@ class Cache:
         CorruptDataError
             If one does not match the manifest.
         """
-        self._place(self._arriving.pop((checksum, shard)), checksum, shard)
-
-    def _place(self, arrived: Path, checksum: str, shard: int) -> None:
-        """Move a shard's folder to its name, if its files match the manifest."""
-        whole = self.data(checksum) / shard_folder(shard)
-        shutil.rmtree(whole, ignore_errors=True)
-        with contextlib.suppress(OSError):  # a different worker on this node was faster
-            arrived.rename(whole)
-        shutil.rmtree(arrived, ignore_errors=True)
+        arrived = self._arriving.pop((checksum, shard))
         try:
-            verify_shard(self.data(checksum), self._manifest(checksum), shard)
+            self._place(arrived, self._manifest(checksum), shard)
+        finally:
+            shutil.rmtree(arrived, ignore_errors=True)
+
+    def _arrival(self, shard: int) -> Path:
+        """Make a folder in scratch with an empty folder for a shard's files."""
+        arrived = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
+        (arrived / shard_folder(shard)).mkdir()
+        return arrived
+
+    def _place(self, arrived: Path, manifest: Manifest, shard: int) -> None:
+        """Move a shard's folder from `arrived` to its name, if its files match the manifest.
+
+        They are compared and synced first: what has a shard's name is whole for all processes,
+        which look without a lock, and after a kill or a power failure.
+        """
+        new = arrived / shard_folder(shard)
+        whole = self.data(manifest.checksum) / shard_folder(shard)
+        try:
+            verify_shard(arrived, manifest, shard)
+        except CorruptDataError as error:  # name the file by the shard, not by its place in scratch
+            raise type(error)(str(error).replace(os.fspath(new), os.fspath(whole))) from None
+        # The files have their names already, so this only syncs them and their folder.
+        durable.publish((new / name, new / name) for name in manifest.shards[shard].files)
+        try:
+            new.rename(whole)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            if not self._is_whole(manifest, shard):  # else a different worker here was faster
+                shutil.rmtree(whole, ignore_errors=True)
+                new.rename(whole)
+        durable.sync_folder(whole.parent)
+
+    def _is_whole(self, manifest: Manifest, shard: int) -> bool:
+        """Return whether a shard is here and matches the manifest."""
+        try:
+            verify_shard(self.data(manifest.checksum), manifest, shard)
         except CorruptDataError:
-            shutil.rmtree(whole, ignore_errors=True)
-            raise
+            return False
+        return True
 
     def pull(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
         """Copy shards of a data set here from object storage; return the number of bytes.
@@ -238,50 +268,47 @@ class Cache:
                 time.sleep(TURN_SECONDS)
 
     def _pull(self, objects: Objects, manifest: Manifest, shard: int) -> int:
-        folder = Path(tempfile.mkdtemp(prefix="arriving-", dir=self.scratch()))
+        arrived = self._arrival(shard)
         try:
             for name, file in manifest.shards[shard].files.items():
                 name_there = f"{shard_folder(shard)}/{name}"
                 self._check_open()
                 try:
-                    objects.get(name_there, folder / name)
+                    objects.get(name_there, arrived / name_there)
                 except MissingObjectError as error:
                     raise CorruptDataError(
                         f"{objects.url_of(name_there)} is missing: upload the data set again"
                     ) from error
-                size = (folder / name).stat().st_size
+                size = (arrived / name_there).stat().st_size
                 if size != file.bytes:
                     raise CorruptDataError(
                         f"{objects.url_of(name_there)} is cut or altered: it has {size} bytes, not "
                         f"{file.bytes}; upload the data set again"
                     )
-            self._place(folder, manifest.checksum, shard)
+            self._place(arrived, manifest, shard)
         except CorruptDataError as error:
             here = os.fspath(self.data(manifest.checksum))
             raise CorruptDataError(str(error).replace(here, objects.url)) from error
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(arrived, ignore_errors=True)
         return sum(file.bytes for file in manifest.shards[shard].files.values())
 
     def adopt(self, folder: Path, manifest: bytes, shards: Sequence[int] | None = None) -> None:
         """Move a data set here from `scratch`: all of its shards, or some."""
-        checksum = parse_manifest(manifest, os.fspath(folder / FILE_NAME)).checksum
-        have = self.begin(manifest)
-        entries = self._manifest(checksum).shards
+        parsed = parse_manifest(manifest, os.fspath(folder / FILE_NAME))
+        have, entries = self.begin(manifest), parsed.shards
         moved = range(len(entries)) if shards is None else shards
         self.make_room(sum(file.bytes for n in moved for file in entries[n].files.values()))
         for shard in moved:
             if shard not in have:
-                self._place(folder / shard_folder(shard), checksum, shard)
+                self._place(folder, parsed, shard)
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
         """Delete the shards that do not match the manifest."""
-        folder, manifest = self.data(checksum), self._manifest(checksum)
+        manifest = self._manifest(checksum)
         for shard in shards:
-            try:
-                verify_shard(folder, manifest, shard)
-            except CorruptDataError:
-                shutil.rmtree(folder / shard_folder(shard), ignore_errors=True)
+            if not self._is_whole(manifest, shard):
+                shutil.rmtree(self.data(checksum) / shard_folder(shard), ignore_errors=True)
 
     def _manifest(self, checksum: str) -> Manifest:
         path = self.data(checksum) / FILE_NAME

@@ -464,6 +464,7 @@ class Dataset:
         ------
         InputError
             The fractions or the seed are invalid, a column is unsuitable, or a part would be empty.
+            Or this view repeats rows, which could be in several parts; with `groups` they cannot.
         """
         from cerebro.arguments import whole_number
 
@@ -471,6 +472,11 @@ class Dataset:
         seed = whole_number("seed", seed, 0, 2**64 - 1)
         if stratify is not None and groups is not None:
             raise InputError("split takes stratify or groups, not both: choose one")
+        if groups is None and len(bounds) > 1 and any(map(splitting.repeats, self._rows)):
+            raise InputError(
+                "split: this view repeats rows, and the same row could be in several parts: split "
+                "first, then repeat rows of the training part, or give groups="
+            )
         if stratify is not None:
             chosen = splitting.stratified(self._labels(stratify), bounds, seed)
         elif groups is not None:

@@ -46,6 +46,7 @@ from cerebro.data.manifest import (
 from cerebro.data.progress import ByteProgress
 from cerebro.data.rows import Part, part_rows
 from cerebro.data.shard_work import ARRIVING, Arrived, MakesShards, Order, ShardWork
+from cerebro.data.target import is_empty_folder, real_target
 from cerebro.data.unfinished import (
     LOCK,
     finished_shard,
@@ -212,10 +213,11 @@ def write(
         The path already holds something else; the message says what differs. Or the disk has too
         little room.
     """
-    target = path_of("path", path).absolute()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+    given = path_of("path", path).absolute()
+    target = real_target(given)
+    if target.exists() and not is_empty_folder(target):
         _check_same(target, path, made)
-        return target
+        return given
     work, columns = made.work, made.columns
     with part_folder(target, made.fingerprint) as folder, ByteProgress(progress) as meter:
         _remove_arriving(folder)
@@ -230,11 +232,11 @@ def write(
             _check_room(made, missing, folder, target)
         if executor is not None and missing:
             _write_elsewhere(made, executor, threads, folder, target, meter, entries, missing)
-            return target
+            return given
         for shard in missing:
             entries[shard] = _write_here(made, shard, folder, meter)
         _commit(_manifest(made, entries), folder, target)
-    return target
+    return given
 
 
 def rows_of_source(derived: Manifest, view: Any) -> list[Part]:

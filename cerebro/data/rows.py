@@ -113,6 +113,19 @@ def covers(part: Part, other: Part) -> bool:
     return bool(part[0] <= ends[0] and ends[1] < part[1])
 
 
+def repeats(part: Part) -> bool:
+    """Return whether a part has a row more than once; cheap for ranges and ascending rows."""
+    if isinstance(part, tuple) or bool((part[1:] > part[:-1]).all()):
+        return False
+    return len(np.unique(part)) < len(part)
+
+
+def shared(part: Part, other: Part) -> Array:
+    """Return the numbers of the rows that are in both parts."""
+    mine, theirs = (np.arange(*p) if isinstance(p, tuple) else p for p in (part, other))
+    return np.intersect1d(mine, theirs)
+
+
 def part_to_json(part: Part) -> Any:
     """Return ``[start, stop]``, or the row numbers as base64 of zlib of little-endian uint32."""
     if isinstance(part, tuple):

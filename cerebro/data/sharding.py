@@ -1,9 +1,9 @@
 """`shard`: write any source as a data set on disk, completely or not at all.
 
 Everything is written into a temporary folder beside the target, which is renamed at the end: the
-target is complete or absent. The temporary folder holds a file that is locked while its process
-lives; the next `shard` to the same path removes a folder whose lock is free, left by a dead
-process.
+target is complete or absent. If the path is a link, the target is the folder that it leads to. The
+temporary folder holds a file that is locked while its process lives; the next `shard` to the same
+path removes a folder whose lock is free, left by a dead process.
 
 A data set in object storage is made in a folder first, then uploaded (`cerebro.data.upload`).
 """
@@ -40,6 +40,7 @@ from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
+from cerebro.data.target import is_empty_folder, real_target
 from cerebro.data.upload import Upload
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import CerebroError, InputError
@@ -177,20 +178,21 @@ def _made(
 class _Folder:
     """The place of a data set on this machine."""
 
-    def __init__(self, target: Path) -> None:
-        self.target = target
+    def __init__(self, given: Path) -> None:
+        self._given = given  # may be a link, and stays the data set's path
+        self.target = real_target(given)
 
     def is_there(self) -> bool:
         return _is_there(self.target)
 
     def manifest(self) -> Manifest:
-        return read_manifest(self.target)
+        return read_manifest(self._given)
 
     def finish(self) -> None:
         """Do nothing: renaming the folder has finished the data set."""
 
     def opened(self) -> Dataset:
-        return Dataset(self.target)
+        return Dataset(self._given)
 
 
 class _Bucket:
@@ -259,9 +261,7 @@ def _recorded(dtype: Any) -> Any:
 
 def _is_there(target: Path) -> bool:
     """Return whether something exists at the path; an empty folder does not count."""
-    if not target.exists() and not target.is_symlink():
-        return False
-    return not (target.is_dir() and not any(target.iterdir()))
+    return (target.exists() or target.is_symlink()) and not is_empty_folder(target)
 
 
 def _refuse_existing(place: _Folder | _Bucket, path: Any, arguments: Mapping[str, Any]) -> NoReturn:

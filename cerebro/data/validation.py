@@ -22,6 +22,8 @@ from cerebro.errors import InputError, text_of
 
 MAX_FOLDS = 10_000
 
+_ONCE = "give each row once (Dataset.with_sampling trains on some rows more often)"
+
 
 class KFold:
     """Cross-validation: `n` parts of the rows, each held out in turn while training on the others.
@@ -80,7 +82,8 @@ class KFold:
         ------
         InputError
             A column is missing or unsuitable, a class has fewer rows than there are folds, there
-            are fewer groups than folds, or a splitter chooses invalid rows.
+            are fewer groups than folds, or a splitter chooses invalid rows. Or `data` repeats rows,
+            which would be both trained on and held out.
         """
         folds = make_folds(data, self)
         return [folds.of_trial(fold) for fold in range(len(folds))]
@@ -191,13 +194,34 @@ def is_splitter(value: Any) -> bool:
 def make_folds(data: Dataset, given: Any) -> Folds:
     """Return the folds that a `KFold` or a splitter makes of a data set; see `KFold.split`."""
     kfold = given if isinstance(given, KFold) else KFold(given)
+    name = " ".join(repr(kfold.n if is_splitter(kfold.n) else kfold).split())
+    repeated = any(map(splitting.repeats, data._rows))
+    if repeated and kfold.groups is None:
+        raise InputError(
+            f"{name}: this view repeats rows, so that folds would train on rows that they hold "
+            f"out: {_ONCE}, or give groups=, whose rows stay together"
+        )
     if is_splitter(kfold.n):
-        pairs, name = _split_by(kfold.n, data, kfold), repr(kfold.n)
+        pairs = _split_by(kfold.n, data, kfold)
     else:
-        pairs, name = _held_out_in_turn(_fold_of_rows(data, kfold), kfold.n), repr(kfold)
+        pairs = _held_out_in_turn(_fold_of_rows(data, kfold), kfold.n)
     shards = [part for _, part in data._parts()]
     parts = [(select_rows(shards, train), select_rows(shards, held)) for train, held in pairs]
-    return Folds(data, parts, " ".join(name.split()))
+    if repeated:  # a splitter need not keep groups together
+        _check_disjoint(parts, name)
+    return Folds(data, parts, name)
+
+
+def _check_disjoint(parts: Sequence[tuple[list[Part], list[Part]]], name: str) -> None:
+    """Raise InputError if a fold trains on a row that it holds out."""
+    for fold, sides in enumerate(parts):
+        for shard, (train, held) in enumerate(zip(*sides, strict=True)):
+            both = splitting.shared(train, held)
+            if len(both):
+                raise InputError(
+                    f"{name}, fold {fold}: row {both[0]} of shard {shard} is on both sides, "
+                    f"because this view repeats it: {_ONCE}"
+                )
 
 
 # --- by number ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ pytest.importorskip("fsspec")
 import cerebro
 from cerebro.data.cache import PULLING, Cache
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine import durable
 from cerebro.machine import objects as module
 from cerebro.machine.objects import Objects, StorageError
 
@@ -190,6 +192,51 @@ def test_a_cut_or_altered_object_is_refused_by_name(url, tmp_path, cache):
     manifest.write_bytes(manifest.read_bytes()[:-5])
     with pytest.raises(CorruptDataError, match=r"bucket/set/manifest.json"):
         cerebro.Dataset(url)
+
+
+KILLED = """
+import os, signal, sys
+import cerebro
+from cerebro.data import cache
+
+plain = cache.verify_shard
+
+def killed(folder, manifest, shard):
+    if (folder / f"shard-{shard:05d}").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+    plain(folder, manifest, shard)
+
+cache.verify_shard = killed
+cerebro.Dataset(sys.argv[1]).shard(1)
+"""
+
+
+def test_a_kill_before_the_comparison_leaves_no_damaged_shard(url, tmp_path, cache):
+    file = tmp_path / "bucket" / "set" / "shard-00001" / "x.npy"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    done = subprocess.run([sys.executable, "-c", KILLED, url], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert list(cache.glob("data/*/shard-*")) == []
+    with pytest.raises(CorruptDataError, match=r"shard-00001/x\.npy is damaged"):
+        list(cerebro.Dataset(url).batches(8, framework="numpy"))
+
+
+def test_a_shard_gets_its_name_when_it_is_on_the_disk(url, cache, monkeypatch):
+    before, after = set(), set()
+    plain = durable._sync
+
+    def noting(fd):
+        named = list(cache.glob("data/*/shard-00001"))
+        (after if named else before).add(os.fstat(fd).st_ino)
+        plain(fd)
+
+    monkeypatch.setattr(durable, "_sync", noting)
+    cerebro.Dataset(url).shard(1)
+    (whole,) = cache.glob("data/*/shard-00001")
+    names = sorted(file.name for file in whole.iterdir())
+    assert names == ["x.npy", "y.npy"]
+    assert {path.stat().st_ino for path in (whole, *whole.iterdir())} <= before
+    assert after == {whole.parent.stat().st_ino}
 
 
 def test_a_copy_that_is_damaged_here_is_copied_again(url, read, cache):

@@ -120,6 +120,28 @@ def test_bad_splits(
         data.split(*fractions, **options)
 
 
+def test_a_view_that_repeats_rows_is_not_split(data: Dataset) -> None:
+    again = data.select(np.repeat(np.arange(40), 3))
+    for options in ({}, {"stratify": "kind"}):
+        with pytest.raises(InputError) as caught:
+            again.split(0.8, 0.2, **options)
+        assert str(caught.value) == (
+            "split: this view repeats rows, and the same row could be in several parts: split "
+            "first, then repeat rows of the training part, or give groups="
+        )
+    (part,) = again.split(0.5)  # a single part shares its rows with no other
+    assert len(part) == 60
+    # Rows with the same value of a column are in one part, so that repeated ones are as well.
+    first, second = again.split(0.5, 0.5, groups="user")
+    assert not {*ys(first)} & {*ys(second)}
+    assert sorted(ys(first) + ys(second)) == sorted(ys(again))
+    # Without repeats, the order of the rows does not matter.
+    mixed = data.select(np.random.default_rng(0).permutation(ROWS))
+    assert sorted(y for part in mixed.split(0.5, 0.5) for y in ys(part)) == list(range(ROWS))
+    train, _ = data.split(0.8, 0.2, stratify="kind")
+    assert len(train.select(np.repeat(np.arange(len(train)), 2))) == 2 * len(train)
+
+
 def test_a_stratified_split_keeps_proportions(data: Dataset) -> None:
     parts = data.split(0.5, 0.3, 0.2, stratify="kind")
     assert sorted(y for part in parts for y in ys(part)) == list(range(ROWS))

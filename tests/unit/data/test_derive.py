@@ -159,6 +159,27 @@ def test_killed_in_the_middle(images: cerebro.Dataset, tmp_path: Path, damaged: 
     ]
 
 
+def test_a_link_to_an_empty_folder_is_kept(images: cerebro.Dataset, tmp_path: Path) -> None:
+    (tmp_path / "scratch" / "made").mkdir(parents=True)
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "scratch" / "made")
+    parts = []
+
+    def noting(batch: Mapping[str, Any]) -> dict[str, Any]:
+        parts.append(len(parts_of(tmp_path / "scratch")))
+        return sums(batch)
+
+    made = derive(images, link, noting)
+    assert parts[-1] == 1  # on the disk that the link leads to
+    assert link.is_symlink() and made.path == link
+    assert derive(images, link).path == link  # found again
+    cerebro.Dataset(tmp_path / "scratch" / "made").verify()
+    assert parts_of(tmp_path / "scratch") == []
+    (tmp_path / "astray").symlink_to(tmp_path / "gone")
+    with pytest.raises(cerebro.InputError, match=r"astray' is a link to '.*gone', which does not"):
+        derive(images, tmp_path / "astray")
+
+
 def test_an_error_of_the_function_leaves_nothing_finished(
     images: cerebro.Dataset, tmp_path: Path
 ) -> None:

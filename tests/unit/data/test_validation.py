@@ -98,6 +98,32 @@ def test_folds_of_a_view_are_of_its_rows(data: Dataset) -> None:
         assert len(train) + len(view) == 51
 
 
+def test_a_view_that_repeats_rows_has_no_folds(data: Dataset) -> None:
+    again = data.select(np.repeat(np.arange(40), 3))
+    for kfold in (KFold(3), KFold(3, stratify="group"), Splitter(([0, 1], [2]))):
+        with pytest.raises(InputError) as caught:
+            views_of(again, kfold)
+        assert str(caught.value) == (
+            f"{kfold!r}: this view repeats rows, so that folds would train on rows that they hold "
+            "out: give each row once (Dataset.with_sampling trains on some rows more often), or "
+            "give groups=, whose rows stay together"
+        )
+    with pytest.raises(InputError, match="split: this view repeats rows"):
+        views_of(again, 0.2)
+    # Rows of a group stay together, so that repeated ones do; but splitters may ignore groups.
+    for train, view in KFold(3, groups="group").split(again):
+        assert not {*column(train, "n")} & {*column(view, "n")}
+        assert len(train) + len(view) == 120
+    apart = KFold(Splitter(([0, 1, 2], [3, 4, 5])), groups="group").split(again)
+    assert [column(view, "n") for view in apart[0]] == [[n] * 3 for n in column(data, "n")[:2]]
+    with pytest.raises(InputError) as caught:
+        KFold(Splitter(([0, 1], [3]), ([0, 3], [5])), groups="group").split(again)
+    assert str(caught.value) == (
+        "Splitter(), fold 1: row 1 of shard 0 is on both sides, because this view repeats it: "
+        "give each row once (Dataset.with_sampling trains on some rows more often)"
+    )
+
+
 def test_as_many_folds_as_rows(data: Dataset) -> None:
     few = data.select([0, 40, 80])
     assert sizes([view for _, view in KFold(3).split(few)]) == [1, 1, 1]

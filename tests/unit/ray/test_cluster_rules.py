@@ -6,6 +6,7 @@ import copy
 import errno
 import os
 import pickle
+import re
 import select
 import shutil
 import socket
@@ -28,6 +29,7 @@ from cerebro.cluster.states import CARRIED_BYTES, HeldState, HeldStates
 from cerebro.cluster.supply import Supply
 from cerebro.data.cache import Cache
 from cerebro.data.placed import PlacedDataset, write_view
+from cerebro.data.shard_files import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
 from cerebro.machine.wake_pipe import WakePipe
@@ -527,6 +529,54 @@ def test_a_shard_that_was_altered_on_the_way_is_refused(data, tmp_path):
         cache.receive(data._manifest.checksum, 1, "../escape", 0, b"")
 
 
+@pytest.mark.parametrize("way", ["sent", "adopted"])
+def test_a_shard_has_no_name_before_it_is_compared(data, tmp_path, monkeypatch, way):
+    cache = Cache(tmp_path / "cache")
+    manifest = (data.path / "manifest.json").read_bytes()
+    cache.begin(manifest)
+    whole = cache.data(data._manifest.checksum) / "shard-00001"
+    seen = []
+
+    def noting(folder, *rest):
+        seen.append(whole.exists())
+        verify_shard(folder, *rest)
+
+    monkeypatch.setattr("cerebro.data.cache.verify_shard", noting)
+    with pytest.raises(CorruptDataError, match=re.escape(f"{whole}/")):
+        if way == "sent":
+            ship(cache, data, 1, spoil=True)
+        else:
+            made = shutil.copytree(data.path, cache.scratch() / "set")
+            file = made / "shard-00001" / "x.npy"
+            file.write_bytes(file.read_bytes()[:-1] + b"!")
+            cache.adopt(made, manifest, [1])
+    assert seen == [False]
+    assert not whole.exists()
+    cache.close()
+
+
+def test_a_good_copy_is_kept_and_a_damaged_one_replaced(data, tmp_path):
+    one, other = (Cache(tmp_path / "cache") for _ in range(2))
+    for cache in (one, other):
+        cache.begin((data.path / "manifest.json").read_bytes())
+    ship(one, data, 1)
+    folder = one.data(data._manifest.checksum) / "shard-00001"
+    file = next(folder.iterdir())
+    good = file.read_bytes()
+    with file.open("rb") as first:  # held, so that no other file gets its number
+        with pytest.raises(CorruptDataError):
+            ship(other, data, 1, spoil=True)
+        assert os.path.samestat(file.stat(), os.fstat(first.fileno()))
+        ship(other, data, 1)
+        assert os.path.samestat(file.stat(), os.fstat(first.fileno()))
+    file.write_bytes(b"damaged" + good[7:])
+    ship(other, data, 1)
+    assert file.read_bytes() == good
+    for cache in (one, other):
+        cache.close()
+    assert list(tmp_path.glob("cache/scratch/*")) == []
+
+
 def test_a_shard_on_its_way_lies_in_scratch(data, tmp_path):
     """Where it is removed if the process that receives it is killed."""
     cache = Cache(tmp_path)
@@ -536,7 +586,7 @@ def test_a_shard_on_its_way_lies_in_scratch(data, tmp_path):
         data._manifest.checksum, 0, next(iter(data._manifest.shards[0].files)), 0, b"part"
     )
     assert [f.name for f in cache.data(data._manifest.checksum).iterdir()] == ["manifest.json"]
-    assert [f.read_bytes() for f in cache.scratch().glob("*/*")] == [b"part"]
+    assert [f.read_bytes() for f in cache.scratch().glob("*/shard-00000/*")] == [b"part"]
     cache.close()
 
 

@@ -1,0 +1,39 @@
+"""Find the folder in which a data set is made: the one that a path leads to."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from cerebro.errors import InputError
+
+
+def real_target(path: Path) -> Path:
+    """Return the folder that a path leads to through symbolic links; it need not exist.
+
+    A data set is made in a folder beside its target, which gets the target's name at the end. A
+    rename replaces an empty folder, but neither a link to one nor a mount point. So the folder must
+    be made beside the target itself, which is also the disk that the user chose.
+
+    Raises
+    ------
+    InputError
+        The path is a link that leads nowhere, or an empty mount point.
+    """
+    target = Path(os.path.realpath(path))
+    if path.is_symlink() and not target.exists():
+        raise InputError(
+            f"'{path}' is a link to '{target}', which does not exist: make that folder, or choose "
+            "another path"
+        )
+    if target.is_mount() and is_empty_folder(target):
+        raise InputError(
+            f"'{path}' is a mount point, which a data set cannot replace: give a folder in it, "
+            f"such as '{path / 'data'}'"
+        )
+    return target
+
+
+def is_empty_folder(path: Path) -> bool:
+    """Return whether a path is a folder without entries."""
+    return path.is_dir() and not any(path.iterdir())
