@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -40,6 +41,15 @@ def open_shard(folder: Path, manifest: Manifest, index: int) -> _core.ShardReade
         return _core.ShardReader(os.fspath(folder / shard_folder(index)), entry.rows, columns)
     except FileNotFoundError as error:
         raise MissingFileError(f"{error.strerror or error}: the data set is damaged") from None
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise OSError(
+            errno.ENOMEM,
+            f"{error.strerror}: this process has as many mappings as Linux allows "
+            "(vm.max_map_count, 65,530 unless it is raised): stack columns, or write fewer shards; "
+            "or its address space is limited (ulimit -v)",
+        ) from None
 
 
 def verify_shard(folder: Path, manifest: Manifest, index: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -227,3 +228,15 @@ def test_no_data_set_at_all(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="no data set at"):
         Dataset(tmp_path / "file")
+
+
+def test_too_many_mappings_are_not_called_a_lack_of_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot_map(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "cannot map x.npy: Cannot allocate memory")
+
+    monkeypatch.setattr("cerebro.data.shard_files._core.ShardReader", cannot_map)
+    with pytest.raises(OSError, match=r"cannot map x\.npy.*max_map_count.*fewer shards") as error:
+        next(iter(Dataset(folder).batches(2)))
+    assert error.value.errno == errno.ENOMEM
