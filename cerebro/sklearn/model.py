@@ -9,7 +9,9 @@ supported; for others, an error names the estimator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,7 +63,9 @@ class Model(BaseModel):
     metrics
         A mapping of names to functions ``metric(y_true, y_pred)``, as in `sklearn.metrics`, or to
         names of scorers ("roc_auc"). In validation they are computed once on all rows, in training
-        batch by batch.
+        batch by batch. A metric that raises ValueError or is NaN on a training batch, as
+        "neg_log_loss" or "roc_auc_ovr" may if the batch lacks a class, is left out of this batch;
+        the epoch's mean is that of the others. In validation, the error fails the trial.
     loss
         ``loss(y_true, y_pred)``, a mean over rows. None: for classifiers, the log loss if they
         predict probabilities, else the share of wrong predictions; for regressors, the mean squared
@@ -141,7 +145,7 @@ class Model(BaseModel):
         """Learn one batch and return its loss and metrics."""
         x, y = self._columns(batch)
         fitted = self._is_fitted()
-        values = self._values(x, y) if fitted else None
+        values = self._training_values(x, y) if fitted else None
         options: dict[str, Any] = {}
         if self._kind == "classifier" and not fitted:
             options["classes"] = self._known_classes()
@@ -149,7 +153,7 @@ class Model(BaseModel):
             check_batch(batch, self._weight, None)
             options["sample_weight"] = np.asarray(batch[self._weight]).reshape(-1)
         learn(self.estimator, x, *(() if y is None else (y,)), **options)
-        return values if values is not None else self._values(x, y)
+        return values if values is not None else self._training_values(x, y)
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
         """Return loss and metrics of one batch."""
@@ -180,6 +184,19 @@ class Model(BaseModel):
         predicted = self.estimator.predict(x) if y is not None else None
         return {**self._means(x, y, predicted), **self._whole((x, y, predicted))}
 
+    def _training_values(self, x: Any, y: Any) -> dict[str, Any]:
+        """Return a training batch's metrics, without those that cannot be computed on it."""
+        predicted = self.estimator.predict(x) if y is not None else None
+        values = self._means(x, y, predicted)
+        for name, compute in self._computations(x, y, predicted):
+            try:
+                value = float(compute())
+            except ValueError:  # most often, the batch lacks a class
+                continue
+            if not math.isnan(value):  # what some scorers return instead
+                values[name] = value
+        return values
+
     def _means(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
         """Return the metrics that are means over rows."""
         if self._loss is not None:
@@ -192,10 +209,33 @@ class Model(BaseModel):
 
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
         x, y, predicted = parts
-        values = {name: float(metric(y, predicted)) for name, metric in self._metrics.items()}
-        for name, scorer in self._scorers.items():
-            values[name] = float(scorer(self.estimator, x, y))
+        values = {}
+        for name, compute in self._computations(x, y, predicted):
+            try:
+                values[name] = float(compute())
+            except ValueError as error:
+                raise InputError(
+                    f"metric {name!r} cannot be computed on the {self._described(y)}: give other "
+                    f"validation data, or leave the metric out ({error})"
+                ) from error
         return values
+
+    def _computations(
+        self, x: Any, y: Any, predicted: Any
+    ) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Yield the metrics that are not means over rows, as functions without arguments."""
+        for name, metric in self._metrics.items():
+            yield name, partial(metric, y, predicted)
+        for name, scorer in self._scorers.items():
+            yield name, partial(scorer, self.estimator, x, y)
+
+    def _described(self, y: Any) -> str:
+        """Return how many rows and classes a batch or a whole pass of validation has."""
+        rows = f"{len(y)} rows given for validation"
+        if self._kind != "classifier":
+            return rows
+        known = steps_of(self.estimator)[-1][1].classes_
+        return f"{rows}, which have {len(np.intersect1d(y, known))} of the {len(known)} classes"
 
     def _default_loss(self, x: Any, y: Any, predicted: Any) -> float:
         if self._kind == "clusterer":

@@ -15,6 +15,8 @@ further training depends on.
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -126,7 +128,8 @@ class Model(BaseModel):
         When the scheduler steps: "batch", after every training batch (even inside a window of
         `accumulate`); "epoch", at the end of every epoch; "metric", at the end of every epoch with
         the validation loss (without validation, the training loss), as for `ReduceLROnPlateau`;
-        "metric:NAME" with a different metric.
+        "metric:NAME" with a different metric. Only schedulers whose `step` needs a metric get it:
+        a `StepLR` beside a `ReduceLROnPlateau` steps at the same time, without it.
     clip_norm
         Gradients are clipped to this norm before every update.
     accumulate
@@ -197,6 +200,7 @@ class Model(BaseModel):
     overlaps = True  # other units may run between its batches; see `cerebro.machine.turns`
     _array_types = (torch.Tensor, np.ndarray)
     loads_in_place = True
+    _steps_by_update = False  # whether scheduler_step="batch" means after every update
 
     @answers(TORCH_MODEL, name="cerebro.torch.Model")
     def __init__(
@@ -371,6 +375,8 @@ class Model(BaseModel):
             recorded.look_again()
         if self._pending:
             self._update()
+            if self._steps_by_update and self._scheduler_step == "batch":
+                self._step_schedulers()
         if self._scheduler_due:
             self._step_schedulers()
 
@@ -404,7 +410,10 @@ class Model(BaseModel):
         elif self._scheduler_step != "batch":
             value = _find_metric(self._scheduler_step, metrics)
             for scheduler in self._schedulers:
-                scheduler.step(value)
+                if _needs_metric(scheduler):
+                    scheduler.step(value)
+                else:  # would take the value for the epoch's number
+                    scheduler.step()
         return computed
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
@@ -629,6 +638,7 @@ class Model(BaseModel):
         net, objective, augment = self.net, self._objective, self._augment
         autocast, scaler, accumulate = self._autocast, self._scaler, self._accumulate
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
+        by_update = self._steps_by_update
 
         def step(batch: Batch, pending: int) -> dict[str, Any]:
             if autocast is None:
@@ -658,7 +668,10 @@ class Model(BaseModel):
             pending = self._pending
             values = take(batch, pending)
             self._pending = (pending + 1) % accumulate
-            if by_batch:
+            if by_batch and by_update:
+                if self._pending == 0:
+                    self._step_schedulers()
+            elif by_batch:
                 # The unit's next batch steps the schedulers. After the unit's last batch, end_unit
                 # makes a pending update first.
                 self._scheduler_due = True
@@ -900,6 +913,7 @@ class Model(BaseModel):
                 target = get_target(batch)
                 loss = loss_function(output, target)
             if weight is None:
+                _check_loss(loss, loss_function)
                 values: dict[str, Any] = {"loss": loss.detach()}
             else:
                 loss, total = weighted_mean(loss, batch, weight, required=net.training)
@@ -918,10 +932,12 @@ class Model(BaseModel):
     def _targetless_objective(self, batch: Batch) -> tuple[dict[str, Any], Any, Any, Any]:
         output = self._forward(batch)
         loss = loss_of(output) if self._loss is None else self._loss(output)
-        values: dict[str, Any] = {"loss": loss.detach()}
-        if self._weight is not None:
+        if self._weight is None:
+            _check_loss(loss, self._loss)
+            values: dict[str, Any] = {"loss": loss.detach()}
+        else:
             loss, total = weighted_mean(loss, batch, self._weight, required=self.net.training)
-            values["loss"] = loss.detach(), total
+            values = {"loss": (loss.detach(), total)}
         with self._no_grad:
             for name, metric in self._metrics.items():
                 values[name] = metric(output)
@@ -1056,6 +1072,25 @@ def _make_forward(net: Any, inputs: Columns) -> Callable[[Batch], Any]:
     return lambda batch: net(*get(batch))
 
 
+def _check_loss(loss: Any, function: Any) -> None:
+    """Raise InputError unless a loss is a tensor; `function` is None if the network computed it."""
+    if isinstance(loss, torch.Tensor):
+        return
+    kind = type(loss).__name__
+    if function is None:
+        raise InputError(
+            "loss=None takes the loss from the network's output, where it must be one tensor, not "
+            f"a value of type {kind}: give loss=, or for several values step="
+        )
+    if isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", type(function).__name__)
+    raise InputError(
+        f"loss must return one tensor, the mean over the batch's rows, but {name} returned a value "
+        f"of type {kind}: return the tensor itself; for several values use step="
+    )
+
+
 def _detached(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_detached(item) for item in value)
@@ -1166,7 +1201,34 @@ def _check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str
                 "scheduler_step='metric' follows the loss, but the scheduler's mode is 'max': name "
                 "the metric, such as scheduler_step='metric:accuracy'"
             )
+    if (
+        scheduler_step.startswith("metric")
+        and schedulers
+        and not any(map(_needs_metric, schedulers))
+    ):
+        kinds = ", ".join(type(scheduler).__name__ for scheduler in schedulers)
+        raise InputError(
+            f"scheduler_step={scheduler_step!r} is for schedulers that follow a metric, as "
+            f"ReduceLROnPlateau does, but {kinds} takes none: give scheduler_step='epoch'"
+        )
     return scheduler_step
+
+
+def _needs_metric(scheduler: Any) -> bool:
+    """Return whether a scheduler's `step` needs a metric, as that of `ReduceLROnPlateau` does.
+
+    The argument that other schedulers take, if they take any, is the epoch's number.
+    """
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return True
+    try:
+        parameters = list(inspect.signature(scheduler.step).parameters.values())
+    except (TypeError, ValueError):  # not written in Python
+        return False
+    first = parameters[0] if parameters else None
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return False
+    return first.name == "metrics" or (first.default is first.empty and first.name != "epoch")
 
 
 def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:

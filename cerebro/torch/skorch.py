@@ -72,8 +72,8 @@ def from_skorch(
     Raises
     ------
     InputError
-        The net has its own callbacks, overridden methods or additional modules, which a search does
-        not use.
+        The net has its own callbacks, dataset, overridden methods or additional modules, which a
+        search does not use.
     """
     _check(net)
     made = _initialized(net)
@@ -98,6 +98,7 @@ class _Loss(torch.nn.Module):  # type: ignore[misc]
 
     def __init__(self, net: Any) -> None:
         super().__init__()
+        self.__name__ = type(net.criterion_).__name__  # for messages
         self.criterion = net.criterion_
         self._net = net
         self._is_binary = _is_a(net, "NeuralNetBinaryClassifier")
@@ -168,6 +169,13 @@ def _check(net: Any) -> None:
         cure = _CALLBACKS.get(name, "a callback of search()")
         raise InputError(
             f"{kind} has the callback {name}, which a search does not call: use {cure}"
+        )
+    given = net.dataset if isinstance(net.dataset, type) else type(net.dataset)
+    is_default = (given.__module__, given.__name__) == ("skorch.dataset", "Dataset")
+    if given is not net.dataset or not is_default:
+        raise InputError(
+            f"{kind} has dataset={given.__name__}, which a search does not use: do its work in "
+            "cerebro.shard, Dataset.with_transforms, or the module"
         )
     for name in _OWN_STEPS:
         owner = next(each for each in type(net).__mro__ if name in vars(each))

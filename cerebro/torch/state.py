@@ -175,11 +175,25 @@ def scheduler_state(scheduler: Any) -> dict[str, Any]:
 def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
     """Load a scheduler's state, converted to the scheduler's types of containers."""
     loaded = owned(state)
+    _convert_containers(scheduler, loaded)
+    scheduler.load_state_dict(loaded)
+
+
+def _convert_containers(scheduler: Any, loaded: dict[str, Any]) -> None:
+    """Convert a state's containers, in place, to the types that the scheduler has.
+
+    The states in ``_schedulers`` are those of the schedulers that `SequentialLR` and
+    `ChainedScheduler` contain: `SequentialLR` calls methods that only a Counter has.
+    """
     for key, value in loaded.items():
         current = getattr(scheduler, key, None)
         if isinstance(current, (Counter, OrderedDict, deque)):
             loaded[key] = type(current)(value)
-    scheduler.load_state_dict(loaded)
+    inner, parts = getattr(scheduler, "_schedulers", None), loaded.get("_schedulers")
+    if isinstance(inner, (list, tuple)) and isinstance(parts, list):
+        for item, part in zip(inner, parts, strict=False):
+            if isinstance(part, dict):
+                _convert_containers(item, part)
 
 
 # The position of a scheduler; all other attributes of torch's schedulers are settings.

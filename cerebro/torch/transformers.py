@@ -59,7 +59,12 @@ def from_transformers(
     clip_norm
         Like ``max_grad_norm`` of the Trainer, with the same default.
     scheduler_step
-        As in :class:`cerebro.torch.Model`, but "batch" by default, as in the Trainer.
+        As in :class:`cerebro.torch.Model`, but "batch" is the default, and means after every
+        update, as in the Trainer: with `accumulate`, once for each window of batches. The length of
+        the schedule is then the number of updates. ``info.total_steps`` is the number of batches,
+        which is the same only without `accumulate`. A shard's last window may be shorter, so there
+        are at most ``info.epochs * ((info.steps_per_epoch + info.data.num_shards * (k - 1)) // k)``
+        updates with ``accumulate=k``.
     augment, scheduler, accumulate, amp, state
         As in :class:`cerebro.torch.Model`. With PEFT, ``state="trainable"`` leaves the frozen
         weights out of states.
@@ -92,6 +97,8 @@ def from_transformers(
 
 class TransformersModel(Model):
     """A Hugging Face model in a search; see :func:`from_transformers`."""
+
+    _steps_by_update = True
 
     def __init__(
         self,

@@ -12,9 +12,12 @@ import pytest
 
 import cerebro._core as _core
 import cerebro.data
+from cerebro.data.batches import make_loader
 from cerebro.errors import InputError, StateError
 from cerebro.machine import generators
 from cerebro.model import check_model, whole_pass
+from cerebro.worker.epoch_progress import EpochProgress
+from cerebro.worker.evaluate import end_training, run_batches
 
 pytest.importorskip("sklearn")
 from sklearn import (
@@ -351,6 +354,80 @@ def test_a_whole_pass_computes_metrics_once(tmp_path):
             call([])
         with pytest.raises(InputError, match="not a data set"):
             call(3)
+
+
+def test_metrics_that_a_training_batch_does_not_define_are_left_out():
+    names = {"nll": "neg_log_loss", "auc": "roc_auc_ovr", "f1": "f1_macro"}
+    whole = batches(0)[0]
+    chosen = whole["y"] != 2
+    two = {name: column[chosen] for name, column in whole.items()}
+    learned, scored = model_of("SGDClassifier log"), model_of("SGDClassifier log", metrics=names)
+    for batch, wanted in ((two, {"f1"}), (two, {"f1"}), (whole, set(names))):
+        expected = learned.train_batch(batch)
+        values = scored.train_batch(batch)
+        assert values.keys() == {"loss", "accuracy", *wanted}
+        assert {name: values[name] for name in expected} == expected
+    assert plain(scored.state_dict()) == plain(learned.state_dict())
+    rows = rf"metric 'nll' .* the {len(two['y'])} rows given for validation, which have 2 of the 3"
+    for call in (scored.eval_batch, lambda batch: scored.evaluate([batch])):
+        with pytest.raises(InputError, match=rows) as caught:
+            call(two)
+        assert isinstance(caught.value.__cause__, ValueError)
+    assert scored.eval_batch(whole).keys() == {"loss", "accuracy", *names}
+
+
+def test_metrics_that_are_nan_on_a_training_batch_are_left_out():
+    def precision(truth, predicted):
+        return np.nan if len(set(truth)) < 3 else 0.5
+
+    def error(truth, predicted):
+        raise ValueError("too few")
+
+    batch = batches(0)[0]
+    single = {**batch, "y": np.zeros(ROWS, np.int64)}
+    model = model_of("GaussianNB", metrics={"precision": precision})
+    assert model.train_batch(batch)["precision"] == 0.5
+    assert model.train_batch(single).keys() == {"loss", "accuracy"}
+    assert np.isnan(model.eval_batch(single)["precision"])
+    model = model_of("SGDRegressor", metrics={"error": error})
+    assert model.train_batch(batch).keys() == {"loss"}
+    with pytest.raises(
+        InputError, match=r"'error' .* the 30 rows given .*leave the metric out \(too few\)"
+    ):
+        model.evaluate([batch])
+
+
+def test_the_mean_of_an_epoch_is_that_of_the_batches_that_define_a_metric(tmp_path):
+    """Weighted by their rows, over all units of the epoch."""
+    seen = []
+
+    def mean(truth, predicted):
+        if truth[0] == 0:
+            raise ValueError("a class is missing")
+        seen.append((float(truth.mean()), len(truth)))
+        return seen[-1][0]
+
+    random = np.random.RandomState(3)
+    columns = {"x": random.rand(46, 6), "y": random.randint(0, 3, 46)}
+    loader = make_loader(
+        dataset(tmp_path, columns),
+        7,
+        seed=0,
+        shuffle=False,
+        framework=cerebro.sklearn.Model.framework,
+    )
+    model = model_of("SGDClassifier log", metrics={"mean": mean})
+    progress = EpochProgress()
+    for shard in range(2):
+        loader.begin([shard], 0)
+        end_training(model, run_batches(loader, model.train_batch), progress)
+    assert [rows for _, rows in seen] == [7, 7, 2, 7, 2]
+    rows, total = 0, 0.0
+    for value, count in seen:
+        rows, total = rows + count, total + value * count
+    assert progress.training["mean"] == (pytest.approx(total, rel=1e-12), rows)
+    assert progress.training["accuracy"][1] == 46
+    assert progress.epoch_metrics()["train_mean"] == pytest.approx(total / rows, rel=1e-12)
 
 
 def test_classes_come_from_the_data(tmp_path):

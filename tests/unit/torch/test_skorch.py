@@ -112,10 +112,18 @@ def test_what_a_search_does_not_call_is_refused_by_name():
         def train_step_single(self, batch, **fit_params):
             return super().train_step_single(batch, **fit_params)
 
+    class Scaled(skorch.dataset.Dataset):
+        def transform(self, X, y):
+            return X * 100, y
+
+    rows = torch.utils.data.TensorDataset(torch.zeros(2, 5))
     for given, message in (
         (net(callbacks=[EarlyStopping()]), "callback EarlyStopping.*use search.stop="),
         (net(callbacks=[("clip", GradientNormClipping)]), "GradientNormClipping.*use clip_norm="),
         (net(warm_start=True), "has warm_start=True"),
+        (net(dataset=Scaled), "has dataset=Scaled, which .* not use: .* Dataset.with_transforms"),
+        (net(dataset=rows), "has dataset=TensorDataset"),
+        (net(dataset=skorch.dataset.Dataset(torch.zeros(2, 5))), "has dataset=Dataset"),
         (net(Mine), "Mine overrides train_step_single.*train_step="),
         (skorch.NeuralNetClassifier, "needs a net such as"),
         (Module(), "needs a net such as"),
@@ -124,6 +132,20 @@ def test_what_a_search_does_not_call_is_refused_by_name():
             from_skorch(given)
     with pytest.raises(TypeError, match="takes make_scheduler=, not scheduler="):
         from_skorch(net(), scheduler=1)
+
+
+def test_a_criterion_that_returns_several_values_is_named():
+    class Several(torch.nn.NLLLoss):
+        def forward(self, output, target):
+            return super().forward(output, target), output
+
+    class Plain(skorch.NeuralNetClassifier):
+        def get_loss(self, output, target, *arguments, **options):
+            return self.criterion_(output, target)
+
+    x, y = arrays(skorch.NeuralNetClassifier)
+    with pytest.raises(InputError, match=r"loss must .*, but Several returned .* type tuple"):
+        from_skorch(net(Plain, criterion=Several)).train_batch({"x": x, "y": y})
 
 
 def test_a_net_that_build_returns_is_sent_to_its_converter():

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import warnings
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -187,6 +189,14 @@ SCHEDULERS = {
             o, [lr_scheduler.LinearLR(o, 0.1), lr_scheduler.CosineAnnealingLR(o, 8)], [4]
         ),
     ),
+    "SequentialLR to MultiStepLR": (  # whose milestones are a Counter
+        "batch",
+        lambda o: lr_scheduler.SequentialLR(
+            o,
+            [lr_scheduler.LinearLR(o, 0.1, total_iters=2), lr_scheduler.MultiStepLR(o, [1, 3])],
+            [4],
+        ),
+    ),
     "ChainedScheduler": (
         "batch",
         lambda o: lr_scheduler.ChainedScheduler(
@@ -214,6 +224,27 @@ def test_schedulers_hop(name, accumulate):
         )
 
     assert_hops_leave_no_trace(build)
+
+
+def test_schedulers_inside_schedulers_keep_their_containers():
+    def build():
+        network = net()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        steps = lr_scheduler.MultiStepLR(optimizer, [1, 1, 3], 0.5)
+        warm = lr_scheduler.SequentialLR(
+            optimizer, [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), steps], [2]
+        )
+        scheduler = lr_scheduler.ChainedScheduler(
+            [warm, lr_scheduler.ExponentialLR(optimizer, 0.9)]
+        )
+        return cerebro.torch.Model(
+            network, optimizer=optimizer, loss=functional.cross_entropy, scheduler=scheduler
+        )
+
+    model = hop(build(), build)
+    steps = model._schedulers[0]._schedulers[0]._schedulers[1]
+    assert type(steps.milestones) is Counter
+    assert list(steps.milestones.elements()) == [1, 1, 3]
 
 
 class Recurrent(torch.nn.Module):
@@ -853,12 +884,21 @@ def made(name, optimizer, config):
             ],
             [4],
         ),
+        "warm up to steps": lambda: lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3),
+                lr_scheduler.MultiStepLR(optimizer, [1, steps], config["gamma"]),
+            ],
+            [4],
+        ),
         "restarts": lambda: lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 3),
     }[name]()
 
 
 @pytest.mark.parametrize(
-    "name", ["step", "steps", "cosine", "one cycle", "lambda", "warm up", "restarts"]
+    "name",
+    ["step", "steps", "cosine", "one cycle", "lambda", "warm up", "warm up to steps", "restarts"],
 )
 def test_a_clones_schedule_is_its_own_from_where_the_parent_stood(name):
     """After the clone its learning rates are those of a trial that always had its configuration."""
@@ -974,6 +1014,93 @@ def test_plateau_follows_the_metric_it_names():
         build("metric", "max")
     with pytest.raises(InputError, match="follows a metric"):
         build("epoch", "min")
+
+
+def test_only_schedulers_that_need_a_metric_get_it():
+    class Falls:
+        """A user's own scheduler; ordinary ones name their optional argument otherwise."""
+
+        def __init__(self):
+            self.seen = []
+
+        def step(self, value):
+            self.seen.append(value)
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state):
+            self.seen = state["seen"]
+
+    class Optional(Falls):
+        def step(self, metrics=None):
+            self.seen.append(metrics)
+
+    class Subclass(lr_scheduler.ReduceLROnPlateau):
+        def step(self, *arguments):
+            super().step(*arguments)
+
+    def build(*makes, step="metric"):
+        network = net()
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+        return cerebro.torch.Model(
+            network,
+            optimizer=optimizer,
+            loss=functional.cross_entropy,
+            scheduler=[make(optimizer) for make in makes],
+            scheduler_step=step,
+        )
+
+    def halving(optimizer):
+        return lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    def plateau(optimizer):
+        return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+
+    model = build(halving, plateau, lambda _: Falls(), lambda _: Optional(), Subclass)
+    rates = []
+    for epoch, value in enumerate([2.5, 2.25, 2.25, 2.0]):
+        model.end_epoch(epoch, {"val_loss": value})
+        rates.append(model._optimizers[0].param_groups[0]["lr"])
+    assert rates == pytest.approx([0.05, 0.025, 0.00125, 0.000625], rel=1e-12)
+    halved, followed, falls, optional, subclass = model._schedulers
+    assert halved.last_epoch == 4
+    assert followed.best == subclass.best == 2.0
+    assert falls.seen == optional.seen == [2.5, 2.25, 2.25, 2.0]
+    for step in ("metric", "metric:accuracy"):
+        with pytest.raises(InputError, match=f"'{step}'.* but StepLR, StepLR takes none: give"):
+            build(halving, halving, step=step)
+    simple(scheduler_step="metric").end_epoch(0, {"val_loss": 1.0})  # of a trial without one
+
+
+def targetless(output):
+    return {"mse": output.square().mean()}
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "message"),
+    [
+        (lambda o, t: (functional.cross_entropy(o, t), o), {}, "<lambda> returned .* type tuple"),
+        (targetless, {"target": None}, "targetless returned .* type dict"),
+        (
+            functools.partial(targetless),
+            {"target": None},
+            "targetless returned .* type dict: return the tensor itself; .* use step=",
+        ),
+        (lambda o, t: functional.cross_entropy(o, t).item(), {}, "returned a value of type float"),
+        (None, {}, "loss=None takes the loss from .* not a value of type float: give loss="),
+        (None, {"target": None}, "loss=None takes the loss .* not a value of type float"),
+    ],
+)
+def test_a_loss_that_is_not_a_tensor_is_named(loss, options, message):
+    class Own(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if loss is not None else {"loss": 0.5}
+
+    model = simple(Own(5, 3), loss=loss, **options)
+    for call in (model.train_batch, model.eval_batch):
+        with pytest.raises(InputError, match=message):
+            call(batches(0)[0])
 
 
 def test_missing_columns_are_named():

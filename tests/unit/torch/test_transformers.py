@@ -67,22 +67,26 @@ def given_to_hugging_face(batch):
     }
 
 
-def test_losses_and_weights_are_those_of_the_trainer(tmp_path):
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_losses_and_weights_are_those_of_the_trainer(tmp_path, accumulate):
     pytest.importorskip("accelerate")
 
     class Ordered(transformers.Trainer):
         def get_train_dataloader(self):
             return [given_to_hugging_face(batch) for batch in TRAIN]
 
-    model = build_seeded()
+    model = build_seeded(accumulate=accumulate)
     generators.seed_all(4, True)
-    ours = [float(model.train_batch(batch)["loss"]) for _ in range(2) for batch in TRAIN]
+    rates = rates_of_updates(model)
+    losses = [float(model.train_batch(batch)["loss"]) for _ in range(2) for batch in TRAIN]
+    ours = np.reshape(losses, (-1, accumulate)).mean(1)  # it logs an update's
 
     theirs = build_seeded()
     optimizer, scheduler = theirs._optimizers[0], theirs._schedulers[0]
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path),
         num_train_epochs=2,
+        gradient_accumulation_steps=accumulate,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -90,6 +94,7 @@ def test_losses_and_weights_are_those_of_the_trainer(tmp_path):
         disable_tqdm=True,
     )
     trainer = Ordered(theirs.net, arguments, optimizers=(optimizer, scheduler), train_dataset=TRAIN)
+    trainer.model_accepts_loss_kwargs = False  # else it sums a window's losses for a BERT
     generators.seed_all(3, True)
     state = generators.capture(True)
     keep = transformers.TrainerCallback()
@@ -101,7 +106,9 @@ def test_losses_and_weights_are_those_of_the_trainer(tmp_path):
     trainer.add_callback(keep)
     trainer.train()
     generators.restore(state)
-    logged = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    updates = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["learning_rate"] for entry in updates] == pytest.approx(rates)
+    logged = [entry["loss"] for entry in updates]
     assert logged == pytest.approx(ours, abs=1e-4)  # rounded by the Trainer
     for name, value in theirs.net.state_dict().items():
         assert torch.equal(model.net.state_dict()[name], value), name
@@ -110,6 +117,83 @@ def test_losses_and_weights_are_those_of_the_trainer(tmp_path):
 def build_seeded(*arguments, **options):
     generators.seed_all(3, True)
     return build(*arguments, **options)
+
+
+def rates_of_updates(model):
+    """Return a list that receives the learning rate of each update of the model."""
+    rates = []
+    optimizer = model._optimizers[0]
+    optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "per_unit", "updates"), [(1, 4, 12), (2, 4, 6), (4, 12, 3), (3, 4, 6), (5, 4, 3)]
+)
+def test_the_schedule_is_as_long_as_the_updates(accumulate, per_unit, updates):
+    """A linear schedule reaches zero after the last update, and no earlier."""
+
+    def make():
+        generators.seed_all(3, True)
+        model = make_bert()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = transformers.get_linear_schedule_with_warmup(optimizer, 0, updates)
+        model = from_transformers(
+            model, optimizer=optimizer, scheduler=scheduler, accumulate=accumulate
+        )
+        return model, rates_of_updates(model)
+
+    found = []
+    for hops in (False, True):
+        model, rates = make()
+        generators.seed_all(4, True)
+        seen = []
+        for number, batch in enumerate(TRAIN * 3):
+            model.train_batch(batch)
+            if (number + 1) % per_unit == 0:
+                model.end_unit()
+                model.end_unit()  # does nothing
+                if hops:
+                    saved = generators.capture(True)
+                    carried = _core.unpack_state(_core.pack_state(model.state_dict()), "torch")
+                    seen += rates
+                    model, rates = make()
+                    model.load_state_dict(carried)
+                    generators.restore(saved)
+        found.append(model)
+        assert seen + rates == pytest.approx([0.1 * (1 - n / updates) for n in range(updates)])
+        assert model._optimizers[0].param_groups[0]["lr"] == 0
+    assert_same_nets(*found)
+
+
+def test_a_state_in_an_open_window_steps_the_schedule():
+    """Taking the state makes the window's update, and its step of the schedule: no later one."""
+    one, two = build_seeded(accumulate=4), build_seeded(accumulate=4)
+    for model in (one, two):
+        generators.seed_all(4, True)
+        model.train_batch(TRAIN[0])
+    saved = generators.capture(True)
+    carried = _core.unpack_state(_core.pack_state(one.state_dict()), "torch")
+    assert carried["scheduler"]["last_epoch"] == 1
+    one = build_seeded(accumulate=4)
+    one.load_state_dict(carried)
+    two.end_unit()
+    for model in (one, two):
+        generators.restore(saved)
+        for batch in TRAIN:
+            model.train_batch(batch)
+        assert model._schedulers[0].last_epoch == 2
+    assert_same_nets(one, two)
+
+
+def test_a_schedule_by_the_epoch_does_not_follow_updates():
+    model = build_seeded(accumulate=2, scheduler_step="epoch")
+    for batch in TRAIN[:3]:
+        model.train_batch(batch)
+    model.end_unit()
+    assert model._schedulers[0].last_epoch == 0
+    model.end_epoch(0, {})
+    assert model._schedulers[0].last_epoch == 1
 
 
 def test_compute_metrics_gets_all_logits_and_labels():
