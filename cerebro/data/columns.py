@@ -9,15 +9,17 @@ the same rows get the same bits from any source:
 - Lists and tuples, of any length, become rows of a ragged column. So do arrays whose first
   dimension differs from row to row. Arrays of equal shape become rows of a column of that shape,
   with one exception: in a list passed as a whole column, one-dimensional arrays are always ragged.
+- An object array of more dimensions is a column of numbers or strings, of fixed shape.
 - A missing value (None, null, NA, an empty cell) becomes NaN in a column of floats. In any other
   column it raises an error that names the column, the row and the fix.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 from typing import Any
@@ -48,6 +50,10 @@ class ColumnData:
     absent
         The first row with a missing value, in a chunk whose other values are integers or missing.
         `values` are then float64. It is an error unless another chunk has floats; see `settled`.
+    binary
+        Whether the rows are the bytes of binary values, whose content ``dtypes=`` describes.
+    narrow
+        Whether float64 becomes float32, also if only all chunks together are float64.
     """
 
     values: Array
@@ -56,6 +62,8 @@ class ColumnData:
     names: Sequence[str] | None = None
     ordered: bool = False
     absent: int | None = None
+    binary: bool = False
+    narrow: bool = False
 
     @property
     def rows(self) -> int:
@@ -74,12 +82,10 @@ class ColumnData:
         if self.offsets is not None:
             return self
         rows, length, *rest = self.values.shape
-        return ColumnData(
-            self.values.reshape(rows * length, *rest),
-            self.dtype,
-            np.arange(rows + 1, dtype=np.int64) * length,
-            self.names,
-            self.ordered,
+        return replace(
+            self,
+            values=self.values.reshape(rows * length, *rest),
+            offsets=np.arange(rows + 1, dtype=np.int64) * length,
         )
 
     def as_fixed(self) -> ColumnData | None:
@@ -90,15 +96,17 @@ class ColumnData:
         if len(lengths) == 0 or (lengths != lengths[0]).any():
             return None
         shape = (len(lengths), int(lengths[0]), *self.values.shape[1:])
-        return ColumnData(self.values.reshape(shape), self.dtype, None, self.names, self.ordered)
+        return replace(self, values=self.values.reshape(shape), offsets=None)
 
 
-def from_array(column: str, value: Any) -> ColumnData:
+def from_array(column: str, value: Any, first_row: int = 0) -> ColumnData:
     """Make a column from an array or tensor; its first dimension is the rows."""
     array, dtype = to_storage(column, value)
     if array.ndim == 0:
         kind = type(value).__name__
         raise InputError(f"column {column!r} is a single value ({kind}): give one for each row")
+    if dtype == "object" and array.ndim > 1:
+        return _object_rows(column, array, first_row)
     if dtype == "object":
         return from_objects(column, array.tolist())
     return _text_array(column, array) if dtype == "text" else ColumnData(array, dtype)
@@ -193,6 +201,50 @@ def to_storage(column: str, value: Any) -> tuple[Array, str]:
     return (array, dtype) if dtype else logical(array, column)
 
 
+def owned(value: Any) -> Any:
+    """Return a value of a row, or a copy of it if its memory may change.
+
+    A generator may fill one buffer again and again, and change it before the row is written.
+    """
+    if type(value) in _CONSTANT:
+        return value
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, (list, tuple)):  # the first element tells the kind of all of them
+        plain = not value or type(value[0]) in _CONSTANT
+        return list(value) if plain else [owned(item) for item in value]
+    try:
+        if _is_torch(value):
+            return value.detach().clone()
+        if isinstance(value, np.generic) or not _is_array(value):
+            return value
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+            return _owned_dlpack(value)
+        return np.array(value)
+    except Exception:  # the same is raised, with the column's name, when the value is stored
+        return value
+
+
+def checked_codes(column: str, data: ColumnData, first_row: int = 0) -> Array:
+    """Return the codes of a category column.
+
+    Raises InputError for a code that no name belongs to. A negative code, as -1 in unlabelled test
+    data, is a missing value; as an index, it would be one of the last classes.
+    """
+    codes, count = data.values, len(data.names or ())
+    if not codes.size or (codes.min() >= 0 and codes.max() < count):
+        return codes
+    wrong = (codes < 0) | (codes >= count)
+    place, code = int(np.argwhere(wrong)[0][0]), int(codes[wrong][0])
+    row = first_row + (place if data.offsets is None else _row_of(data.offsets, place))
+    if code < 0:
+        raise missing(column, row)
+    raise InputError(
+        f"column {column!r} has the class {code} in row {row}, but the {count} class names are "
+        f"for 0 to {count - 1}: correct the code, or name all classes"
+    )
+
+
 def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
     """Join chunks of rows into one column; promote types and merge names."""
     if len(parts) == 1:
@@ -201,7 +253,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
     names: dict[str, int] | None = None if parts[0].names is None else {}
     if any((part.names is None) != (names is None) for part in parts):
         raise InputError(f"column {column!r} mixes strings and numbers: make all of them one kind")
-    values, lengths = [], []
+    values, lengths, rows = [], [], 0
     ragged = any(part.offsets is not None for part in parts)
     for part in parts:
         dtype = promoted(column, dtype, part.dtype)
@@ -213,8 +265,9 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
             )
         if names is not None:
             table = [names.setdefault(name, len(names)) for name in part.names or ()]
-            codes = np.array(table, np.int64)[codes]
+            codes = np.array(table, np.int64)[checked_codes(column, part, rows)]
         values.append((codes, part.dtype))
+        rows += part.rows
         if part.offsets is not None:
             lengths.append(np.diff(part.offsets))
     return ColumnData(
@@ -223,6 +276,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
         offsets_of(np.concatenate(lengths)) if ragged else None,
         None if names is None else list(names),
         parts[0].ordered,
+        binary=parts[0].binary,
     )
 
 
@@ -257,10 +311,17 @@ def offsets_of(lengths: Array) -> Array:
     return offsets
 
 
+_CONSTANT = frozenset({int, float, bool, complex, str, bytes, type(None)})
+
+
 def _is_array(item: Any) -> bool:
     # Look up __array_interface__ on the type: on a PIL image, the lookup would build the array.
     kind = type(item)
     return any(hasattr(kind, f"__{name}__") for name in ("array", "dlpack", "array_interface"))
+
+
+def _is_torch(item: Any) -> bool:
+    return hasattr(item, "detach") and type(item).__module__.partition(".")[0] == "torch"
 
 
 def _is_float(item: Any) -> bool:
@@ -283,6 +344,27 @@ def _text_array(column: str, array: Array) -> ColumnData:
     return ColumnData(
         codes.reshape(array.shape).astype(np.int64), "int64", None, [str(name) for name in names]
     )
+
+
+def _object_rows(column: str, array: Array, first_row: int) -> ColumnData:
+    """Make a column of fixed shape from an object array of rows: numbers or strings."""
+    items: list[Any] = array.ravel().tolist()
+    if not items:
+        return ColumnData(np.zeros(array.shape), "float64")
+    width = math.prod(array.shape[1:])
+    first = next((item for item in items if not is_missing(item)), None)
+    if _is_sequence(first):
+        raise InputError(
+            f"column {column!r} is an array of {type(first).__name__}: give a list of rows"
+        )
+    text = isinstance(first, str)
+    for place, item in enumerate(items):
+        if isinstance(item, str) != text and not is_missing(item):
+            absent = text and item != item  # pandas' None
+            row, others = first_row + place // width, "strings" if text else "numbers"
+            raise _unlike(column, row, None if absent else item, others)
+    offsets = np.arange(len(array) + 1, dtype=np.int64) * width
+    return _reshaped(_elements(column, items, first_row, offsets), array.shape)
 
 
 def _reshaped(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
@@ -373,16 +455,16 @@ def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData
     stored = [to_storage(column, item) for item in items]
     if any(array.shape != stored[0][0].shape for array, _ in stored):
         return _ragged(column, items, first_row)
-    return _stack(column, stored)
+    return _stack(column, stored, first_row)
 
 
-def _stack(column: str, stored: Sequence[tuple[Array, str]]) -> ColumnData:
+def _stack(column: str, stored: Sequence[tuple[Array, str]], first_row: int = 0) -> ColumnData:
     """Stack arrays of equal shape as the rows of one array."""
     kinds = {dtype for _, dtype in stored}
     if any(array.shape != stored[0][0].shape for array, _ in stored):
         raise InputError(f"column {column!r} mixes numbers and arrays: make all rows alike")
     if kinds & {"text", "object"}:
-        return from_array(column, np.stack([array for array, _ in stored]))
+        return from_array(column, np.stack([array for array, _ in stored]), first_row)
     dtype = reduce(lambda first, second: promoted(column, first, second), sorted(kinds))
     return ColumnData(
         np.stack([convert(array, kind, dtype, column) for array, kind in stored]), dtype
@@ -398,23 +480,27 @@ def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData
     offsets = offsets_of(lengths)
     if all(isinstance(item, (list, tuple)) for item in items):
         flat = list(chain.from_iterable(items))
-        if flat and not _is_array(flat[0]) and None in flat and not any(map(_is_float, flat)):
-            row = int(np.searchsorted(offsets, flat.index(None), side="right")) - 1
-            raise missing(column, first_row + row)
-        data = _elements(column, flat) if flat else ColumnData(np.zeros(0), "float64")
+        data = ColumnData(np.zeros(0), "float64")
+        if flat:
+            data = _elements(column, flat, first_row, offsets)
     else:
-        data = _joined_rows(column, items)
+        data = _joined_rows(column, items, first_row)
     return ColumnData(data.values, data.dtype, offsets, data.names)
 
 
-def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
+def _row_of(offsets: Array, place: int) -> int:
+    """Return the row of a ragged column that has this element."""
+    return int(np.searchsorted(offsets, place, side="right")) - 1
+
+
+def _joined_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
     """Join the elements of all rows into one column; some of the rows are arrays."""
     parts = []
-    for item in items:
+    for row, item in enumerate(items, first_row):
         if not isinstance(item, (list, tuple)):
             parts.append(from_array(column, item))
         elif item:  # an empty list has no element type; an empty array has one
-            parts.append(settled(column, _elements(column, item)))
+            parts.append(_elements(column, item, row, None))
     shapes = {part.row_shape for part in parts}
     if len(shapes) > 1:
         raise InputError(
@@ -424,8 +510,28 @@ def _joined_rows(column: str, items: Sequence[Any]) -> ColumnData:
     return concatenate(column, parts)
 
 
-def _elements(column: str, items: Sequence[Any]) -> ColumnData:
-    """Make a column from the elements of ragged rows: scalars, strings or equally long lists."""
+def _elements(
+    column: str, items: Sequence[Any], first_row: int, offsets: Array | None
+) -> ColumnData:
+    """Make a column from the elements of rows: scalars, strings or equally long lists.
+
+    A missing value must be among floats. The error names its row, which `offsets` tells; None: all
+    elements are of `first_row`.
+    """
+    try:
+        return settled(column, _all_elements(column, items))
+    except InputError:
+        place = next((place for place, item in enumerate(items) if _lacks_value(item)), None)
+        if place is None:
+            raise
+    raise missing(column, first_row + (0 if offsets is None else _row_of(offsets, place)))
+
+
+def _lacks_value(item: Any) -> bool:
+    return is_missing(item) or (isinstance(item, (list, tuple)) and any(map(_lacks_value, item)))
+
+
+def _all_elements(column: str, items: Sequence[Any]) -> ColumnData:
     first = items[0]
     if isinstance(first, (list, tuple)):
         try:
@@ -441,7 +547,7 @@ def _to_array(value: Any) -> tuple[Array, str]:
     """Return an array, and ``"bfloat16"`` if it holds bfloat16 as another dtype, else ``""``."""
     if isinstance(value, np.ndarray):
         return value if type(value) is np.memmap else np.asarray(value), ""
-    if hasattr(value, "detach") and type(value).__module__.partition(".")[0] == "torch":
+    if _is_torch(value):
         return _torch_to_array(value)
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         try:
@@ -451,6 +557,14 @@ def _to_array(value: Any) -> tuple[Array, str]:
                 raise
             return _torch_to_array(sys.modules["torch"].from_dlpack(value))
     return np.asarray(value), ""
+
+
+def _owned_dlpack(value: Any) -> Any:
+    """Return a copy of an object that has only ``__dlpack__``; PyTorch reads what NumPy cannot."""
+    try:
+        return np.from_dlpack(value).copy()
+    except (BufferError, RuntimeError, TypeError):
+        return sys.modules["torch"].from_dlpack(value).clone()
 
 
 def _torch_to_array(tensor: Any) -> tuple[Array, str]:

@@ -11,12 +11,13 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, missing
+from cerebro.data.columns import ColumnData, checked_codes, missing
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import Array, convert
 from cerebro.data.manifest import Column
@@ -145,10 +146,13 @@ class _Changed(Source):
 
 
 class _Narrowed(_Changed):
-    """A source whose float64 columns are written as float32."""
+    """A source whose float64 columns are written as float32.
+
+    Chunks of other types may be float64 only together: `narrow` says what to do with them.
+    """
 
     def changed(self, table: Table) -> Table:
-        return {name: _as_type(name, data, "float32") for name, data in table.items()}
+        return {name: _narrow(name, data) for name, data in table.items()}
 
 
 class _Like(_Changed):
@@ -195,7 +199,7 @@ class _Like(_Changed):
         """Return the training data's codes for these names."""
         place = {label: code for code, label in enumerate(classes)}
         table = np.array([place.get(label, -1) for label in data.names or ()], np.int64)
-        codes: Array = table[data.values]
+        codes: Array = table[checked_codes(name, data)]
         if (codes < 0).any():
             label = (data.names or ())[int(data.values[codes < 0][0])]
             raise InputError(
@@ -205,8 +209,8 @@ class _Like(_Changed):
         return codes
 
 
-def _as_type(name: str, data: ColumnData, dtype: str) -> ColumnData:
+def _narrow(name: str, data: ColumnData) -> ColumnData:
     if data.dtype != "float64":
-        return data
-    values = convert(data.values, data.dtype, dtype, name)
-    return ColumnData(values, dtype, data.offsets, data.names, data.ordered, data.absent)
+        return replace(data, narrow=True)
+    values = convert(data.values, data.dtype, "float32", name)
+    return replace(data, values=values, dtype="float32", narrow=True)

@@ -142,7 +142,7 @@ def _as_mapping(table: Table, columns: Columns | None) -> Mapping[str, str | Seq
 def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> ColumnData:
     """Return rows of one shape, from binary values or from lists with that many elements.
 
-    Rows of uint8 are treated as bytes, because binary values are read as uint8.
+    Bytes are reinterpreted; values of other columns are reshaped, and converted when written.
     """
     fixed = data.as_fixed()
     if fixed is None:
@@ -150,7 +150,7 @@ def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> 
             f"column {name!r} has rows of differing length, but {dtype} of shape {shape} needs "
             "rows of one length"
         )
-    if fixed.dtype == "uint8":
+    if fixed.binary:
         return ColumnData(reinterpret(fixed.values, dtype, shape, name), dtype)
     if fixed.names is not None or math.prod(fixed.row_shape) != math.prod(shape):
         found = "text" if fixed.names is not None else f"rows of shape {fixed.row_shape}"

@@ -8,12 +8,13 @@ file is converted if a later chunk has a wider type or rows of another length.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, missing, promoted
+from cerebro.data.columns import ColumnData, checked_codes, missing, promoted
 from cerebro.data.dtypes import STORAGE, Array, convert
 from cerebro.data.progress import ByteProgress
 from cerebro.data.sources.base import Table
@@ -56,12 +57,14 @@ class _Spooled:
         self.row_shape = first.row_shape
         self.names: dict[str, int] | None = None if first.names is None else {}
         self.ordered = first.ordered
+        self.binary = first.binary
+        self.narrow = first.narrow
         self.absent: int | None = None  # the first missing value in a chunk without floats
         self.has_floats = False
         self.rows = 0
         self.values = 0  # elements along the first dimension, rows unless ragged
-        self.file = path.open("wb")
-        self.lengths: BinaryIO | None = None
+        self.file = path.open("wb", buffering=0)
+        self.lengths: FileIO | None = None
         if first.offsets is not None:
             self._become_ragged()
 
@@ -72,11 +75,11 @@ class _Spooled:
         if self.names is not None:
             names = self.names
             table = [names.setdefault(name, len(names)) for name in data.names or ()]
-            values = np.array(table, np.int64)[values]
-        values = convert(values, data.dtype, self.dtype, self.name)
-        np.ascontiguousarray(values).tofile(self.file)
+            values = np.array(table, np.int64)[checked_codes(self.name, data, self.rows)]
+        values = self._converted(values, data.dtype, self.dtype)
+        _append(self.file, self.path, values)
         if self.lengths is not None and data.offsets is not None:
-            np.diff(data.offsets).tofile(self.lengths)
+            _append(self.lengths, self._lengths_path, np.diff(data.offsets))
         self.values += len(values)
         self.rows += data.rows
 
@@ -92,7 +95,7 @@ class _Spooled:
             offsets = np.zeros(self.rows + 1, np.int64)
             np.cumsum(_map(self._lengths_path, np.dtype(np.int64), (self.rows,)), out=offsets[1:])
         names = None if self.names is None else list(self.names)
-        return ColumnData(values, self.dtype, offsets, names, self.ordered)
+        return ColumnData(values, self.dtype, offsets, names, self.ordered, binary=self.binary)
 
     def close(self) -> None:
         self.file.close()
@@ -132,8 +135,22 @@ class _Spooled:
         if ragged or data.row_shape != self.row_shape:
             data = self._make_ragged(data)
         if data.dtype != self.dtype:
-            self._widen(promoted(self.name, self.dtype, data.dtype))
+            self._widen(self._promoted(data.dtype))
         return data
+
+    def _promoted(self, dtype: str) -> str:
+        """Return the type for the rows so far and a chunk of this type."""
+        wider = promoted(self.name, self.dtype, dtype)
+        return "float32" if self.narrow and wider == "float64" else wider
+
+    def _converted(self, values: Array, source: str, target: str) -> Array:
+        """Convert values; large integers on the way to float32 are rounded as if by float64.
+
+        So a column has the same bits as if it had been known as a whole, wherever chunks end.
+        """
+        if self.narrow and target == "float32" and source in ("int64", "uint64"):
+            values, source = convert(values, source, "float64", self.name), "float64"
+        return convert(values, source, target, self.name)
 
     def _element_shape(self) -> tuple[int, ...]:
         return self.row_shape if self.lengths is not None else self.row_shape[1:]
@@ -153,12 +170,12 @@ class _Spooled:
     def _become_ragged(self) -> None:
         if self.lengths is not None:
             return
-        self.lengths = self._lengths_path.open("wb")
+        self.lengths = self._lengths_path.open("wb", buffering=0)
         if self.rows:
             length, *rest = self.row_shape
             for start in range(0, self.rows, _PIECE_VALUES):
                 rows = min(_PIECE_VALUES, self.rows - start)
-                np.full(rows, length, np.int64).tofile(self.lengths)
+                _append(self.lengths, self._lengths_path, np.full(rows, length, np.int64))
             self.values = self.rows * length
             self.row_shape = tuple(rest)
 
@@ -166,14 +183,13 @@ class _Spooled:
         """Rewrite the file in a wider type."""
         if dtype == self.dtype:
             return
-        self.file.flush()
         old = _map(self.path, STORAGE[self.dtype], (self.values, *self.row_shape)).reshape(-1)
         wider = self.path.with_suffix(".wider")
-        file = wider.open("wb")
+        file = wider.open("wb", buffering=0)
         try:
             for start in range(0, len(old), _PIECE_VALUES):
                 piece = old[start : start + _PIECE_VALUES]
-                convert(piece, self.dtype, dtype, self.name).tofile(file)
+                _append(file, wider, self._converted(piece, self.dtype, dtype))
         except BaseException:
             file.close()
             raise
@@ -181,6 +197,23 @@ class _Spooled:
         wider.replace(self.path)
         self.file = file
         self.dtype = dtype
+
+
+def _append(file: FileIO, path: Path, values: Array) -> None:
+    """Append values to an unbuffered file.
+
+    `ndarray.tofile` would report a full disk without its cause and the file's name.
+    """
+    left = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    try:
+        while left:  # a write may store only a part
+            left = left[file.write(left) :]
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot write {path}, a temporary copy of a column: {error.strerror}: free some space "
+            "there, choose another path, or leave columns out",
+        ) from None
 
 
 def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

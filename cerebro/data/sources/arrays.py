@@ -8,7 +8,7 @@ from typing import Any
 from cerebro.data.columns import ColumnData, from_array, from_list
 from cerebro.data.sources.arrow_tables import whole_column
 from cerebro.data.sources.base import Source, Table, choose
-from cerebro.data.sources.pandas_frames import series_column
+from cerebro.data.sources.pandas_frames import frame_column, is_frame, series_column
 from cerebro.errors import InputError
 
 
@@ -35,6 +35,8 @@ class ArraysSource(Source):
             )
         if isinstance(value, (list, tuple)):
             return from_list(name, value)
+        if is_frame(value):
+            return frame_column(name, value)
         package = type(value).__module__.partition(".")[0]
         if package == "pyarrow":  # an array would have NaN for nulls
             return whole_column(name, value)

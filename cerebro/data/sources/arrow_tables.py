@@ -220,8 +220,8 @@ def _bytes(array: Any) -> ColumnData:
     flat = data[ends[0] : ends[-1]] if len(ends) else data[:0]
     lengths: Array = np.diff(ends)
     if len(lengths) and (lengths == lengths[0]).all() and lengths[0]:
-        return ColumnData(flat.reshape(len(lengths), lengths[0]), "uint8")
-    return ColumnData(flat, "uint8", offsets_of(lengths))
+        return ColumnData(flat.reshape(len(lengths), lengths[0]), "uint8", binary=True)
+    return ColumnData(flat, "uint8", offsets_of(lengths), binary=True)
 
 
 def _first_null(array: Any) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from cerebro.data.columns import ColumnData
 from cerebro.data.sources.arrays import ArraysSource
 from cerebro.data.sources.base import Source, Table
-from cerebro.data.sources.pandas_frames import PandasSource
+from cerebro.data.sources.pandas_frames import PandasSource, is_frame
 from cerebro.errors import InputError
 
 
@@ -28,7 +28,7 @@ def is_pair(source: Any) -> bool:
 
 def pair_source(pair: tuple[Any, Any]) -> Source:
     """Return the importer for ``(x, y)``."""
-    return ArraysSource({"x": _plain(pair[0]), "y": _plain(pair[1])})
+    return ArraysSource({"x": pair[0], "y": pair[1]})
 
 
 def is_bunch(source: Any) -> bool:
@@ -47,8 +47,7 @@ def bunch_source(bunch: Mapping[str, Any]) -> Source:
             f"the Bunch has {', '.join(bunch)}, but not data and target: name the arrays that you "
             'need, such as {"x": bunch.images}'
         )
-    x, y = _plain(x), _plain(y)
-    if getattr(x, "dtype", np.dtype(float)).kind == "O" and bunch.get("frame") is not None:
+    if bunch.get("frame") is not None and _is_mixed(x):
         return PandasSource(bunch["frame"])  # columns of several kinds keep their names
     return _Bunch(x, y, bunch.get("target_names"))
 
@@ -79,7 +78,7 @@ class _Bunch(ArraysSource):
         return bool(data.values.min() >= 0 and data.values.max() < len(names))
 
 
-def _plain(value: Any) -> Any:
-    """Return a frame as one array, and other values unchanged."""
-    frame = getattr(value, "ndim", 0) == 2 and hasattr(value, "to_numpy")
-    return value.to_numpy() if frame else value
+def _is_mixed(value: Any) -> bool:
+    """Return whether a frame or an array has columns of several kinds."""
+    array = value.to_numpy() if is_frame(value) else value
+    return bool(getattr(array, "dtype", np.dtype(float)).kind == "O")

@@ -40,7 +40,7 @@ class CsvSource(Source):
         return file_fingerprint(self.path)
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        types: dict[str, str] = {}
+        types: dict[str, str | None] = {}
         for _, columns in self._read(wanted):
             for name, cells in columns.items():
                 types[name] = _widest(types.get(name), cells)
@@ -103,14 +103,17 @@ def _places(path: Path, header: Sequence[str], wanted: Sequence[str] | None) -> 
     return {name: header.index(name) for name in choose(header, wanted)}
 
 
-def _widest(known: str | None, cells: Cells) -> str:
-    """Return the narrowest type, at least `known`, that fits all cells; empty cells fit any."""
+def _widest(known: str | None, cells: Cells) -> str | None:
+    """Return the narrowest type, at least `known`, that fits all cells; empty cells fit any.
+
+    None: there has been no other cell yet.
+    """
     filled = [cell for cell in cells if cell] if "" in cells else cells
     if not filled:
-        return known or "bool"
+        return known
     if known in (None, "bool") and all(cell in _BOOLEANS for cell in filled):
         return "bool"
-    if known == "bool" and any(cell in _BOOLEANS for cell in filled):
+    if known == "bool":  # true and 1 have only text in common
         return "text"
     if known not in ("float64", "text") and _parses(filled, int):
         return "int64"
@@ -127,7 +130,7 @@ def _parses(cells: Cells, kind: type[int] | type[float]) -> bool:
     return True
 
 
-def _column(name: str, cells: Cells, kind: str, first: int) -> ColumnData:
+def _column(name: str, cells: Cells, kind: str | None, first: int) -> ColumnData:
     if "" in cells:
         if kind != "float64":
             raise missing(name, first + cells.index(""))

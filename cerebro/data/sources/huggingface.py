@@ -1,7 +1,8 @@
 """Hugging Face datasets, mapped or streaming.
 
 Columns of numbers, strings and lists are read directly from Arrow data; images and other features
-that must be decoded are read row by row. A ``ClassLabel`` column keeps its codes and names.
+that must be decoded are read row by row. A ``ClassLabel`` column keeps its codes and names; its
+code -1 is a missing value.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cerebro.data.columns import ColumnData
+from cerebro.data.columns import ColumnData, checked_codes
 from cerebro.data.sources.arrow_tables import table_of
 from cerebro.data.sources.base import Source, Table, choose
 from cerebro.data.sources.row_mappings import row_chunks
@@ -34,6 +35,11 @@ class HuggingFaceSource(Source):
             raise InputError(
                 f"the dataset has the splits {', '.join(dataset)}: shard one of them, such as "
                 f"dataset[{next(iter(dataset))!r}]"
+            )
+        if (getattr(dataset, "format", None) or {}).get("type") == "custom":
+            raise InputError(
+                "the dataset has a transform (set_transform), which shard does not apply: apply it "
+                "with dataset.map, or remove it with dataset.reset_format()"
             )
         self.dataset = dataset
 
@@ -64,7 +70,9 @@ def _arrow_chunks(
             table = table_of(batch, names, first)
             for name, labels in classes.items():
                 codes = table[name]
-                table[name] = ColumnData(codes.values, codes.dtype, None, labels, ordered=True)
+                data = ColumnData(codes.values, codes.dtype, None, labels, ordered=True)
+                checked_codes(name, data, first)
+                table[name] = data
             yield table
             first += batch.num_rows
 

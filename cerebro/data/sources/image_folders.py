@@ -47,6 +47,7 @@ def images(
     ------
     InputError
         An argument is invalid, the folder is missing or has no images, or Pillow is not installed.
+        An image of more than 8 bits is an error when it is read.
     """
     return ImagesSource(path_of("folder", folder), size, mode)
 
@@ -109,11 +110,14 @@ class ImagesSource(Source):
 
         try:
             with Image.open(path) as image:
+                _check_mode(path, image.mode)
                 image = image.convert(self.mode)
                 if self.size is not None:
                     height, width = self.size
                     image = image.resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.asarray(image, np.uint8)
+        except InputError:
+            raise
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise InputError(
                 f"'{path}' is not an image or is damaged: {error}; repair or remove it"
@@ -128,6 +132,15 @@ def _check_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if len(pair) != 2 or any(not isinstance(n, int) or n < 1 for n in pair):
         raise InputError(f"size is {size!r}: give one number of pixels or (height, width)")
     return int(pair[0]), int(pair[1])
+
+
+def _check_mode(path: Path, mode: str) -> None:
+    # Pillow's modes of 16-bit integers (I;16 and others), 32-bit integers (I) and floats (F).
+    if mode.startswith(("I", "F")):
+        raise InputError(
+            f"'{path}' has pixels of more than 8 bits (Pillow's mode {mode}), which would be cut "
+            "off at 255: convert the images to 8 bits first, or give their pixels as arrays"
+        )
 
 
 def _check_shape(path: Path, pixels: Array, shape: tuple[int, ...]) -> None:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cerebro.data.columns import ColumnData, from_array, from_objects, from_text, missing
+from cerebro.data.columns import (
+    ColumnData,
+    from_array,
+    from_objects,
+    from_rows,
+    from_text,
+    missing,
+    settled,
+)
 from cerebro.data.sources.arrow_tables import whole_column
 from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
@@ -26,6 +34,56 @@ class PandasSource(Source):
             twice = next(name for name in names if names.count(name) > 1)
             raise InputError(f"the frame has two columns named {twice!r}: rename one")
         yield {name: series_column(name, self.frame[name]) for name in choose(names, wanted)}
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether this is a table with `to_numpy`, as of pandas, and not an array."""
+    return getattr(value, "ndim", 0) == 2 and hasattr(value, "to_numpy")
+
+
+def frame_column(name: str, frame: Any) -> ColumnData:
+    """Return a frame as one column, whose rows are vectors: the frame's rows.
+
+    Its type is the common one of the frame's columns, by NumPy's rules. pandas would make objects
+    of numbers and booleans together, and NaN of missing integers. Raises InputError, which names
+    the frame's column, for values that cannot be a column, and for text beside numbers.
+    """
+    import numpy as np
+
+    dtypes = list(getattr(frame, "dtypes", ()))  # an xarray.DataArray has none
+    if all(isinstance(dtype, np.dtype) for dtype in dtypes):
+        array = frame.to_numpy()
+        if array.dtype.kind != "O" or not dtypes:
+            return from_array(name, array)
+    labels = [str(label) for label in frame.columns]
+    parts = [_part(name, label, frame.iloc[:, at]) for at, label in enumerate(labels)]
+    if all(part.names is not None for part in parts):
+        return from_array(name, frame.to_numpy())
+    for label, part in zip(labels, parts, strict=True):
+        if part.names is not None or part.values.ndim > 1 or part.offsets is not None:
+            kind = "sequences" if part.names is None else "text"
+            raise InputError(
+                f"column {name!r} is a frame of numbers, but the frame's column {label!r} has "
+                f"{kind}: convert it to numbers, or give the frame itself as the source, which "
+                "keeps its columns apart"
+            )
+    values = np.empty(frame.shape, np.result_type(*(part.values.dtype for part in parts)))
+    for at, part in enumerate(parts):
+        values[:, at] = part.values
+    return from_array(name, values)
+
+
+def _part(name: str, label: str, series: Any) -> ColumnData:
+    """Return a column of a frame that becomes part of the column `name`."""
+    if type(series.dtype).__name__ == "SparseDtype":
+        series = series.sparse.to_dense()
+    try:
+        if series.dtype == object:  # numbers too, which series_column does not take as objects
+            return settled(label, from_rows(label, series.tolist()))
+        return series_column(label, series)
+    except InputError as error:
+        text = str(error).replace(" with columns=[...]", "")  # it knows only the whole frame
+        raise InputError(f"column {name!r}: the frame's {text}") from None
 
 
 def series_column(name: str, series: Any) -> ColumnData:

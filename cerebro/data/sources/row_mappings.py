@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cerebro.data.columns import ColumnData, from_rows, settled
+from cerebro.data.columns import ColumnData, checked_codes, from_rows, owned, settled
 from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
 
@@ -64,8 +64,9 @@ def row_chunks(
                 f"have {', '.join(sorted(names))}: give every row the same"
             )
         for name, values in columns.items():
-            values.append(mapping[name])
-            held += getattr(mapping[name], "nbytes", 0)
+            value = mapping[name] if whole else owned(mapping[name])
+            values.append(value)
+            held += getattr(value, "nbytes", 0)
         if not whole and (row + 1 - first >= CHUNK_ROWS or held >= CHUNK_BYTES):
             yield _table(columns, first, classes)
             columns = {name: [] for name in columns}
@@ -81,5 +82,7 @@ def _table(
     for name, labels in (classes or {}).items():
         if name in table:
             codes = settled(name, table[name])
-            table[name] = ColumnData(codes.values, codes.dtype, codes.offsets, labels, True)
+            data = ColumnData(codes.values, codes.dtype, codes.offsets, labels, True)
+            checked_codes(name, data, first)
+            table[name] = data
     return table

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebro.data import Dataset, images, shard
+from cerebro.data import Dataset, given, images, shard
+from cerebro.data.columns import ColumnData, concatenate
 from cerebro.data.sources import open_source
+from cerebro.data.sources.base import Source, Table
+from cerebro.data.sources.row_mappings import row_chunks
 from cerebro.errors import InputError
 
 ROWS = 53
@@ -231,6 +234,31 @@ def test_lists_of_one_length_have_the_shape_that_dtypes_says(tmp_path: Path) -> 
         shard(lists, tmp_path / "d", dtypes={"v": ("float32", (4,))})
 
 
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_rows_of_uint8_are_numbers_and_only_binary_values_are_bytes(
+    tmp_path: Path, dtype: str
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pixels = RNG.integers(0, 256, (ROWS, 12)).astype(np.uint8)
+    expected = shard({"v": pixels.reshape(ROWS, 3, 4).astype(dtype)}, tmp_path / "expected")
+    lists = pa.table({"v": pa.array(pixels.tolist(), pa.list_(pa.uint8()))})
+    sources = [{"v": pixels}, {"v": list(pixels)}, lists, lists.to_reader(7), rows({"v": pixels})]
+    for number, source in enumerate(sources):
+        data = shard(source, tmp_path / str(number), dtypes={"v": (dtype, (3, 4))})
+        assert (data.columns["v"], data.checksum) == (expected.columns["v"], expected.checksum)
+    with pytest.raises(
+        InputError, match=r"rows of shape \(12,\), which cannot become shape \(3,\)"
+    ):
+        shard(lists, tmp_path / "d", dtypes={"v": (dtype, (3,))})
+    # Batches of binary values stay bytes when they are joined, spooled and made fixed.
+    values = pa.table({"v": pa.array([row.tobytes() for row in pixels])})
+    floats = shard({"v": pixels.view("<f4")}, tmp_path / "floats")
+    joined = pa.concat_tables([values[:20], values[20:]])
+    for number, source in enumerate([joined, joined.to_reader(7)]):
+        data = shard(source, tmp_path / f"bytes{number}", dtypes={"v": ("float32", (3,))})
+        assert data.checksum == floats.checksum
+
+
 def test_binary_values_that_do_not_fit_are_named(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     even = pa.table({"v": pa.array([b"12345678"] * 3), "y": [1, 2, 3]})
@@ -356,6 +384,70 @@ def test_lists_of_images_are_stacked(tmp_path: Path) -> None:
     assert same_length.ragged
 
 
+def test_a_generator_may_reuse_its_buffers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pil = pytest.importorskip("PIL.Image")
+
+    class OnlyDlpack:
+        def __init__(self, tensor: Any) -> None:
+            self.tensor = tensor
+
+        def __dlpack__(self, **keywords: Any) -> Any:
+            return self.tensor.__dlpack__(**keywords)
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return self.tensor.__dlpack_device__()
+
+    array, flag = np.zeros(3, np.float32), np.zeros((), np.bool_)
+    tensor, half = torch.zeros(3), torch.zeros(3, dtype=torch.bfloat16)
+    tokens: list[int] = []
+    image = pil.new("L", (4, 3))
+
+    def reused() -> Iterator[dict[str, Any]]:
+        for row in range(ROWS):
+            array[:], flag[...] = VECTORS[row], FLAGS[row]
+            tensor.copy_(torch.from_numpy(VECTORS[row]))
+            half.copy_(tensor)
+            tokens[:] = TOKENS[row]
+            image.paste(row, (0, 0, 4, 3))
+            yield {
+                "a": array, "b": flag, "t": tensor, "d": OnlyDlpack(array), "h": half,
+                "hd": OnlyDlpack(half), "l": tokens, "n": [array, tensor], "i": image,
+            }  # fmt: skip
+
+    pictures = np.arange(ROWS, dtype=np.uint8)[:, None, None].repeat(3, 1).repeat(4, 2)
+    halves = torch.from_numpy(VECTORS).to(torch.bfloat16)
+    pairs = [[row, row] for row in VECTORS]
+    expected = shard(
+        {"a": VECTORS, "b": FLAGS, "t": VECTORS, "d": VECTORS, "h": halves, "hd": halves,
+         "l": TOKENS, "n": pairs, "i": pictures},
+        tmp_path / "expected",
+    )  # fmt: skip
+    data = shard(reused(), tmp_path / "d")
+    assert data.columns == expected.columns
+    assert data.checksum == expected.checksum
+
+    class Samples(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        def __len__(self) -> int:
+            return ROWS
+
+        def __getitem__(self, row: int) -> Any:
+            return {"v": tensor.copy_(torch.from_numpy(VECTORS[row]))}
+
+    vectors = shard({"v": VECTORS}, tmp_path / "vectors")
+    assert shard(Samples(), tmp_path / "samples").checksum == vectors.checksum
+
+
+def test_a_chunk_of_rows_ends_where_its_images_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    pil = pytest.importorskip("PIL.Image")
+    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_BYTES", 3 * 4 * 5 * 2)
+    pictures = ({"x": pil.new("RGB", (4, 5), (row, 0, 0))} for row in range(5))
+    tables = list(row_chunks(pictures, None))
+    assert [table["x"].rows for table in tables] == [2, 2, 1]
+    red = np.concatenate([table["x"].values[:, 0, 0, 0] for table in tables])
+    assert red.tolist() == [0, 1, 2, 3, 4]
+
+
 def test_class_labels_keep_their_codes(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     features = datasets.Features(
@@ -369,6 +461,83 @@ def test_class_labels_keep_their_codes(tmp_path: Path) -> None:
     assert shard(found, tmp_path / "d", shuffle=False, shards=1, exist_ok=True)
     with pytest.raises(InputError, match="shard one of them, such as dataset"):
         shard(datasets.DatasetDict(train=found), tmp_path / "e")
+
+
+def _labelled(codes: list[int], names: list[str], image: bool = False) -> Any:
+    """A Hugging Face dataset, also with codes that its encoder refuses."""
+    datasets, pa = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+    features = {"y": datasets.ClassLabel(names=names)}
+    table = pa.table({"y": codes})
+    if image:
+        picture = {"bytes": None, "path": None}
+        features["image"] = datasets.Image()
+        pil = pytest.importorskip("PIL.Image")
+        encoded = datasets.Image().encode_example(pil.new("L", (2, 2)))
+        table = table.append_column("image", pa.array([picture | encoded] * len(codes)))
+    info = datasets.DatasetInfo(features=datasets.Features(features))
+    return datasets.Dataset(table.cast(info.features.arrow_schema), info=info)
+
+
+@pytest.mark.parametrize("image", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_label_without_a_class_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: bool, stream: bool
+) -> None:
+    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 2)
+    monkeypatch.setattr("cerebro.data.sources.huggingface.BATCH_ROWS", 2)
+    for codes, message in [
+        ([0, 1, 2, -1], "column 'y' has a missing value in row 3: fill it"),
+        ([0, 1, 2, 3], "column 'y' has the class 3 in row 3, but the 3 class names are for 0 to 2"),
+    ]:
+        found = _labelled(codes, ["no", "maybe", "yes"], image)
+        found = found.to_iterable_dataset() if stream else found
+        with pytest.raises(InputError) as caught:
+            shard(found, tmp_path / "d")
+        assert str(caught.value).startswith(message)
+        with pytest.raises(InputError) as caught:  # before any writer sees the codes
+            list(open_source(found).chunks(None))
+        assert str(caught.value).startswith(message)
+    assert list(tmp_path.iterdir()) == []
+    unlabelled = _labelled([-1] * 4, ["no", "yes"], image=True)
+    assert list(shard(unlabelled, tmp_path / "d", columns=["image"]).columns) == ["image"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(-1, "column 'y' has a missing value in row 3"), (2, "column 'y' has the class 2 in row 3")],
+)
+def test_a_code_without_a_name_is_refused_wherever_codes_change(
+    tmp_path: Path, code: int, message: str
+) -> None:
+    def column(codes: list[int], offsets: list[int] | None = None) -> ColumnData:
+        ends = None if offsets is None else np.array(offsets)
+        return ColumnData(np.array(codes), "int64", ends, ["a", "b"], ordered=True)
+
+    class Codes(Source):  # of another package, which does not check them
+        def chunks(self, wanted: Any) -> Iterator[Table]:
+            return iter([{"y": column([0, 1])}, {"y": column([1, code])}])
+
+    train = shard({"y": ["a", "b"]}, tmp_path / "train")
+    with pytest.raises(InputError, match=message):
+        shard(Codes(), tmp_path / "d")
+    with pytest.raises(InputError, match=message):
+        concatenate("y", [column([0, 1]), column([1, code])])
+    with pytest.raises(InputError, match=message):
+        concatenate("y", [column([0, 1, 0], [0, 1, 3]), column([1, 0, code], [0, 1, 3])])
+    with pytest.raises(InputError, match=message.replace("row 3", "row 1")):  # of its chunk
+        given.write(Codes(), tmp_path / "e", train)
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def test_a_transform_of_a_hugging_face_dataset_is_not_ignored(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    found = datasets.Dataset.from_dict({"x": [1, 2, 3]})
+    found.set_transform(lambda batch: {"x": [10 * x for x in batch["x"]]})
+    with pytest.raises(InputError, match=r"has a transform \(set_transform\), .* dataset\.map"):
+        shard(found, tmp_path / "d")
+    found.reset_format()
+    plain = shard(found, tmp_path / "plain")
+    assert shard(found.with_format("numpy"), tmp_path / "d").checksum == plain.checksum
 
 
 def test_hugging_face_images_are_decoded(tmp_path: Path) -> None:
@@ -437,6 +606,30 @@ def test_bad_image_folders(picture_folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("dtype", "suffix", "mode"),
+    [("uint16", "png", "I;16"), ("uint16", "tif", "I;16"), ("int32", "tif", "I"),
+     ("float32", "tif", "F"), ("uint16", "pgm", "I")],
+)  # fmt: skip
+def test_images_of_more_than_8_bits_are_refused(
+    picture_folder: Path, tmp_path: Path, dtype: str, suffix: str, mode: str
+) -> None:
+    from PIL import Image
+
+    path = picture_folder / "dog" / f"z.{suffix}"
+    deep = np.full((6, 4), 1000, dtype)
+    if suffix == "pgm":
+        path.write_bytes(b"P5 4 6 65535\n" + deep.astype(">u2").tobytes())
+    else:
+        Image.fromarray(deep).save(path)
+    with Image.open(path) as image:
+        assert image.mode.startswith(mode)
+    match = rf"^'{path}' has pixels of more than 8 bits \(.*\), .*: convert the images to 8 bits"
+    for wanted in ("L", "RGB"):
+        with pytest.raises(InputError, match=match):
+            shard(images(picture_folder, mode=wanted), tmp_path / "d")
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "is empty"),
@@ -482,6 +675,52 @@ def test_csv_types_are_those_of_all_cells(tmp_path: Path, monkeypatch: pytest.Mo
     assert data.shard(0)["f"].tolist()[3:] == [1000.0, np.inf]
     (tmp_path / "t.tsv").write_text("a\tb\n1\tx\n")
     assert shard(tmp_path / "t.tsv", tmp_path / "t").classes["b"] == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "classes"),
+    [
+        (["true", "false", "1", "2"], "int64", ["1", "2", "false", "true"]),
+        (["true", "false", "0.5", "2"], "int64", ["0.5", "2", "false", "true"]),
+        (["true", "false", "x", "y"], "int64", ["false", "true", "x", "y"]),
+        (["1", "2", "true", "false"], "int64", ["1", "2", "false", "true"]),
+        (["", "", "0.5", "1"], "float64", None),
+        (["0.5", "1", "", ""], "float64", None),
+        (["true", "false", "true", "true"], "bool", None),
+    ],
+)
+def test_csv_columns_whose_kind_changes_between_chunks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], kind: str, classes: Any
+) -> None:
+    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
+    lines = [f"{number},{cell}" for number, cell in enumerate(cells)]
+    (tmp_path / "a.csv").write_text("\n".join(["n,c", *lines]) + "\n")
+    data = shard(tmp_path / "a.csv", tmp_path / "d", shards=1, shuffle=False)
+    assert (data.columns["c"].dtype, data.classes["c"]) == (kind, classes)
+    stored = data.shard(0)["c"]
+    if classes is not None:
+        assert [classes[code] for code in stored] == cells
+    elif kind == "float64":
+        expected = [float(cell or "nan") for cell in cells]
+        assert np.array_equal(stored, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("cells", "row"),
+    [
+        (["", "", "", ""], 0),
+        (["", "", "true", "false"], 0),
+        (["true", "false", "", ""], 2),
+        (["", "", "1", "2"], 0),
+    ],
+)
+def test_csv_chunks_of_empty_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], row: int
+) -> None:
+    monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
+    (tmp_path / "a.csv").write_text("n,c\n" + "".join(f"1,{cell}\n" for cell in cells))
+    with pytest.raises(InputError, match=f"column 'c' has a missing value in row {row}"):
+        shard(tmp_path / "a.csv", tmp_path / "d")
 
 
 def test_bad_arrow(tmp_path: Path) -> None:
@@ -532,6 +771,127 @@ def test_pairs_and_bunches(tmp_path: Path) -> None:
     assert (linnerud.columns["y"].shape, linnerud.classes["y"]) == ((3,), None)
     with pytest.raises(InputError, match="the Bunch has images, but not data and target: name"):
         shard(pytest.importorskip("sklearn.utils").Bunch(images=x), tmp_path / "d")
+
+
+def test_frames_in_pairs_and_mappings_are_one_array(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    count = 0
+
+    def stored(x: Any) -> tuple[str, Any]:
+        nonlocal count
+        count += 1
+        pair = shard((x, FLAGS[: len(x)]), tmp_path / f"p{count}", shards=1, shuffle=False)
+        named = shard({"x": x, "y": FLAGS[: len(x)]}, tmp_path / f"m{count}", shards=1,
+                      shuffle=False)  # fmt: skip
+        assert named.checksum == pair.checksum
+        column = pair.columns["x"]
+        assert (column.shape, column.ragged) == ((x.shape[1],), False)
+        return column.dtype, pair.shard(0)["x"].tolist()
+
+    dummies = pd.get_dummies(pd.DataFrame({"f": [0.5, 2.0], "s": ["a", "b"]}))
+    assert stored(dummies) == ("float64", [[0.5, 1.0, 0.0], [2.0, 0.0, 1.0]])
+    sparse = pd.get_dummies(pd.DataFrame({"f": [0.5, 2.0], "s": ["a", "b"]}), sparse=True)
+    assert stored(sparse) == ("float64", [[0.5, 1.0, 0.0], [2.0, 0.0, 1.0]])
+    flags = pd.DataFrame({0: np.array([1, 2], np.int16), 1: [True, False]})
+    assert stored(flags) == ("int16", [[1, 1], [2, 0]])
+    nullable = pd.DataFrame({"i": [1, 2], "b": [True, False]}).astype(
+        {"i": "Int32", "b": "boolean"}
+    )
+    assert stored(nullable) == ("int32", [[1, 1], [2, 0]])
+    arrow = flags.convert_dtypes(dtype_backend="pyarrow")
+    assert stored(arrow) == ("int16", [[1, 1], [2, 0]])
+    objects = pd.DataFrame({"f": [0.5, 2.0], "o": pd.Series([1, True], dtype=object)})
+    assert stored(objects) == ("float64", [[0.5, 1.0], [2.0, 1.0]])
+    plain = pd.DataFrame({"i": np.array([1, 2]), "f": np.array([0.5, 2.0], np.float32)})
+    assert stored(plain) == ("float64", plain.to_numpy().tolist())
+    texts = pd.DataFrame({"s": ["b", "a"], "t": ["c", "b"]})
+    assert stored(texts) == ("int64", [[1, 2], [0, 1]])
+    gaps = pd.DataFrame({"f": pd.array([1.5, None], dtype="Float32"), "b": [True, False]})
+    data = shard((gaps, [0, 1]), tmp_path / "gaps", shards=1, shuffle=False)
+    assert data.columns["x"].dtype == "float32"
+    assert np.array_equal(data.shard(0)["x"], [[1.5, 1], [np.nan, 0]], equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ({"b": "Int64"}, "the frame's column 'b' has a missing value in row 1: fill it, drop"),
+        ({"a": "Int64", "b": "Int64"}, "the frame's column 'b' has a missing value in row 1"),
+        ({"b": "boolean"}, "the frame's column 'b' has a missing value in row 1"),
+        ({"b": object}, "the frame's column 'b' has a missing value in row 1"),
+        ({"b": "string"}, "the frame's column 'b' has a missing value in row 1"),
+        ({"b": "category"}, "the frame's column 'b' has a missing value in row 1"),
+    ],
+)
+def test_a_missing_value_in_a_frame_is_named(
+    tmp_path: Path, kinds: dict[str, Any], message: str
+) -> None:
+    pd = pytest.importorskip("pandas")
+    columns = {"a": pd.Series([2, 3]), "b": pd.Series([1, None], dtype=object)}
+    frame = pd.DataFrame({name: columns[name].astype(kinds.get(name)) if name in kinds
+                          else columns[name] for name in ("a", "b")})  # fmt: skip
+    for source in ((frame, [0, 1]), {"x": frame, "y": [0, 1]}, (frame[["b"]], [0, 1])):
+        with pytest.raises(InputError) as caught:
+            shard(source, tmp_path / "d")
+        assert str(caught.value).startswith(f"column 'x': {message}")
+        assert "columns=" not in str(caught.value)  # which does not know the frame's columns
+
+
+def test_a_frame_of_several_kinds_is_no_array(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    utils = pytest.importorskip("sklearn.utils")
+    for column, found in [(["a", "b"], "text"), ([[1], [2, 3]], "sequences")]:
+        mixed = pd.DataFrame({"f": [0.5, 1.5], "c": column})
+        with pytest.raises(InputError, match=f"frame's column 'c' has {found}: convert it"):
+            shard((mixed, [0, 1]), tmp_path / "d")
+    times = pd.DataFrame({"f": [0.5], "c": pd.to_datetime(["2020-01-01"])})
+    with pytest.raises(InputError, match="'x': the frame's column 'c' is datetime64"):
+        shard((times, [0]), tmp_path / "d")
+    # A Bunch with a frame of several kinds is that frame, as before.
+    flags = pd.DataFrame({"f": [0.5, 1.5], "b": [True, False]})
+    bunch = utils.Bunch(data=flags, target=pd.Series([0, 1]), frame=flags.assign(y=[0, 1]))
+    assert list(shard(bunch, tmp_path / "bunch").columns) == ["f", "b", "y"]
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 100])
+def test_object_arrays_of_rows_have_a_fixed_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
+) -> None:
+    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
+
+    def stored(name: str, source: Any) -> tuple[Any, ...]:
+        data = shard(source, tmp_path / name, shards=1, shuffle=False)
+        column = data.columns["x"]
+        return column.dtype, column.shape, column.ragged, data.shard(0)["x"].tolist()
+
+    numbers = np.array([[1, 0.5], [True, 3]], object)
+    assert stored("n", {"x": numbers}) == ("float64", (2,), False, [[1, 0.5], [1, 3]])
+    row_arrays = [{"x": row} for row in numbers]
+    assert stored("r", row_arrays) == ("float64", (2,), False, [[1, 0.5], [1, 3]])
+    cube = np.array([[["b"], ["a"]], [["a"], ["c"]]], object)
+    assert stored("c", {"x": cube}) == ("int64", (2, 1), False, [[[1], [0]], [[0], [2]]])
+    gap = shard({"x": np.array([[1, 0.5], [None, 3]], object)}, tmp_path / "g", shuffle=False)
+    assert np.isnan(gap.shard(1)["x"]).tolist() == [[True, False]]
+    for values, message in [
+        ([[1, 2], [3, None]], "'x' has a missing value in row 1"),
+        ([[True, False], [True, None]], "'x' has a missing value in row 1"),
+        ([["a", "b"], ["c", None]], "'x' has a missing value in row 1"),
+        ([["a", "b"], ["c", np.nan]], "'x' has a missing value in row 1"),
+        ([["a", "b"], ["c", 1]], "'x', row 1 is int, but others are strings"),
+        ([[1, 2], [3, "c"]], "'x', row 1 is str, but others are numbers"),
+        ([[{}, {}], [{}, {}]], "'x' has values of type dict"),
+    ]:
+        array = np.array(values, object)
+        sources: list[Any] = [{"x": array}, [{"x": row} for row in array]]
+        if "missing" in message:  # a row of other values, in another chunk, gets other words
+            sources.append({"x": row} for row in array)
+        for source in sources:
+            with pytest.raises(InputError, match=message):
+                shard(source, tmp_path / "d")
+    lists = np.empty((1, 2), object)
+    lists[0, 0], lists[0, 1] = [1], [2, 3]
+    with pytest.raises(InputError, match="'x' is an array of list: give a list of rows"):
+        shard({"x": lists}, tmp_path / "d")
 
 
 GAPS = {"f": [1.5, None, -2.0, None, 3.0], "h": [None, None, 0.5, 1.0, 2.0], "i": [1, 2, 3, 4, 5]}
@@ -613,9 +973,24 @@ def test_a_missing_value_in_a_sequence(tmp_path: Path) -> None:
         rows = shard(source, tmp_path / type(source).__name__, shards=1, shuffle=False).shard(0)
         assert np.array_equal(rows["t"][0], [1.5, np.nan], equal_nan=True)
     fixed = pa.array([[1, 2], [3, None]], pa.list_(pa.int64(), 2))
-    for column in ([[1, 2], [3, None]], pa.array([[1, 2, 4], [None]]), fixed, [["a"], ["b", None]]):
+    NA = pytest.importorskip("pandas").NA
+    columns: list[Any] = [
+        [[1, 2], [3, None]], pa.array([[1, 2, 4], [None]]), fixed, [["a"], ["b", None]],
+        [[1, 2], [3, NA]], [[True, False], [True, NA]], [["a", "c"], ["b", NA]],
+        [np.array([1, 2]), [3, 4, NA]], [np.array([1, 2]), [3, 4, None]], [[1, 2], [NA]],
+        [[[1, 2], [3, 4]], [[5, 6], [7, NA]]],
+    ]  # fmt: skip
+    for column in columns:
         with pytest.raises(InputError, match="column 't' has a missing value in row 1"):
             shard({"t": column}, tmp_path / "d")
+    for last in ([3, NA], [None, 3], [NA]):
+        with pytest.raises(InputError, match="column 't' has a missing value in row 1"):
+            shard(iter([{"t": [1, 2]}, {"t": last}]), tmp_path / "d")
+    gaps = {"t": [[1, NA], [2.5]], "n": [[[1.5, NA], [2, 3]], [[4, 5]]]}
+    floats = shard(gaps, tmp_path / "floats", shards=1, shuffle=False)
+    assert floats.columns["n"].shape == (2,)
+    assert np.array_equal(floats.shard(0)["t"][0], [1, np.nan], equal_nan=True)
+    assert np.array_equal(floats.shard(0)["n"][0], [[1.5, np.nan], [2, 3]], equal_nan=True)
 
 
 def test_bad_pandas(tmp_path: Path) -> None:
@@ -776,3 +1151,44 @@ def test_datasets_that_can_be_read_once_are_read_once(tmp_path: Path, recwarn: A
     assert stored[:, 0].tolist() == list(range(40))
     shard(_images(torch.neg), tmp_path / "plain", progress=False)
     assert list(recwarn) == []
+
+
+# --- rows given in place of a data set -------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_rows", [1, 2, 3, 100])
+def test_float64_becomes_float32_wherever_chunks_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
+    large = 2**24 + 1  # not a float32; the next two round differently by way of float64
+    odd, wide = 2**54 + 2**30 + 1, 2**62 + 2**38 + 1
+    columns: dict[str, list[Any]] = {
+        "ints first": [1, large, odd, wide, 0.1, 0.2],
+        "floats first": [0.1, 0.2, 1, large, odd, wide],
+        "between": [1, 0.1, large, odd, wide, 2],
+        "narrow": [1, large, 3, *np.array([0.1, 0.2, 0.3], np.float32)],
+        "ints": [1, large, odd, wide, 2, 3],
+        "lists": [[], [1, odd], [0.1], [], [0.2, 3.5], [wide]],
+        "arrays": [np.array([1, odd])] * 3 + [np.array([0.1, 0.2])] * 3,
+    }
+
+    class Samples(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            return {name: values[row] for name, values in columns.items()}
+
+    listed = [Samples()[row] for row in range(6)]
+    expected = given.write(listed, tmp_path / "expected")
+    assert {name: column.dtype for name, column in expected.columns.items()} == {
+        name: "int64" if name == "ints" else "float32" for name in columns
+    }
+    for number, source in enumerate([Samples(), iter(listed)]):
+        data = given.write(source, tmp_path / str(number))
+        assert data.columns == expected.columns
+        assert data.checksum == expected.checksum
+    stored = shard(iter(listed), tmp_path / "wide")  # `shard` keeps float64
+    assert {column.dtype for column in stored.columns.values()} == {"int64", "float64"}

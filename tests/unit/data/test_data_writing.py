@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -265,6 +269,54 @@ def test_an_empty_folder_is_taken_and_parents_are_made(tmp_path: Path) -> None:
     shard(table(), tmp_path / "deep" / "er" / "d").verify()
 
 
+def test_a_link_to_an_empty_folder_is_kept(tmp_path: Path) -> None:
+    """As on a machine with a small disk at home and a large one for data."""
+    scratch, link = tmp_path / "scratch", tmp_path / "home" / "data"
+    (scratch / "mine").mkdir(parents=True)
+    link.parent.mkdir()
+    link.symlink_to(scratch / "mine")
+    seen: list[list[str]] = []
+
+    def rows() -> Iterator[dict[str, int]]:
+        seen.extend(names_below(folder) for folder in (scratch, link.parent))
+        yield from ({"x": i} for i in range(9))
+
+    data = shard(rows(), link)
+    assert link.is_symlink() and data.path == link
+    (beside, mine), home = seen  # it is made on the disk that the link leads to
+    assert (beside.startswith(".mine.tmp-"), mine, home) == (True, "mine", ["data"])
+    Dataset(scratch / "mine").verify()
+    assert names_below(scratch) == ["mine"]
+    assert shard({"x": np.arange(9)}, tmp_path / "plain").checksum == data.checksum
+    with pytest.raises(InputError, match=f"'{link}' exists: pass exist_ok=True"):
+        shard(rows(), link)
+    assert shard(rows(), link, exist_ok=True).path == link
+
+
+def test_what_a_data_set_cannot_replace_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unread = iter([{"x": 1}])
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    with pytest.raises(InputError) as caught:
+        shard(unread, tmp_path / "link")
+    assert str(caught.value) == (
+        f"'{tmp_path}/link' is a link to '{tmp_path}/gone', which does not exist: make that "
+        "folder, or choose another path"
+    )
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "disk")
+    with pytest.raises(InputError) as caught:
+        shard(unread, tmp_path / "disk")
+    assert str(caught.value) == (
+        f"'{tmp_path}/disk' is a mount point, which a data set cannot replace: give a folder in "
+        f"it, such as '{tmp_path}/disk/data'"
+    )
+    assert next(unread) == {"x": 1}
+    shard({"x": [1]}, tmp_path / "disk" / "data").verify()
+    assert names_below(tmp_path) == ["disk", "link"]
+
+
 def test_a_relative_path_survives_a_change_of_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +348,39 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert names_below(tmp_path) == ["old"]
     Dataset(tmp_path / "old").verify()
+
+
+def test_a_full_disk_is_named_while_a_stream_is_read(tmp_path: Path) -> None:
+    """For values, a type that widens, and the lengths of rows that are ragged at last."""
+    code = (
+        "import resource, signal, sys, numpy as np\n"
+        "from cerebro.data import shard\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "long, last = [1.0] * 40, 20_000\n"
+        "for rows in (\n"
+        "    ({'x': long} for i in range(9000)),\n"
+        "    ({'x': i > last and 0.5} for i in range(30_000)),\n"
+        "    ({'x': np.zeros(1 + (i == last), np.uint8)} for i in range(last + 1)),\n"
+        "):\n"
+        "    try:\n"
+        "        shard(rows, sys.argv[1])\n"
+        "    except OSError as error:\n"
+        "        print(error.errno, error.strerror)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "new")],
+        capture_output=True, text=True, check=True, timeout=60, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    reason = os.strerror(errno.EFBIG)
+    shown = re.sub(r"tmp-[0-9a-f]{16}/", "tmp-0/", done.stdout).splitlines()
+    assert shown == [
+        f"{errno.EFBIG} cannot write {tmp_path}/.new.tmp-0/.spool/{name}, a temporary copy of a "
+        f"column: {reason}: free some space there, choose another path, or leave columns out"
+        for name in ("00000", "00000.wider", "00000.lengths")
+    ]
+    assert done.stderr == ""
+    assert names_below(tmp_path) == []
 
 
 def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept(
