@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cerebro.data.appending import append
 from cerebro.data.columns import ColumnData, checked_codes, missing, promoted
 from cerebro.data.dtypes import STORAGE, Array, convert
 from cerebro.data.progress import ByteProgress
@@ -77,9 +78,9 @@ class _Spooled:
             table = [names.setdefault(name, len(names)) for name in data.names or ()]
             values = np.array(table, np.int64)[checked_codes(self.name, data, self.rows)]
         values = self._converted(values, data.dtype, self.dtype)
-        _append(self.file, self.path, values)
+        append(self.file, self.path, values)
         if self.lengths is not None and data.offsets is not None:
-            _append(self.lengths, self._lengths_path, np.diff(data.offsets))
+            append(self.lengths, self._lengths_path, np.diff(data.offsets))
         self.values += len(values)
         self.rows += data.rows
 
@@ -175,7 +176,7 @@ class _Spooled:
             length, *rest = self.row_shape
             for start in range(0, self.rows, _PIECE_VALUES):
                 rows = min(_PIECE_VALUES, self.rows - start)
-                _append(self.lengths, self._lengths_path, np.full(rows, length, np.int64))
+                append(self.lengths, self._lengths_path, np.full(rows, length, np.int64))
             self.values = self.rows * length
             self.row_shape = tuple(rest)
 
@@ -189,7 +190,7 @@ class _Spooled:
         try:
             for start in range(0, len(old), _PIECE_VALUES):
                 piece = old[start : start + _PIECE_VALUES]
-                _append(file, wider, self._converted(piece, self.dtype, dtype))
+                append(file, wider, self._converted(piece, self.dtype, dtype))
         except BaseException:
             file.close()
             raise
@@ -197,23 +198,6 @@ class _Spooled:
         wider.replace(self.path)
         self.file = file
         self.dtype = dtype
-
-
-def _append(file: FileIO, path: Path, values: Array) -> None:
-    """Append values to an unbuffered file.
-
-    `ndarray.tofile` would report a full disk without its cause and the file's name.
-    """
-    left = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
-    try:
-        while left:  # a write may store only a part
-            left = left[file.write(left) :]
-    except OSError as error:
-        raise OSError(
-            error.errno,
-            f"cannot write {path}, a temporary copy of a column: {error.strerror}: free some space "
-            "there, choose another path, or leave columns out",
-        ) from None
 
 
 def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

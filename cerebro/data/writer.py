@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import cerebro._core as _core
+from cerebro.data.appending import append
 from cerebro.data.columns import ColumnData, offsets_of
 from cerebro.data.dtypes import Array
 from cerebro.data.layout import OutputColumn
@@ -112,8 +113,8 @@ def _dealt(
         chunk = output.rows(slice(start, start + step))
         for path, rows in zip(paths, sorted_rows, strict=True):
             low, high = np.searchsorted(rows, [start, start + len(chunk)])
-            with path.open("ab") as file:
-                chunk[rows[low:high] - np.uint32(start)].tofile(file)
+            with path.open("ab", buffering=0) as file:
+                append(file, path, chunk[rows[low:high] - np.uint32(start)])
     for shard, path in enumerate(paths):
         rows = sorted_rows[shard]
         values = np.fromfile(path, chunk.dtype).reshape(len(rows), *column.shape)

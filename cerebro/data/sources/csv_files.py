@@ -22,7 +22,6 @@ from cerebro.errors import InputError
 CHUNK_ROWS = 16_384
 _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False,
              "FALSE": False}  # fmt: skip
-_TYPES = ("bool", "int64", "float64", "text")
 
 Cells = Sequence[str]
 
