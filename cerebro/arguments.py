@@ -245,7 +245,7 @@ RESUME: Words = {
 OPTIMIZE: Words = {
     **_SHARED,
     **_to("n_trials", *_TRIALS, "num_samples"),
-    **_to("timeout", "time_limit", "max_time", "time_budget_s"),
+    **_to("timeout", "max_time", "time_budget_s"),
     **_to("define", "space", "config", "param_space", "search_space", "param_distributions"),
     **_to("the study has one: optuna.create_study(direction='maximize')", "direction", "mode"),
     "directions": "Cerebro optimizes one metric: create the study with direction=",

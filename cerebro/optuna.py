@@ -26,7 +26,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -100,8 +100,9 @@ def optimize(
         ``define(trial)`` makes the suggestions that `build` will make, so that no model is
         built in this process. It returns a mapping to add to the configuration, or None.
     n_trials
-        Trials to add to the study, including pruned and failed ones. None: until `timeout`, or
-        until a callback stops the study.
+        Trials that the run adds to the study, including pruned and failed ones. None: until
+        `timeout`, or until a callback stops the study. If `run` exists and has fewer, the same call
+        with a larger number adds the difference.
     timeout
         Seconds after which no new trial starts; active trials are trained to completion. To
         interrupt these too, pass `cerebro.search`'s argument ``time_limit=``.
@@ -133,11 +134,13 @@ def optimize(
     Notes
     -----
     If `run` exists, it is resumed: active trials continue from their last committed unit, and no
-    trial of a dead process remains RUNNING in the study. Every epoch's metric is reported as an
-    intermediate value, with the epoch, from 0, as its step; the value of a trial is the metric of
-    its last epoch. The pruner is called after every epoch but the last. Metrics that are not
-    finite are handled as in Optuna: pruners prune NaN, infinity is a valid value, and a trial
-    whose value is NaN fails.
+    trial of a dead process remains RUNNING in the study. A finished run with `n_trials` trials is
+    returned unchanged; to add as many again, give another `run`.
+
+    Every epoch's metric is reported as an intermediate value, with the epoch, from 0, as its step;
+    the value of a trial is the metric of its last epoch. The pruner is called after every epoch but
+    the last. Metrics that are not finite are handled as in Optuna: pruners prune NaN, infinity is a
+    valid value, and a trial whose value is NaN fails.
     """
     refuse("cerebro.optuna.optimize")
     whole_number("epochs", epochs, 1)
@@ -349,6 +352,39 @@ class StudySearcher(Searcher):
         """Return how many more trials to ask the study for; None if `n_trials` is None."""
         return None if self._wanted is None else self._wanted - self._count - self._lost
 
+    def wants_more(
+        self,
+        state: Mapping[str, Any],
+        n_trials_before: int | None,
+        n_trials: int | None,
+        *,
+        finished: bool,
+    ) -> bool:
+        """Return whether `optimize` asks for more trials than before; warn if for fewer.
+
+        The search's own ``n_trials`` is None, because it does not count trials without training.
+        """
+        added = int(state.get("count", 0)) + int(state.get("lost", 0))
+        wanted = math.inf if self._wanted is None else self._wanted
+        if wanted < added:
+            warnings.warn(
+                f"n_trials={wanted}, but the run {self._run} has added {added} trials to the study "
+                "and adds no more; give another run= to add more",
+                stacklevel=users_level(),
+            )
+        if wanted <= added:
+            return False
+        if "wanted" in state:
+            return bool(self._wanted != state["wanted"])
+        if finished and self._wanted is not None:
+            warnings.warn(
+                f"n_trials={self._wanted}, but the run {self._run} has added {added} trials to the "
+                "study and adds no more: an earlier version of Cerebro did not store how many were "
+                "wanted; give another run= to add more",
+                stacklevel=users_level(),
+            )
+        return False
+
     def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
         """Return a trial's configuration; None if defining it raised a caught exception."""
         try:
@@ -502,6 +538,7 @@ class StudySearcher(Searcher):
         return {
             "count": self._count,
             "lost": self._lost,
+            "wanted": self._wanted,
             "open": [[number, trial.number, trial.params] for number, trial in self._open.items()],
         }
 
@@ -520,14 +557,11 @@ class StudySearcher(Searcher):
         self._count = int(state["count"])
         self._lost = int(state.get("lost", 0))
         known = {trial.number: trial for trial in self._study.get_trials(deepcopy=False)}
+        self._check_study(known.values())
         for number, asked, params in state["open"]:
             frozen = known.get(asked)
             if frozen is None or not self._is_ours(frozen, number, params):
-                raise InputError(
-                    f"the study {self._study.study_name!r} does not have trial {asked} of the run "
-                    f"{self._run}: give the run's study, in a persistent storage "
-                    "(such as sqlite:///study.db)"
-                )
+                raise self._other_study(asked)
             if frozen.state is TrialState.RUNNING:
                 self._open[number] = optuna.Trial(self._study, frozen._trial_id)
             elif INTERRUPTED in frozen.system_attrs or frozen.user_attrs.get("interrupted"):
@@ -535,6 +569,20 @@ class StudySearcher(Searcher):
             else:
                 self._told[number] = frozen
         self._fail_orphans()
+
+    def _check_study(self, trials: Iterable[FrozenTrial]) -> None:
+        """Raise InputError if trials would be added to a study that lacks those of the run."""
+        there = {mark_of(trial).get("trial") for trial in trials}
+        missing = [number for number in range(self._count) if number not in there]
+        if missing and not self._has_all_trials():
+            raise self._other_study(missing[0])
+
+    def _other_study(self, number: int) -> InputError:
+        return InputError(
+            f"the study {self._study.study_name!r} does not have trial {number} of the run "
+            f"{self._run}: give the run's study, in a persistent storage "
+            "(such as sqlite:///study.db)"
+        )
 
     def _is_ours(self, frozen: FrozenTrial, number: int, params: Mapping[str, Any]) -> bool:
         """Return whether `frozen` is the run's trial `number`; storages return tuples as lists."""

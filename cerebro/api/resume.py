@@ -177,7 +177,8 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
     Raises
     ------
     InputError
-        If the settings would have produced different trials, or if another process trains the run.
+        If the settings would have produced different trials, if the searcher cannot add trials to
+        those that there are, or if another process trains the run.
     """
     saved = SavedRun(settings.folder, build=settings.build)
     with Owner.take(saved.folder) as owner:
@@ -187,16 +188,29 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         before = saved.settings
         further = settings.epochs if settings.epochs != before["epochs"] else None
         request = ResumeRequest(further, trials_each=saved.trials_each)
-        if is_over(saved, request) and settings.n_trials == before["n_trials"]:
+        more = searcher.wants_more(
+            saved.meta.get("searcher") or {},
+            before["n_trials"],
+            settings.n_trials,
+            finished=saved.meta["status"] == "finished",
+        )
+        if is_over(saved, request) and not more:
             tidy(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
-        return train_rest(saved, owner, settings, request, searcher)
+        return train_rest(saved, owner, settings, request, searcher, more=more)
 
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
     """Return whether nothing is left to train."""
     return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
+
+
+def ask_again(saved: SavedRun) -> None:
+    """Let the searcher be asked although it once had nothing more to suggest."""
+    loop = saved.meta.get("search_loop")
+    if loop:
+        saved.meta["search_loop"] = {**loop, "is_exhausted": False}
 
 
 def tidy(saved: SavedRun) -> None:
@@ -232,6 +246,8 @@ def train_rest(
     settings: Settings,
     request: ResumeRequest,
     searcher: Searcher | None,
+    *,
+    more: bool = False,
 ) -> Result:
     """Train the rest of a run that this process owns.
 
@@ -239,8 +255,12 @@ def train_rest(
     ----------
     searcher
         A searcher that has not been set up; None: recreate it from the run's record.
+    more
+        Whether the searcher has more to suggest, even if the run is finished.
     """
-    the_searcher = searcher_of(saved, settings, request, searcher)
+    the_searcher = searcher_of(saved, settings, request, searcher, more=more)
+    if more:
+        ask_again(saved)
     now = environment.describe(settings.threads, settings.devices[0])
     if are_gpus(settings.devices):  # as in workers; CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
@@ -259,7 +279,12 @@ def train_rest(
 
 
 def searcher_of(
-    saved: SavedRun, settings: Settings, request: ResumeRequest, searcher: Searcher | None
+    saved: SavedRun,
+    settings: Settings,
+    request: ResumeRequest,
+    searcher: Searcher | None,
+    *,
+    more: bool = False,
 ) -> Searcher:
     """Return the run's searcher in the state in which the run ended.
 
@@ -270,7 +295,7 @@ def searcher_of(
         trained further.
     """
     description = saved.meta.get("searcher_class") or {}
-    over = saved.meta["status"] == "finished" and settings.n_trials == saved.settings["n_trials"]
+    over = saved.meta["status"] == "finished" and not more
     apart = request.epochs is not None or request.trials is not None
     if apart and description.get("adaptive") and not over:
         raise InputError(

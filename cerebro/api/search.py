@@ -221,8 +221,8 @@ def search(
     if_exists
         What to do if the run's folder exists. ``"resume"`` resumes the run, as `cerebro.resume`
         does. Arguments that affect its trials must be the same; only `epochs` and `n_trials` may
-        increase. ``"new"`` starts a new run in a different folder: ``<run>-2``, ``<run>-3`` and so
-        on.
+        increase (not `n_trials` of population-based training, the size of its population).
+        ``"new"`` starts a new run in a different folder: ``<run>-2``, ``<run>-3`` and so on.
     keep
         The epochs whose states stay on disk. The state of the last epoch always stays.
     max_retries

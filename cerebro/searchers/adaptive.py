@@ -18,6 +18,9 @@ class AdaptiveSearcher(SpaceSearcher):
     define what to suggest next (:meth:`suggest`) and how a trial proceeds (:meth:`_decide`).
     """
 
+    _most: float = math.inf
+    """How many trials, not counting clones, a searcher begins that chooses the number itself."""
+
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Receive the metrics of a trial's epoch (from 0) and decide how the trial proceeds.
 
@@ -32,8 +35,21 @@ class AdaptiveSearcher(SpaceSearcher):
         raise NotImplementedError
 
     def _new(self, epochs: int) -> Suggestion:
-        """Suggest the next new trial, to be trained until `epochs` epochs are done."""
+        """Suggest the next new trial, to be trained until `epochs` epochs are done.
+
+        Raises
+        ------
+        InputError
+            Before the first trial, if there are more points than trials.
+        """
         trial = self._next
+        # Not in setup: a run in which an earlier version left points out still resumes.
+        if trial == 0 and len(self._points) > self._most:
+            raise InputError(
+                f"without n_trials, {type(self).__name__} begins {self._most} trials, but there "
+                f"are {len(self._points)} points to try first; points count as trials, so give "
+                f"n_trials={len(self._points)} or more, or fewer points"
+            )
         point = self._points[trial] if trial < len(self._points) else {}
         self._next += 1
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)

@@ -197,6 +197,36 @@ class Searcher(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that :meth:`state_dict` returned; called after :meth:`setup`."""
 
+    def wants_more(
+        self,
+        state: Mapping[str, Any],
+        n_trials_before: int | None,
+        n_trials: int | None,
+        *,
+        finished: bool,
+    ) -> bool:
+        """Return whether the searcher has more to suggest than when a run was begun or resumed.
+
+        Called before :meth:`setup`, with the same call that began the run. If True, the searcher is
+        asked again even if the run is finished.
+
+        Parameters
+        ----------
+        state
+            The last state that was stored; empty if there is none.
+        n_trials_before, n_trials
+            The search's ``n_trials``, before and now. By default, the searcher has more to suggest
+            if they differ.
+        finished
+            Whether the run is finished.
+
+        Raises
+        ------
+        InputError
+            If the searcher cannot suggest as many as it is now asked for.
+        """
+        return n_trials != n_trials_before
+
     def epochs_to_come(self) -> float | None:
         """Return how many epochs the searcher will still request, beyond its suggestions so far.
 

@@ -167,6 +167,11 @@ class Brackets:
     def epochs_to_come(self) -> int:
         return sum(bracket.epochs_to_come for bracket in self.brackets)
 
+    @property
+    def to_begin(self) -> int:
+        """The number of new trials that first rungs still need."""
+        return sum(b.rungs[0].trials - b.begun for b in self.brackets if b.level == 0)
+
     def add(self, bracket: Bracket) -> None:
         self.brackets.append(bracket)
 

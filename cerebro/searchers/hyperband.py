@@ -76,6 +76,8 @@ class Hyperband(AdaptiveSearcher):
         self._sizes = hyperband_brackets(self._epochs, self._reduction_factor, self._min_epochs)
         self._brackets = Brackets([])
         self._opened = 0
+        begun = sum(sizes[0][0] for sizes in self._sizes)
+        self._most = begun if self._n_trials is None else math.inf
 
     def suggest(self) -> Suggested:
         """Return a promoted trial or a new one; None while all brackets wait."""
@@ -99,7 +101,7 @@ class Hyperband(AdaptiveSearcher):
     def _bracket(self, number: int, begun: int) -> Bracket | None:
         """Return a bracket, given that earlier ones began `begun` trials; None if not needed."""
         n = self._n_trials
-        if n is None and number == len(self._sizes):
+        if n is None and number >= len(self._sizes):  # more, if there was an n_trials before
             return None
         if n is not None and begun >= n:
             return None
@@ -118,9 +120,8 @@ class Hyperband(AdaptiveSearcher):
         """Return how many more epochs the searcher will request."""
         if self._n_trials == math.inf:
             return math.inf
-        open_now = self._brackets.brackets
         epochs = self._brackets.epochs_to_come
-        begun = self._next + sum(b.rungs[0].trials - b.begun for b in open_now if b.level == 0)
+        begun = self._next + self._brackets.to_begin
         number = self._opened
         while (bracket := self._bracket(number, begun)) is not None:
             epochs += bracket.epochs_to_come

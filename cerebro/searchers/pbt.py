@@ -51,6 +51,11 @@ class PBT(AdaptiveSearcher):
         The probability of drawing a new value instead.
     population
         The size of the population, if the search has no ``n_trials``.
+
+    Notes
+    -----
+    The search's ``n_trials`` is the size of the population. It cannot change when a run is resumed,
+    because the trials that are there were compared without the additional ones.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class PBT(AdaptiveSearcher):
             self._size = int(self._n_trials)
             if self._size < 2:
                 raise InputError("PBT needs a population: give n_trials of at least 2")
+        self._most = self._size
         names = list(self._space.dimensions)
         for name in self._mutate or ():
             if name not in names:
@@ -130,6 +136,29 @@ class PBT(AdaptiveSearcher):
         self._members[place] = trial
         self._configs[trial] = config
         return Suggestion(config, self._target, parent=parent)
+
+    def wants_more(
+        self,
+        state: Mapping[str, Any],
+        n_trials_before: int | None,
+        n_trials: int | None,
+        *,
+        finished: bool,
+    ) -> bool:
+        """Return False: a population has the size with which it began.
+
+        Raises
+        ------
+        InputError
+            If `n_trials` differs: later trials would not have been compared with the others.
+        """
+        if n_trials != n_trials_before:
+            raise InputError(
+                f"n_trials was {n_trials_before}, is {n_trials}: with PBT it is the size of the "
+                "population, which cannot change after trials were compared; resume with "
+                f"n_trials={n_trials_before}, or start a new run with another run="
+            )
+        return False
 
     def epochs_to_come(self) -> float:
         """Return how many more epochs the searcher will request."""

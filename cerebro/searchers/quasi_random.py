@@ -21,7 +21,8 @@ class QuasiRandomSearch(DrawnSearch):
     I. M. Sobol, "On the distribution of points in a cube and the approximate evaluation of
     integrals", 1967, with Owen's scrambling. Needs SciPy (the extra ``search``). Trial ``t``
     depends only on the seed, the space and ``t``. A dimension whose condition is false leaves its
-    coordinate unused. The first ``2**m`` trials are the most even.
+    coordinate unused, and so does a grid of Ray Tune, whose options trials take in turn. The first
+    ``2**m`` trials are the most even.
     """
 
     _title = "quasi-random search"
@@ -48,8 +49,11 @@ class QuasiRandomSearch(DrawnSearch):
 
     def _config(self, trial: int) -> dict[str, Any]:
         shares = self._shares(trial)
+        options = self._space.grid_options(trial)
 
         def choose(node: Node) -> Any:
+            if id(node) in options:
+                return options[id(node)]
             return node.dimension.draw(float(shares[self._columns[id(node)]]))
 
         return self._space.fill({}, choose)

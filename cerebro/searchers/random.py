@@ -36,7 +36,8 @@ class RandomSearch(DrawnSearch):
 
     If every dimension has finitely many values, a draw that repeats an earlier configuration is
     discarded until all configurations are used. Then they may repeat, each with a different trial
-    seed. Points count as used.
+    seed. Points count as used. Grids of Ray Tune stay those of the trial's number as long as there
+    is an unused configuration with them.
 
     A search with more trials begins with the same ones: configurations depend only on the seed, the
     points and the trial's number.
@@ -67,26 +68,38 @@ class RandomSearch(DrawnSearch):
         return config
 
     def _unused(self, trial: int) -> dict[str, Any]:
-        first = config = self._space.sample(self._seed, trial)
+        first = self._space.sample(self._seed, trial)
         again = (self._seed + (trial + 1) * 0x9E3779B97F4A7C15) % 2**63
-        for attempt in range(REDRAWS):
-            if _key(config) not in self._used:
-                return config
-            config = self._space.sample(again, attempt)
-        left = self._left()
-        if left:
-            return left[again % len(left)]
+        # First the values that the trial takes from grids in its turn, then any.
+        for turn in (trial, None) if self._space.has_grids else (trial,):
+            config = first
+            for attempt in range(REDRAWS):
+                if _key(config) not in self._used:
+                    return config
+                config = self._space.complete({}, again, attempt, turn=turn)
+            left = self._left(turn)
+            if left:
+                return left[again % len(left)]
         self._used.clear()
         return first
 
-    def _left(self) -> list[dict[str, Any]]:
-        """Return the configurations that no trial has used; empty if they are too many to list."""
+    def _left(self, turn: int | None) -> list[dict[str, Any]]:
+        """Return the configurations that no trial has used; empty if they are too many to list.
+
+        Parameters
+        ----------
+        turn
+            The number of the trial whose values of grids the configurations have; None: any.
+        """
         if self._all is None:
             try:
                 self._all = {_key(config): config for config in self._space.grid()}
             except InputError:
                 self._all = {}
-        return [config for key, config in self._all.items() if key not in self._used]
+        left = [config for key, config in self._all.items() if key not in self._used]
+        if turn is None or not self._space.has_grids:
+            return left
+        return [config for config in left if self._space.is_turn(config, turn)]
 
 
 def _key(config: dict[str, Any]) -> str:

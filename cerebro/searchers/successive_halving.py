@@ -29,24 +29,40 @@ class SuccessiveHalving(AdaptiveSearcher):
     -----
     The search's ``n_trials`` is the number of configurations. By default, it is the number that
     leaves one configuration for the last rung. With only a time limit, brackets follow each other.
+    If ``n_trials`` is larger when a run is resumed, another bracket compares the additional ones.
     """
 
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
         super().__init__()
         self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
         self._brackets = Brackets([])
+        self._rungs: list[int] = []
+        self._whole = 1
+        """The number of trials of which one reaches the last rung."""
 
     def _prepare(self) -> None:
         check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
-        self._brackets = Brackets([self._bracket()])
+        self._brackets = Brackets([])
+        self._rungs = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
+        self._whole = self._reduction_factor ** (len(self._rungs) - 1)
+        self._most = self._whole if self._n_trials is None else math.inf
 
-    def _bracket(self) -> Bracket:
-        epochs = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
-        n = self._n_trials
-        whole = self._reduction_factor ** (len(epochs) - 1)
-        first = whole if n is None or n == math.inf else int(n)
+    def _bracket(self) -> Bracket | None:
+        """Return a bracket of the trials that no bracket has; None if all have one.
+
+        Some have none at the beginning, and if a run is resumed with more ``n_trials``.
+        """
+        wanted = self._whole if self._n_trials is None else self._n_trials
+        first = wanted - self._next - self._brackets.to_begin
+        if wanted == math.inf:
+            first = self._whole if self._brackets.is_over else 0
+        if first <= 0:
+            return None
         return Bracket(
-            [Rung(max(1, first // self._reduction_factor**i), at) for i, at in enumerate(epochs)]
+            [
+                Rung(max(1, int(first) // self._reduction_factor**i), epochs)
+                for i, epochs in enumerate(self._rungs)
+            ]
         )
 
     def suggest(self) -> Suggested:
@@ -54,23 +70,29 @@ class SuccessiveHalving(AdaptiveSearcher):
         again = self._brackets.promoted()
         if again is not None:
             return self._again(*again)
-        bracket = self._brackets.wanting()
-        if bracket is None and self._brackets.is_over:
-            if self._n_trials != math.inf:
-                return DONE
-            self._brackets = Brackets([self._bracket()])
-            bracket = self._brackets.wanting()
+        bracket = self._brackets.wanting() or self._open()
         if bracket is None:
-            return None
+            return DONE if self._brackets.is_over else None
         self._brackets.begin(bracket, self._next)
         return self._new(bracket.rung.epochs)
+
+    def _open(self) -> Bracket | None:
+        """Open a bracket of the trials that no bracket has, if there are any."""
+        bracket = self._bracket()
+        if bracket is not None:
+            self._brackets.add(bracket)
+        return bracket
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         return self._brackets.decide(trial, epoch, value)
 
     def epochs_to_come(self) -> float:
         """Return how many more epochs the searcher will request."""
-        return math.inf if self._n_trials == math.inf else self._brackets.epochs_to_come
+        if self._n_trials == math.inf:
+            return math.inf
+        bracket = self._bracket()
+        further = 0 if bracket is None else bracket.epochs_to_come
+        return self._brackets.epochs_to_come + further
 
     def dropped(self) -> list[int]:
         """Return the paused trials that will not be resumed, each only once."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import cerebro._core as _core
@@ -86,29 +86,62 @@ class Space:
         """
         return self.complete({}, seed, trial)
 
-    def complete(self, point: Mapping[str, Any], seed: int, trial: int) -> dict[str, Any]:
+    def complete(
+        self, point: Mapping[str, Any], seed: int, trial: int, *, turn: int | None = None
+    ) -> dict[str, Any]:
         """Return `point`, with missing values drawn as :meth:`sample` draws them.
 
         The values of a point may be out of bounds. Grids from Ray Tune's spaces are enumerated by
         trial number: if they have n combinations, any n consecutive trials cover all of them.
+
+        Parameters
+        ----------
+        turn
+            The trial's number for grids, if it differs from `trial`.
 
         Raises
         ------
         InputError
             The point has a name that is not in the space or that the conditions exclude.
         """
-
-        grids = sorted((node for node in self.nodes if isinstance(node.dimension, Grid)), key=_path)
-        counts = [len(node.dimension.options) for node in grids if isinstance(node.dimension, Grid)]
-        taken = {node.path: at for node, at in zip(grids, grid_index(trial, counts), strict=True)}
+        options = self.grid_options(trial if turn is None else turn)
 
         def draw(node: Node) -> Any:
-            if isinstance(node.dimension, Grid):
-                return node.dimension.options[taken[node.path]]
+            if id(node) in options:
+                return options[id(node)]
             (share,) = _core.random_doubles(1, seed, "space", trial, node.stream)
             return node.dimension.draw(share)
 
         return self.fill(point, draw)
+
+    @property
+    def has_grids(self) -> bool:
+        """Whether there are grids of Ray Tune, whose options trials take in turn."""
+        return bool(self._grids)
+
+    @cached_property
+    def _grids(self) -> list[tuple[Node, Grid]]:
+        found = [(node, node.dimension) for node in self.nodes if isinstance(node.dimension, Grid)]
+        return sorted(found, key=lambda grid: grid[0].path)
+
+    def grid_options(self, trial: int) -> dict[int, Any]:
+        """Return the option that a trial takes from each grid, by the ``id`` of the grid's node."""
+        counts = [len(grid.options) for _, grid in self._grids]
+        indices = zip(self._grids, grid_index(trial, counts), strict=True)
+        at = {node.path: index for (node, _), index in indices}
+        # Grids with different conditions may share a path.
+        return {
+            id(node): grid.options[at[node.path] % len(grid.options)] for node, grid in self._grids
+        }
+
+    def is_turn(self, config: Mapping[str, Any], trial: int) -> bool:
+        """Return whether a configuration has the options that a trial takes from grids."""
+        options = self.grid_options(trial)
+        return all(
+            value_at(config, node.path) == (True, options[id(node)])
+            for node, _ in self._grids
+            if node.applies(config)
+        )
 
     def fill(self, point: Mapping[str, Any], choose: Callable[[Node], Any]) -> dict[str, Any]:
         """Return `point`, with missing values chosen by ``choose(node)``, in order.
@@ -250,10 +283,6 @@ class Space:
         if not isinstance(mapping, dict):
             raise InputError(_NOT_STORED)
         return cls(mapping)
-
-
-def _path(node: Node) -> Path:
-    return node.path
 
 
 def _shown(values: list[Any]) -> list[Any]:

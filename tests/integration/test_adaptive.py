@@ -183,6 +183,57 @@ def test_width_trials_are_live_at_a_time(data, tmp_path):
     assert running == []
 
 
+# --- more trials -----------------------------------------------------------------
+
+
+def test_halving_compares_the_trials_that_are_added(data, tmp_path):
+    """One run grows after its end, another is interrupted and grows before its end."""
+    whole = run(data, tmp_path / "whole", cerebro.SuccessiveHalving(1, 2), n_trials=4)
+    assert sorted(trial.epoch for trial in whole.trials) == [1, 1, 2, 4]
+    more = {"n_trials": 12, "if_exists": "resume"}
+    grown = run(data, whole.path, cerebro.SuccessiveHalving(1, 2), **more)
+    assert (grown.status, grown.settings["n_trials"]) == ("finished", 12)
+    assert [history(t) for t in grown.trials[:4]] == [history(t) for t in whole.trials]
+    later = grown.trials[4:]
+    assert sorted(trial.epoch for trial in later) == [1, 1, 1, 1, 2, 2, 4, 4]
+    by_loss = sorted(later, key=lambda t: t.history[0]["metrics"]["val_loss"])
+    assert all(trial.epoch > 1 for trial in by_loss[:4])
+    assert all(cerebro.replay(grown, trial, build).identical for trial in (0, 11))
+    with contextlib.suppress(KeyboardInterrupt):
+        run(data, tmp_path / "cut", cerebro.SuccessiveHalving(1, 2), n_trials=4,
+            callbacks=[Interrupted(9)])  # fmt: skip
+    cut = run(data, tmp_path / "cut", cerebro.SuccessiveHalving(1, 2), **more)
+    assert [history(t) for t in cut.trials] == [history(t) for t in grown.trials]
+    units = len(grown.units())
+    again = run(data, whole.path, cerebro.SuccessiveHalving(1, 2), **more)
+    assert len(again.units()) == units
+
+
+@pytest.mark.parametrize("epochs", [2, EPOCHS])
+def test_a_population_does_not_grow(data, tmp_path, epochs):
+    """Neither a finished one nor one that was interrupted."""
+    folder, cut = tmp_path / "run", tmp_path / "cut"
+    result = run(data, folder, cerebro.PBT(), n_trials=4, epochs=epochs)
+    with contextlib.suppress(KeyboardInterrupt):
+        run(data, cut, cerebro.PBT(), n_trials=4, epochs=epochs, callbacks=[Interrupted(9)])
+    for path in (folder, cut):
+        with pytest.raises(
+            InputError, match="n_trials was 4, is 8: with PBT it is the size of the population"
+        ):
+            run(data, path, cerebro.PBT(), n_trials=8, epochs=epochs, if_exists="resume")
+    assert cerebro.open(folder).settings["n_trials"] == 4
+    for path in (folder, cut):
+        again = run(data, path, cerebro.PBT(), n_trials=4, epochs=epochs, if_exists="resume")
+        assert repr(everything(again)) == repr(everything(result))
+
+
+def test_points_that_nothing_would_try_are_refused_before_a_run_begins(data, tmp_path):
+    points = [{"lr": 0.02 + i / 100} for i in range(9)]
+    with pytest.raises(InputError, match="PBT begins 8 trials, but there are 9 points"):
+        run(data, tmp_path / "run", "pbt", n_trials=None, points=points)
+    assert not (tmp_path / "run").exists()
+
+
 # --- interrupted and resumed ----------------------------------------------------
 
 

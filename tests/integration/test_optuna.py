@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import sqlite3
 import subprocess
 import sys
 import warnings
@@ -219,6 +222,13 @@ def test_failures_are_caught_or_end_the_study(data, tmp_path):
     assert len(states) == 8 and set(states) == {"FAIL", "COMPLETE"}
 
 
+def test_a_time_limit_is_that_of_a_search(data, tmp_path):
+    study = new_study()
+    result = optimize(study, data, run=tmp_path / "run", time_limit=0.001)
+    assert result.status == "stopped"
+    assert all(trial.status != "finished" for trial in result.trials)
+
+
 def test_an_end_comes_where_no_trial_can_be_built(data, tmp_path):
     def pruned(trial):
         raise optuna.TrialPruned
@@ -333,6 +343,105 @@ def test_an_interrupted_study_has_no_trial_left_running(data, tmp_path):
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     assert len(complete) == 8
     assert all(list(trial.intermediate_values) == list(range(EPOCHS)) for trial in complete)
+
+
+# --- the same run with another n_trials --------------------------------------------
+
+
+def test_a_larger_n_trials_adds_the_difference(data, tmp_path):
+    """After the run's end, the study is that of one call; also after an interruption."""
+
+    class Interrupt:
+        def on_epoch_end(self, trial, metrics):
+            if trial.number == 2 and trial.epoch == 2:
+                raise KeyboardInterrupt
+
+    whole = new_study()
+    optimize(whole, data, n_trials=9, run=tmp_path / "whole")
+    study, cut = new_study(), new_study()
+    optimize(study, data, n_trials=3, run=tmp_path / "run")
+    assert len(study.trials) == 3
+    with pytest.raises(KeyboardInterrupt):
+        optimize(cut, data, n_trials=3, run=tmp_path / "cut", run_callbacks=[Interrupt()])
+    for each, folder in ((study, tmp_path / "run"), (cut, tmp_path / "cut")):
+        result = optimize(each, data, n_trials=9, run=folder)
+        assert result.status == "finished" and len(result.trials) == 9
+        done = [trial for trial in each.trials if trial.state.name == "COMPLETE"]
+        assert sorted(trial.system_attrs["cerebro"]["trial"] for trial in done) == list(range(9))
+        units = len(result.units())
+        assert len(optimize(each, data, n_trials=9, run=folder).units()) == units
+    assert content(study) == content(whole)
+
+
+def build_every_third_is_pruned(trial):
+    model = build(trial)
+    if trial.number % 3 == 2:
+        raise optuna.TrialPruned
+    return model
+
+
+def test_trials_that_are_not_trained_count_as_added(data, tmp_path):
+    study = new_study()
+    options = {"the_build": build_every_third_is_pruned, "run": tmp_path / "run"}
+    assert len(optimize(study, data, n_trials=6, **options).trials) == 4
+    assert len(optimize(study, data, n_trials=6, **options).trials) == 4
+    with pytest.warns(UserWarning, match="n_trials=5, but the run .* has added 6 trials"):
+        optimize(study, data, n_trials=5, **options)
+    assert len(optimize(study, data, n_trials=9, **options).trials) == 6
+    assert [t.state.name for t in study.trials] == ["COMPLETE", "COMPLETE", "PRUNED"] * 3
+
+
+def test_who_asks_for_fewer_trials_than_there_are_is_told(data, tmp_path):
+    study = new_study()
+    optimize(study, data, n_trials=3, run=tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"n_trials=2, but the run .* has added 3 .*another run="):
+        optimize(study, data, n_trials=2, run=tmp_path / "run")
+    assert len(study.trials) == 3
+
+
+def test_a_study_that_stopped_itself_goes_on_only_if_it_is_asked_for_another_number(data, tmp_path):
+    def stop(study, trial):
+        study.stop()
+
+    study, options = new_study(), {"width": 1, "run": tmp_path / "run"}
+    optimize(study, data, n_trials=5, callbacks=[stop], **options)
+    optimize(study, data, n_trials=5, **options)
+    assert len(study.trials) == 1
+    optimize(study, data, n_trials=None, callbacks=[stop], **options)
+    optimize(study, data, n_trials=None, **options)
+    assert len(study.trials) == 2
+    optimize(study, data, n_trials=4, **options)
+    assert len(study.trials) == 4
+
+
+def test_trials_are_not_added_to_another_study(data, tmp_path):
+    optimize(new_study(), data, n_trials=3, run=tmp_path / "run")
+    other = new_study()
+    with pytest.raises(InputError, match=r"does not have trial 0 of the run .*: give the run's"):
+        optimize(other, data, n_trials=4, run=tmp_path / "run")
+    assert other.trials == []
+
+
+def forget(folder, name):
+    """Leave a run as an earlier version stored it: without a part of the searcher's state."""
+    with contextlib.closing(sqlite3.connect(folder / "run.sqlite")) as store, store:
+        (text,) = store.execute("SELECT value FROM meta WHERE key = 'searcher'").fetchone()
+        state = json.loads(text)
+        del state[name]
+        store.execute("UPDATE meta SET value = ? WHERE key = 'searcher'", [json.dumps(state)])
+
+
+def test_a_run_that_does_not_know_how_many_were_wanted_stays_as_it_is(data, tmp_path):
+    study = new_study()
+    optimize(study, data, n_trials=3, run=tmp_path / "run")
+    forget(tmp_path / "run", "wanted")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for same in (3, None):
+            optimize(study, data, n_trials=same, run=tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"n_trials=6, .* has added 3 trials .* earlier version"):
+        optimize(study, data, n_trials=6, run=tmp_path / "run")
+    assert len(study.trials) == 3
 
 
 def test_what_cannot_be_optimised_is_refused(data, tmp_path):

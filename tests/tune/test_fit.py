@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import random
+import sqlite3
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,18 @@ def asha() -> Any:
 
 def hyperband() -> Any:
     return schedulers.HyperBandScheduler(max_t=9, reduction_factor=3)
+
+
+class Interrupt:
+    """Ctrl-C after so many epochs."""
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = epochs
+
+    def on_epoch_end(self, trial: Any, metrics: Any) -> None:
+        self.epochs -= 1
+        if self.epochs == 0:
+            raise KeyboardInterrupt
 
 
 def outcome(result: cerebro.Result) -> list[Any]:
@@ -137,14 +153,6 @@ def test_plain_variants_are_tunes_own(data: cerebro.Dataset, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("stop_after", [3, 9, 14])
 def test_an_interrupted_run_goes_on(stop_after: int, data: cerebro.Dataset, tmp_path: Path) -> None:
-    class Interrupt:
-        epochs = 0
-
-        def on_epoch_end(self, trial: Any, metrics: Any) -> None:
-            self.epochs += 1
-            if self.epochs == stop_after:
-                raise KeyboardInterrupt
-
     def again(run: str, **more: Any) -> cerebro.Result:
         return fit(
             *(build, data), param_space=SPACE, searcher=optuna_search(seed=4),
@@ -152,7 +160,7 @@ def test_an_interrupted_run_goes_on(stop_after: int, data: cerebro.Dataset, tmp_
         )  # fmt: skip
 
     with pytest.raises(KeyboardInterrupt):
-        again("broken", callbacks=[Interrupt()])
+        again("broken", callbacks=[Interrupt(stop_after)])
     assert outcome(again("broken", if_exists="resume")) == outcome(again("whole"))
 
 
@@ -172,6 +180,101 @@ def test_a_search_without_a_seed_cannot_go_on_and_says_so(
         fit(build, data, searcher=optuna_search(seed=1), callbacks=[Interrupt()], **arguments)
     with pytest.raises(InputError, match="does not repeat its suggestion for trial"):
         fit(build, data, searcher=optuna_search(seed=2), if_exists="resume", **arguments)
+
+
+@pytest.mark.parametrize("searcher", [False, True])
+@pytest.mark.parametrize("scheduler", [lambda: None, asha, median])
+@pytest.mark.parametrize("stop_after", [None, 4])
+def test_more_samples_are_added_to_a_run(
+    scheduler: Any, searcher: bool, stop_after: int | None, data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    """The run, finished or interrupted, becomes that of one call, if no trial had ended early."""
+
+    def again(run: str, num_samples: int, **more: Any) -> cerebro.Result:
+        return fit(
+            *(build, data), param_space=SPACE, searcher=optuna_search(seed=4) if searcher else None,
+            scheduler=scheduler(), num_samples=num_samples, epochs=4, width=3, run=tmp_path / run,
+            **OPTIONS, **more,
+        )  # fmt: skip
+
+    if stop_after is None:
+        again("run", 3)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            again("run", 3, callbacks=[Interrupt(stop_after)])
+    result = again("run", 7, if_exists="resume")
+    assert result.status == "finished" and len(result.trials) == 7
+    if stop_after is not None or scheduler() is None:
+        assert outcome(result) == outcome(again("whole", 7))
+    units = len(result.units())
+    assert len(again("run", 7, if_exists="resume").units()) == units
+    with pytest.raises(InputError, match=r"num_samples was 7, is 6 \(it may only grow\)"):
+        again("run", 6, if_exists="resume")
+
+
+def test_more_samples_of_a_grid_are_added_in_tunes_order(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    arguments: dict[str, Any] = {
+        "param_space": {"lr": tune.grid_search([0.01, 0.1]), "x": tune.uniform(0, 1)}, "epochs": 1,
+        **OPTIONS,
+    }  # fmt: skip
+    whole = fit(build, data, num_samples=3, run=tmp_path / "whole", **arguments)
+    assert len(fit(build, data, num_samples=1, run=tmp_path / "run", **arguments).trials) == 2
+    more = fit(build, data, num_samples=3, run=tmp_path / "run", if_exists="resume", **arguments)
+    assert outcome(more) == outcome(whole) and len(more.trials) == 6
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "name"),
+    [
+        (hyperband, "HyperBandScheduler"),
+        (
+            lambda: schedulers.MedianStoppingRule(
+                time_attr="training_iteration", grace_period=1, hard_stop=False
+            ),
+            "MedianStoppingRule",
+        ),
+    ],
+)
+def test_schedulers_that_pause_trials_get_no_more_of_them(
+    scheduler: Any, name: str, data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    def again(**more: Any) -> cerebro.Result:
+        arguments = {"num_samples": 4, "n_trials": 8, "epochs": 9, "if_exists": "resume", **more}
+        return fit(
+            *(build, data), param_space=SPACE, scheduler=scheduler(), run=tmp_path / "run",
+            **OPTIONS, **arguments,
+        )  # fmt: skip
+
+    expected = outcome(again())
+    for more in ({"num_samples": 6}, {"n_trials": 9}):
+        with pytest.raises(InputError, match=rf"was ., is .: {name} pauses trials"):
+            again(**more)
+    assert outcome(again()) == expected
+
+
+@pytest.mark.parametrize("scheduler", [lambda: None, asha])
+def test_a_run_that_does_not_know_its_samples_stays_as_it_is(
+    scheduler: Any, data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    def again(num_samples: int) -> cerebro.Result:
+        return fit(
+            *(build, data), param_space=SPACE, scheduler=scheduler(), num_samples=num_samples,
+            epochs=2, run=tmp_path / "run", if_exists="resume", **OPTIONS,
+        )  # fmt: skip
+
+    expected = outcome(again(3))
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as store, store:
+        (text,) = store.execute("SELECT value FROM meta WHERE key = 'searcher'").fetchone()
+        state = json.loads(text)
+        del state["num_samples"]  # as an earlier version stored it
+        store.execute("UPDATE meta SET value = ? WHERE key = 'searcher'", [json.dumps(state)])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="num_samples")
+        assert outcome(again(3)) == expected
+    with pytest.warns(UserWarning, match=r"num_samples=6, but the run has 3 trials"):
+        assert outcome(again(6)) == expected
 
 
 def test_failed_trials_are_told_as_errors(data: cerebro.Dataset, tmp_path: Path) -> None:

@@ -60,8 +60,9 @@ def fit(
     num_samples
         As in `tune.TuneConfig`: the number of samples for each combination of grids, or of trials
         of a searcher; -1 sets no limit and needs `time_limit`. Default 1; required with a searcher.
+        A resumed run may have more, except with a scheduler that pauses trials.
     n_trials
-        The largest number of trials.
+        The largest number of trials; as for `num_samples`.
     epochs
         The number of epochs per trial; default: the scheduler's ``max_t``.
     options
@@ -77,12 +78,15 @@ def fit(
     ------
     InputError
         If Ray is not installed, or if a searcher or scheduler cannot be used this way (the message
-        names an alternative); also as for `cerebro.search`.
+        names an alternative), or if a resumed run cannot have this `num_samples`; also as for
+        `cerebro.search`.
 
     Notes
     -----
     The same call with ``if_exists="resume"`` resumes a run; create the searcher and the scheduler
-    with the same arguments as before.
+    with the same arguments as before. With a larger `num_samples`, even a finished run goes on.
+    Schedulers that pause trials (`HyperBandScheduler`, ``MedianStoppingRule(hard_stop=False)``)
+    cannot have more trials afterwards: they chose from those that there were.
     """
     refuse("cerebro.ray.fit")
     import_tune("cerebro.ray.fit")

@@ -15,10 +15,12 @@ import contextlib
 import copy
 import json
 import math
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cerebro._core as _core
+from cerebro.arguments import users_level
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.ray.tune.names import Controller, TuneTrial
@@ -54,6 +56,8 @@ class TuneSearcher(Searcher):
         self._scheduler = scheduler
         # If no trial waited to join, HyperBandScheduler would halve a bracket before it is full.
         self._looks_ahead = type(scheduler) is HyperBandScheduler
+        # Once it has run out of new trials, it has resumed or ended paused ones instead.
+        self._pauses = self._looks_ahead or getattr(scheduler, "_hard_stop", True) is False
         self._samples = math.inf if num_samples == -1 else num_samples
         self._variants: Iterator[dict[str, Any]] | None = None
         if type(algorithm) is BasicVariantGenerator:
@@ -261,9 +265,65 @@ class TuneSearcher(Searcher):
 
     # --- resuming --------------------------------------------------------
 
+    def wants_more(
+        self,
+        state: Mapping[str, Any],
+        n_trials_before: int | None,
+        n_trials: int | None,
+        *,
+        finished: bool,
+    ) -> bool:
+        """Return whether `num_samples` or `n_trials` is larger than before.
+
+        Raises
+        ------
+        InputError
+            If `num_samples` is smaller, or if a scheduler that pauses trials would get more.
+        """
+        samples = -1 if self._samples == math.inf else self._samples
+        before = state.get("num_samples")
+        if before is None:  # stored by an earlier version, or nothing was suggested yet
+            if finished:
+                self._warn_if_fewer(state)
+            before = samples
+        if self._samples < (math.inf if before == -1 else before):
+            raise InputError(
+                f"num_samples was {before}, is {samples} (it may only grow): give the same or more "
+                "to resume the run, or start a new run with another run="
+            )
+        changed = [
+            f"{name} was {was}, is {now}"
+            for name, was, now in (
+                ("num_samples", before, samples),
+                ("n_trials", n_trials_before, n_trials),
+            )
+            if was != now
+        ]
+        if changed and self._pauses:
+            raise InputError(
+                f"{'; '.join(changed)}: {type(self._scheduler).__name__} pauses trials and has "
+                "chosen from those that there were, so a resumed run cannot have more; give the "
+                "same, or start a new run with another run="
+            )
+        return bool(changed)
+
+    def _warn_if_fewer(self, state: Mapping[str, Any]) -> None:
+        """Warn if a finished run of an earlier version has fewer trials than samples."""
+        begun = state.get("begun")
+        if begun is None:
+            begun = sum(entry[0] == "ask" and entry[1] is None for entry in state.get("log", ()))
+        if self._samples != math.inf and begun < self._samples:
+            warnings.warn(
+                f"num_samples={self._samples}, but the run has {begun} trials and gets no more: an "
+                "earlier version of Cerebro did not store num_samples; give another run= to try "
+                "more",
+                stacklevel=users_level(),
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Return all calls so far."""
-        return {"log": list(self._log)} if self.adaptive else {"begun": self._begun}
+        calls = {"log": list(self._log)} if self.adaptive else {"begun": self._begun}
+        return {**calls, "num_samples": -1 if self._samples == math.inf else self._samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Repeat all calls.

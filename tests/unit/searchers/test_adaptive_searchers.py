@@ -380,6 +380,96 @@ def test_samplers_take_conditions_options_of_any_kind_and_points() -> None:
     assert {tuple(config["shape"]) for config in configs} == {(1, 2), (3,)}
 
 
+# --- the number of trials -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [(PBT, 8), (lambda: PBT(population=3), 3), (SuccessiveHalving, 9), (Hyperband, 17)],
+)
+def test_no_point_is_left_out(make: Callable[[], Searcher], size: int) -> None:
+    """The size that a searcher has without `n_trials` takes as many points, and no more."""
+
+    def ready(n_points: int, n_trials: float | None) -> Searcher:
+        searcher = make()
+        searcher.setup(
+            Space({"lr": uniform(0, 1)}), seed=0, epochs=9, n_trials=n_trials, metric="loss",
+            mode="min", points=[{"lr": i / 100} for i in range(n_points)],
+        )  # fmt: skip
+        return searcher
+
+    fits = ready(size, None)
+    suggestions: list[Any] = [fits.suggest() for _ in range(size - 1)]
+    state = json.loads(json.dumps(fits.state_dict()))
+    suggestions.append(fits.suggest())
+    assert fits.suggest() is None
+    assert [s.config["lr"] for s in suggestions] == [i / 100 for i in range(size)]
+    with pytest.raises(
+        InputError,
+        match=rf"begins {size} trials, but there are {size + 1} points.* n_trials={size + 1} or",
+    ):
+        ready(size + 1, None).suggest()
+    given: Any = ready(size + 1, size + 1).suggest()
+    assert given.config == {"lr": 0.0}
+    # A run in which an earlier version left points out can still be resumed.
+    resumed = ready(size + 1, None)
+    resumed.load_state_dict(state)
+    assert resumed.suggest() == suggestions[-1]
+    assert resumed.suggest() is None
+
+
+def test_points_beyond_a_populations_size_are_refused_if_only_time_ends_the_search() -> None:
+    points = [{"lr": i / 100} for i in range(9)]
+    for searcher, fits in ((PBT(), False), (SuccessiveHalving(), True), (Hyperband(), True)):
+        searcher.setup(
+            Space({"lr": uniform(0, 1)}), seed=0, epochs=1, n_trials=math.inf, metric="loss",
+            mode="min", points=points,
+        )  # fmt: skip
+        if fits:  # brackets follow each other
+            assert searcher.suggest() is not None
+            continue
+        with pytest.raises(InputError, match="PBT begins 8 trials, but there are 9 points"):
+            searcher.suggest()
+
+
+def test_halving_opens_a_bracket_of_the_trials_that_are_added() -> None:
+    """Also if the first rung of the earlier bracket is not full yet."""
+    for before in (2, 4):
+        earlier, later = (SuccessiveHalving(reduction_factor=2) for _ in range(2))
+        for searcher, n_trials in ((earlier, 4), (later, 12)):
+            searcher.setup(
+                Space({"lr": uniform(0, 1)}), seed=0, epochs=4, n_trials=n_trials, metric="loss",
+                mode="min",
+            )  # fmt: skip
+        for _ in range(before):
+            earlier.suggest()
+        later.load_state_dict(json.loads(json.dumps(earlier.state_dict())))
+        # Rungs of 4, 2 and 1 trials, and of 8, 4 and 2, at epochs 1, 2 and 4.
+        to_begin = 4 - before + 8
+        assert later.epochs_to_come() == to_begin + (2 + 4) * 1 + (1 + 2) * 2
+        suggestions: list[Any] = [later.suggest() for _ in range(to_begin)]
+        assert [(s.trial, s.epochs) for s in suggestions] == [(None, 1)] * to_begin
+        assert later.suggest() is None
+        assert later.epochs_to_come() == (2 + 4) * 1 + (1 + 2) * 2
+        for trial in range(12):
+            later.report(trial, 0, {"loss": float(trial)})
+        again: list[Any] = [later.suggest() for _ in range(6)]
+        assert [(s.trial, s.epochs) for s in again] == [(t, 2) for t in (0, 1, 4, 5, 6, 7)]
+
+
+def test_hyperband_whose_brackets_ran_again_ends_without_n_trials() -> None:
+    earlier, later = Hyperband(), Hyperband()
+    for searcher, n_trials in ((earlier, 40), (later, None)):
+        searcher.setup(
+            Space({"lr": uniform(0, 1)}), seed=0, epochs=9, n_trials=n_trials, metric="loss",
+            mode="min",
+        )  # fmt: skip
+    for _ in range(40):
+        earlier.suggest()
+    later.load_state_dict(earlier.state_dict())
+    assert later.suggest() is None
+
+
 def test_quasi_random_covers_the_space_evenly() -> None:
     pytest.importorskip("scipy")
     trials = drive(

@@ -10,7 +10,7 @@ import pytest
 
 from cerebro.errors import InputError
 from cerebro.searchers import DONE, Decision, GridSearch, RandomSearch, Suggestion, make_searcher
-from cerebro.space import Space, integer, loguniform, uniform
+from cerebro.space import Space, integer, loguniform, uniform, when
 
 SPACE = Space({"lr": uniform(0, 1), "layers": integer(1, 4)})
 GRID = Space({"a": [1, 2], "b": ["x", "y", "z"]})
@@ -174,3 +174,54 @@ def test_a_finite_space_that_is_too_large_to_enumerate_is_drawn_from():
     space = Space({"a": integer(0, 10**9), "b": integer(0, 10**9)})
     configs = [s.config for s in drain(ready("random", space=space, n_trials=50))]
     assert configs == [space.sample(3, trial) for trial in range(50)]
+
+
+# --- grids of Ray Tune ---------------------------------------------------------
+
+
+def turns(a, b):
+    """A space in which trials take `a` values in turn, and `b` are drawn."""
+    return Space({"a": {"grid_search": list(range(a))}, "b": list(range(b))})
+
+
+@pytest.mark.parametrize(("a", "b"), [(2, 3), (3, 4), (4, 3), (3, 1), (2, 40)])
+def test_random_search_draws_again_within_the_trials_turn(a, b):
+    for seed in range(20):
+        suggestions = drain(ready("random", space=turns(a, b), n_trials=2 * a * b, seed=seed))
+        assert [s.config["a"] for s in suggestions] == list(range(a)) * 2 * b
+        configs = [str(s.config) for s in suggestions]
+        assert len(set(configs[: a * b])) == len(set(configs[a * b :])) == a * b
+
+
+def test_without_an_unused_configuration_in_its_turn_a_trial_takes_any():
+    """Both trials of `a = 0` have the same configuration; a point takes the turn of another."""
+    if_one = {"a": {"grid_search": [0, 1]}, "if": when("a", 1, {"b": [0, 1, 2]})}
+    configs = [s.config for s in drain(ready("random", space=Space(if_one), n_trials=4))]
+    assert [config["a"] for config in configs] == [0, 1, 1, 1]
+    assert sorted(config["b"] for config in configs[1:]) == [0, 1, 2]
+    points = [{"a": 1}]
+    configs = [
+        s.config["a"] for s in drain(ready("random", space=turns(2, 1), n_trials=2, points=points))
+    ]
+    assert configs == [1, 0]
+    large = {"a": {"grid_search": [0, 1]}, "if": when("a", 1, {"b": integer(0, 10**9)})}
+    configs = [str(s.config) for s in drain(ready("random", space=Space(large), n_trials=6))]
+    assert len(set(configs)) == 6
+
+
+def test_random_search_with_grids_is_resumed_in_turn():
+    whole = [s.config for s in drain(ready("random", space=turns(3, 3), n_trials=9))]
+    first = ready("random", space=turns(3, 3), n_trials=9)
+    for _ in range(4):
+        first.suggest()
+    second = ready("random", space=turns(3, 3), n_trials=9)
+    second.load_state_dict(first.state_dict())
+    assert [s.config for s in drain(second)] == whole[4:]
+
+
+def test_quasi_random_search_takes_grids_in_turn_and_the_rest_from_the_sequence():
+    pytest.importorskip("scipy")
+    space = Space({"a": {"grid_search": [1, 2, 3]}, "lr": uniform(0, 1)})
+    configs = [s.config for s in drain(ready("quasirandom", space=space, n_trials=64))]
+    assert [config["a"] for config in configs] == ([1, 2, 3] * 22)[:64]
+    assert sorted(int(config["lr"] * 64) for config in configs) == list(range(64))

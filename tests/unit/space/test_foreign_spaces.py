@@ -141,6 +141,21 @@ def test_grids_are_part_of_a_grid_search_and_of_points() -> None:
     assert space.complete({"a": 7}, 0, 0)["a"] == 7
 
 
+def test_grids_under_different_conditions_may_share_a_name() -> None:
+    space = Space(
+        {
+            "kind": ["a", "b"],
+            "options": [
+                when("kind", "a", {"m": {"grid_search": [1, 2]}}),
+                when("kind", "b", {"m": {"grid_search": [3, 4, 5]}}),
+            ],
+        }
+    )
+    for trial in range(60):  # two of the six combinations were beyond the end of the first grid
+        config = space.sample(0, trial)
+        assert config["m"] in {"a": (1, 2), "b": (3, 4, 5)}[config["kind"]]
+
+
 def test_sample_from_sees_the_rest_of_the_configuration() -> None:
     tune = pytest.importorskip("ray.tune")
     space = Space(
