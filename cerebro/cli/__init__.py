@@ -132,7 +132,7 @@ def make_parser(program: str = "python -m cerebro") -> Parser:
     parser = Parser(
         prog=program,
         description="Trains many models over one data set and finds the best.",
-        epilog="--traceback after any command shows the origin of an error.",
+        epilog="Add --traceback to any command to see the full traceback of an error.",
     )
     parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)

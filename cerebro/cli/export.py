@@ -34,13 +34,18 @@ def add(commands: Any) -> None:
     parser.add_argument("--format", choices=ENDINGS, help="(by the file's ending, or safetensors)")
     parser.add_argument("--out", help="the file (RUN/trial-N.safetensors)")
     parser.add_argument(
-        "--data", metavar="PATH", help="for onnx: the training data, if they have moved"
+        "--data", metavar="PATH", help="for onnx: the training data, if it has moved"
     )
     build_option(parser)
 
 
 def _epoch(text: str) -> str | int:
-    return text if text in ("best", "last") else count(text)
+    if text in ("best", "last"):
+        return text
+    try:
+        return count(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"give best, last or a number, not {text!r}") from None
 
 
 def main(options: argparse.Namespace) -> int:

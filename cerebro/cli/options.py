@@ -42,7 +42,10 @@ def progress(value: str | None) -> str | bool:
 
 def count(text: str) -> int:
     """Read an integer of at least 0."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"give a whole number, not {text!r}") from None
     if value < 0:
         raise argparse.ArgumentTypeError("must not be negative")
     return value
@@ -50,7 +53,12 @@ def count(text: str) -> int:
 
 def numbers(text: str) -> list[int]:
     """Read trial numbers, such as ``3,7``."""
-    return [count(part) for part in text.split(",")]
+    try:
+        return [count(part) for part in text.split(",")]
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"give trial numbers with commas between them, such as 3,7, not {text!r}"
+        ) from None
 
 
 def build_option(parser: argparse.ArgumentParser) -> None:

@@ -24,7 +24,7 @@ COUNTS = {
     "threads": "compute threads per worker (1)",
     "workers-per-device": "worker processes for each GPU (1)",
     "batch-size": "rows per batch",
-    "eval-batch-size": "rows per validation batch (the batch size)",
+    "eval-batch-size": "rows per validation batch (256, or the batch size for large rows)",
     "width": "live trials at a time, for adaptive searchers (8)",
     "max-retries": "retries of a unit after the loss of its worker (3)",
 }

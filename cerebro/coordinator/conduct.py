@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 import sys
 import time
@@ -26,6 +27,7 @@ from cerebro.executors.local import LocalExecutor
 from cerebro.executors.seats import with_shares
 from cerebro.machine import flags, resources
 from cerebro.machine.devices import in_worker, seats
+from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import keras_settings
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterrupted
@@ -248,7 +250,21 @@ def how_to_resume(result: Result) -> str:
         command = f"python -m cerebro resume {shlex.quote(path)}"
     else:
         command = f"cerebro.resume({path!r}, build)"
+        script = own_script(saved)
+        if script is not None:  # only it has build, and it would start the search again
+            by_name = f"python -m cerebro resume {shlex.quote(path)} --build {shlex.quote(script)}"
+            command = f"{by_name}\n\nor, where build is defined:\n\n  {command}"
     return f"{what_is_kept(result)}. To resume it:\n\n  {command}"
+
+
+def own_script(saved: SavedRun) -> str | None:
+    """Return the path of the running script if it defines the run's ``build``."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    defines = saved.recipe.module == "__main__" and "<" not in saved.recipe.qualname
+    if not defines or file is None or not Path(file).is_file():
+        return None
+    there = Path(file).absolute()
+    return os.fspath(there.relative_to(Path.cwd()) if Path.cwd() in there.parents else there)
 
 
 def what_is_kept(result: Result) -> str:
@@ -310,8 +326,8 @@ def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -
     Parameters
     ----------
     recorded
-        The environment in which a resumed run began, for its PyTorch and Keras settings; default:
-        the environment of this process.
+        The environment in which a resumed run began, for its settings of PyTorch, Keras and JAX;
+        default: the environment of this process.
     """
     workers = max(1, settings.workers)
     cores = resources.usable_cores()
@@ -330,6 +346,7 @@ def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -
         log_dir=str((settings.folder / "trials").resolve()),
         torch_flags=flags.torch_flags() if recorded is None else recorded.get("torch", {}),
         keras=keras_settings() if recorded is None else recorded.get("keras", {}),
+        jax=jax_settings() if recorded is None else recorded.get("jax", {}),
         warning_filters=carried_filters(),
     )
     return with_shares(context, seats(settings.devices, 1)) if trains_here(settings) else context

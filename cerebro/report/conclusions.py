@@ -299,7 +299,7 @@ class _Reader:
         lines = []
         for status in ("failed", "diverged"):
             bad = [t for t in self.trials if t.status == status]
-            good = [t for t in self.trials if t.status not in ("failed", "diverged")]
+            good = [t for t in self.trials if t.status != status]
             for name, what in separating(bad, good).items():
                 cure = "change it, or repair build" if status == "failed" else "leave it out"
                 whose = f"all {len(bad)} {status} trials" if len(bad) > 1 else f"the {status} trial"
@@ -308,7 +308,8 @@ class _Reader:
 
     def _epochs(self) -> list[str]:
         best, at = self.best, self.best.best_epoch
-        if at is None or best.epoch < 2:
+        # Without validation, the loss falls as long as a trial is trained.
+        if at is None or best.epoch < 2 or not self.is_validated:
             return []
         longest = max(self.facts.epochs, max(t.epoch for t in self.trials))
         if at + 1 == best.epoch:

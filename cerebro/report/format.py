@@ -49,11 +49,11 @@ def tie(numbers: Sequence[int]) -> str:
     """Return a note on trials that tie and on the one that counts as best; empty if none tie."""
     if len(numbers) < 2:
         return ""
-    first, *others = sorted(numbers)
-    named = f"trials {first} and {others[0]} tie"
-    if others[1:]:
-        named = f"trials {first}, {others[0]} and {len(others) - 1} more tie"
-    return f"{named}: the lowest number is taken"
+    first, *others = map(str, sorted(numbers))
+    if len(others) > 4:
+        others = [*others[:3], f"{len(others) - 3} others"]
+    tying = f"trials {', '.join([first, *others[:-1]])} and {others[-1]} tie"
+    return f"{tying}: the lowest number is taken"
 
 
 def duration(seconds: float | None) -> str:

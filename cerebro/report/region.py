@@ -78,7 +78,10 @@ class Region:
         return "\r" + (UP.format(rows) if rows else "")
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
+        try:
+            self._stream.write(text)
+        except UnicodeEncodeError as error:  # the terminal has other characters
+            self._stream.write(text.encode(error.encoding, "replace").decode(error.encoding))
         self._stream.flush()
 
 

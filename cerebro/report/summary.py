@@ -213,14 +213,14 @@ def render_trial(trial: Any) -> str:
         names = fmt.full_names(name for e in trial.history for name in e["metrics"])
         rows = [
             [
-                f"{entry['epoch']}{' *' if entry['epoch'] == trial.best_epoch else ''}",
+                f"{entry['epoch'] + 1}{' *' if entry['epoch'] == trial.best_epoch else ''}",
                 *(fmt.mean_metric(entry["metrics"], name) for name in names),
                 fmt.duration(entry["seconds"]),
                 str(entry["state_hash"]),
             ]
             for entry in trial.history
         ]
-        headings = ["epoch", *(fmt.heading(n) for n in names), "time", "state hash"]
+        headings = ["epochs", *(fmt.heading(n) for n in names), "time", "state hash"]
         parts.append(table(headings, rows) + "\n* best")
     if trial.folds:
         parts.append(fold_table(trial))

@@ -149,12 +149,22 @@ def _panel(
         by_space = known.low is not None or bool(known.options)
         if known.is_log or (not by_space and is_log(np.asarray(numbers, dtype=float))):
             axes.set_xscale("log")
+            _label_few(axes)
     shown = [trial for trial in trials if trial.number in own]
     _dots(axes, shown, places, values, _styles(look), best)
     absent = len(values) - len(own)
     axes.set_xlabel(plain(name), color=look.ink)
     if absent:
         axes.set_title(f"{absent} trials without it", fontsize=8, color=look.dim, loc="right")
+
+
+def _label_few(axes: Axes) -> None:
+    """Label a log axis at 1, 2 and 5 of each decade; Matplotlib labels all nine of a short one."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: fmt.number(value, 3)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _dots(

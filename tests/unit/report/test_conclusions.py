@@ -262,6 +262,21 @@ def test_training_metrics_say_nothing_about_new_rows() -> None:
     assert found.next == ["rank by rows that are not trained on: validation=0.2"]
 
 
+def test_without_validation_the_last_epoch_is_nearly_always_the_best() -> None:
+    one = trial(0, [0.7, 0.8, 0.9])
+    assert any("train longer" in line for line in of([one], Facts(validation_rows=100)).next)
+    one.metrics = {"train_accuracy": 0.9, "accuracy": 0.9}
+    assert not any("train longer" in line for line in of([one], Facts(train_rows=1000)).next)
+
+
+def test_a_diverged_trial_is_another_one_than_the_failed_ones() -> None:
+    trials = [trial(n, [0.5], config={"lr": 0.1}) for n in range(3)]
+    for number, status in ((3, "failed"), (4, "failed"), (5, "diverged")):
+        trials.append(trial(number, [], config={"lr": 100.0 + number}, status=status))
+    lines = of(trials, Facts(validation_rows=100)).next
+    assert not any("all 2 failed trials, and no others, have lr" in line for line in lines)
+
+
 def test_only_independent_draws_tell_about_more_trials() -> None:
     trials = [trial(n, [0.5 + n / 20]) for n in range(6)]
     adaptive = of(trials[::-1], Facts(validation_rows=20, searcher="hyperband"))
