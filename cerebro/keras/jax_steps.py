@@ -33,7 +33,7 @@ class JaxSteps:
         self._predict = jax.jit(net.predict_step) if compiled else net.predict_step
 
     def train(self, data: Any) -> Any:
-        """Train on ``(x, y, weights)``; return Keras' logs."""
+        """Train on a batch in the form of `fit`; return Keras' logs."""
         if self._carry is None:
             self._carry = tuple(
                 [variable.value for variable in variables] for variables in self._variables()
@@ -50,7 +50,7 @@ class JaxSteps:
         logs, self._measured = self._test(self._measured, data)
         return logs
 
-    def predict(self, x: Any) -> Any:
+    def predict(self, data: Any) -> Any:
         """Return the outputs in evaluation mode."""
         self.sync()
         net = self._net
@@ -58,7 +58,7 @@ class JaxSteps:
             [variable.value for variable in variables]
             for variables in (net.trainable_variables, net.non_trainable_variables)
         ]
-        return self._predict(tuple(values), (x,))[0]
+        return self._predict(tuple(values), data)[0]
 
     def sync(self) -> None:
         """Assign the current values to Keras' variables."""

@@ -46,7 +46,8 @@ class Model(BaseModel):
         A `keras.Model` on which ``compile`` was called: its optimizer with any schedule, clipping,
         average or accumulation, its loss, ``loss_weights``, metrics, ``weighted_metrics``,
         ``jit_compile`` and ``run_eagerly`` are used as in `fit`. ``steps_per_execution`` has no
-        effect. Custom ``train_step`` and ``test_step`` are called.
+        effect. Custom ``train_step``, ``test_step`` and ``predict_step`` are called, with the same
+        ``data`` as in `fit`: ``(x, y)``, with a weight ``(x, y, weight)``, without a target ``x``.
     inputs
         The model's inputs: a column, a list of columns (a tuple of inputs) or a mapping of input
         names to columns.
@@ -178,16 +179,16 @@ class Model(BaseModel):
     def predict_batch(self, batch: Batch) -> Any:
         """Return the model's outputs for a batch, in evaluation mode."""
         check_batch(batch, self._inputs, None)
-        x = self._steps.placed(self._get_inputs(batch))
+        data = _packed(self._steps.placed(self._get_inputs(batch)))
         with self._generating(), self._steps.unchanged([self._shared.state]):
-            return self._steps.predict(x)
+            return self._steps.predict(data)
 
     def _finished(self, logs: Any) -> dict[str, float]:
         """Return the metrics' results; as in `fit`, return `logs` instead if the names differ."""
         values = self.net.get_metrics_result()
         if isinstance(logs, Mapping) and logs.keys() != values.keys():
             values = logs
-        return {name: _number(name, value) for name, value in values.items()}
+        return {name: _number(name, value) for name, value in _flat(values)}
 
     # --- state ----------------------------------------------------------------
 
@@ -230,16 +231,15 @@ class Model(BaseModel):
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
 
-        Weights, moments and the number of steps come from the parent. The learning rate and the
-        random generators stay as `build` made them, so the clone draws different random numbers
-        than its parent.
+        Weights, moments and the number of steps come from the parent. The learning rates of all
+        optimizers and the random generators stay as `build` made them, so the clone draws different
+        random numbers than its parent.
         """
         self._check_built()
         variables = state_of.named(state_of.variables_of(self.net, "net"))
         kept = [*state_of.seeds_in(variables), self._shared.state]
-        rate = getattr(self.net.optimizer, "_learning_rate", None)
-        if isinstance(rate, keras.Variable):
-            kept.append(rate)
+        for optimizer in state_of.optimizers_of(self.net).values():
+            kept.extend(state_of.rates_in(optimizer))
         own = [np.array(keras.ops.convert_to_numpy(variable.value)) for variable in kept]
         self.load_state_dict(state)
         for variable, value in zip(kept, own, strict=True):
@@ -252,8 +252,8 @@ class Model(BaseModel):
 
     # --- data -----------------------------------------------------------------
 
-    def _data(self, batch: Batch, *, training: bool) -> tuple[Any, Any, Any]:
-        """Return a batch in Keras' form: inputs, target and sample weights."""
+    def _data(self, batch: Batch, *, training: bool) -> Any:
+        """Return a batch in the form in which `fit` gives it to ``train_step``."""
         try:
             x = self._get_inputs(batch)
             y = None if self._get_target is None else self._get_target(batch)
@@ -269,8 +269,7 @@ class Model(BaseModel):
             weight = batch[self._weight]
         elif self._class_weight is not None and training:
             weight = class_weight_to_sample_weights(y, self._class_weight)
-        placed: tuple[Any, Any, Any] = self._steps.placed((x, y, weight))
-        return placed
+        return _packed(*self._steps.placed((x, y, weight)))
 
     def _build(self, batch: Batch) -> None:
         """Create the variables that depend on the data's shapes, as `fit` does."""
@@ -343,6 +342,13 @@ def _steps_of(backend: str, net: Any) -> Any:
     return JaxSteps(net)
 
 
+def _packed(x: Any, y: Any = None, weight: Any = None) -> Any:
+    """Return ``(x, y, weight)``, ``(x, y)`` or `x`: own steps unpack what `fit` gives them."""
+    if y is None and weight is not None:
+        return x, None, weight  # Keras' function would silently drop the weights
+    return keras.utils.pack_x_y_sample_weight(x, y, weight)
+
+
 def _check_net(net: Any) -> None:
     if not isinstance(net, keras.Model):
         raise InputError(
@@ -372,6 +378,19 @@ def _check_weights(
             f"class_weight must be a mapping of class numbers to weights, not {class_weight!r}"
         )
     return dict(class_weight)
+
+
+def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield names and values as in `fit`'s history, without the names of dictionaries inside.
+
+    Steps that return the results of all ``self.metrics`` have such a dictionary: all metrics that
+    were given to ``compile`` are together one metric there.
+    """
+    for name, value in logs.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        else:
+            yield name, value
 
 
 def _number(name: str, value: Any) -> float:

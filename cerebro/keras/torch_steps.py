@@ -21,7 +21,7 @@ class TorchSteps:
         self._no_grad = torch.no_grad()
 
     def train(self, data: Any) -> Any:
-        """Train on ``(x, y, weights)``; return Keras' logs."""
+        """Train on a batch in the form of `fit`; return Keras' logs."""
         net = self._net
         if net.train_function is None:
             net.make_train_function()
@@ -38,12 +38,12 @@ class TorchSteps:
             net.eval()
         return net.test_function([data])
 
-    def predict(self, x: Any) -> Any:
+    def predict(self, data: Any) -> Any:
         """Return the outputs in evaluation mode."""
         if self._net.training:
             self._net.eval()
         with self._no_grad:
-            return self._net.predict_step((x,))
+            return self._net.predict_step(data)
 
     def sync(self) -> None:
         """Do nothing: here, Keras' variables are always up to date."""

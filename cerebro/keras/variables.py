@@ -89,3 +89,14 @@ def seeds_in(variables: Mapping[str, Any]) -> Iterator[Any]:
     for variable in variables.values():
         if variable.name == SEED:
             yield variable
+
+
+def rates_in(optimizer: Any) -> Iterator[Any]:
+    """Yield the variables that are learning rates of an optimizer and of those that it wraps."""
+    rate = getattr(optimizer, "_learning_rate", None)
+    if isinstance(rate, keras.Variable):  # not a schedule
+        yield rate
+    # The rate of a LossScaleOptimizer or a MultiOptimizer itself is not used, only those inside.
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for each in getattr(optimizer, "optimizers", ()) if inner is None else (inner,):
+        yield from rates_in(each)

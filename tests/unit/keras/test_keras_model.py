@@ -202,6 +202,147 @@ class Unfinished(keras.callbacks.Callback):
         self.model.optimizer.finalize_variable_values = lambda variables: None
 
 
+class Supervised(keras.Model):
+    """Steps that unpack their data as those of Keras' guides do. JAX' steps have a state, too."""
+
+    def train_step(self, *given):
+        *state, (x, y) = given
+        return super().train_step(*state, (x, y))
+
+    def test_step(self, *given):
+        *state, (x, y) = given
+        return super().test_step(*state, (x, y))
+
+    def predict_step(self, *given):
+        *state, x = given
+        return super().predict_step(*state, x - 0.5)  # not a tuple
+
+
+class Weighted(Supervised):
+    def train_step(self, *given):
+        *state, (x, y, weight) = given
+        return keras.Model.train_step(self, *state, (x, y, weight))
+
+    def test_step(self, *given):
+        *state, (x, y, weight) = given
+        return keras.Model.test_step(self, *state, (x, y, weight))
+
+
+class Images(Supervised):
+    """As in an autoencoder, the data are the inputs, and the loss is the model's own."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        errors = keras.ops.mean((y_pred - y) ** 2, axis=1)
+        return keras.ops.mean(errors if sample_weight is None else errors * sample_weight)
+
+    def train_step(self, *given):
+        *state, images = given
+        return keras.Model.train_step(self, *state, (images, images + 0.5))
+
+    def test_step(self, *given):
+        *state, images = given
+        return keras.Model.test_step(self, *state, (images, images + 0.5))
+
+
+OWN_STEPS = {
+    "x": (Images, {"target": None}, 5),
+    "x_y": (Supervised, {}, 1),
+    "x_y_weight": (Weighted, {"weight": "w"}, 1),
+}
+if BACKEND == "torch":
+    import torch
+
+    class ByHand(keras.Model):
+        """All of a training step and of a test step, as a guide of Keras has them for PyTorch."""
+
+        def train_step(self, data):
+            x, y = data
+            self.zero_grad()
+            outputs = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=outputs)
+            loss.backward()
+            weights = list(self.trainable_weights)
+            with torch.no_grad():
+                self.optimizer.apply([weight.value.grad for weight in weights], weights)
+            return self.measured(loss, y, outputs)
+
+        def test_step(self, data):
+            x, y = data
+            outputs = self(x, training=False)
+            return self.measured(self.compute_loss(y=y, y_pred=outputs), y, outputs)
+
+        def measured(self, loss, y, outputs):
+            for metric in self.metrics:
+                values = (loss,) if metric.name == "loss" else (y, outputs)
+                metric.update_state(*values)
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    OWN_STEPS["by_hand"] = (ByHand, {}, 1)
+
+
+@pytest.mark.parametrize("kind", OWN_STEPS)
+def test_own_steps_get_the_data_of_fit(kind, data):
+    steps, arguments, units = OWN_STEPS[kind]
+
+    def net():
+        inputs = keras.Input((5,))
+        hidden = keras.layers.Dropout(0.3, seed=7)(keras.layers.Dense(8, "relu")(inputs))
+        net = steps(inputs, keras.layers.Dense(units)(hidden))
+        supervised = {"loss": "mse", "metrics": ["mae"], "weighted_metrics": ["mse"]}
+        net.compile(keras.optimizers.Adam(0.01), **(supervised if units == 1 else {}))
+        return net
+
+    def given(rows):
+        """Arguments for `fit` and `evaluate`."""
+        target, weight = arguments.get("target", "y"), arguments.get("weight")
+        own = {"x": rows["x"], "y": target and rows[target], "sample_weight": weight and rows["w"]}
+        return own | {"verbose": 0, "shuffle": False}
+
+    model = made(net, **arguments)
+    model.bind_info(info_of(data))
+    theirs = made(net, **arguments).net
+    for epoch in range(EPOCHS):
+        of_epoch = batches(data, epoch)
+        model.begin_epoch(epoch)
+        for batch in of_epoch:
+            model.train_batch(batch)
+        model.end_unit()
+        rows = {name: np.concatenate([batch[name] for batch in of_epoch]) for name in of_epoch[0]}
+        history = theirs.fit(**given(rows), batch_size=16).history
+        assert model.training_metrics() == {name: value for name, (value,) in history.items()}
+    for left, right in zip(model.net.get_weights(), theirs.get_weights(), strict=True):
+        assert left.tobytes() == right.tobytes()
+    rows = {"x": X, "y": Y, "w": W}
+    held_out = {name: value for name, value in given(rows).items() if name != "shuffle"}
+    assert model.evaluate(rows, batch_size=16) == theirs.evaluate(
+        **held_out, batch_size=16, return_dict=True
+    )
+    predicted = theirs.predict(X, batch_size=16, verbose=0)
+    np.testing.assert_array_equal(model.predict({"x": X}, batch_size=16), predicted)
+
+
+def test_weights_without_a_target_are_not_lost():
+    class Own(Images):
+        def train_step(self, *given):
+            *state, (x, _, weight) = given
+            return keras.Model.train_step(self, *state, (x, x, weight))
+
+    def net():
+        inputs = keras.Input((5,))
+        net = Own(inputs, keras.layers.Dense(5)(inputs))
+        net.compile("sgd")
+        return net
+
+    losses = []
+    for target in ("x", None):
+        model = made(net, target=target, weight="w")
+        model.begin_epoch(0)
+        model.train_batch({"x": X, "w": W})
+        model.end_unit()
+        losses.append(model.training_metrics())
+    assert losses[0] == losses[1]
+
+
 def test_evaluation_and_prediction_change_nothing(data):
     def net():
         made = keras.Sequential([Noise(), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
@@ -253,16 +394,46 @@ def test_names_do_not_depend_on_earlier_models():
     assert "sequential/dense_1/kernel" in second.state_dict()["net"]
 
 
-def test_a_clone_keeps_its_learning_rate_and_its_random_numbers():
+def sgd(rate):
+    return keras.optimizers.SGD(rate, momentum=0.9)
+
+
+def per_layer(rate):
+    pattern = {".*/kernel": sgd(10 * rate)}
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(sgd(rate), pattern))
+
+
+def scaled(rate):
+    return keras.optimizers.LossScaleOptimizer(sgd(rate), initial_scale=8.0)
+
+
+OPTIMIZERS = {
+    "sgd": (sgd, lambda net: [net.optimizer]),
+    "scaled": (scaled, lambda net: [net.optimizer, net.optimizer.inner_optimizer]),
+}
+if hasattr(keras.optimizers, "MultiOptimizer"):  # not in older versions of Keras
+    OPTIMIZERS["per_layer"] = (per_layer, lambda net: net.optimizer.optimizers)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_clone_keeps_its_learning_rates_and_its_random_numbers(kind):
+    optimizer, in_use = OPTIMIZERS[kind]
+
     def net(rate):
         def build():
-            made = keras.Sequential(
-                [keras.layers.Dropout(0.5, seed=int(rate * 10)), keras.layers.Dense(1)]
-            )
-            made.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse")
+            layers = [keras.layers.Dropout(0.5, seed=int(rate * 10)), keras.layers.Dense(1)]
+            made = keras.Sequential([keras.Input((5,)), *layers])
+            made.compile(optimizer(rate), "mse")
+            made.d_optimizer, made.g_optimizer = sgd(2 * rate), scaled(3 * rate)
+            for each in (made.d_optimizer, made.g_optimizer):
+                each.build(made.trainable_variables)
             return made
 
         return build
+
+    def rates(model):
+        used = [*in_use(model.net), model.net.d_optimizer, model.net.g_optimizer]
+        return [float(each.learning_rate) for each in used]
 
     parent, clone = made(net(0.1)), made(net(0.2))
     for model in (parent, clone):
@@ -273,11 +444,22 @@ def test_a_clone_keeps_its_learning_rate_and_its_random_numbers():
         np.array(v.numpy() if BACKEND == "torch" else v.value)
         for v in clone.net.non_trainable_variables
     ]
+    own, moments = rates(clone), [np.array(v) for v in arrays_of(parent, "momentum")]
     clone.load_clone(parent.state_dict(), {})
-    assert float(clone.net.optimizer.learning_rate) == pytest.approx(0.2)
+    assert rates(clone) == own != rates(parent)
+    assert own[-2:] == pytest.approx([0.4, 0.6])
+    assert moments and any(moment.any() for moment in moments)
+    for moment, array in zip(moments, arrays_of(clone, "momentum"), strict=True):
+        np.testing.assert_array_equal(array, moment)
     np.testing.assert_array_equal(clone.net.get_weights()[-2], parent.net.get_weights()[-2])
     for seed, variable in zip(seeds, clone.net.non_trainable_variables, strict=True):
         np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable.value), seed)
+
+
+def arrays_of(model, name):
+    """The variables of the optimizer whose name contains `name`."""
+    state = model.state_dict()["optimizer"]
+    return [np.asarray(value) for path, value in state.items() if name in path]
 
 
 def test_states_of_other_models_and_backends_are_refused():
@@ -374,7 +556,7 @@ def test_keras_on_jax(tmp_path):
             "no:cacheprovider",
             *files,
             "-k",
-            "everything or is_exact",
+            "everything or is_exact or own_steps or a_clone",
         ],
         env={**os.environ, "KERAS_BACKEND": "jax", **cache},
         capture_output=True,
