@@ -18,11 +18,19 @@ import numpy as np
 from sklearn.metrics import get_scorer
 from sklearn.neural_network import _stochastic_optimizers
 from sklearn.preprocessing import LabelBinarizer
+from sklearn.utils import check_random_state
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from cerebro.errors import InputError, StateError
 from cerebro.model import BaseModel, Batch, check_batch
-from cerebro.sklearn.steps import KEPT_IN_VAIN, kind_of, learn, steps_of, takes_weights
+from cerebro.sklearn.steps import (
+    KEPT_IN_VAIN,
+    kind_of,
+    learn,
+    steps_of,
+    string_objects,
+    takes_weights,
+)
 
 # Fitted attributes that no later training or prediction reads.
 _SKIPPED = {
@@ -37,6 +45,23 @@ _OBJECTS = {
     "AdamOptimizer": _stochastic_optimizers.AdamOptimizer,
     "SGDOptimizer": _stochastic_optimizers.SGDOptimizer,
     "LabelBinarizer": LabelBinarizer,
+}
+
+_OPTIMIZERS = {
+    "adam": _stochastic_optimizers.AdamOptimizer,
+    "sgd": _stochastic_optimizers.SGDOptimizer,
+}
+
+# An optimizer's attributes, and the parameters of a neural network that set them.
+_SETTINGS = {
+    "adam": {name: name for name in ("learning_rate_init", "beta_1", "beta_2", "epsilon")},
+    "sgd": {
+        "learning_rate_init": "learning_rate_init",
+        "lr_schedule": "learning_rate",
+        "momentum": "momentum",
+        "nesterov": "nesterovs_momentum",
+        "power_t": "power_t",
+    },
 }
 
 _GLOBAL_GENERATOR = np.random.mtrand._rand
@@ -278,6 +303,27 @@ class Model(BaseModel):
         for name, step in steps.items():
             _load(step, states[name])
 
+    def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        """Continue from another trial's state with this trial's hyperparameters.
+
+        Fitted attributes come from the parent, including the moments and the number of steps of a
+        neural network's optimizer. The optimizer's settings (learning rate, momentum, ...) are
+        those of the estimator that `build` made, and random generators are its own. If
+        ``learning_rate="adaptive"`` has lowered the parent's learning rate, this trial's learning
+        rate is lower by the same factor. If the parent has another ``solver``, the optimizer starts
+        afresh.
+        """
+        steps = [step for _, step in steps_of(self.estimator)]
+        own = [getattr(step, "random_state", None) for step in steps]
+        self.load_state_dict(state)
+        for step, random_state in zip(steps, own, strict=True):
+            if hasattr(step, "random_state"):
+                step.random_state = random_state
+            if hasattr(step, "_random_state"):
+                step._random_state = check_random_state(random_state)
+            if hasattr(step, "_optimizer"):
+                _set_optimizer(step)
+
     def _is_pipeline(self) -> bool:
         return steps_of(self.estimator)[0][0] != ""
 
@@ -415,6 +461,24 @@ def _load(estimator: Any, state: Mapping[str, Any]) -> None:
         estimator._n_threads = _openmp_effective_n_threads()
 
 
+def _set_optimizer(estimator: Any) -> None:
+    """Give the optimizer of a neural network the settings of the estimator's parameters."""
+    optimizer, solver = estimator._optimizer, estimator.solver
+    if type(optimizer) is not _OPTIMIZERS.get(solver):
+        del estimator._optimizer  # the next batch makes one, as the first batch does
+        return
+    before = dict(vars(optimizer))
+    for name, parameter in _SETTINGS[solver].items():
+        setattr(optimizer, name, getattr(estimator, parameter))
+    if solver == "adam":
+        return  # which computes its learning rate in every step
+    rate = float(optimizer.learning_rate_init)
+    if optimizer.lr_schedule == before["lr_schedule"] == "adaptive":
+        rate = before["learning_rate"] * (rate / before["learning_rate_init"])
+    optimizer.learning_rate = rate
+    optimizer.iteration_ends(estimator.t_)  # "invscaling" computes its learning rate here
+
+
 def _belongs(name: str, value: Any, parameters: set[str]) -> bool:
     """Return whether an attribute is part of the state."""
     if name == "random_state":
@@ -455,6 +519,8 @@ def _encoded(value: Any, name: str, own: Any) -> Any:
         return np.asarray(value)
     if isinstance(value, np.ndarray) and value.dtype.kind == "U":
         return {"kind": "strings", "values": value.tolist()}
+    if isinstance(value, np.ndarray) and _holds_strings(value):
+        return {"kind": "string objects", "values": value.tolist()}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return np.asarray(value, order="C")
     if isinstance(value, (list, tuple)):
@@ -467,6 +533,12 @@ def _encoded(value: Any, name: str, own: Any) -> Any:
         attributes = {k: _encoded(v, f"{name}.{k}", own) for k, v in vars(value).items()}
         return {"kind": kind, "attributes": attributes}
     raise StateError(f"the estimator's {name} is a {kind}, which is neither array nor JSON")
+
+
+def _holds_strings(array: Any) -> bool:
+    """Return whether this is an array of objects that are strings, such as names of columns."""
+    is_list = array.dtype.kind == "O" and array.ndim == 1
+    return is_list and all(type(item) is str for item in array)
 
 
 def _encoded_generator(generator: Any, own: Any) -> dict[str, Any]:
@@ -493,6 +565,8 @@ def _decoded(value: Any, own: Any) -> Any:
     kind = value["kind"]
     if kind == "strings":
         return np.array(value["values"])
+    if kind == "string objects":
+        return string_objects(value["values"])
     if kind in ("list", "tuple"):
         items = [_decoded(item, own) for item in value["items"]]
         return items if kind == "list" else tuple(items)

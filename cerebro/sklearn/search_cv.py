@@ -14,10 +14,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from sklearn import get_config
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, clone, is_classifier
 from sklearn.metrics import check_scoring
 from sklearn.model_selection import check_cv
@@ -38,11 +40,11 @@ from cerebro.data.validation import KFold
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
-from cerebro.machine.mappings import flatten
 from cerebro.searchers import RandomSearch
+from cerebro.sklearn.choices import Originals, as_choices, restored
 from cerebro.sklearn.model import Model
 from cerebro.sklearn.steps import kind_of, learn, steps_of, takes_weights
-from cerebro.space import Space, as_space
+from cerebro.space import Space
 from cerebro.worker.models import batch_size_of
 
 if TYPE_CHECKING:
@@ -102,21 +104,34 @@ class BuildEstimator:
     """The search's ``build``: the estimator with a configuration's parameters."""
 
     def __init__(
-        self, estimator: Any, scorer: Callable[..., Any], labels: Any, weight: str | None = None
+        self,
+        estimator: Any,
+        scorer: Callable[..., Any],
+        labels: Any,
+        weight: str | None = None,
+        originals: Originals | None = None,
     ) -> None:
         self.estimator = estimator
         self.scorer = scorer
         self.labels = labels
         self.weight = weight
+        self.originals = originals or {}
+        self.output = get_config()["transform_output"]
         self.__module__ = type(self).__module__
         self.__qualname__ = type(self).__qualname__
 
     def __call__(self, config: Mapping[str, Any]) -> ScoredModel:
-        return ScoredModel(self.configured(config), self.scorer, self.labels, self.weight)
+        estimator = self.configured(config)
+        if self.output != "default":  # set for this process, but workers are others
+            for _, step in steps_of(estimator):
+                if hasattr(step, "set_output") and not hasattr(step, "_sklearn_output_config"):
+                    step.set_output(transform=self.output)
+        return ScoredModel(estimator, self.scorer, self.labels, self.weight)
 
     def configured(self, config: Mapping[str, Any]) -> Any:
         """Return a fresh estimator with these parameters."""
-        values = {name: value for name, value in flatten(config).items() if name != "batch_size"}
+        values = restored(config, self.originals)
+        values.pop("batch_size", None)
         return clone(self.estimator).set_params(**values)
 
 
@@ -145,10 +160,12 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def _of_best(name: str) -> Callable[[Method], Method]:
     """Return a decorator: the method exists only if the best estimator has the method `name`.
 
-    Before `fit`, the method exists if the estimator passed to `SearchCV` has it.
+    Before `fit`, the method exists if the estimator passed to `SearchCV` has it. It does not exist
+    with ``refit=False``.
     """
 
     def check(self: Any) -> bool:
+        self._check_refit()
         getattr(getattr(self, "best_estimator_", self.estimator), name)
         return True
 
@@ -171,7 +188,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     space
         A mapping of the estimator's parameters to their values. Lists, tuples, ranges and arrays
         are choices, as in scikit-learn; `cerebro.loguniform(...)`, SciPy's distributions and
-        similar are as in `cerebro.search`. ``batch_size`` may be one of the names.
+        similar are as in `cerebro.search`. A choice may be a tuple (``hidden_layer_sizes``) or a
+        mapping (``class_weight``). ``batch_size`` may be one of the names.
     epochs
         Passes over the data per configuration, at most.
     n_trials
@@ -311,7 +329,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             columns["w"] = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
         if callable(getattr(self.scoring, "keys", None)) or isinstance(self.scoring, (list, tuple)):
             raise InputError("scoring must be one scorer, not several: search by one of them")
-        space = _as_choices(self.space)
+        space, originals = as_choices(self.space)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
         self.multimetric_ = False
         seed = _seed_of(self.random_state)
@@ -325,7 +343,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         folds = Given([(place[train], place[test]) for train, test in pairs], repr(splitter))
         labels = getattr(self, "classes_", None)
         weight = "w" if "w" in columns else None
-        build = BuildEstimator(self.estimator, self.scorer_, labels, weight)
+        build = BuildEstimator(self.estimator, self.scorer_, labels, weight, originals)
         with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
             data = shard(
                 {name: column[order] for name, column in columns.items()},
@@ -353,9 +371,9 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 run=Path(temporary, "run") if self.run is None else self.run,
                 progress=self.progress,
             )
-            self._conclude(result)
+            self._conclude(result, originals)
             if self.refit:
-                self._refit(build, data, seed)
+                self._refit(build, data, seed, result.trials[self.best_index_].config)
         if self.run is not None:
             self.result_ = result
         return self
@@ -405,7 +423,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             raise InputError(f"y has only one class, {labels[0]!r}: there is nothing to learn")
         return x, codes
 
-    def _conclude(self, result: Result) -> None:
+    def _conclude(self, result: Result, originals: Originals) -> None:
         """Set the attributes that scikit-learn's searches have, from a run."""
         trials = result.trials
         failed = [trial for trial in trials if trial.status in ("failed", "diverged")]
@@ -415,7 +433,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 f"{failed[0].error}",
                 stacklevel=3,
             )
-        self.cv_results_ = cv_results(result)
+        self.cv_results_ = cv_results(result, originals)
         if not failed and not np.isfinite(self.cv_results_["mean_test_score"]).all():
             warnings.warn(
                 "One or more of the test scores are non-finite: "
@@ -431,13 +449,13 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.best_score_ = float(self.cv_results_["mean_test_score"][self.best_index_])
         self.best_epochs_ = 1 + (best.epoch - 1 if best.best_epoch is None else best.best_epoch)
 
-    def _refit(self, build: BuildEstimator, data: Dataset, seed: int) -> None:
+    def _refit(
+        self, build: BuildEstimator, data: Dataset, seed: int, config: Mapping[str, Any]
+    ) -> None:
         """Train on all rows, exactly like trial 0 of a search without folds."""
         begun = time.perf_counter()
-        estimator = build.configured(self.best_params_)
-        size = batch_size_of(
-            self.best_params_, None if "batch_size" in self.best_params_ else self.batch_size
-        )
+        estimator = build.configured(config)
+        size = batch_size_of(config, None if "batch_size" in config else self.batch_size)
         labels = build.labels
         classes = {} if labels is None else {"classes": labels}
         with generators.preserved(False, trial_seed(seed, 0) % 2**32):
@@ -448,17 +466,20 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                     learn(estimator, batch["x"], y, **classes, **weights)
         self.best_estimator_ = estimator
         if hasattr(self, "feature_names_in_"):
-            steps_of(estimator)[0][1].feature_names_in_ = self.feature_names_in_
+            _rename_features(estimator, self.feature_names_in_)
         self.refit_time_ = time.perf_counter() - begun
 
     # --- methods of the best estimator ---------------------------------------
 
-    def _best(self) -> Any:
+    def _check_refit(self) -> None:
         if not self.refit:
             raise AttributeError(
                 f"this {type(self).__name__} was made with refit={self.refit}: it has the best "
                 "parameters, best_params_, but no estimator that was trained with them"
             )
+
+    def _best(self) -> Any:
+        self._check_refit()
         check_is_fitted(self, "best_estimator_")
         return self.best_estimator_
 
@@ -505,11 +526,24 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-def cv_results(result: Result) -> dict[str, Any]:
+def _rename_features(estimator: Any, names: Any) -> None:
+    """Name the features of an estimator that has learned from rows without names.
+
+    The steps of a pipeline after one with pandas output have names: those that the previous step
+    made up.
+    """
+    steps = [step for _, step in steps_of(estimator)]
+    steps[0].feature_names_in_ = names
+    for previous, step in pairwise(steps):
+        if hasattr(step, "feature_names_in_"):
+            step.feature_names_in_ = previous.get_feature_names_out()
+
+
+def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
     """Return a run with folds as scikit-learn's table of a search: one value per configuration."""
     trials = result.trials
     scores = np.array([[_score(trial, fold) for fold in trial.folds] for trial in trials])
-    params = [flatten(trial.config) for trial in trials]
+    params = [restored(trial.config, originals) for trial in trials]
     table: dict[str, Any] = _times(result, scores.shape)
     for name in sorted({name for config in params for name in config}):
         column = np.ma.MaskedArray(np.empty(len(params), object), mask=True)
@@ -557,18 +591,6 @@ def _seed_of(random_state: Any) -> int:
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31))
-
-
-def _as_choices(space: Any) -> Space:
-    """Return the space with tuples treated as choices, as in scikit-learn's grids."""
-    if isinstance(space, (list, tuple)):
-        raise InputError(
-            "space must be a mapping, not a list of grids: search each one separately, or use "
-            "cerebro.when(...) for parameters that depend on others"
-        )
-    if isinstance(space, Mapping):
-        space = {n: list(v) if isinstance(v, tuple) else v for n, v in space.items()}
-    return as_space(space)
 
 
 def _numbers(rows: Any) -> Any:

@@ -8,6 +8,7 @@ from the result.
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,9 @@ def learn(estimator: Any, x: Any, *arguments: Any, **options: Any) -> None:
         if type(step).__name__ not in STATELESS:
             step.partial_fit(x)
             _settle(step)
+        elif hasattr(x, "columns") and not hasattr(step, "n_features_in_"):
+            step.fit(x)  # learns the names of columns, without which it warns of them
+            _settle(step)
         x = step.transform(x)
     try:
         final.partial_fit(x, *arguments, **options)
@@ -177,9 +181,20 @@ def _settle(estimator: Any) -> None:
         del curve[:-1]  # grows with every batch, but only its end is read
     for name in KEPT_IN_VAIN:
         vars(estimator).pop(name, None)
+    if "feature_names_in_" in vars(estimator):
+        estimator.feature_names_in_ = string_objects(estimator.feature_names_in_)
     if type(estimator).__name__ == "IncrementalPCA":
         # A strided view: later products would have different bits than with a contiguous copy.
         estimator.components_ = np.ascontiguousarray(estimator.components_)
+
+
+def string_objects(strings: Any) -> Any:
+    """Return strings as an array of objects, as pandas and scikit-learn store names of columns.
+
+    Equal strings are the same object, because the check of hops compares arrays byte by byte, and
+    the bytes of such an array are the addresses of its items.
+    """
+    return np.array([sys.intern(str(item)) for item in strings], dtype=object)
 
 
 def takes_weights(estimator: Any) -> bool:

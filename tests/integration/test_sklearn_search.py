@@ -16,6 +16,7 @@ from cerebro.errors import InputError, RunError
 from cerebro.machine import generators
 
 pytest.importorskip("sklearn")
+from sklearn import config_context
 from sklearn.base import clone, is_classifier, is_regressor
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.datasets import load_digits, make_regression
@@ -30,7 +31,7 @@ from sklearn.model_selection import GridSearchCV, GroupKFold, ShuffleSplit, cros
 from sklearn.naive_bayes import MultinomialNB
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.utils import get_tags
 from sklearn.utils.estimator_checks import check_estimator
 
@@ -169,8 +170,15 @@ def test_without_an_estimator_of_all_rows(digits: Any) -> None:
     made = search_cv(refit=False).fit(x, y)
     assert made.best_params_["alpha"] in ALPHAS["alpha"]
     assert not hasattr(made, "best_estimator_")
-    with pytest.raises(AttributeError, match="was made with refit=False"):
+    with pytest.raises(AttributeError, match="has no attribute 'predict'") as raised:
         made.predict(x)
+    assert "was made with refit=False" in str(raised.value.__cause__)
+    with pytest.raises(AttributeError, match="was made with refit=False"):
+        made.score(x, y)
+    theirs = GridSearchCV(MultinomialNB(), ALPHAS, refit=False, cv=3)
+    for one in (made, search_cv(refit=False)):
+        for name in ("predict", "predict_proba", "predict_log_proba", "decision_function", "score"):
+            assert hasattr(one, name) == hasattr(theirs, name), name
     chosen = search_cv(refit=lambda results: int(np.argmin(results["mean_test_score"]))).fit(x, y)
     assert chosen.best_index_ == np.argmin(chosen.cv_results_["mean_test_score"])
     assert chosen.best_estimator_.alpha == ALPHAS["alpha"][chosen.best_index_]
@@ -394,3 +402,100 @@ def test_weights_that_cannot_be_used_are_refused(digits: Any) -> None:
     balanced = SGDClassifier(class_weight="balanced")
     with pytest.raises(InputError, match=r"give a dict of weights, as .*compute_class_weight"):
         search_cv(balanced, {"alpha": [1e-3]}).fit(x, y)
+
+
+def test_tuples_are_choices_as_they_are(digits: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    made = make_pipeline(MinMaxScaler(), MLPClassifier(random_state=0))
+    ranges, sizes = [(0, 1), (-1, 1)], ((5,), (4, 3))
+    space = {
+        "minmaxscaler__feature_range": ranges,
+        "when": cerebro.when(
+            "minmaxscaler__feature_range", [(-1, 1)], {"mlpclassifier__hidden_layer_sizes": sizes}
+        ),
+    }
+    search = search_cv(made, space).fit(*digits)
+    params = [
+        {"minmaxscaler__feature_range": (0, 1)},
+        *(
+            {"minmaxscaler__feature_range": (-1, 1), "mlpclassifier__hidden_layer_sizes": size}
+            for size in sizes
+        ),
+    ]
+    assert search.cv_results_["params"] == params
+    assert search.best_params_ == params[search.best_index_]
+    assert search.best_estimator_[0].feature_range == params[search.best_index_].get(
+        "minmaxscaler__feature_range"
+    )
+    column = search.cv_results_["param_mlpclassifier__hidden_layer_sizes"]
+    assert column.mask.tolist() == [True, False, False]
+    assert column[1:].tolist() == list(sizes)
+    table = pandas.DataFrame(search.cv_results_)
+    groups = table.groupby("param_minmaxscaler__feature_range")["mean_test_score"].count()
+    assert groups.to_dict() == {(0, 1): 1, (-1, 1): 2}
+    again = search_cv(made, cerebro.Space({"mlpclassifier__hidden_layer_sizes": list(sizes)}))
+    assert [
+        p["mlpclassifier__hidden_layer_sizes"] for p in again.fit(*digits).cv_results_["params"]
+    ] == list(sizes)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_class_weights_are_choices(digits: Any, named: bool, tmp_path: Path) -> None:
+    x, y = digits
+    target = np.array(["zero", "one", "two", "three"])[y] if named else y
+    labels = np.unique(target)
+    weights = [None, dict.fromkeys(labels, 1.0), dict(zip(labels, [50.0, 1, 1, 1], strict=True))]
+    made = SGDClassifier(random_state=0)
+    space = {"class_weight": weights, "alpha": [1e-3]}
+    search = search_cv(made, space, run=tmp_path / "run").fit(x, target)
+    assert [params["class_weight"] for params in search.cv_results_["params"]] == weights
+    assert search.cv_results_["param_class_weight"].tolist() == weights
+    scores = search.cv_results_["mean_test_score"]
+    assert scores[0] == scores[1] != scores[2]
+    alone = search_cv(made.set_params(class_weight=weights[2]), {"alpha": [1e-3]}, refit=False)
+    assert (
+        search_cv(SGDClassifier(random_state=0), {"class_weight": weights[2:], "alpha": [1e-3]})
+        .fit(x, target)
+        .best_score_
+        == alone.fit(x, target).best_score_
+    )
+    # Tables of the run show the weights, not a number.
+    names = ["one", "three", "two", "zero"] if named else [0, 1, 2, 3]
+    stored = [trial.config["class_weight"] for trial in search.result_.trials]
+    assert stored[1] == str(dict.fromkeys(names, 1.0))
+
+
+def test_a_mapping_that_is_no_choice_is_refused(digits: Any) -> None:
+    space = {"class_weight": {0: 1.0, 1: 20.0}}
+    with pytest.raises(
+        InputError,
+        match=r"space: 'class_weight' is a mapping, .*: give \[\{0: 1\.0, 1: 20\.0\}\] for a",
+    ):
+        search_cv(SGDClassifier(), space).fit(*digits)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_steps_may_have_pandas_output(workers: int, everywhere: bool) -> None:
+    pandas = pytest.importorskip("pandas")
+    x, y = make_regression(90, 4, random_state=0)
+    frame = pandas.DataFrame(x, columns=list("abcd"))
+    made = make_pipeline(StandardScaler(), MinMaxScaler(), SGDRegressor(random_state=0))
+    if not everywhere:
+        made.set_output(transform="pandas")
+    with config_context(transform_output="pandas" if everywhere else "default"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            search = search_cv(
+                made, {"sgdregressor__alpha": [1e-4, 1e-2]}, workers=workers, scoring=_reads_names
+            ).fit(frame, y)
+            search.predict(frame)
+        names = [list(step.feature_names_in_) for step in search.best_estimator_]
+    assert names == [list("abcd")] * 3
+    # In the folds, rows have no names, so the first step makes them up.
+    assert list(search.cv_results_["mean_test_score"]) == [4.0, 4.0]
+
+
+def _reads_names(estimator: Any, x: Any, y: Any) -> float:
+    assert list(estimator[-1].feature_names_in_) == ["x0", "x1", "x2", "x3"]
+    return float(len(estimator[:-1].transform(x).columns))

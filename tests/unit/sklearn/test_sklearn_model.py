@@ -561,3 +561,150 @@ def test_class_names_may_be_strings():
     fresh.load_state_dict(copy.deepcopy(model.state_dict()))
     assert fresh.eval_batch(batch) == model.eval_batch(batch)
     assert repr(fresh) == "cerebro.sklearn.Model(GaussianNB())"
+
+
+SGD = {"solver": "sgd", "learning_rate_init": 0.1, "momentum": 0.9, "nesterovs_momentum": True}
+CLONES = {
+    "sgd": (
+        SGD,
+        {"learning_rate_init": 0.5, "momentum": 0.3, "nesterovs_momentum": False},
+        {"learning_rate_init": 0.5, "learning_rate": 0.5, "momentum": 0.3, "nesterov": False},
+    ),
+    "adaptive, lowered once": (
+        {**SGD, "learning_rate": "adaptive", "tol": 1e9, "n_iter_no_change": 1},
+        {"learning_rate_init": 0.4},
+        {"learning_rate_init": 0.4, "learning_rate": 0.1 / 5 * (0.4 / 0.1)},
+    ),
+    "adaptive after constant": (
+        SGD,
+        {"learning_rate": "adaptive", "learning_rate_init": 0.4},
+        {"lr_schedule": "adaptive", "learning_rate_init": 0.4, "learning_rate": 0.4},
+    ),
+    "invscaling": (
+        {**SGD, "learning_rate": "invscaling"},
+        {"learning_rate_init": 0.4, "power_t": 0.25},
+        {
+            "learning_rate_init": 0.4,
+            "power_t": 0.25,
+            "learning_rate": 0.4 / (2 * BATCHES * ROWS + 1) ** 0.25,
+        },
+    ),
+    "adam": (
+        {"learning_rate_init": 0.1},
+        {"learning_rate_init": 0.2, "beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3},
+        {"learning_rate_init": 0.2, "beta_1": 0.5, "beta_2": 0.9, "epsilon": 1e-3},
+    ),
+}
+
+
+def learned(model):
+    """Return a state without random generators, which are a clone's own."""
+    attributes = model.state_dict()["attributes"]
+    return plain({name: v for name, v in attributes.items() if "random_state" not in name})
+
+
+def network(**options):
+    made = NEURAL.MLPClassifier((5,), random_state=2, **options)
+    return cerebro.sklearn.Model(made, classes=range(3))
+
+
+@pytest.mark.parametrize("case", CLONES)
+def test_a_clone_trains_with_its_own_settings(case):
+    before, changes, expected = CLONES[case]
+    parent = network(**before)
+    for batch in batches(0) + batches(2):
+        parent.train_batch(batch)
+    packed = _core.unpack_state(_core.pack_state(parent.state_dict()))
+    clone = network(**{**before, **changes})
+    clone.load_clone(packed, {})
+    spoil(packed)
+    by_hand = copy.deepcopy(parent.estimator).set_params(**changes)
+    vars(by_hand._optimizer).update(expected)
+    assert learned(clone) == learned(cerebro.sklearn.Model(by_hand))
+    for batch in batches(1):
+        clone.train_batch(batch)
+        parent.train_batch(batch)
+        by_hand.partial_fit(batch["x"], batch["y"])
+    np.testing.assert_array_equal(clone.estimator.coefs_[0], by_hand.coefs_[0])
+    assert not np.allclose(clone.estimator.coefs_[0], parent.estimator.coefs_[0])
+
+
+def test_a_clone_with_the_settings_of_its_parent_is_its_parent():
+    for name in ESTIMATORS:
+        np.random.seed(1)
+        parent, clone = model_of(name), model_of(name)
+        for batch in batches(0):
+            parent.train_batch(batch)
+        clone.load_clone(_core.unpack_state(_core.pack_state(parent.state_dict())), {})
+        assert learned(clone) == learned(parent)
+
+
+def test_a_clone_with_another_solver_has_a_new_optimizer():
+    parent, clone = network(), network(**SGD)
+    parent.train_batch(batches(0)[0])
+    clone.load_clone(copy.deepcopy(parent.state_dict()), {})
+    clone.train_batch(batches(0)[1])
+    optimizer = clone.estimator._optimizer
+    assert type(optimizer).__name__ == "SGDOptimizer"
+    assert (optimizer.learning_rate, optimizer.momentum) == (0.1, 0.9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: NEURAL.MLPClassifier((5,), random_state=np.random.RandomState(seed)),
+        lambda seed: cluster.MiniBatchKMeans(3, random_state=seed),
+        lambda seed: pipeline.make_pipeline(
+            preprocessing.StandardScaler(),
+            LINEAR.SGDClassifier(random_state=np.random.RandomState(seed)),
+        ),
+    ],
+)
+def test_a_clone_draws_from_its_own_generator(make):
+    """What the parent drew does not matter, and the clone draws what it would have drawn first."""
+    parent, clone = (cerebro.sklearn.Model(make(seed), classes=range(3)) for seed in (1, 7))
+    parent.train_batch(batches(0)[0])
+    clone.load_clone(_core.unpack_state(_core.pack_state(parent.state_dict())), {})
+    final = clone.estimator[-1] if hasattr(clone.estimator, "steps") else clone.estimator
+    for name in ("random_state", "_random_state"):
+        generator = vars(final).get(name)
+        if isinstance(generator, np.random.RandomState):
+            state = generator.get_state()
+            np.testing.assert_array_equal(state[1], np.random.RandomState(7).get_state()[1])
+            assert state[2] == np.random.RandomState(7).get_state()[2]
+    assert clone.train_batch(batches(1)[0])["loss"] > 0
+
+
+def test_steps_with_names_of_features_hop(rows, tmp_path):
+    pytest.importorskip("pandas")
+
+    def make():
+        model = scaled()
+        model.estimator.set_output(transform="pandas")
+        return model
+
+    model, straight = make(), make()
+    for unit in range(UNITS):
+        packed = _core.unpack_state(_core.pack_state(model.state_dict()))
+        model = make()
+        model.load_state_dict(packed)
+        for batch in batches(unit):
+            assert model.train_batch(batch) == straight.train_batch(batch)
+    assert plain(model.state_dict()) == plain(straight.state_dict())
+    names = model.estimator[1].feature_names_in_
+    assert names.dtype == object
+    assert names.tolist() == [f"x{column}" for column in range(6)]
+    names = model.estimator[-1].feature_names_in_  # the normalizer, too, passes names on
+    assert names.tolist() == [f"incrementalpca{column}" for column in range(4)]
+    result = cerebro.search(
+        lambda config: make(), {"a": [1]}, rows, epochs=2, searcher="grid", validation=0.25,
+        batch_size=10, workers=0, run=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    assert result.best.status == "finished"
+
+
+def test_objects_that_are_not_strings_are_refused():
+    model = model_of("GaussianNB")
+    model.estimator.strange_ = np.array(["a", 1], dtype=object)
+    with pytest.raises(StateError, match="strange_ is a ndarray"):
+        model.state_dict()

@@ -1,0 +1,121 @@
+"""Choices of `SearchCV` that are not JSON: tuples and mappings.
+
+A configuration is JSON, which has no tuples, and no mappings whose keys are numbers. A tuple is
+stored as a list, a mapping as its text, so that tables and plots show what it is. Both become the
+original again before they reach the estimator or the results.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from cerebro.errors import InputError
+from cerebro.space import Space, as_space
+from cerebro.space.conditions import Compiler, as_dimension
+from cerebro.space.dimensions import Choice, When, json_value
+from cerebro.space.foreign import translated
+
+Originals = dict[str, dict[str, Any]]
+"""Choices by parameter and by the JSON text of the value that stands for them."""
+
+
+def as_choices(space: Any) -> tuple[Space, Originals]:
+    """Return a space whose configurations are JSON, and the choices that its values stand for.
+
+    Tuples are choices, as in scikit-learn's grids.
+
+    Raises
+    ------
+    InputError
+        The space is not valid, or has a mapping that is not a choice.
+    """
+    if isinstance(space, (list, tuple)):
+        raise InputError(
+            "space must be a mapping, not a list of grids: search each one separately, or use "
+            "cerebro.when(...) for parameters that depend on others"
+        )
+    mapping = space.mapping if isinstance(space, Space) else space
+    originals: Originals = {}
+    if isinstance(mapping, Mapping):
+        mapping = _converted(mapping, originals)
+    return as_space(mapping), originals
+
+
+def restored(config: Mapping[str, Any], originals: Originals) -> dict[str, Any]:
+    """Return the parameters of a configuration, with the choices that its values stand for."""
+    return {
+        name: deepcopy(originals[name].get(json.dumps(value), value))
+        if name in originals
+        else value
+        for name, value in config.items()
+    }
+
+
+def _converted(mapping: Mapping[str, Any], originals: Originals) -> dict[Any, Any]:
+    result: dict[Any, Any] = {}
+    for name, value in mapping.items():
+        whens = Compiler.whens(value, (str(name),))
+        if whens is None:
+            result[name] = _dimension(value, name, originals)
+        else:
+            result[name] = [
+                When(w.name, _condition(w.value), _converted(w.space, originals))
+                if isinstance(w.space, Mapping)
+                else w
+                for w in whens
+            ]
+    return result
+
+
+def _dimension(value: Any, name: Any, originals: Originals) -> Any:
+    """Return a value of the space with choices that can be stored as JSON."""
+    if not isinstance(name, str):
+        return value  # as_space raises an error
+    if isinstance(value, tuple):
+        value = list(value)
+    dimension = translated(value, name)
+    if dimension is None:
+        if isinstance(value, (Mapping, Space)):
+            raise InputError(
+                f"space: {name!r} is a mapping, not a list of choices: give "
+                f"[{value!r}] for a constant; parameters of a pipeline's steps have names such as "
+                "'sgdclassifier__alpha'"
+            )
+        dimension = as_dimension(value, name)
+    if not isinstance(dimension, Choice) or not isinstance(dimension.options, (list, tuple)):
+        return value
+    special = [option for option in dimension.options if _is_special(option)]
+    if not special:
+        return value
+    for option in special:
+        text = json.dumps(json_value(_stored(option), name))
+        originals.setdefault(name, {}).setdefault(text, option)
+    return type(dimension)([_stored(option) for option in dimension.options])
+
+
+def _condition(value: Any) -> Any:
+    """Return the value of a condition, or its list of values, as configurations have them."""
+    return [_stored(item) for item in value] if isinstance(value, list) else _stored(value)
+
+
+def _is_special(option: Any) -> bool:
+    if isinstance(option, list):
+        return any(map(_is_special, option))
+    return isinstance(option, (tuple, Mapping))
+
+
+def _stored(option: Any) -> Any:
+    """Return what stands for a choice in configurations; lists in place of tuples come later."""
+    return str(_plain(option)) if isinstance(option, Mapping) else option
+
+
+def _plain(value: Any) -> Any:
+    """Return a mapping with numbers in place of NumPy's, for a text that is easy to read."""
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
