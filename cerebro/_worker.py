@@ -32,6 +32,7 @@ from cerebro.executors import fork_server
 from cerebro.executors.received import opened
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
+from cerebro.machine.jax_settings import begin_jax
 from cerebro.machine.turns import Turns
 from cerebro.worker import streams
 from cerebro.worker.blame import bases_of, describe
@@ -259,7 +260,13 @@ class Worker:
                 importlib.import_module(module)
 
     def _begin(
-        self, number: int, path: list[str], argv: list[str], directory: str, context: bytes
+        self,
+        number: int,
+        path: list[str],
+        argv: list[str],
+        directory: str,
+        jax: dict[str, Any],
+        context: bytes,
     ) -> None:
         self._number = number
         self._trouble = ""
@@ -269,6 +276,7 @@ class Worker:
         sys.argv[:] = argv  # a script may read its arguments anywhere
         try:
             os.chdir(directory)
+            begin_jax(jax)  # before the context is unpickled, which may contain JAX's arrays
             run = self._process.opened(context)
             note_imported(self._sources, fork_server.last_imported)
             self._clock.limit = run.unit_timeout

@@ -118,6 +118,7 @@ def check(
     from cerebro.data.validation import check_columns, views_of
     from cerebro.executors.local import LocalExecutor
     from cerebro.machine import flags
+    from cerebro.machine.jax_settings import jax_settings
     from cerebro.machine.keras_settings import keras_settings
     from cerebro.run.recipe import check_build
     from cerebro.space import as_space
@@ -160,6 +161,7 @@ def check(
             deterministic=deterministic,
             torch_flags=flags.torch_flags(),
             keras=keras_settings(),
+            jax=jax_settings(),
             warning_filters=carried_filters(),
         )
         event = ask(executor, context, CheckTask(config, thorough=True))

@@ -268,7 +268,7 @@ def train_rest(
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
     # Workers get the flags with which the run started.
-    lines = [line for line in lines if not line.startswith("torch.")]
+    lines = [line for line in lines if not line.startswith(("torch.", "jax."))]
     if lines:
         warnings.warn(
             f"{saved.path} is resumed in a different environment, which can change its states from "

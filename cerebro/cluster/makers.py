@@ -20,6 +20,7 @@ from cerebro.executors.base import PlacingExecutor
 from cerebro.executors.local import packed
 from cerebro.machine import flags
 from cerebro.machine.devices import is_gpu
+from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import keras_settings
 from cerebro.worker.messages import (
     News,
@@ -208,6 +209,7 @@ def context_of(order: Order) -> RunContext:
         device=order.device,
         torch_flags=flags.torch_flags(),
         keras=keras_settings(),
+        jax=jax_settings(),
     )
 
 

@@ -79,6 +79,15 @@ def ranked_wrongly(metric: str, mode: str) -> list[Finding]:
     return [Finding("wrong-mode", message, f"give mode={known!r}, or leave mode out")]
 
 
+def unchecked_hop(error: str) -> Finding:
+    """Return the finding that a model trains, but could not be compared with itself after a hop."""
+    return Finding(
+        "unchecked-hop",
+        f"the model trains, but the check of a hop failed: {error}",
+        "see whether cerebro.replay gives the same states for the first trial that finishes",
+    )
+
+
 def dry_run(
     executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
 ) -> DryRun:
@@ -114,6 +123,8 @@ def dry_run(
                 tried.environment = event.environment or tried.environment
                 tried.warned += event.warned
                 tried.findings += event.findings
+                if event.error is not None and event.state_bytes:  # it trains, so no trial fails
+                    tried.findings.append(unchecked_hop(event.error))
                 # A configuration that cannot be trained at all fails only its own trial.
                 if event.error is None and event.problems:
                     tried.problems = event.problems

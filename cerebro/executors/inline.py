@@ -6,6 +6,7 @@ states have the same bits. A unit runs inside `wait`, which returns when the uni
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -13,6 +14,7 @@ from cerebro.executors.base import Wake
 from cerebro.machine import generators
 from cerebro.machine.devices import using
 from cerebro.machine.guard import in_trial
+from cerebro.machine.jax_settings import jax_of_run
 from cerebro.worker import jobs
 from cerebro.worker.messages import Event, Job, RunContext
 from cerebro.worker.runner import UnitRunner
@@ -24,8 +26,10 @@ class InlineExecutor:
     def __init__(self) -> None:
         self._runner: UnitRunner | None = None
         self._next: Job | None = None
+        self._settings = contextlib.ExitStack()  # those of the run, in this process
 
     def start(self, context: RunContext) -> list[int]:
+        self._settings.enter_context(jax_of_run(context.jax))
         self._runner = UnitRunner(context, worker=0)
         return [0]
 
@@ -51,6 +55,7 @@ class InlineExecutor:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        self._settings.close()
 
 
 class _kept_directory:

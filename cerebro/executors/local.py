@@ -187,6 +187,7 @@ class LocalExecutor:
         self._clock: _core.BeatPage | None = None  # beats at the same rate as the workers
         self._next_look = 0.0
         self._context = b""
+        self._jax: dict[str, Any] = {}  # arrays in the context get other types without them
         self._unit_timeout: float | None = None
         self._next = 0
         self._kills = 0
@@ -197,6 +198,7 @@ class LocalExecutor:
 
     def start(self, context: RunContext) -> list[int]:
         self._context = packed(with_shares(context, self._seats, together=self._together))
+        self._jax = dict(context.jax)
         self._unit_timeout = context.unit_timeout
         self._selector = selectors.DefaultSelector()
         self._clock = _core.BeatPage()
@@ -317,7 +319,8 @@ class LocalExecutor:
         self._seat[number] = seat
         device = self._seats[seat]
         lists = list(sys.path), list(sys.argv)
-        message = ("begin", number, *lists, os.getcwd(), self._context)  # noqa: PTH109
+        here = os.getcwd()  # noqa: PTH109
+        message = ("begin", number, *lists, here, self._jax, self._context)
         several = self._together and self._seats.count(device) > 1
         warm = None
         if not self._fresh and not several:

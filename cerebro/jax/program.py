@@ -21,6 +21,12 @@ from cerebro.model import Batch, Columns, check_batch, loss_of
 
 Pairs = tuple[tuple[str | None, str], ...]
 
+FOR_OPTIMIZERS = ("value", "grad", "value_fn")
+"""What an optimizer's `update` gets if it takes it, under optax's names: the loss, the gradients,
+and the loss as a function of the parameters, on the same batch and with the same key. Of optax,
+`reduce_on_plateau` uses the first, and the line searches of `lbfgs` use all of them.
+"""
+
 MAX_PROGRAMS = 16
 """The maximum number of programs that are kept for later models."""
 
@@ -105,7 +111,7 @@ class Program:
 
     def __init__(self, parts: ProgramParts) -> None:
         self._parts = parts
-        self._optimizer_takes_value = _takes_value(parts.optimizer.update)
+        self._optimizer_takes = _named(parts.optimizer.update)
         positional = sum(keyword is None for keyword, _ in parts.inputs)
         self._apply_takes = taken(parts.apply, 1 + positional)
         self._apply_takes -= {keyword for keyword, _ in parts.inputs}
@@ -125,7 +131,8 @@ class Program:
 
         (value, rest), gradients = jax.value_and_grad(objective, has_aux=True)(params)
         loss, more, outputs, target, new_variables = rest
-        extra = {"value": value} if self._optimizer_takes_value else {}
+        known = {"value": value, "grad": gradients, "value_fn": lambda at: objective(at)[0]}
+        extra = {name: known[name] for name in self._optimizer_takes}
         updates, new_state = self._parts.optimizer.update(gradients, state, params, **extra)
         carry = (
             _like("the optimizer changes params", _updated(params, updates), params),
@@ -248,13 +255,34 @@ def _names(tree: Any) -> list[Any]:
     return [path for path, _ in named_leaves(tree)]
 
 
-def _takes_value(update: Callable[..., Any]) -> bool:
-    """Return whether an optimizer uses the loss, as optax's `reduce_on_plateau` does."""
+def _named(update: Callable[..., Any]) -> tuple[str, ...]:
+    """Return which members of `FOR_OPTIMIZERS` an optimizer takes.
+
+    Raises
+    ------
+    InputError
+        It requires other arguments.
+    """
     try:
-        parameters = inspect.signature(update).parameters.values()
+        parameters = list(inspect.signature(update).parameters.values())
     except (TypeError, ValueError):
-        return False
-    return any(p.name == "value" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        return ()
+    required = [
+        p.name
+        for p in parameters
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and p.default is inspect.Parameter.empty
+    ]
+    unknown = [name for name in required if name not in FOR_OPTIMIZERS]
+    if unknown:
+        raise InputError(
+            f"optimizer: its update requires {unknown[0]}=, but it is called with "
+            f"(gradients, state, params) and, if it takes them, {', '.join(FOR_OPTIMIZERS)}: use "
+            "an optimizer that needs no more"
+        )
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return FOR_OPTIMIZERS
+    names = {p.name for p in parameters}
+    return tuple(name for name in FOR_OPTIMIZERS if name in names)
 
 
 def _updated(params: Any, updates: Any) -> Any:

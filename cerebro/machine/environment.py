@@ -23,6 +23,7 @@ import numpy as np
 
 from cerebro.machine.flags import torch_flags
 from cerebro.machine.installation import DISTRIBUTION
+from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import BACKEND_VARIABLE, keras_backend, keras_settings
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
@@ -237,8 +238,8 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     -------
     dict
         JSON values: ``cerebro python packages system libc cpu gpu device cuda cuda_packages
-        jax_backend keras cores threads blas torch torch_capability torch_libraries variables``;
-        ``cuda``, ``jax_backend`` and ``keras`` only if they have started.
+        jax_backend keras jax cores threads blas torch torch_capability torch_libraries
+        variables``; ``cuda``, ``jax_backend``, ``keras`` and ``jax`` only if they have started.
     """
     more: dict[str, Any] = {}
     if device != "cpu":
@@ -249,6 +250,8 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
         more["jax_backend"] = backend
     if keras := keras_settings():
         more["keras"] = keras
+    if jax := jax_settings():
+        more["jax"] = jax
     return {
         "cerebro": version(),
         "python": f"{platform.python_implementation()} {platform.python_version()}",

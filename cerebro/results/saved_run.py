@@ -512,6 +512,7 @@ class SavedRun:
             "log_dir": str(self.folder / "trials"),
             "torch_flags": self.meta["environment"].get("torch", {}),
             "keras": self.meta["environment"].get("keras", {}),
+            "jax": self.meta["environment"].get("jax", {}),
         }
         if "train" not in changes:
             has_validation = self.meta["validation"] is not None

@@ -19,6 +19,7 @@ from cerebro.machine import generators
 from cerebro.machine.devices import CPU, here, recorded, using
 from cerebro.machine.files import path_of
 from cerebro.machine.flags import flags_of_run
+from cerebro.machine.jax_settings import jax_of_run
 from cerebro.machine.keras_settings import keras_kept
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
@@ -250,6 +251,7 @@ class Trial:
         with (
             generators.preserved(_torch_imported()),
             flags_of_run(context.torch_flags),
+            jax_of_run(context.jax),
             keras_kept(),
         ):
             model, torch = build_model(context, self.number, self.record.config, info)
@@ -348,6 +350,7 @@ class Trial:
         with (
             contextlib.closing(loader),
             flags_of_run(self.saved.environment.get("torch", {})),
+            jax_of_run(self.saved.environment.get("jax", {})),
         ):
             if not self.not_exact:
                 try:
@@ -390,7 +393,11 @@ class Trial:
         other = self.saved.other_classes(data) if isinstance(data, Dataset) else None
         if other is not None:  # relevant only if the model reads this column
             warnings.warn(f"{data.path}: {other}", stacklevel=users_level())
-        with generators.preserved(_torch_imported()), contextlib.ExitStack() as rows:
+        with (
+            generators.preserved(_torch_imported()),
+            jax_of_run(self.saved.environment.get("jax", {})),
+            contextlib.ExitStack() as rows,
+        ):
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
             if is_array or (isinstance(data, Mapping) and not is_bunch(data)):
                 data = narrowed(data, self.saved.columns())

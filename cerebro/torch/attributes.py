@@ -1,57 +1,74 @@
 """Attributes of a LightningModule that training changes: counters, lists of outputs, frozen parts.
 
-A state contains only the attributes that differ from those of the module that `build` made. A
-module that changes none adds nothing to the state.
+A state contains only the attributes that differ from those of the module that `build` made, also of
+submodules, and also those whose names begin with an underscore. A module that changes none adds
+nothing to the state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from cerebro.torch.state import owned
+from cerebro.torch.torchmetrics import accumulates
 
 _DEPTH = 6
 
 _PLAIN = (bool, int, float, str)
 
-_THEIRS = {
-    "training",
-    "prepare_data_per_node",
-    "allow_zero_length_dataloader_with_multiple_devices",
-}
+_HPARAMS = {"_hparams", "_hparams_initial", "_hparams_name"}
+"""Lightning's own attributes of a module that has called ``save_hyperparameters``."""
 
 
 class Attributes:
-    """The plain attributes of modules, and the modes of all submodules, as `build` made them.
+    """The plain attributes of all modules, and their modes, as `build` made them.
 
     Parameters
     ----------
     root
-        The root module: the modes of its submodules and the frozen flags of its parameters are part
-        of the state.
-    modules
-        The modules, by path, whose attributes are part of the state.
+        The root module. The attributes and modes of its submodules and the frozen flags of its
+        parameters are part of the state.
+    base
+        The class ``LightningModule``, whose own attributes are not part of the state.
     """
 
-    def __init__(self, root: Any, modules: Mapping[str, Any]) -> None:
+    def __init__(self, root: Any, base: Any) -> None:
         self._root = root
-        self._modules = modules
-        self._made = {name: owned(_plain(module)) for name, module in modules.items()}
+        self._theirs = {*vars(base()), *_HPARAMS, "log"}
+        copies: dict[int, Any] = {}  # modules may share a large tensor
+        self._made: dict[str, dict[str, Any]] = {}
+        for name, module in self._modules():
+            made = self._made[name] = self._plain(module)
+            for key, value in made.items():
+                if id(value) not in copies:
+                    copies[id(value)] = _copied(value)
+                made[key] = copies[id(value)]
         self._modes = {name: part.training for name, part in root.named_modules()}
         self._trained = {name: item.requires_grad for name, item in root.named_parameters()}
+
+    def _modules(self) -> Iterator[tuple[str, Any]]:
+        """Yield the modules by path, without metrics, which have states of their own."""
+        metrics: list[str] = []
+        for name, module in self._root.named_modules():
+            if name.startswith(tuple(metrics)):
+                continue
+            if accumulates(module):
+                metrics.append(f"{name}.")
+            else:
+                yield name, module
 
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes, modes and flags that differ from those that `build` made."""
         changed: dict[str, Any] = {}
-        for name, module in self._modules.items():
-            made = self._made[name]
+        for name, module in self._modules():
+            made = self._made.get(name, {})
             now = {
                 key: _packable(value)
-                for key, value in _plain(module).items()
+                for key, value in self._plain(module).items()
                 if key not in made or not _equal(value, made[key])
             }
             if now:
@@ -70,12 +87,15 @@ class Attributes:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the attributes, modes and flags in `state`; reset all others to what `build` made."""
-        for name, module in self._modules.items():
-            now = {**owned(self._made[name]), **owned(state["attributes"].get(name, {}))}
-            for key in _plain(module).keys() - now.keys():
-                delattr(module, key)
+        for name, module in self._modules():
+            made, current = self._made.get(name, {}), self._plain(module)
+            now = {**made, **state["attributes"].get(name, {})}
+            for key in current.keys() - now.keys():
+                _remove(module, key)
             for key, value in now.items():
-                _set(module, key, value, self._made[name].get(key))
+                loaded = _like(value, made.get(key))
+                if key not in current or not _equal(current[key], loaded):
+                    _set(module, key, _copied(loaded))
         for name, part in self._root.named_modules():
             part.training = state["modes"].get(name, self._modes.get(name, True))
         for name, item in self._root.named_parameters():
@@ -83,24 +103,33 @@ class Attributes:
             if item.requires_grad != trained:
                 item.requires_grad = trained
 
+    def _plain(self, module: Any) -> dict[str, Any]:
+        """Return a module's own attributes that are numbers, strings, tensors or lists of them."""
+        # What begins with an underscore in a layer of PyTorch is derived from its parameters.
+        hidden = "_" if type(module).__module__.split(".")[0] == "torch" else "__"
+        derived = _derived(module)
+        found = {
+            key: value
+            for key, value in vars(module).items()
+            if key not in self._theirs
+            and key not in derived
+            and not key.startswith(hidden)
+            and _is_plain(value)
+        }
+        for key, value in (vars(module).get("_hparams") or {}).items():
+            if isinstance(key, str) and _is_plain(value):
+                found[f"hparams.{key}"] = value
+        return found
 
-def _plain(module: Any) -> dict[str, Any]:
-    """Return a module's own attributes that are numbers, strings, tensors or containers of them."""
-    found = {
-        key: value
-        for key, value in vars(module).items()
-        if not key.startswith("_") and key not in _THEIRS and _is_plain(value)
-    }
-    hparams = vars(module).get("_hparams")
-    for key, value in (hparams or {}).items():
-        if isinstance(key, str) and _is_plain(value):
-            found[f"hparams.{key}"] = value
-    return found
+
+def _derived(module: Any) -> set[Any]:
+    """Return the names of the tensors that weight norm or pruning computes before each forward."""
+    hooks = module._forward_pre_hooks.values()
+    names = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks}
+    return {name for name in names if isinstance(name, str)}
 
 
-def _set(module: Any, key: str, value: Any, made: Any) -> None:
-    if isinstance(made, tuple) and isinstance(value, list):
-        value = tuple(value)
+def _set(module: Any, key: str, value: Any) -> None:
     if key.startswith("hparams."):
         vars(module)["_hparams"][key.removeprefix("hparams.")] = value
     elif key in vars(module) or not isinstance(value, torch.Tensor):
@@ -109,11 +138,21 @@ def _set(module: Any, key: str, value: Any, made: Any) -> None:
         setattr(module, key, value)
 
 
+def _remove(module: Any, key: str) -> None:
+    if key.startswith("hparams."):
+        del vars(module)["_hparams"][key.removeprefix("hparams.")]
+    else:
+        delattr(module, key)
+
+
 def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
-    if value is None or isinstance(value, (*_PLAIN, np.ndarray)):
+    if value is None or isinstance(value, _PLAIN):
         return True
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
     if isinstance(value, torch.Tensor):
-        return not isinstance(value, torch.nn.Parameter)
+        is_dense = value.layout is torch.strided and not value.is_meta and not value.is_quantized
+        return is_dense and not isinstance(value, torch.nn.Parameter)
     if depth == 0:
         return False
     if isinstance(value, Mapping):
@@ -121,6 +160,27 @@ def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
             isinstance(key, str) and _is_plain(item, depth - 1) for key, item in value.items()
         )
     return type(value) in (list, tuple) and all(_is_plain(item, depth - 1) for item in value)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a plain value; unlike `owned`, it keeps NumPy's arrays."""
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_copied(item) for item in value])
+    return owned(value)
+
+
+def _like(value: Any, made: Any) -> Any:
+    """Return a value of a state with the tuples of what `build` made; a state has lists."""
+    if isinstance(made, (list, tuple)) and isinstance(value, list):
+        known = [*made, *[None] * len(value)]
+        return type(made)([_like(item, like) for item, like in zip(value, known, strict=False)])
+    if isinstance(made, dict) and isinstance(value, dict):
+        return {key: _like(item, made.get(key)) for key, item in value.items()}
+    return value
 
 
 def _packable(value: Any) -> Any:
@@ -138,7 +198,8 @@ def _equal(one: Any, two: Any) -> bool:
     if type(one) is not type(two):
         return False
     if isinstance(one, torch.Tensor):
-        return bool(one.shape == two.shape and one.dtype == two.dtype and torch.equal(one, two))
+        alike = (one.shape, one.dtype, one.device) == (two.shape, two.dtype, two.device)
+        return alike and torch.equal(one, two)
     if isinstance(one, np.ndarray):
         return one.dtype == two.dtype and np.array_equal(one, two)
     if isinstance(one, dict):

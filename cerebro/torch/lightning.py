@@ -172,6 +172,9 @@ class LightningModel(BaseModel):
         self._partial = state == "trainable"
         self._predicts = _overrides(module, base, "predict_step")
         self._validates = _overrides(module, base, "validation_step")
+        # Lightning's own optimizer_zero_grad removes gradients; another may set them to 0, which
+        # momentum and weight decay tell apart from none.
+        self._keeps_gradients = _overrides(module, base, "optimizer_zero_grad")
         self._hook_name: str | None = None
         self._rows = 0
         self._trainer: Trainer | None = None
@@ -203,11 +206,9 @@ class LightningModel(BaseModel):
         self._autocast: Any = contextlib.nullcontext()
         if precision == "bf16-mixed":
             self._autocast = torch.autocast(device.type, dtype=torch.bfloat16)
-        modules = {
-            name: part for name, part in module.named_modules() if _base_of(part, strict=False)
-        }
-        for part in modules.values():
-            vars(part)["log"] = self._log
+        for part in module.modules():
+            if _base_of(part, strict=False):
+                vars(part)["log"] = self._log
         self._hook("setup", "fit")
         self._hook("configure_model")
         module.to(device)
@@ -226,7 +227,7 @@ class LightningModel(BaseModel):
         self._meters = Metrics({"net": module})
         self._train_logs = Logs(self._meters.name_of, self._meters.metric)
         self._val_logs = Logs(self._meters.name_of, self._meters.metric)
-        self._attributes = Attributes(module, modules)
+        self._attributes = Attributes(module, _base_of(module))
         self._hook("on_fit_start")
         self._hook("on_train_start")
 
@@ -615,7 +616,8 @@ class LightningModel(BaseModel):
 
         It has the same parts as a state of :class:`cerebro.torch.Model`. In addition, ``lightning``
         has the module's position, logged values and changed attributes, and ``gradients`` has the
-        gradients of an unfinished window of accumulation.
+        gradients of an unfinished window of accumulation, and those that the module's own
+        ``optimizer_zero_grad`` may keep.
         """
         trainer = self._of_trial
         net = dict(self.net.state_dict())
@@ -630,8 +632,10 @@ class LightningModel(BaseModel):
             state["scheduler"] = each_state(scheduler_state, self._schedulers)
         if self._meters:
             state["metrics"] = self._meters.state_dict()
-        is_open = not self.net.automatic_optimization or (
-            trainer.batch_index >= 0 and self._gathers
+        is_open = (
+            not self.net.automatic_optimization
+            or self._keeps_gradients
+            or (trainer.batch_index >= 0 and self._gathers)
         )
         state["gradients"] = gradients_of(self._parameters) if is_open else {}
         state["lightning"] = {

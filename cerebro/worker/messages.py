@@ -95,6 +95,8 @@ class RunContext(Training):
     torch_flags: Mapping[str, Any] = field(default_factory=dict)
     keras: Mapping[str, Any] = field(default_factory=dict)
     """Keras's settings, if the user's process has imported Keras."""
+    jax: Mapping[str, Any] = field(default_factory=dict)
+    """JAX's settings, if the user's process has imported JAX."""
     warning_filters: tuple[tuple[Any, ...], ...] = ()
     """The warning filters of the user's process; see `cerebro.worker.trial_warnings`."""
     verify: bool = True

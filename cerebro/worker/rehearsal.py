@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,54 +41,67 @@ def try_out(
         The operations that are not deterministic.
     thorough
         Whether to search thoroughly for mistakes; see `diagnose`.
+
+    Returns
+    -------
+    CheckDone
+        If the model trains, but fails after a hop or in the comparison, ``error`` says why, and
+        ``state_bytes`` is not 0.
     """
     runner.context.check_files()
     straight = _Rehearsal(runner, config)
     straight.train(0)
     packed = straight.packed()
     straight.train(1)
-    hopped = _Rehearsal(runner, config)
-    problems, metrics = _hop_problems(runner, config, straight, hopped, packed, not_exact)
-    from cerebro.worker.diagnosis.diagnose import diagnose  # only some workers need it
-
-    findings = diagnose(hopped, packed, *runner.context.views(0), thorough=thorough)
-    return CheckDone(
+    metrics = straight.validate()
+    done = CheckDone(
         runner.worker,
-        tuple(problems),
-        metrics=tuple(metrics),
-        findings=tuple(findings),
+        (),
+        metrics=tuple(sorted(metrics)),
         state_bytes=memoryview(straight.packed()).nbytes,
         cpu_only=is_cpu_only(straight.live.model),
     )
+    try:
+        hopped = _Rehearsal(runner, config)
+        problems = _hop_problems(runner, config, straight, metrics, hopped, packed, not_exact)
+    except Exception as error:
+        if runner.tolerates(error, set(not_exact)):
+            raise  # the check runs again, without `strict`
+        # The configuration can be trained, so its trial may never report this error.
+        return replace(done, error=runner.cause(error, config))
+    from cerebro.worker.diagnosis.diagnose import diagnose  # only some workers need it
+
+    findings = diagnose(hopped, packed, *runner.context.views(0), thorough=thorough)
+    return replace(done, problems=tuple(problems), findings=tuple(findings))
 
 
 def _hop_problems(
     runner: UnitRunner,
     config: Mapping[str, Any],
     straight: _Rehearsal,
+    metrics: Mapping[str, float],
     hopped: _Rehearsal,
     before: Any,
     not_exact: Collection[str],
-) -> tuple[list[str], list[str]]:
-    """Continue training after a hop, and compare; return the problems and the metrics' names.
+) -> list[str]:
+    """Continue training after a hop, and compare; return the problems.
 
-    `straight` has trained without a hop; `before` is its state at the time of the hop.
+    `straight` has trained without a hop, which gave `metrics`; `before` is its state at the time of
+    the hop.
     """
     try:
         hopped.load(before)
     except Exception as error:
-        return [f"load_state_dict rejects the result of state_dict: {describe(error)}"], []
+        return [f"load_state_dict rejects the result of state_dict: {describe(error)}"]
     hopped.train(1)
-    metrics = straight.validate()
-    problems = differences(straight, hopped, metrics, hopped.validate())
+    hopped_metrics = hopped.validate()
     context = runner.context
     if not_exact or (is_gpu(context.device) and context.deterministic is False):
-        return [], sorted(metrics)  # no two runs are equal, so a hop cannot be checked
+        return []  # no two runs are equal, so a hop cannot be checked
+    problems = differences(straight, hopped, metrics, hopped_metrics)
     if problems and _differs_from_itself(runner, config, straight):
-        return ["training is not deterministic: the same batches twice gave different states"], (
-            sorted(metrics)
-        )
-    return problems, sorted(metrics)
+        return ["training is not deterministic: the same batches twice gave different states"]
+    return problems
 
 
 class _Rehearsal:
@@ -96,6 +111,9 @@ class _Rehearsal:
         self._runner = runner
         self._config = config
         self.live = runner.build(0, config)
+        self._built: dict[str, Any] = {}
+        with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
+            self._built.update(numbers_of(self.live.model))
         self.sums: list[Any] = []
 
     def train(self, half: int) -> None:
@@ -118,6 +136,19 @@ class _Rehearsal:
         shards = first_shards(train._shard_rows(), size, drop_last, (half + 1) * BATCHES)
         loader.begin(shards, 0, half * BATCHES)
         return _First(loader, BATCHES)
+
+    def is_numbered(self, path: str, other: _Rehearsal) -> bool:
+        """Return whether a number differed when both models had just been built.
+
+        An object's number or address and the time when it was made are not state.
+        """
+        if path in self._built and path in other._built:
+            return not same(self._built[path], other._built[path])
+        # In a mapping of addresses, the keys themselves differ.
+        mapping, bracket, _ = path.rpartition("[")
+        return any(
+            key not in other._built and key.startswith(mapping + bracket) for key in self._built
+        )
 
     def batch(self, half: int) -> Any:
         """Return the first batch that ``train(half)`` trains on."""
@@ -193,22 +224,23 @@ def differences(
     The list is empty if the hop changed nothing.
     """
     problems = []
+    state = dict(walk(straight.live.model.state_dict(), "state_dict()"))  # keeps the ids unique
+    other = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
+    changed = [path for path in state if not same(state[path], other.get(path))]
     if _core.hash_state(straight.packed()) != _core.hash_state(hopped.packed()):
-        left = dict(walk(straight.live.model.state_dict(), "state_dict()"))
-        right = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
-        changed = [path for path in left if not same(left[path], right.get(path))]
         named = ", ".join(changed[:3]) or (
             "a random generator (a model that uses PyTorch's must set framework = 'torch')"
         )
         problems.append(f"after a hop training continued differently: {named} differs")
     left = dict(walk(straight.live.model, "model"))
     right = dict(walk(hopped.live.model, "model"))
-    state = dict(walk(straight.live.model.state_dict(), ""))  # keeps the ids unique
     known = {id_of(value) for value in state.values()}
     lost = [
         path
         for path, value in left.items()
-        if id_of(value) not in known and not same(value, right.get(path))
+        if id_of(value) not in known
+        and not same(value, right.get(path))
+        and not (not is_array(value) and straight.is_numbered(path, hopped))
     ]
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
     for name, value in straight_metrics.items():
@@ -234,27 +266,26 @@ def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of every array, tensor and number in an object.
 
     Attributes, containers, closures and bound methods are followed. A shared object is yielded
-    once.
+    once, by its shortest path.
     """
-    yield from _walk(root, name, MAX_DEPTH, {})
-
-
-def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (bool, int, float, complex)):
-        yield path, value
-        return
-    if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
-        return
-    if id(value) in seen:
-        return
-    seen[id(value)] = value  # keeps the object alive, so that its id is not reused
-    if is_array(value):
-        yield path, value
-        return
-    if depth == 0:
-        return
-    for part, child in children(value):
-        yield from _walk(child, path + part, depth - 1, seen)
+    seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
+    found = [(name, root)]
+    for depth in range(MAX_DEPTH + 1):
+        parts: list[tuple[str, Any]] = []
+        for path, value in found:
+            if isinstance(value, (bool, int, float, complex)):
+                yield path, value
+                continue
+            if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
+                continue
+            if id(value) in seen:
+                continue
+            seen[id(value)] = value
+            if is_array(value):
+                yield path, value
+            elif depth < MAX_DEPTH:
+                parts += [(path + part, child) for part, child in children(value)]
+        found = parts
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
@@ -285,18 +316,29 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     numbered = ("flax.ids",)  # every flax module has a unique number
     if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
         return
+    # A compiled network is a module of TorchDynamo; all its other objects only run a step.
+    if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):
+        return
     for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
         # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
         if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
             yield "", child if attribute == "_modules" else dict(child)
-        elif not attribute.startswith("__"):
+        elif not attribute.startswith(("__", "_torchdynamo")):
             yield f".{attribute}", child
 
 
+def numbers_of(model: Any) -> dict[str, Any]:
+    return {path: value for path, value in walk(model, "model") if not is_array(value)}
+
+
 def is_array(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, np.generic)) or (
-        hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
-    )
+    if isinstance(value, (np.ndarray, np.generic)):
+        return True
+    try:  # an object may have any attribute, such as Lightning's DummyLogger, or fail to tell
+        is_shaped = isinstance(getattr(value, "shape", None), tuple)
+        return is_shaped and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
+    except Exception:
+        return False
 
 
 def id_of(value: Any) -> Any:

@@ -58,6 +58,96 @@ def test_inline_and_in_workers_the_bits_are_the_same(whole, data, tmp_path):
     assert cerebro.replay(inline, 1, resumable_jax.build).identical
 
 
+MODEL = """
+import cerebro, jax, jax.numpy as jnp, optax
+
+def model(scale, config, info):
+    params = {"w": jax.random.normal(jax.random.key(info.seed), (3,))}
+    return cerebro.jax.Model(
+        lambda params, x, *, key: x * scale @ params["w"] + jax.random.normal(key),
+        params,
+        optimizer=optax.adam(config["lr"]),
+        loss=lambda outputs, y: ((outputs - y) ** 2).mean(),
+    )
+"""
+
+SEARCHES = """
+import json, sys
+import jax, jax.numpy as jnp
+import cerebro, of_settings
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_default_prng_impl", "rbg")
+SCALE = jnp.arange(1, 4) / 3  # workers get this array with build
+
+def build(config, info):
+    return of_settings.model(SCALE, config, info)
+
+if __name__ == "__main__":
+    data, *folders = sys.argv[1:]
+    for workers, folder in enumerate(folders):
+        cerebro.search(
+            build, {"lr": cerebro.loguniform(1e-3, 3e-2)}, data, n_trials=2, epochs=2, seed=7,
+            validation=0.2, batch_size=20, workers=workers, run=folder, progress=False,
+        )
+"""
+
+READS = """
+import sys
+import numpy as np
+import cerebro
+
+def build(config, info):
+    import of_settings
+    return of_settings.model(np.arange(1, 4) / 3, config, info)
+
+if __name__ == "__main__":
+    for folder in sys.argv[1:]:
+        result = cerebro.Result(folder, build=build)
+        best = result.best
+        model = best.load()
+        import jax
+        assert model.params["w"].dtype == "float64" and not jax.config.jax_enable_x64
+        assert jax.config.jax_default_prng_impl == "threefry2x32"
+        x = np.ones((4, 3), "float32")
+        assert best.predict({"x": x}).dtype == "float64"
+        assert model.predict(x).dtype == "float32"  # by itself with the settings of the process
+        recorded = {n.removeprefix("val_"): v for n, v in best.metrics.items() if "val_" in n}
+        assert best.evaluate() == recorded
+        again = cerebro.resume(folder, build=build, epochs=3, progress=False)
+        assert not jax.config.jax_enable_x64
+        assert {t.load("last", build=build).params["w"].dtype.name for t in again.trials} == {
+            "float64"
+        }
+        assert cerebro.replay(again, 1, build).identical
+        print([t.state_hash for t in again.trials])
+"""
+
+
+def test_settings_at_the_top_of_a_script_are_those_of_workers_and_of_the_run(data, tmp_path):
+    for name, text in (("of_settings", MODEL), ("searches", SEARCHES), ("reads", READS)):
+        (tmp_path / f"{name}.py").write_text(text)
+
+    def run(name, *arguments):
+        command = [sys.executable, tmp_path / f"{name}.py", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    folders = [tmp_path / "inline", tmp_path / "workers"]
+    run("searches", data, *folders)
+    inline, result = map(cerebro.Result, folders)
+    assert hashes(inline) == hashes(result)
+    for found in (inline, result):
+        assert found.environment["jax"]["enable_x64"]
+        assert found.environment["jax"]["default_prng_impl"] == "rbg"
+        state = _core.unpack_state(found.best.state_path().read_bytes(), "numpy")["model"]
+        assert state["params"]["w"].dtype == "float64"
+        assert state["key"].shape == (4,)
+    first, second = run("reads", *folders)
+    assert first == second
+
+
 def test_killed_then_resumed(whole, data, tmp_path):
     folder = tmp_path / "run"
     command = [sys.executable, resumable_jax.__file__, folder, data, "5"]

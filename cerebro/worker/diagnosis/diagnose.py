@@ -133,6 +133,8 @@ class _Diagnosis:
                 classes = int(call.input.shape[1])
                 uses.append(LabelUse(call.column, classes, call.ignored, call.place))
         yield from found
+        if "gradients" in self._model.state_dict():
+            return  # the model itself gathers them over several steps, as Lightning does
         if diagnosis.uses_old_gradients(self._model, self._step, self._restore):
             yield Finding(
                 "stale-gradients",
@@ -249,6 +251,9 @@ class _Diagnosis:
 
     def _is_warming_up(self) -> bool:
         """Return whether a per-batch schedule may keep the first learning rates small."""
+        configs = getattr(self._model, "_configs", ())  # of a LightningModule
+        if any(getattr(config, "interval", "") == "step" for config in configs):
+            return True
         return getattr(self._model, "_scheduler_step", "") == "batch" and bool(
             self._model._schedulers
         )
@@ -266,6 +271,8 @@ def named_columns(model: Any) -> Columns:
         return Columns()
     if getattr(model, "_kind", "") in ("clusterer", "transformer"):
         return Columns(tuple(column_names("inputs", model._inputs)))
+    if not hasattr(model, "_target"):
+        return Columns()  # the steps of a LightningModule choose them
     targets = column_names("target", model._target)
     return Columns(
         tuple(column_names("inputs", model._inputs)), targets[0] if len(targets) == 1 else None

@@ -58,3 +58,21 @@ def test_a_missing_worker_is_named_and_the_last_one_is_needed() -> None:
         pytest.raises(WorkerError, match="node 2 is gone"),
     ):
         tried({0, 1, 2}, [0, 1, 2])
+
+
+@pytest.mark.parametrize(("state_bytes", "codes"), [(0, []), (8, ["unchecked-hop"])])
+def test_a_check_that_fails_after_the_model_has_trained_is_reported(state_bytes, codes) -> None:
+    """A configuration that cannot be trained is reported by its trial."""
+
+    class Failing(Shrinking):
+        def wait(self, timeout: float | None) -> list[Any]:
+            (done,) = super().wait(timeout)
+            error = None if done.worker else "KeyError: 'z'"
+            return [CheckDone(done.worker, (), error=error, state_bytes=state_bytes)]
+
+    context: Any = SimpleNamespace(check_files=lambda: None)
+    executor: Any = Failing(set(), [0, 1, 2])
+    found = dry_run(executor, [0, 1, 2], context, {})
+    assert found.workers == [0, 1, 2] and found.problems == ()
+    assert [finding.code for finding in found.findings_to_show()] == codes
+    assert all("failed: KeyError: 'z'" in finding.message for finding in found.findings)

@@ -219,12 +219,56 @@ OPTIMIZERS = {
     "plateau, which looks at the loss": lambda: optax.chain(
         optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1)
     ),
+    "lbfgs, which computes the loss elsewhere": lambda: optax.lbfgs(memory_size=2),
 }
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_hop(name):
     after_a_hop(lambda: make(optimizer=OPTIMIZERS[name]()))
+
+
+def test_a_line_search_gets_the_loss_of_its_batch_with_the_same_key():
+    optimizer = optax.lbfgs(memory_size=2)
+
+    @jax.jit
+    def step(params, state, number, x, y):
+        key = jax.random.fold_in(jax.random.key(7), number)
+
+        def objective(params):
+            return cross_entropy(dropout(params, x, train=True, key=key), y)
+
+        loss, gradients = jax.value_and_grad(objective)(params)
+        updates, state = optimizer.update(
+            gradients, state, params, value=loss, grad=gradients, value_fn=objective
+        )
+        return optax.apply_updates(params, updates), state, loss
+
+    params = jax.tree.map(jnp.asarray, weights())
+    state, model = optimizer.init(params), make(dropout, optimizer=optimizer)
+    for number, batch in enumerate(batches()):
+        params, state, loss = step(params, state, number, *batch.values())
+        assert float(model.train_batch(batch)["loss"]) == float(loss)
+    assert_same(model.params, params)
+    assert model.optimizer_state[-1].learning_rate == state[-1].learning_rate
+
+
+def test_an_optimizer_gets_only_the_arguments_that_it_names():
+    found = []
+
+    def update(gradients, state, params=None, *, value_fn):
+        found.append(value_fn(params).shape)
+        return jax.tree.map(lambda g: -0.1 * g, gradients), state
+
+    one = make(optimizer=optax.GradientTransformationExtraArgs(lambda params: (), update))
+    one.train_batch(batches(1)[0])
+    assert found == [()]
+
+    def needs(gradients, state, params=None, *, hessian):
+        raise AssertionError
+
+    with pytest.raises(InputError, match=r"update requires hessian=, but .*value, grad, value_fn"):
+        make(optimizer=optax.GradientTransformationExtraArgs(lambda params: (), needs))
 
 
 def test_an_optimizers_state_may_change_its_types():

@@ -280,6 +280,66 @@ def test_versions_of_nvidias_packages_are_of_runs_on_gpus(monkeypatch: pytest.Mo
     assert environment.differences(before, environment.describe(1)) == []
 
 
+def run_program(text: str) -> str:
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_process_without_jax_imports_it_only_for_settings_that_it_does_not_begin_with() -> None:
+    pytest.importorskip("jax")
+    run_program(
+        "import os, sys; from cerebro.machine.environment import describe\n"
+        "from cerebro.machine.jax_settings import *\n"
+        "from cerebro.machine.jax_settings import _first_settings\n"
+        "first = _first_settings()\n"
+        "assert jax_settings() == {} and 'jax' not in describe()\n"
+        "set_jax({}); set_jax(first)\n"
+        "with jax_of_run(first): pass\n"
+        "assert 'jax' not in sys.modules\n"
+        "os.environ['JAX_DEBUG_NANS'] = '1'  # JAX would begin with it\n"
+        "set_jax(first)\n"
+        "assert jax_settings() == describe()['jax'] == first"
+    )
+
+
+def test_jax_settings_travel_and_are_restored() -> None:
+    pytest.importorskip("jax")
+    run_program(
+        "from cerebro.machine.jax_settings import *\n"
+        "other = {'enable_x64': True, 'default_prng_impl': 'rbg', 'debug_nans': True,\n"
+        "         'threefry_partitionable': False,\n"
+        "         'default_matmul_precision': 'highest', 'numpy_dtype_promotion': 'strict',\n"
+        "         'numpy_rank_promotion': 'raise'}\n"
+        "with jax_of_run({**other, 'of_another_version': 1}): assert jax_settings() == other\n"
+        "first = jax_settings()\n"
+        "assert not first.items() & other.items()\n"
+        "begin_jax(other)\n"
+        "assert jax_settings() == other\n"
+        "begin_jax({})\n"
+        "assert jax_settings() == first\n"
+        "import jax\n"
+        "begin_jax(first)\n"
+        "jax.config.update('jax_enable_x64', True)  # as a module does that is imported once\n"
+        "begin_jax(first)\n"
+        "assert jax.config.jax_enable_x64"
+    )
+
+
+def test_a_setting_that_a_block_of_jax_fixes_is_refused_and_nothing_changes() -> None:
+    pytest.importorskip("jax")
+    run_program(
+        "import jax; from cerebro import InputError\n"
+        "from cerebro.machine.jax_settings import *\n"
+        "before = jax_settings()\n"
+        "with jax.debug_nans(True):\n"
+        "    try: set_jax({**before, 'enable_x64': True})\n"
+        "    except InputError as error: text = str(error)\n"
+        "assert 'debug_nans is True here because of a with block' in text, text\n"
+        "assert jax_settings() == before"
+    )
+
+
 def test_a_process_without_keras_does_not_import_it_for_default_settings() -> None:
     program = (
         "import sys; sys.modules['keras'] = None\n"

@@ -6,6 +6,7 @@ import copy
 import logging
 import warnings
 
+import numpy as np
 import pytest
 
 import cerebro._core as _core
@@ -371,6 +372,121 @@ def test_hooks_attributes_and_metrics_that_outlive_an_epoch():
     assert not model.net.net[0].weight.requires_grad and not model.net.net[1].training
     assert model.net.hparams.lr == module.hparams.lr == pytest.approx(0.1 / 3)
     assert {"train_spread", "val_best", "train_norm"} <= history[0].keys()
+
+
+class Zeroing(Classifier):
+    """Sets gradients to 0, not to None; momentum still moves a part without a gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.extra = torch.nn.Linear(5, 3)
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        logits = self(x)
+        if batch_idx % 4 == 0:
+            logits = logits + self.extra(x)
+        return functional.cross_entropy(logits, y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def test_gradients_that_are_0_instead_of_none_move():
+    _, _, model = assert_equal_to_trainer(Zeroing)
+    assert model.state_dict()["gradients"]
+    assert built(Scheduled).state_dict()["gradients"] == {}
+
+
+class Scaled(torch.nn.Module):
+    """A plain submodule with state in its attributes."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self._scale = 0, np.ones(2, "f4")
+        self.drop = torch.nn.Dropout(0.5)
+        self.normed = torch.nn.utils.weight_norm(torch.nn.Linear(3, 3))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+            self._scale = self._scale * np.float32(0.9)
+        return self.normed(self.drop(x)) * float(self._scale.mean())
+
+
+class Private(Classifier):
+    """State in attributes with an underscore, of submodules, and of PyTorch's layers."""
+
+    def __init__(self):
+        super().__init__()
+        self._seen, self._last, self.__mine, self._shape = 0, None, [1.0], (0, "none")
+        self.scaled = Scaled()
+
+    def forward(self, x):
+        return self.scaled(self.net(x))
+
+    def on_train_epoch_start(self):
+        self.scaled.drop.p = 0.5 / (1 + self.current_epoch)
+
+    def training_step(self, batch, batch_idx):
+        self._seen += 1
+        loss = super().training_step(batch, batch_idx)
+        if self._last is not None:
+            loss = loss * (1 - self._seen / 1000) + 0.1 * self._last * self.__mine[-1]
+        self._last = loss.detach()
+        self.__mine.append(1 / self._seen)
+        self._shape = (self._seen, "some")
+        return loss
+
+
+def test_attributes_with_an_underscore_and_of_submodules_move():
+    _, module, model = assert_equal_to_trainer(Private)
+    attributes = model.state_dict()["lightning"]["attributes"]
+    assert {name: list(found) for name, found in attributes.items()} == {
+        "": ["_seen", "_last", "_Private__mine", "_shape"],
+        "scaled": ["calls", "_scale"],
+        "scaled.drop": ["p"],
+    }
+    net = model.net
+    assert net._seen == net.scaled.calls == module._seen == EPOCHS * STEPS
+    assert net._shape == (EPOCHS * STEPS, "some")
+    assert isinstance(net.scaled._scale, np.ndarray)
+    assert np.array_equal(net.scaled._scale, module.scaled._scale)
+    assert net.scaled.drop.p == module.scaled.drop.p == pytest.approx(0.5 / 3)
+    # A state of an earlier version lacks them, and resets them to what build made.
+    state = copy.deepcopy(model.state_dict())
+    state["lightning"]["attributes"] = {}
+    model.load_state_dict(state)
+    assert (net._seen, net._last, net._Private__mine, net._shape) == (0, None, [1.0], (0, "none"))
+    assert (net.scaled.calls, net.scaled.drop.p) == (0, 0.5)
+    assert model.state_dict()["lightning"]["attributes"] == {}
+
+
+def test_modules_that_change_no_attribute_have_the_states_of_before():
+    """Layers whose attributes PyTorch derives from their parameters."""
+    utils = torch.nn.utils
+
+    class Derived(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.lstm = torch.nn.LSTM(5, 5, batch_first=True)
+            self.net = torch.nn.Sequential(
+                utils.weight_norm(torch.nn.Linear(5, 6)),
+                utils.spectral_norm(torch.nn.Linear(6, 6)),
+                utils.parametrizations.weight_norm(torch.nn.Linear(6, 6)),
+                torch.nn.Linear(6, 3),
+            )
+            utils.prune.l1_unstructured(self.net[3], "weight", 0.5)
+
+        def forward(self, x):
+            return self.net(self.lstm(x[:, None])[0][:, 0])
+
+    _, _, model = assert_equal_to_trainer(Derived)
+    lightning_state = model.state_dict()["lightning"]
+    assert (lightning_state["attributes"], lightning_state["modes"]) == ({}, {})
 
 
 def test_lbfgs_has_its_closure():

@@ -19,7 +19,7 @@ from cerebro.worker import dropped_models, jobs
 from cerebro.worker import runner as worker_runner
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.pickled import pickled_event
-from cerebro.worker.rehearsal import walk
+from cerebro.worker.rehearsal import is_array, walk
 from cerebro.worker.runner import UnitRunner
 
 torch = pytest.importorskip("torch")
@@ -527,6 +527,25 @@ def test_a_walk_meets_every_tensor_below_an_object():
     expected = {value.data_ptr() for value in (*net.parameters(), *net.buffers())}
     for _ in range(40):
         assert expected <= {v.data_ptr() for _, v in walk(net, "net") if torch.is_tensor(v)}
+
+
+class Answering:
+    """Has every attribute, as Lightning's DummyLogger; `error`: raises one that is not usual."""
+
+    def __init__(self, error=None):
+        self.error, self.count = error, 7
+
+    def __getattr__(self, name):
+        if self.error:
+            raise self.error
+        return lambda *arguments: None
+
+
+def test_an_object_that_has_every_attribute_is_no_array():
+    both = [Answering(), Answering(RuntimeError("not yet"))]
+    assert not any(map(is_array, both))
+    assert is_array(np.float32(1)) and is_array(torch.zeros(())) and is_array(np.zeros(2))
+    assert dict(walk(both, "both")) == {"both[0].count": 7, "both[1].count": 7}
 
 
 def test_an_event_may_hold_an_object_of_the_users_code() -> None:

@@ -1,0 +1,238 @@
+"""The check of a hop, for models whose objects are unlike others: Lightning's and compiled ones."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro.errors import StateError
+from cerebro.worker.rehearsal import walk
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+
+@pytest.fixture
+def data(tmp_path):
+    rng = np.random.default_rng(0)
+    columns = {"x": rng.normal(size=(96, 4)).astype("f4"), "y": rng.integers(0, 3, size=96)}
+    return cerebro.shard(columns, tmp_path / "data", shards=2, progress=False)
+
+
+def searched(build, data, run, **options):
+    settings = {"searcher": "grid", "epochs": 2, "batch_size": 16, "workers": 1} | options
+    return cerebro.search(build, {"lr": [0.1, 0.2]}, data, run=run, progress=False, **settings)
+
+
+def hashes(result):
+    return [epoch["state_hash"] for trial in result.trials for epoch in trial.history]
+
+
+# --- Lightning ---------------------------------------------------------------------------
+
+
+class Tracker:
+    def __init__(self):
+        self.steps = 0
+
+
+def lit(kind, lr, **options):
+    """Return a model of a LightningModule; `lightning` is imported in the worker only."""
+    import lightning
+
+    class Lit(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(4, 3)
+            self.tracker = Tracker()
+            self._steps = 0
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            if kind == "tracker":
+                self.tracker.steps += 1
+            if kind == "private":
+                self._steps += 1
+            outputs = self.net(x)
+            if kind == "softmax":
+                outputs = outputs.softmax(1)
+            return F.cross_entropy(outputs, y) * (1 - self._steps / 1000)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=lr)
+            if kind != "warms up":
+                return optimizer
+            slow = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1e-7 * step)
+            return [optimizer], [{"scheduler": slow, "interval": "step"}]
+
+    return cerebro.torch.from_lightning(Lit(), inputs=["x", "y"], **options)
+
+
+def build_good(config):
+    return lit("good", config["lr"])
+
+
+def build_gathering(config):
+    return lit("good", config["lr"], accumulate_grad_batches=3)
+
+
+def build_warming_up(config):
+    return lit("warms up", config["lr"])
+
+
+def build_softmax(config):
+    return lit("softmax", config["lr"])
+
+
+def build_private(config):
+    return lit("private", config["lr"])
+
+
+def build_tracker(config):
+    return lit("tracker", config["lr"])
+
+
+@pytest.mark.filterwarnings("ignore:no validation data")
+def test_a_lightning_module_is_checked_and_diagnosed(data, tmp_path):
+    pytest.importorskip("lightning")
+    for build in (build_good, build_gathering, build_warming_up):
+        good = cerebro.check(build, {"lr": [0.1]}, data)
+        assert good.problems == [] and good.metrics == ["loss", "train_loss"]
+        assert good.findings == []
+    softmax = cerebro.check(build_softmax, {"lr": [0.1]}, data)
+    assert softmax.problems == []
+    assert [finding.code for finding in softmax.findings] == ["softmax-before-cross-entropy"]
+    lost = ["model.net.tracker.steps is lost by a hop: it is not in state_dict()"]
+    assert cerebro.check(build_tracker, {"lr": [0.1]}, data).problems == lost
+    with pytest.raises(StateError, match=r"model\.net\.tracker\.steps is lost by a hop"):
+        searched(build_tracker, data, tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore:no validation data")
+def test_a_private_counter_moves_with_a_lightning_module(data, tmp_path):
+    pytest.importorskip("lightning")
+    live = searched(build_private, data, tmp_path / "live", live_models=8)
+    hopped = searched(build_private, data, tmp_path / "hopped", live_models=1)
+    assert hashes(live) == hashes(hopped) and len(hashes(live)) == 4
+
+
+# --- compiled networks -------------------------------------------------------------------
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def model(net, lr):
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=F.cross_entropy)
+
+
+def build_plain(config):
+    return model(network(), config["lr"])
+
+
+def build_compiled(config):
+    return model(torch.compile(network(), backend="eager"), config["lr"])
+
+
+def build_compiled_in_place(config):
+    net = network()
+    net.compile(backend="eager")
+    return model(net, config["lr"])
+
+
+def test_compiled_networks_are_searched(data, tmp_path):
+    plain = searched(build_plain, data, tmp_path / "plain", validation=0.25)
+    losses = [trial.metrics["loss"] for trial in plain.trials]
+    for build in (build_compiled, build_compiled_in_place):
+        run = tmp_path / build.__name__
+        found = searched(build, data, run, validation=0.25, live_models=1)
+        assert [trial.status for trial in found.trials] == ["finished", "finished"]
+        assert [trial.metrics["loss"] for trial in found.trials] == losses
+
+
+def test_what_dynamo_adds_to_a_network_is_no_state():
+    net = torch.compile(network(), backend="eager")
+    net(torch.zeros(2, 4))
+    paths = [path for path, _ in walk(net, "net")]
+    assert sum(path.endswith(("['weight']", "['bias']")) for path in paths) == 4
+    assert [path for path in paths if "dynamo" in path] == []
+
+
+class Numbered(torch.nn.Linear):
+    """A layer with a number of its own, and with a counter that is in no state."""
+
+    made = 0
+
+    def __init__(self, counts):
+        super().__init__(4, 3)
+        Numbered.made += 1
+        self.number, self.counts, self.calls = Numbered.made, counts, 0
+
+    def forward(self, x):
+        self.calls += self.counts
+        return super().forward(x)
+
+
+def build_numbered(config):
+    return model(Numbered(config["counts"]), config["lr"])
+
+
+def test_a_number_that_each_object_has_is_not_lost(data):
+    space = {"lr": [0.1], "counts": [False]}
+    assert cerebro.check(build_numbered, space, data).problems == []
+    counting = cerebro.check(build_numbered, {"lr": [0.1], "counts": [True]}, data)
+    lost = [problem.split(" is lost")[0] for problem in counting.problems]
+    assert len(lost) == 1 and lost[0].endswith(".calls")
+
+
+# --- a check that fails ------------------------------------------------------------------
+
+
+class FailsOnce:
+    """Fails in the first step after a state was loaded, in the check before a search only."""
+
+    framework = "numpy"
+    loads = 0
+
+    def __init__(self):
+        self.w, self.fails = np.zeros(1), False
+
+    def train_batch(self, batch):
+        if self.fails:
+            raise LookupError("no step after a hop")
+        self.w = self.w + batch["x"].mean()
+        return {"loss": float(self.w[0] ** 2)}
+
+    eval_batch = train_batch
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        FailsOnce.loads += 1
+        self.w, self.fails = np.array(state["w"]), FailsOnce.loads == 1
+
+
+def build_failing_once(config):
+    return FailsOnce()
+
+
+def test_a_search_warns_if_the_check_fails_after_the_model_has_trained(data, tmp_path):
+    FailsOnce.loads = 0
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        result = searched(build_failing_once, data, tmp_path / "run", validation=0.25, workers=0)
+    text = "the model trains, but the check of a hop failed: LookupError: no step after a hop"
+    (warning,) = [str(each.message) for each in shown]
+    assert warning.startswith(f"trial 0: {text} (test_hop_check.py:")
+    assert "cerebro.replay" in warning
+    assert result.status == "finished"
+    assert [trial.status for trial in result.trials] == ["finished", "finished"]
+    assert text in str(result.summary())
+    with pytest.raises(cerebro.InputError, match="no step after a hop"):
+        cerebro.check(build_failing_once, {"lr": [0.1]}, data)
