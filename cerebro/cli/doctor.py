@@ -256,11 +256,10 @@ def _disk(path: Path) -> list[tuple[str, str]]:
 
 def _extras(width: int) -> list[tuple[str, str]]:
     rows = []
-    longest = max(map(len, EXTRAS))
     for i, (extra, (purpose, modules)) in enumerate(EXTRAS.items()):
         missing = _missing(modules)
         state, cure = ("missing", f": {install_hint(extra)}") if missing else ("present", "")
-        text = f"{extra:<{longest}} {state}  for {purpose}{cure}"
+        text = f"{extra:<8} {state}  for {purpose}{cure}"
         rows.append(("extras" if i == 0 else "", text))
     return rows
 
