@@ -266,26 +266,27 @@ def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of every array, tensor and number in an object.
 
     Attributes, containers, closures and bound methods are followed. A shared object is yielded
-    once, by its shortest path.
+    once.
     """
-    seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
-    found = [(name, root)]
-    for depth in range(MAX_DEPTH + 1):
-        parts: list[tuple[str, Any]] = []
-        for path, value in found:
-            if isinstance(value, (bool, int, float, complex)):
-                yield path, value
-                continue
-            if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
-                continue
-            if id(value) in seen:
-                continue
-            seen[id(value)] = value
-            if is_array(value):
-                yield path, value
-            elif depth < MAX_DEPTH:
-                parts += [(path + part, child) for part, child in children(value)]
-        found = parts
+    yield from _walk(root, name, MAX_DEPTH, {})
+
+
+def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, (bool, int, float, complex)):
+        yield path, value
+        return
+    if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
+        return
+    if id(value) in seen:
+        return
+    seen[id(value)] = value  # keeps the object alive, so that its id is not reused
+    if is_array(value):
+        yield path, value
+        return
+    if depth == 0:
+        return
+    for part, child in children(value):
+        yield from _walk(child, path + part, depth - 1, seen)
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
