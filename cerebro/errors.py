@@ -139,7 +139,7 @@ def plainly(function: Callable[P, R]) -> Callable[P, R]:
         except (CerebroError, KeyboardInterrupt) as error:
             shorten(error)
             # Not a bare `raise`, which in Python 3.10 brings back the frames. Users see this line:
-            raise error.with_traceback(error.__traceback__)  # CEREBRO_TRACEBACK=1 shows all
+            raise error.with_traceback(error.__traceback__)  # CEREBRO_TRACEBACK=1 shows all  # noqa: B904
 
     return failing_plainly
 
