@@ -149,7 +149,7 @@ def _panel(
         by_space = known.low is not None or bool(known.options)
         if known.is_log or (not by_space and is_log(np.asarray(numbers, dtype=float))):
             axes.set_xscale("log")
-            _label_few(axes)
+            _label_few(axes, [float(number) for number in numbers if number > 0])
     shown = [trial for trial in trials if trial.number in own]
     _dots(axes, shown, places, values, _styles(look), best)
     absent = len(values) - len(own)
@@ -158,11 +158,16 @@ def _panel(
         axes.set_title(f"{absent} trials without it", fontsize=8, color=look.dim, loc="right")
 
 
-def _label_few(axes: Axes) -> None:
-    """Label a log axis at 1, 2 and 5 of each decade; Matplotlib labels all nine of a short one."""
+def _label_few(axes: Axes, numbers: Sequence[float]) -> None:
+    """Label a log axis at one to three numbers of each decade.
+
+    Matplotlib labels all nine of a short axis, over each other.
+    """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    decades = math.log10(max(numbers) / min(numbers)) if numbers else 0.0
+    subs = (1, 2, 5) if decades < 1 else (1, 3) if decades < 2.5 else (1,)
+    axes.xaxis.set_major_locator(LogLocator(subs=subs))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: fmt.number(value, 3)))
     axes.xaxis.set_minor_formatter(NullFormatter())
 

@@ -159,3 +159,22 @@ def test_dollars_are_no_formulas(kind: str) -> None:
     dear.metric = "$_{$"
     figure = plot(dear, kind=kind)
     figure.savefig(io.BytesIO(), format="png", dpi=20)
+
+
+@pytest.mark.parametrize(
+    ("high", "labels"),
+    [(0.008, ["0.001", "0.002", "0.005"]), (0.1, ["0.001", "0.003", "0.01", "0.03", "0.1"])],
+)
+def test_a_log_axis_has_few_labels(high: float, labels: list[str]) -> None:
+    from matplotlib.figure import Figure
+
+    from cerebro.report.plots.slices import _label_few
+
+    axes = Figure().add_subplot()
+    axes.set_xscale("log")
+    axes.set_xlim(0.0009, 1.1 * high)
+    _label_few(axes, [0.001, high])
+    shown = axes.get_xticklabels(minor=False) + axes.get_xticklabels(minor=True)
+    low, end = axes.get_xlim()
+    texts = [text.get_text() for text in shown if low <= text.get_position()[0] <= end]
+    assert [text for text in texts if text] == labels
