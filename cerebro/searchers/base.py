@@ -213,7 +213,7 @@ class Searcher(ABC):
         Parameters
         ----------
         state
-            The last state that was stored; empty if there is none.
+            The searcher's last stored state; empty if none was stored.
         n_trials_before, n_trials
             The search's ``n_trials``, before and now. By default, the searcher has more to suggest
             if they differ.

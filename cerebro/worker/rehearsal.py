@@ -225,9 +225,9 @@ def differences(
     """
     problems = []
     state = dict(walk(straight.live.model.state_dict(), "state_dict()"))  # keeps the ids unique
-    other = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
-    changed = [path for path in state if not same(state[path], other.get(path))]
     if _core.hash_state(straight.packed()) != _core.hash_state(hopped.packed()):
+        other = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
+        changed = [path for path in state if not same(state[path], other.get(path))]
         named = ", ".join(changed[:3]) or (
             "a random generator (a model that uses PyTorch's must set framework = 'torch')"
         )

@@ -157,7 +157,7 @@ def test_compiled_networks_are_searched(data, tmp_path):
 
 
 def test_what_dynamo_adds_to_a_network_is_no_state():
-    """In a process of its own: TorchDynamo stays imported, and then no steps are recorded."""
+    """Run in a separate process: TorchDynamo stays imported, which prevents recorded steps."""
     code = (
         "import torch; from cerebro.worker.rehearsal import walk\n"
         "layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)\n"
@@ -174,7 +174,7 @@ def test_what_dynamo_adds_to_a_network_is_no_state():
 
 
 class Numbered(torch.nn.Linear):
-    """A layer with a number of its own, and with a counter that is in no state."""
+    """A layer with a unique number, and a counter that is missing from its state."""
 
     made = 0
 

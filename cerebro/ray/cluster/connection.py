@@ -149,7 +149,7 @@ def _ips(host: str) -> set[str]:
 
 
 def _is_here(family: int, place: Any) -> bool:
-    """Return whether an IP address is this machine's: a socket can be bound only to such a one."""
+    """Return whether an IP address belongs to this machine, by binding a socket to it."""
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as bound:
             bound.bind(place)
