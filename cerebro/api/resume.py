@@ -32,6 +32,7 @@ from cerebro.machine.devices import (
     recorded,
 )
 from cerebro.machine.guard import refuse
+from cerebro.machine.keras_settings import DEFAULTS as KERAS_DEFAULTS
 from cerebro.machine.objects import Objects, is_url
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
@@ -267,8 +268,9 @@ def train_rest(
         if about := computing_with(settings.devices):
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
-    # Workers get the flags with which the run started.
-    lines = [line for line in lines if not line.startswith(("torch.", "jax."))]
+    # Workers get the settings with which the run started.
+    given = ("torch.", "jax.", *(f"keras.{name} " for name in KERAS_DEFAULTS))
+    lines = [line for line in lines if not line.startswith(given)]
     if lines:
         warnings.warn(
             f"{saved.path} is resumed in a different environment, which can change its states from "

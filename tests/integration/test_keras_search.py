@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -98,3 +99,20 @@ def test_python_state_of_a_layer_is_found(data):
 
     problems = cerebro.check(build, {}, data, batch_size=12, validation=0.25).problems
     assert any("count is lost by a hop" in problem for problem in problems), problems
+
+
+def test_a_resumed_run_keeps_its_settings_and_warns_of_none(data, tmp_path):
+    keras.config.set_epsilon(1e-5)
+    try:
+        whole, part = (searched(data, tmp_path / name, 1) for name in ("whole", "part"))
+    finally:
+        keras.config.set_epsilon(1e-7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        further = cerebro.resume(part.path, build, epochs=3, workers=1, progress=False)
+    keras.config.set_epsilon(1e-5)
+    try:
+        again = cerebro.resume(whole.path, build, epochs=3, workers=1, progress=False)
+    finally:
+        keras.config.set_epsilon(1e-7)
+    assert hashes(further) == hashes(again)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tune_models import build, build_or_fail, line_data
+from tune_models import build, build_or_fail, build_settings, line_data
 
 import cerebro
 from cerebro.errors import InputError
@@ -96,6 +96,28 @@ def test_a_tuner_trains_what_a_search_trains(
     # Not workers=0: Ray's threads in this process may draw from its generators, which are part of
     # a trial's state.
     assert [t.state_hash for t in run.trials] == [t.state_hash for t in searched.trials]
+
+
+def test_workers_have_the_settings_of_the_script(
+    cluster: str, data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    torch, jax = pytest.importorskip("torch"), pytest.importorskip("jax")
+    torch.set_default_dtype(torch.float64)
+    jax.config.update("jax_enable_x64", True)
+    try:
+        work = trainable(build_settings, data, **OPTIONS)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        jax.config.update("jax_enable_x64", False)
+    results = tune.Tuner(
+        work, param_space={"lr": 0.1}, run_config=run_config(tmp_path, 1)
+    ).fit()
+    assert results.num_errors == 0
+    metrics = results[0].metrics
+    assert (metrics["doubles"], metrics["x64"]) == (1.0, 1.0)
+    environment = cerebro.open(tmp_path / "exp" / "cerebro").environment
+    assert environment["torch"]["default_dtype"] == "float64"
+    assert environment["jax"]["enable_x64"] is True
 
 
 def test_an_engine_that_dies_costs_nothing(

@@ -53,3 +53,21 @@ def line_data(folder: Path, *, rows: int = 64, shards: int = 2) -> cerebro.Datas
     x = rng.normal(size=(rows, 3)).astype(np.float32)
     y = (x @ np.array([1, 2, 3], np.float32)).astype(np.float32)
     return cerebro.shard({"x": x, "y": y}, folder, shards=shards)
+
+
+class Settings(Line):
+    """A model whose metrics are the settings of the process in which it trains."""
+
+    def eval_batch(self, batch: Any) -> dict[str, float]:
+        import jax
+        import torch
+
+        return {
+            **super().eval_batch(batch),
+            "doubles": float(torch.get_default_dtype() is torch.float64),
+            "x64": float(jax.config.jax_enable_x64),
+        }
+
+
+def build_settings(config: dict[str, Any]) -> Settings:
+    return Settings(config["lr"])

@@ -11,14 +11,18 @@ import contextlib
 import logging
 import os
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.executors.received import opened
+from cerebro.machine.flags import set_torch_flags
 from cerebro.machine.guard import refuse
+from cerebro.machine.jax_settings import set_jax
+from cerebro.machine.keras_settings import set_keras
 from cerebro.machine.resources import available_memory
 from cerebro.ray.tune.requests import Checkpoint, EpochRequest, TrainedEpoch
 from cerebro.ray.tune.session import Session, Work
@@ -60,6 +64,10 @@ class Spec:
     gpus: int = 0
     argv: tuple[str, ...] = ("",)
     """The arguments of the program that runs the Tuner."""
+    torch_flags: Mapping[str, Any] = field(default_factory=dict)
+    keras: Mapping[str, Any] = field(default_factory=dict)
+    jax: Mapping[str, Any] = field(default_factory=dict)
+    """Process-wide settings of the program that runs the Tuner; its workers have them too."""
 
 
 class Engine:
@@ -73,6 +81,9 @@ class Engine:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
+        set_torch_flags(spec.torch_flags)
+        set_keras(spec.keras)
+        set_jax(spec.jax)
         self._spec = spec
         self._sessions: dict[Path, Session] = {}
         self._proxies: dict[str, Path] = {}

@@ -27,7 +27,10 @@ from cerebro.data.validation import check_columns, views_of
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import packed
 from cerebro.machine.devices import CPU, are_gpus, named
-from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES
+from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, variables
+from cerebro.machine.flags import torch_flags
+from cerebro.machine.jax_settings import jax_settings
+from cerebro.machine.keras_settings import keras_settings
 from cerebro.machine.resources import usable_cores
 from cerebro.ray.cluster.executor import Executor
 from cerebro.ray.tune.engine import PROXY_BYTES, Spec, engine_of
@@ -161,8 +164,13 @@ def trainable(
         cwd=str(Path.cwd()),
         path=tuple(sys.path),
         argv=tuple(sys.argv),
-        variables={name: os.environ.get(name) for name in (*VARIABLES, *THREAD_VARIABLES)},
+        variables=dict.fromkeys(VARIABLES)
+        | {name: os.environ.get(name) for name in THREAD_VARIABLES}
+        | variables(),
         gpus=gpus,
+        torch_flags=torch_flags(),
+        keras=keras_settings(),
+        jax=jax_settings(),
     )
     title = getattr(build, "__name__", "cerebro").strip("<>")
     return type(title, (Proxy,), {"spec": spec, "__module__": __name__, "__doc__": build.__doc__})
