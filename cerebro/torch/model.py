@@ -951,8 +951,14 @@ class Model(BaseModel):
         if not isinstance(returned, Mapping) or "loss" not in returned:
             raise InputError(f"step must return a dict with 'loss', not {returned!r}")
         loss = returned["loss"]
-        values = self._values_of(returned)
-        return values, loss[0] if isinstance(loss, tuple) else loss, None, None
+        if isinstance(loss, tuple):
+            loss = loss[0]
+        if self.net.training and not isinstance(loss, torch.Tensor):
+            raise InputError(
+                f"step returned a loss of type {type(loss).__name__}, with which Cerebro cannot "
+                "call backward(): return the tensor itself, without .item(), float() or .numpy()"
+            )
+        return self._values_of(returned), loss, None, None
 
     def _values_of(self, returned: Mapping[str, Any]) -> dict[str, Any]:
         """Return a step's values, detached; keep torchmetrics metrics for the end of the epoch."""

@@ -7,7 +7,7 @@ code -1 is a missing value.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from cerebro.data.columns import ColumnData, checked_codes
@@ -56,18 +56,21 @@ class HuggingFaceSource(Source):
         classes = {name: features[name].names for name in names if _is_label(features[name])}
         dataset = self.dataset.select_columns(names)
         if all(_is_plain(features[name]) for name in names):
-            yield from _arrow_chunks(dataset, names, classes)
+            yield from _arrow_chunks(dataset, names, classes, self.binary)
         else:
             yield from row_chunks(iter(dataset.with_format(None)), names, classes)
 
 
 def _arrow_chunks(
-    dataset: Any, names: Sequence[str], classes: dict[str, Sequence[str]]
+    dataset: Any,
+    names: Sequence[str],
+    classes: dict[str, Sequence[str]],
+    binary: Collection[str],
 ) -> Iterator[Table]:
     first = 0
     for arrow in dataset.with_format("arrow").iter(BATCH_ROWS):
         for batch in arrow.combine_chunks().to_batches():
-            table = table_of(batch, names, first)
+            table = table_of(batch, names, first, binary)
             for name, labels in classes.items():
                 codes = table[name]
                 data = ColumnData(codes.values, codes.dtype, None, labels, ordered=True)

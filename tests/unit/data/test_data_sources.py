@@ -216,6 +216,11 @@ def test_binary_values_of_one_length_have_the_type_and_shape_that_dtypes_says(
     assert shard(table, tmp_path / "x", **renamed).columns["x"].shape == (3,)
     with pytest.raises(InputError, match=r"'v' has Arrow's type .*binary.*: say what the bytes"):
         shard(table, tmp_path / "bytes")
+    if kind in ("binary", "large_binary"):
+        hub = pytest.importorskip("datasets").Dataset(table)
+        for number, source in enumerate([hub, hub.to_iterable_dataset()]):
+            data = shard(source, tmp_path / f"hub{number}", dtypes=dtypes, seed=2)
+            assert data.checksum == expected.checksum
 
 
 def test_lists_of_one_length_have_the_shape_that_dtypes_says(tmp_path: Path) -> None:

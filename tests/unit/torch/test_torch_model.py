@@ -724,6 +724,14 @@ def test_step_replaces_inputs_target_and_loss():
             optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
             step=lambda n, b: n(b["x"]).sum(),
         ).train_batch(batches(0)[0])
+    floats = cerebro.torch.Model(
+        (network := net()),
+        optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
+        step=lambda n, b: {"loss": n(b["x"]).sum().item()},
+    )
+    assert isinstance(floats.eval_batch(batches(0)[0])["loss"], float)
+    with pytest.raises(InputError, match=r"a loss of type float.*the tensor itself"):
+        floats.train_batch(batches(0)[0])
 
 
 def test_augmentation_is_for_training_and_repeatable():
