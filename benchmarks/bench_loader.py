@@ -28,7 +28,7 @@ from cerebro.data.batches import make_loader
 from cerebro.transforms import Normalize, Scale, ToCHW
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-SHARDS = 8  # cerebro.data.shard's choice for a data set of this size
+SHARDS = 8  # cerebro.data.shard's choice for a dataset of this size
 
 
 def c_library(folder: Path) -> ctypes.CDLL:
@@ -42,7 +42,7 @@ def c_library(folder: Path) -> ctypes.CDLL:
 
 
 class Work:
-    """A data set, and its batches' rows in the loader's order for epoch 0."""
+    """A dataset, and its batches' rows in the loader's order for epoch 0."""
 
     def __init__(self, folder: Path, name: str, x: Any, batch_size: int) -> None:
         y = np.arange(len(x)) % 10

@@ -6,7 +6,7 @@ By row width: the kernel that makes resident batches, `torch.index_select` (with
 the rows allow) and a plain copy from device memory to device memory, in turn. The columns are
 larger than the caches and the rows in random order. Ratios compare speeds; the reference is 1.
 
-Then whole epochs of a resident data set of images, converted to normalized float32 with channels
+Then whole epochs of a resident dataset of images, converted to normalized float32 with channels
 first: `Dataset.batches` compared with PyTorch's operations.
 """
 

@@ -1,6 +1,6 @@
 """How fast streamed batches reach a GPU, compared with pinned copies and ``DataLoader``.
 
-A pass over a data set in host memory, in batches of random rows, to the GPU; the consumer is a
+A pass over a dataset in host memory, in batches of random rows, to the GPU; the consumer is a
 kernel that touches one value per batch. The reference copies as many bytes from pinned memory in
 batch-sized pieces on one stream, at the speed of the bus. The host must gather as fast as the bus
 transfers. Its threads are measured too (the CPU's loader, with as many threads); if they are
@@ -10,7 +10,7 @@ slower, the ratio shows their speed and not the bus's.
 fastest way, with ``non_blocking`` copies. Resident batches are shown for comparison.
 
 Typical training images (random crop and flip, normalized floats, channels first) are compared with
-the usual method, a data set that does the same per image in as many ``DataLoader`` processes as we
+the usual method, a dataset that does the same per image in as many ``DataLoader`` processes as we
 have threads; and with Cerebro's CPU batches, which cross the bus as floats.
 
     python -m benchmarks.gpu_loader [--quick] [--json FILE] [--threads N]
@@ -39,7 +39,7 @@ NO_GPU = 3
 SHARDS = 8
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 PADDING = 8  # of images before they are cropped to their size again
-# Name, shape and type of a row, batch size, bytes of the data set.
+# Name, shape and type of a row, batch size, bytes of the dataset.
 WORKS: list[tuple[str, tuple[int, ...], Any, int, int]] = [
     ("156 B x 1024", (39,), np.float32, 1024, 128 << 20),
     ("12 KB x 256", (32, 32, 12), np.uint8, 256, 1 << 30),
@@ -56,7 +56,7 @@ def rows_of(shape: tuple[int, ...], dtype: Any, nbytes: int) -> np.ndarray[Any, 
 
 
 class Work:
-    """A data set, and ways to move all its rows to the GPU once, shuffled."""
+    """A dataset, and ways to move all its rows to the GPU once, shuffled."""
 
     def __init__(self, folder: Path, name: str, x: Any, batch_size: int, threads: int) -> None:
         import torch
@@ -122,7 +122,7 @@ class Work:
         self.torch.cuda.synchronize()
 
     def data_loader(self, workers: int) -> Callable[[], None]:
-        """``DataLoader`` whose data set takes a list of rows."""
+        """``DataLoader`` whose dataset takes a list of rows."""
         from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
         torch = self.torch
@@ -155,7 +155,7 @@ class Work:
         return run
 
     def picture_loader(self) -> Callable[[], None]:
-        """``DataLoader`` whose data set crops, flips and normalizes one image at a time."""
+        """``DataLoader`` whose dataset crops, flips and normalizes one image at a time."""
         from torch.utils.data import DataLoader
 
         loader = DataLoader(
@@ -286,7 +286,7 @@ def add_speeds(
     reference: str,
     short: str,
 ) -> None:
-    """Bytes of the data set per second, each with the reference's."""
+    """Bytes of the dataset per second, each with the reference's."""
     for label, theirs in seconds.items():
         known = reference in seconds and label != reference
         ratio = seconds[reference] / theirs if known else None

@@ -10,7 +10,7 @@ Learning rates, widths, batch sizes and dropouts of a three-layer network on CIF
 - the trials one after the other in one process, ordinary and under ``torch.compile``.
 
 The last two gather and normalize on the GPU from resident data. Figures: seconds from the start of
-the first program to the end of the last trial (including start-up; Cerebro's data set already
+the first program to the end of the last trial (including start-up; Cerebro's dataset already
 exists); for Cerebro also from the first unit's start to the last one's end; mean GPU use and peak
 memory from ``nvidia-smi``; bytes of data in device memory. Ratios are to the ordinary sequential
 trials, with which every run begins. The total is a quarter of an hour, mostly starting programs and

@@ -252,7 +252,7 @@ def column_names(what: str, columns: Any) -> list[str]:
 
 
 def read_columns(model: Any, columns: Mapping[str, Any]) -> list[str] | None:
-    """Return the data set's columns that a model reads, in the data set's order; None: all.
+    """Return the dataset's columns that a model reads, in the dataset's order; None: all.
 
     If the model names a missing column, return None, so that the model's error can list all
     columns.
@@ -499,9 +499,7 @@ class BaseModel:
             batches: Iterable[Batch] = data.in_order(rows, self.framework, columns)
             return batches
         if not isinstance(data, Iterable):
-            raise InputError(
-                f"{data!r} is not a data set, mapping of arrays or iterable of batches"
-            )
+            raise InputError(f"{data!r} is not a dataset, mapping of arrays or iterable of batches")
         return data
 
     def _sliced(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:

@@ -57,10 +57,10 @@ class Executor(ConnectionExecutor):
     replicas
         The number of nodes that get each shard.
     shared_path
-        A path at which all nodes can read the data, such as on a network file system: the data
-        set's folder or its parent; or a URL in object storage, from which each node copies the
+        A path at which all nodes can read the data, such as on a network file system: the dataset's
+        folder or its parent; or a URL in object storage, from which each node copies the
         shards that it works on. None: each node receives them, once, and keeps them for later
-        searches; of a data set that is in object storage, it copies them from there.
+        searches; of a dataset that is in object storage, it copies them from there.
     gpus
         1: each worker trains on the GPU that Spark gives its task, which it sees alone, as
         ``cuda:0``. The executors must have GPUs, by ``spark.executor.resource.gpu.amount`` or by

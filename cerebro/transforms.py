@@ -12,7 +12,7 @@ chain, so the results equal PyTorch's bit for bit. Integers and bool become floa
 float64, and float16 and bfloat16 are computed in float32 and rounded after each operation. Complex
 columns do not support arithmetic.
 
-Random transforms are keyed by (seed, epoch, row number in the whole data set). Shuffling, threads,
+Random transforms are keyed by (seed, epoch, row number in the whole dataset). Shuffling, threads,
 workers and batch sizes therefore do not affect them, and columns with equal chains (an image and
 its mask) get equal crops and flips. In evaluation (validation, prediction), crops are taken from
 the middle and nothing is flipped.
@@ -197,7 +197,8 @@ class Cast(Transform):
         name = _dtype_name(self.dtype)
         if name not in _INTEGERS and name not in _FLOATS:
             raise InputError(
-                f"Cast: unknown dtype {self.dtype!r}; known are {', '.join([*_INTEGERS, *_FLOATS])}"
+                f"Cast: unknown dtype {self.dtype!r}; supported are "
+                f"{', '.join([*_INTEGERS, *_FLOATS])}"
             )
         object.__setattr__(self, "dtype", name)
 

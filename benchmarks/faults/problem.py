@@ -1,4 +1,4 @@
-"""The problem of a search: a data set, a space and its extent.
+"""The problem of a search: a dataset, a space and its extent.
 
 A `Problem` is everything that a run's results depend on. The number of workers, the kept states and
 the place of live states must not change results, so one fault-free run is the oracle for all runs
@@ -46,7 +46,7 @@ class Problem:
         return "-".join(str(value) for value in asdict(self).values())
 
     def data(self, folder: Path) -> Path:
-        """Create the problem's data set in `folder` if missing, and return its path."""
+        """Create the problem's dataset in `folder` if missing, and return its path."""
         import cerebro
 
         rng = np.random.default_rng([self.shards, self.seed])

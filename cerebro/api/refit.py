@@ -62,7 +62,7 @@ def refit(
         right length.
     data
         The rows to train on. Default: all rows of a search with folds. For other searches it is
-        required: the data set before it was split, for example.
+        required: the dataset before it was split, for example.
     build
         The search's ``build``, if it cannot be imported again.
     folder
@@ -91,7 +91,7 @@ def refit(
         if searched.saved.folds() is None:
             raise InputError(
                 f"{searched.path}: without folds, the run's rows are those that trial "
-                f"{chosen.number} was already trained on: give data=, such as the data set before "
+                f"{chosen.number} was already trained on: give data=, such as the dataset before "
                 "it was split"
             )
         data = searched.saved.dataset("data")

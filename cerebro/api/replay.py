@@ -134,7 +134,7 @@ def replay(
     build
         The run's ``build``, if it cannot be imported again.
     data
-        The run's training data or a data set that contains it, or the path of one; given if the
+        The run's training data or a dataset that contains it, or the path of one; given if the
         data has moved.
     epochs
         How many epochs of the trial to compare, not counting its parents'; default: all that the
@@ -285,7 +285,7 @@ def known_differences(
         if view is None:
             continue
         if view.checksum != result.saved.meta[f"{name}_checksum"]:
-            lines.append(f"{name} {view.path} is not the data set that the run was trained on")
+            lines.append(f"{name} {view.path} is not the dataset that the run was trained on")
         for shard in range(view.num_shards):
             try:
                 view._verify_shard(shard)

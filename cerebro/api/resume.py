@@ -79,7 +79,7 @@ def resume(
     build
         The run's ``build``, if it cannot be imported again.
     data, validation
-        The run's data, if it has moved: data sets or paths.
+        The run's data, if it has moved: datasets or paths.
     epochs
         The new number of epochs per trial, at least as many as before. From now on ``info.epochs``
         is this number.
@@ -352,7 +352,7 @@ def settings_of(
     Parameters
     ----------
     data, validation
-        The data sets, if they have moved.
+        The datasets, if they have moved.
     workers
         None: as many as the run had.
 
@@ -402,8 +402,8 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     Parameters
     ----------
     given
-        Data sets, paths or None. The first is the new path of this data set, the second that of the
-        training data, which may be another part of the same data set.
+        Datasets, paths or None. The first is the new path of this dataset, the second that of the
+        training data, which may be another part of the same dataset.
 
     Raises
     ------
@@ -465,7 +465,7 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
     for name in ("epochs", "n_trials"):
         if _number(now[name]) < _number(recorded[name]):
-            yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it may only grow)"
+            yield f"{name} was {recorded[name]!r}, now {now[name]!r} (it can only be increased)"
     for name, known, value in (
         ("points", saved.meta["points"], list(settings.points)),
         ("space", saved.meta.get("space"), settings.space_json),
@@ -476,7 +476,7 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
-            yield f"{name} is a different data set, or has different rows or transforms"
+            yield f"{name} is a different dataset, or has different rows or transforms"
     folds = settings.folds
     if (None if folds is None else folds.checksum) != saved.meta.get("folds_checksum"):
         yield "validation has different folds, or none"

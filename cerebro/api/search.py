@@ -141,7 +141,7 @@ def search(
     executor: Executor | None = None,
     workers_per_device: int | None = None,
 ) -> Result:
-    """Train many configurations over one data set and find the best.
+    """Train many configurations over one dataset and find the best.
 
     Every trial (a configuration being trained) visits every shard once per
     epoch; models hop between workers while the data stays where it is (model

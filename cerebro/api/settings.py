@@ -127,7 +127,7 @@ def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) ->
 
 
 def eval_rows(data: Dataset) -> int | None:
-    """Return the default of ``eval_batch_size`` for a data set; None: the trial's batch size.
+    """Return the default of ``eval_batch_size`` for a dataset; None: the trial's batch size.
 
     Large images and sequences of tokens keep the trial's batch size, because larger batches might
     not fit in memory: for each token, a language model returns as many numbers as its vocabulary

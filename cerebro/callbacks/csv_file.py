@@ -19,8 +19,8 @@ class CSV(Observer):
     """Write a CSV file with a row for each epoch of each trial.
 
     The columns are ``trial``, ``epoch`` (from 0), ``seconds``, ``state_hash``, the metrics, and the
-    settings as ``config.lr``. The file is complete after every epoch, and is made at the first one
-    if it is in the run's folder. When a run is resumed, the
+    settings as ``config.lr``. The file is complete after every epoch. In the run's folder, it is
+    created when the first epoch ends. When a run is resumed, the
     file is written again from the run's record.
 
     Parameters

@@ -95,7 +95,7 @@ class Mirror(Observer):
         Uploader(self._objects, folder).upload(whole=True)
 
     def continues(self, copy: Pointer) -> None:
-        """Note that the next run has been made from this copy."""
+        """Record that the next run was downloaded from this copy."""
         self._resumed = copy
 
     # --- hooks -----------------------------------------------------------------
@@ -115,7 +115,7 @@ class Mirror(Observer):
         self._thread.start()
 
     def on_commit(self) -> None:
-        """Hear that rows have become durable; called by the thread that writes the store."""
+        """Note that rows have become durable; called by the thread that writes the store."""
         self._changed.set()
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
@@ -169,7 +169,7 @@ class Mirror(Observer):
     def _warn(self, cure: str = "") -> None:
         if self._trouble and not self._has_warned:
             self._has_warned = True
-            text = cure or " The search goes on, and the copy is made up for later."
+            text = cure or " The search continues, and a later upload includes what is missing."
             warnings.warn(
                 f"the run cannot be copied to {self.url}: {self._trouble}.{text}",
                 stacklevel=users_level(),

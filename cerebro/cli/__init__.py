@@ -131,7 +131,7 @@ def make_parser(program: str = "python -m cerebro") -> Parser:
     """Return the parser of all commands; help texts call it by the name `program`."""
     parser = Parser(
         prog=program,
-        description="Trains many models over one data set and finds the best.",
+        description="Trains many models over one dataset and finds the best.",
         epilog="Add --traceback to any command to see the full traceback of an error.",
     )
     parser.add_argument("--version", action="version", version=_version())

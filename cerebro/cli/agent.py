@@ -93,7 +93,7 @@ def _warn_if_unknown(host: str, port: int, patience: float) -> None:
         socket.getaddrinfo(host, port)
     except OSError as error:
         print(
-            f"cerebro agent: the host {host!r} is unknown ({text_of(error)}); it is tried for "
+            f"cerebro agent: cannot resolve the host {host!r} ({text_of(error)}); retrying for "
             f"{patience:g} s",
             file=sys.stderr,
         )

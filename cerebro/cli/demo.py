@@ -204,7 +204,7 @@ def demonstrate(
     )
     if on_cpu and has_driver():
         # A GPU of the largest kind took eight times as long as 16 cores.
-        print("Networks of this size train faster on the CPU; --devices cuda takes the GPU.")
+        print("Networks of this size train faster on the CPU; --devices cuda uses the GPU.")
     print()
     result = cerebro.search(
         build,

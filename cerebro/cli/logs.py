@@ -18,7 +18,7 @@ def add(commands: Any) -> None:
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
     parser.add_argument("--trial", type=count, metavar="N", help="only this trial")
     parser.add_argument(
-        "--follow", action="store_true", help="print more as it arrives, until the run has ended"
+        "--follow", action="store_true", help="keep printing new output until the run ends"
     )
 
 

@@ -1,4 +1,4 @@
-"""``plot``: draw a picture of a run, or a page with all its pictures."""
+"""``plot``: draw a figure of a run, or an HTML page with all its pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("curves", "gantt", "parallel", "importance", "slice")
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = new_command(commands, "plot", main, "draw a picture of a run, or a page")
+    parser = new_command(commands, "plot", main, "draw a figure of a run, or an HTML page")
     parser.add_argument(
         "run", nargs="?", help="the run's folder (default: the newest one under runs)"
     )

@@ -1,4 +1,4 @@
-"""``shard``: write a data set as shards."""
+"""``shard``: write a dataset as shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROGRESS: dict[str, str | bool] = {"auto": "auto", "bar": True, "none": False}
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = new_command(commands, "shard", main, "write a data set as shards")
+    parser = new_command(commands, "shard", main, "write a dataset as shards")
     parser.add_argument(
         "source", help="a .npz, .csv, .parquet or .arrow file, or a folder of class folders"
     )
@@ -32,8 +32,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--no-shuffle", action="store_true", help="keep the order of the rows")
     parser.add_argument("--seed", type=int, default=0, help="seed of the shuffle (0)")
-    parser.add_argument("--size", metavar="WxH", help="size of the pictures of an image folder")
-    parser.add_argument("--mode", default="RGB", help="color mode of the pictures (RGB)")
+    parser.add_argument("--size", metavar="WxH", help="size to which the images are resized")
+    parser.add_argument(
+        "--mode", default="RGB", help="color mode of the images: RGB, L or RGBA (RGB)"
+    )
     parser.add_argument(
         "--exist-ok",
         action="store_true",
@@ -48,7 +50,7 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write a data set as shards."""
+    """Write a dataset as shards."""
     import cerebro
 
     source: Any = options.source

@@ -19,9 +19,9 @@ MESSAGE_LIMIT = 2000
 def add(commands: Any) -> None:
     """Add the command to the parser."""
     parser = new_command(
-        commands, "verify", main, "compare a data set's or a run's files with their checksums"
+        commands, "verify", main, "compare a dataset's or a run's files with their checksums"
     )
-    parser.add_argument("path", help="a data folder or a run's folder, or the URL of a data set")
+    parser.add_argument("path", help="a data folder or a run's folder, or the URL of a dataset")
     json_option(parser)
 
 
@@ -72,12 +72,12 @@ def _data(path: Path, as_json: bool) -> int:
         return 1 if damages else 0
     if not damages:
         data = cerebro.Dataset(path)
-        print(f"{path}: {data.num_shards} shards, {fmt.size(data.nbytes)}, as they were written")
+        print(f"{path}: {data.num_shards} shards, {fmt.size(data.nbytes)}: all checksums match")
     return _complain(path, damages)
 
 
 def _bucket(url: str, as_json: bool) -> int:
-    """Copy what is missing here of a data set in object storage, and check the data set."""
+    """Copy what is missing here of a dataset in object storage, and check the dataset."""
     import cerebro
     from cerebro.report import format as fmt
 
@@ -91,7 +91,7 @@ def _bucket(url: str, as_json: bool) -> int:
         print_json({"path": url, "problems": problems})
         return 1 if problems else 0
     if not problems:
-        print(f"{url}: {data.num_shards} shards, {fmt.size(data.nbytes)}, as they were written")
+        print(f"{url}: {data.num_shards} shards, {fmt.size(data.nbytes)}: all checksums match")
     return _complain(url, problems)
 
 

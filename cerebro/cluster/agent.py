@@ -351,7 +351,7 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
                 agent.close()
         if status != CUT:
             return ENDED if returns and status == UNHEARD else status
-        print("cerebro agent: the connection was cut; it is made again", file=sys.stderr)
+        print("cerebro agent: the connection was lost; reconnecting", file=sys.stderr)
         agent.release()
 
 

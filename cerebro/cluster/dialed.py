@@ -109,10 +109,10 @@ class Executor(EngineExecutor):
     replicas
         The number of nodes that get each shard.
     shared_path
-        A path at which all nodes can read the data, such as on a network file system: the data
-        set's folder or its parent; or a URL in object storage, from which each node copies the
+        A path at which all nodes can read the data, such as on a network file system: the dataset's
+        folder or its parent; or a URL in object storage, from which each node copies the
         shards that it works on. None: each node receives them, once, and keeps them for later
-        searches; of a data set that is in object storage, it copies them from there.
+        searches; of a dataset that is in object storage, it copies them from there.
     gpus
         1: each worker trains on a GPU, which it sees alone, as ``cuda:0``. Without `listen`, those
         of this machine, in turn; else the GPU that its agent was given (``--device``, or the only

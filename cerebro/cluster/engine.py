@@ -171,7 +171,7 @@ def own_address(peer: str) -> str:
             way.connect(address)
             return str(way.getsockname()[0])
     except OSError as error:
-        raise InputError(f"there is no way from here to {peer!r} ({text_of(error)})") from error
+        raise InputError(f"this machine cannot reach {peer!r} ({text_of(error)})") from error
 
 
 def environment_of(ticket: Ticket) -> dict[str, str]:

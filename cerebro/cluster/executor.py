@@ -105,7 +105,7 @@ class ClusterExecutor(ABC):
         elif shared_path is not None:
             self._shared_path = path_of("shared_path", shared_path).absolute()
         self._gpu_share = check_gpus(gpus)
-        self._one_kind = ""  # the GPU of all workers that derive a data set; empty: not given
+        self._one_kind = ""  # the GPU of all workers that derive a dataset; empty: not given
         self._joined: Cluster | None = None
         self._is_refused = False
         self._reset()
@@ -662,7 +662,7 @@ class ClusterExecutor(ABC):
         else:
             self._out.pop(event.worker)
             self.traffic.made_bytes += done.result()
-            if remote.reads_all:  # its node will read the finished data set in the same way
+            if remote.reads_all:  # its node will read the finished dataset in the same way
                 remote.agent.control("drop_made", event.task.shard)
             else:
                 self._made.setdefault(event.worker, []).append(event.task.shard)
@@ -725,7 +725,7 @@ class ClusterExecutor(ABC):
             what = "the validation rows" if shard == EVERYWHERE else f"shard {shard}"
             return OSError(
                 f"node {receiver.name} cannot store {what} ({text_of(cause)}): make room in its "
-                "cache folder ($CEREBRO_CACHE), or have it reach the data, and resume the run"
+                "cache folder ($CEREBRO_CACHE), or give it access to the data, and resume the run"
             )
         return None
 
@@ -832,7 +832,7 @@ class ClusterExecutor(ABC):
         remote.silent_looks += 1
         seconds = remote.silent_looks * LOOK_SECONDS
         if remote.silent_looks > SILENT_LOOKS and (remote.has_answered or seconds > START_SECONDS):
-            self._agent_failed(remote, WorkerError(f"no sign of life for {seconds:g} seconds"))
+            self._agent_failed(remote, WorkerError(f"no heartbeat for {seconds:g} seconds"))
             return
 
         def heard() -> None:

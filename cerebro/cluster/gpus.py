@@ -30,12 +30,12 @@ def check_gpus(gpus: Any) -> float:
         return 0.0
     if isinstance(gpus, bool) or not isinstance(gpus, (int, float)) or not gpus > 0:
         raise InputError(
-            f"gpus must be 1, or the part of a GPU that each worker uses, such as 0.5, not "
+            f"gpus must be 1, or the fraction of a GPU that each worker uses, such as 0.5, not "
             f"{gpus!r}: leave it out to train on the CPU"
         )
     if gpus > 1:
         raise InputError(
-            f"gpus={gpus!r}: a worker uses one GPU, or a part of one: give gpus=1, and as many "
+            f"gpus={gpus!r}: a worker uses one GPU, or a fraction of one: give gpus=1, and as many "
             "workers as there are GPUs"
         )
     return float(gpus)

@@ -47,7 +47,7 @@ class Hiring:
         self._one_kind = one_kind
 
     def reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
-        """Return the reports of new agents: their node, and the data sets that they can read.
+        """Return the reports of new agents: their node, and the datasets that they can read.
 
         Raises
         ------

@@ -167,7 +167,7 @@ class Hub:
             return free
         text = "; ".join([*dict.fromkeys(self.refusals), *([failure] if failure else [])])
         raise InputError(
-            f"no agent has dialed in{f' ({text})' if text else ''}: start agents that have "
+            f"no agent has connected{f' ({text})' if text else ''}: start agents that have "
             "the run's key and the same versions of Cerebro and Python, and that reach this "
             f"machine at port {self.port}"
         )
@@ -279,7 +279,7 @@ class Hub:
                 else:
                     self._socket.send([line.peer, b"call", *frames])
         if is_gone:
-            future.set_exception(AgentError("it has hung up"))
+            future.set_exception(AgentError("it has closed the connection"))
         return future, ref
 
     def end(self, line: Line) -> None:
@@ -324,7 +324,7 @@ class Hub:
             pending, line.pending = line.pending, {}
             self._lock.notify_all()
         for future, *_ in pending.values():
-            future.set_exception(error or AgentError("it has hung up"))
+            future.set_exception(error or AgentError("it has closed the connection"))
         self._changed()
 
     def _receive(self, frames: list[Any]) -> None:

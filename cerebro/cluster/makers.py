@@ -1,4 +1,4 @@
-"""Derive a data set on a cluster: which worker makes which shard, and what follows from a loss.
+"""Derive a dataset on a cluster: which worker makes which shard, and what follows from a loss.
 
 A node makes the shards that it holds. A worker without one takes a shard whose node is lost, or
 one of a node that has many left; the shard is then sent there first. See docs/design/features.md.
@@ -49,7 +49,7 @@ class FunctionFailed(Exception):
 
 
 class MadeShards:
-    """The workers of a cluster while a data set is derived.
+    """The workers of a cluster while a dataset is derived.
 
     Implements `cerebro.data.shard_work.ShardMakers`.
 

@@ -27,7 +27,7 @@ class NodeReport:
     reads_run: bool
     """Whether it sees the run's folder at the same path."""
     at: tuple[str | None, ...] = ()
-    """The path at which it can read each data set; None: it cannot."""
+    """The path at which it can read each dataset; None: it cannot."""
     gpu: str = ""
     """The model of the GPU that the cluster has given the worker, if it uses one;"""
     no_gpu: str = ""
@@ -48,7 +48,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class DataAt:
-    """A view of a data set on a node."""
+    """A view of a dataset on a node."""
 
     spec: Mapping[str, Any]
     """The result of `Dataset.spec`, with the path on the node."""

@@ -116,7 +116,7 @@ class Supervisor(ABC):
             The path and the text of a file that the coordinator has written beside the run's
             folder.
         data
-            For each data set, its possible paths and its checksum.
+            For each dataset, its possible paths and its checksum.
         on_gpu
             Whether the worker uses a GPU, which the report then describes.
         """
@@ -141,7 +141,7 @@ class Supervisor(ABC):
         )
 
     def begin_data(self, manifest: bytes) -> list[int]:
-        """Store a data set's manifest; return the shards in the cache."""
+        """Store a dataset's manifest; return the shards in the cache."""
         with self._lock:
             return self._the_cache.begin(manifest)
 
@@ -167,7 +167,7 @@ class Supervisor(ABC):
         self._the_cache.forget_damaged(checksum, shards)
 
     def data_folders(self, checksums: Sequence[str]) -> list[str]:
-        """Return the folders of data sets in the cache."""
+        """Return the folders of datasets in the cache."""
         return [str(self._the_cache.data(checksum)) for checksum in checksums]
 
     def begin(self, begin: Begin) -> None:
@@ -302,7 +302,7 @@ class Supervisor(ABC):
         shutil.rmtree(self._state_dir / shard_folder(shard), ignore_errors=True)
 
     def keep_made(self, manifest: bytes, shards: Sequence[int]) -> None:
-        """Move the files of `ShardTask`s into the cache, as shards of the finished data set."""
+        """Move the files of `ShardTask`s into the cache, as shards of the finished dataset."""
         with self._lock:
             self._the_cache.adopt(self._state_dir, manifest, shards)
 
@@ -476,7 +476,7 @@ class Supervisor(ABC):
 
 
 def _open_data(data: DataAt) -> Dataset:
-    """Open a data set; raise CorruptDataError if this node cannot."""
+    """Open a dataset; raise CorruptDataError if this node cannot."""
     kind = PlacedDataset if data.in_parts else Dataset
     try:
         return kind.from_spec(data.spec)
@@ -494,7 +494,7 @@ def _no_data(task: Job, cause: str) -> Event:
 
 
 def _find_data(paths: Sequence[str], checksum: str) -> str | None:
-    """Return the first path that has the data set."""
+    """Return the first path that has the dataset."""
     for path in paths:
         with contextlib.suppress(CerebroError, OSError):
             if read_manifest(path).checksum == checksum:

@@ -80,21 +80,21 @@ class Supply:
     # --- data that nodes read without a copy -----------------------------------
 
     def asked(self, node: Node) -> list[tuple[list[str], str]]:
-        """Return each data set's possible paths on a node, and its checksum.
+        """Return each dataset's possible paths on a node, and its checksum.
 
         Raises
         ------
         InputError
-            If a data set is not at the shared URL.
+            If a dataset is not at the shared URL.
         """
         _ = self._urls  # here, in the thread that starts the run
-        return [(self._paths(node, data), data._manifest.checksum) for data in self._data_sets()]
+        return [(self._paths(node, data), data._manifest.checksum) for data in self._datasets()]
 
     @cached_property
     def _urls(self) -> dict[str, str]:
-        """The URLs of the data sets in object storage, by checksum."""
+        """The URLs of the datasets in object storage, by checksum."""
         found = {}
-        for data in self._data_sets():
+        for data in self._datasets():
             url = data.url
             if url is None and self._shared_url is not None:
                 url = find_at(self._shared_url, data)
@@ -106,15 +106,15 @@ class Supply:
         """Raise InputError if a node does not see the shared data."""
         if self._shared_path is None:
             return
-        for data, found in zip(self._data_sets(), report.at, strict=True):
+        for data, found in zip(self._datasets(), report.at, strict=True):
             if found is None:
                 raise InputError(
-                    f"node {report.name} does not find the data set {data.path.name} at "
+                    f"node {report.name} does not find the dataset {data.path.name} at "
                     f"shared_path={str(self._shared_path)!r}: mount the same folder on every node, "
                     "or leave out shared_path= to have the data copied"
                 )
 
-    def _data_sets(self) -> list[Dataset]:
+    def _datasets(self) -> list[Dataset]:
         context = self._context
         return [context.train, *([] if context.validation is None else [context.validation])]
 
@@ -247,7 +247,7 @@ class Supply:
 
     @property
     def _everywhere(self) -> LocalData | None:
-        """The data set that is sent to every node; None if the run has no validation data."""
+        """The dataset that is sent to every node; None if the run has no validation data."""
         view = self._context.validation
         if self._context.folds is not None:
             return self._train
@@ -313,7 +313,7 @@ WINDOW = 4
 
 @dataclass(frozen=True)
 class LocalData:
-    """A data set on the coordinator's disk, possibly the rows of a view."""
+    """A dataset on the coordinator's disk, possibly the rows of a view."""
 
     data: Dataset
 
@@ -335,7 +335,7 @@ class LocalData:
 
 
 def find_at(shared: str, data: Dataset) -> str:
-    """Return the URL of a data set's copy in object storage.
+    """Return the URL of a dataset's copy in object storage.
 
     Parameters
     ----------
@@ -352,13 +352,13 @@ def find_at(shared: str, data: Dataset) -> str:
         if found is not None and found.checksum == data._manifest.checksum:
             return url
     raise InputError(
-        f"the data set {data.path.name} is not at shared_path={shared!r}: upload it, or leave out "
+        f"the dataset {data.path.name} is not at shared_path={shared!r}: upload it, or leave out "
         "shared_path= to have the data sent"
     )
 
 
 def begin_data(agent: Agent, source: LocalData, timeout: float) -> list[int]:
-    """Send a data set's manifest to a node; return the shards that it has already."""
+    """Send a dataset's manifest to a node; return the shards that it has already."""
     manifest = read_bytes(source.folder / FILE_NAME)
     return list(agent.control("begin_data", manifest).result(timeout))
 

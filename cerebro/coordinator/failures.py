@@ -38,7 +38,7 @@ def raise_if_alike(first: Sequence[TrialRecord]) -> None:
     if any(record.status != "failed" or record.epochs for record in first):
         return
     if len({failure_kind(record) for record in first}) == 1:
-        raise RunError(f"the first {len(first)} trials failed alike: {first[0].error}")
+        raise RunError(f"the first {len(first)} trials failed in the same way: {first[0].error}")
 
 
 def raise_if_all_failed(

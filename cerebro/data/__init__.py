@@ -1,4 +1,4 @@
-"""Data sets: write them (`shard`), open them (`Dataset`), read image folders (`images`)."""
+"""Datasets: write them (`shard`), open them (`Dataset`), read image folders (`images`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of a data set: set up the C loader with its rows, columns and transforms."""
+"""Batches of a dataset: set up the C loader with its rows, columns and transforms."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_THREADS = 64
 
 
 class LoadableDataset(Protocol):
-    """The attributes of a data set that a loader needs; `cerebro.data.Dataset` implements them."""
+    """The attributes of a dataset that a loader needs; `cerebro.data.Dataset` implements them."""
 
     @property
     def columns(self) -> Mapping[str, ColumnLike]: ...
@@ -59,12 +59,12 @@ def make_loader(
     device: Any = "cpu",
     residence: str = "auto",
 ) -> _core.Loader:
-    """Return a loader of the data set's rows; ``begin(shards, epoch)`` starts a pass.
+    """Return a loader of the dataset's rows; ``begin(shards, epoch)`` starts a pass.
 
     Parameters
     ----------
     dataset
-        The data set. The loader uses its shard numbers.
+        The dataset. The loader uses its shard numbers.
     augment
         False for evaluation: random crops are taken from the middle, nothing is flipped.
     channels_last
@@ -165,7 +165,7 @@ def make_trusted(
 
 
 class Batches:
-    """The batches of a data set, epoch after epoch; made by `Dataset.batches`.
+    """The batches of a dataset, epoch after epoch; made by `Dataset.batches`.
 
     Iterating yields ``dict[str, tensor]``; iterating again yields the next epoch. A pass takes its
     epoch when its first batch is requested, so ``iter(batches)`` alone changes nothing. The tensors
@@ -308,7 +308,7 @@ class Batches:
 
 
 def _wanted(dataset: LoadableDataset, columns: Collection[str] | None) -> list[str] | None:
-    """Check the argument `columns`; raise InputError unless it names columns of the data set."""
+    """Check the argument `columns`; raise InputError unless it names columns of the dataset."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Collection) or not columns:

@@ -1,4 +1,4 @@
-"""A data set in object storage, as this machine sees it: its copy in the cache folder.
+"""A dataset in object storage, as this machine sees it: its copy in the cache folder.
 
 Opening reads the manifest. Shards are copied when they are first read, each object once for all
 processes of this machine and for later runs. Training reads the copies: reading batches from the
@@ -26,7 +26,7 @@ from cerebro.machine.objects import MissingObjectError, Objects
 
 
 class BucketData:
-    """A data set in object storage, and its copy here.
+    """A dataset in object storage, and its copy here.
 
     The copy is not removed from the cache while this object exists. Made by `find`.
     """
@@ -41,7 +41,7 @@ class BucketData:
 
     @classmethod
     def find(cls, url: str, checksum: str | None = None) -> BucketData:
-        """Find a data set.
+        """Find a dataset.
 
         Parameters
         ----------
@@ -52,7 +52,7 @@ class BucketData:
         Raises
         ------
         InputError
-            If there is no data set, or a package to reach it is missing.
+            If there is no dataset, or a package to reach it is missing.
         CorruptDataError
             If its manifest is damaged.
         StorageError
@@ -67,7 +67,7 @@ class BucketData:
         if manifest is None:
             cache.close()
             raise InputError(
-                f"no data set at '{objects.url}': make one with cerebro.shard(source, url)"
+                f"no dataset at '{objects.url}': make one with cerebro.shard(source, url)"
             )
         cache.begin(content)
         found = cls(objects.url, manifest, cache)
@@ -108,7 +108,7 @@ class BucketData:
 
 
 class PulledShards(Sequence[_core.ShardReader]):
-    """The readers of a data set's shards; taking one copies its shard here first."""
+    """The readers of a dataset's shards; taking one copies its shard here first."""
 
     def __init__(self, bucket: BucketData) -> None:
         self._bucket = bucket
@@ -152,7 +152,7 @@ class PulledShards(Sequence[_core.ShardReader]):
 
 
 def read_manifest_at(objects: Objects) -> tuple[bytes, Manifest | None]:
-    """Read the manifest of a data set in object storage; None if it is missing.
+    """Read the manifest of a dataset in object storage; None if it is missing.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """A node's cache folder: shards that came to it, kept for later runs; and scratch files.
 
-    data/CHECKSUM/manifest.json, shard-00003/...    a data set, or some of its shards
+    data/CHECKSUM/manifest.json, shard-00003/...    a dataset, or some of its shards
     data/CHECKSUM/.pulling                          locked while shards are pulled from a bucket
     data/CHECKSUM.used                              locked during use; its time is the last use
     scratch/*                                       one folder for each running process: incoming
@@ -10,7 +10,7 @@
 A shard gets its name when all of its files have arrived with the checksums of the manifest, and
 are on the disk. It is checked again at its first use in every run, like all data.
 
-To make room for a shard, whole data sets that no process uses are deleted, the least recently
+To make room for a shard, whole datasets that no process uses are deleted, the least recently
 used first.
 """
 
@@ -41,12 +41,12 @@ VARIABLE = "CEREBRO_CACHE"
 LIMIT = "CEREBRO_CACHE_LIMIT"
 """and the size of its data, such as ``200GB``."""
 SPARE_BYTES = 256 << 20
-"""Bytes to leave free on the disk, if deleting unused data sets can make room."""
+"""Bytes to leave free on the disk, if deleting unused datasets can make room."""
 PULLING = ".pulling"
 PULLS = 4
 """The number of shards that are pulled from a bucket at a time."""
 TURN_SECONDS = 0.1
-"""How often to check whether another process still pulls the same data set."""
+"""How often to check whether another process still pulls the same dataset."""
 UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -97,7 +97,7 @@ class Cache:
         self._scratch: tuple[Path, int] | None = None
         self._pulling: list[threading.Thread] = []
         self._arriving: dict[tuple[str, int], Path] = {}  # each has one folder, the shard's
-        self._used: dict[str, int] = {}  # locked descriptors, by data set
+        self._used: dict[str, int] = {}  # locked descriptors, by dataset
         self._limit = cache_limit()
         (folder / "data").mkdir(parents=True, exist_ok=True)
         (folder / "scratch").mkdir(exist_ok=True)
@@ -118,11 +118,11 @@ class Cache:
     # --- data --------------------------------------------------------------
 
     def data(self, checksum: str) -> Path:
-        """Return the folder of the data set with a checksum."""
+        """Return the folder of the dataset with a checksum."""
         return self.folder / "data" / checksum
 
     def begin(self, manifest: bytes) -> list[int]:
-        """Store a data set's manifest; return the shards that are here already."""
+        """Store a dataset's manifest; return the shards that are here already."""
         checksum = parse_manifest(manifest, "the manifest that was sent").checksum
         self.use(checksum)
         folder = self.data(checksum)
@@ -131,12 +131,12 @@ class Cache:
         return self.shards(checksum)
 
     def shards(self, checksum: str) -> list[int]:
-        """Return the shards of a data set that are here."""
+        """Return the shards of a dataset that are here."""
         found = self.data(checksum).glob("shard-*[0-9]")
         return sorted(int(entry.name.removeprefix("shard-")) for entry in found)
 
     def known(self, checksum: str) -> Manifest | None:
-        """Return the manifest of a data set that is here, and keep it; None if it is not."""
+        """Return the manifest of a dataset that is here, and keep it; None if it is not."""
         if not (self.data(checksum) / FILE_NAME).exists():
             return None
         self.use(checksum)
@@ -214,7 +214,7 @@ class Cache:
         return True
 
     def pull(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
-        """Copy shards of a data set here from object storage; return the number of bytes.
+        """Copy shards of a dataset here from object storage; return the number of bytes.
 
         `begin` or `known` must have been called. Each object is read once, even if several
         processes need it: they take turns, and find what another has pulled.
@@ -258,7 +258,7 @@ class Cache:
             os.close(fd)
 
     def _take_turn(self, fd: int) -> None:
-        """Wait until no other process pulls the data set, or the cache is closed."""
+        """Wait until no other process pulls the dataset, or the cache is closed."""
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -277,13 +277,13 @@ class Cache:
                     objects.get(name_there, arrived / name_there)
                 except MissingObjectError as error:
                     raise CorruptDataError(
-                        f"{objects.url_of(name_there)} is missing: upload the data set again"
+                        f"{objects.url_of(name_there)} is missing: upload the dataset again"
                     ) from error
                 size = (arrived / name_there).stat().st_size
                 if size != file.bytes:
                     raise CorruptDataError(
                         f"{objects.url_of(name_there)} is cut or altered: it has {size} bytes, not "
-                        f"{file.bytes}; upload the data set again"
+                        f"{file.bytes}; upload the dataset again"
                     )
             self._place(arrived, manifest, shard)
         except CorruptDataError as error:
@@ -294,7 +294,7 @@ class Cache:
         return sum(file.bytes for file in manifest.shards[shard].files.values())
 
     def adopt(self, folder: Path, manifest: bytes, shards: Sequence[int] | None = None) -> None:
-        """Move a data set here from `scratch`: all of its shards, or some."""
+        """Move a dataset here from `scratch`: all of its shards, or some."""
         parsed = parse_manifest(manifest, os.fspath(folder / FILE_NAME))
         have, entries = self.begin(manifest), parsed.shards
         moved = range(len(entries)) if shards is None else shards
@@ -317,7 +317,7 @@ class Cache:
     # --- use ---------------------------------------------------------------
 
     def use(self, checksum: str) -> None:
-        """Keep a data set until `close` or the end of this process."""
+        """Keep a dataset until `close` or the end of this process."""
         if checksum in self._used:
             return
         mark = self._mark(checksum)
@@ -327,12 +327,12 @@ class Cache:
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), mark.stat()):
                     break
-            os.close(fd)  # a different process has just removed the data set and its mark
+            os.close(fd)  # a different process has just removed the dataset and its mark
         os.utime(fd)
         self._used[checksum] = fd
 
     def make_room(self, need: int) -> None:
-        """Remove unused data sets until `need` more bytes fit or none is left."""
+        """Remove unused datasets until `need` more bytes fit or none is left."""
         sizes: dict[str, int] = {}
         if self._limit is not None or not self._disk_has(need):
             folders = [entry for entry in (self.folder / "data").iterdir() if entry.is_dir()]
@@ -358,7 +358,7 @@ class Cache:
         return 0.0
 
     def _remove_unused(self, checksum: str) -> bool:
-        """Remove a data set; return False if a process uses it."""
+        """Remove a dataset; return False if a process uses it."""
         mark = self._mark(checksum)
         fd = os.open(mark, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -404,7 +404,7 @@ class Cache:
         self._is_closing = True
 
     def close(self) -> None:
-        """Remove this process's scratch, and release its data sets."""
+        """Remove this process's scratch, and release its datasets."""
         self.stop()
         with self._changing:  # a pull in progress would make the folder anew
             # In a forked child, the threads of its parent are not alive.

@@ -46,7 +46,7 @@ class ColumnData:
         If the rows are categories: the names; `values` are int64 indices into this list.
     ordered
         Whether the codes and the order of `names` are already meaningful (class labels) and must
-        be kept. Otherwise the names that occur are sorted when the data set is written.
+        be kept. Otherwise the names that occur are sorted when the dataset is written.
     absent
         The first row with a missing value, in a chunk whose other values are integers or missing.
         `values` are then float64. It is an error unless another chunk has floats; see `settled`.

@@ -72,7 +72,7 @@ def choose(plan: list[dict[str, Any]], dataset: Any, copy: int | None) -> list[d
     plan
         From `cerebro.transforms.compile`, with an entry for every stored column.
     dataset
-        The data set.
+        The dataset.
     copy
         The copy to gather; None: the values without augmentation.
     """

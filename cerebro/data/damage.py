@@ -1,7 +1,7 @@
-"""Find every file of a data set that differs from its manifest.
+"""Find every file of a dataset that differs from its manifest.
 
 `Dataset.verify` stops at the first such file. This module checks each file separately, even if the
-data set can no longer be opened.
+dataset can no longer be opened.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from cerebro.machine.files import LinkError, open_plain
 
 @dataclass(frozen=True)
 class Damage:
-    """A file of a data set that differs from its manifest, and how."""
+    """A file of a dataset that differs from its manifest, and how."""
 
     path: Path
     what: str
 
     def __str__(self) -> str:
-        return f"{self.path} {self.what}: write the data set again, or restore a copy"
+        return f"{self.path} {self.what}: write the dataset again, or restore a copy"
 
 
 def find_damage(folder: str | os.PathLike[str]) -> list[Damage]:
-    """Compare all files of a data set with its manifest; return the damaged ones."""
+    """Compare all files of a dataset with its manifest; return the damaged ones."""
     try:
         manifest = read_manifest(folder)
     except (CorruptDataError, InputError, OSError) as error:
@@ -50,7 +50,7 @@ def _fault(path: Path, entry: FileEntry) -> str | None:
             return f"has {size} bytes, but {entry.bytes} were written"
         same = hash_of_file(path, _core.xxh3_64) == entry.xxh3_64
     except LinkError:
-        return "is a symbolic link, which data sets do not follow"
+        return "is a symbolic link, which datasets do not follow"
     except FileNotFoundError:
         return "is missing"
     except OSError as error:

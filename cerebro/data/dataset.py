@@ -1,4 +1,4 @@
-"""A data set on disk, and views of it."""
+"""A dataset on disk, and views of it."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class RaggedRows(Sequence[NDArray[Any]]):
 
 
 class Dataset:
-    """A data set on disk, or a view of some of its rows.
+    """A dataset on disk, or a view of some of its rows.
 
-    Opening a data set checks the manifest, and the presence, size and header of every file; it
-    reads no data. Files are memory-mapped and never change, so a data set is in memory once,
+    Opening a dataset checks the manifest, and the presence, size and header of every file; it
+    reads no data. Files are memory-mapped and never change, so a dataset is in memory once,
     regardless of how many views, trials and workers use it. `split`, `select`, `with_transforms`
-    and `with_sampling` return views: data sets that use rows of the same files. Data sets can be
+    and `with_sampling` return views: datasets that use rows of the same files. Datasets can be
     pickled; the pickle contains the path and the selection of rows.
 
     Parameters
@@ -127,7 +127,7 @@ class Dataset:
         self._show_all()
 
     def _open_bucket(self, bucket: BucketData) -> None:
-        """Make this the whole data set in a bucket; its shards are pulled when they are needed."""
+        """Make this the whole dataset in a bucket; its shards are pulled when they are needed."""
         self._bucket = bucket
         self._path, self._manifest = bucket.folder, bucket.manifest
         self._readers = PulledShards(bucket)
@@ -143,17 +143,17 @@ class Dataset:
 
     @property
     def path(self) -> Path:
-        """The folder, as an absolute path; of a data set in object storage, that of its copy."""
+        """The folder, as an absolute path; of a dataset in object storage, that of its copy."""
         return self._path
 
     @property
     def url(self) -> str | None:
-        """The URL of a data set in object storage; None for one on this machine's disks."""
+        """The URL of a dataset in object storage; None for one on this machine's disks."""
         return None if self._bucket is None else self._bucket.url
 
     @property
     def _place(self) -> str:
-        """The path or URL by which the data set was opened, and can be opened again."""
+        """The path or URL by which the dataset was opened, and can be opened again."""
         return str(self._path) if self._bucket is None else self._bucket.url
 
     @cached_property
@@ -173,7 +173,7 @@ class Dataset:
 
     @property
     def num_shards(self) -> int:
-        """The number of shards of the data set; in a view, some of them may have no rows."""
+        """The number of shards of the dataset; in a view, some of them may have no rows."""
         return len(self._rows)
 
     @cached_property
@@ -214,7 +214,7 @@ class Dataset:
         """32 hexadecimal digits that differ if the data differs.
 
         XXH3-128 over the columns and the hashes of all files. The checksum of a view covers its
-        rows, transforms and sampling as well: different views of one data set have different
+        rows, transforms and sampling as well: different views of one dataset have different
         checksums, and the same view made twice has the same.
         """
         if not self._transforms and self._sampling is None and self._is_whole():
@@ -382,7 +382,7 @@ class Dataset:
         """Return the number of classes of a label column, for the outputs of a classifier.
 
         This is the number of names of a category column, 2 for booleans, and the largest label plus
-        1 for integers. A view counts all rows of its data set: each fold then builds the same
+        1 for integers. A view counts all rows of its dataset: each fold then builds the same
         network, which has an output even for labels that occur only in validation rows.
 
         Raises
@@ -420,14 +420,14 @@ class Dataset:
             self._verify_shard(shard)
 
     def fetch(self) -> None:
-        """Copy a data set in object storage to this machine's cache, as far as it is not there.
+        """Copy a dataset in object storage to this machine's cache, unless it is already there.
 
-        Reading rows does the same. A data set on this machine's disks is not changed.
+        Reading rows does the same. A dataset on this machine's disks is not changed.
 
         Raises
         ------
         CorruptDataError
-            An object is missing, cut or altered; the message has its URL.
+            An object is missing, truncated or modified; the message has its URL.
         OSError
             The storage refuses or is not reached, or the disk is full.
         """
@@ -444,7 +444,7 @@ class Dataset:
     ) -> tuple[Dataset, ...]:
         """Return views of disjoint parts of the rows, one for each fraction.
 
-        A part has a contiguous range of rows of every shard. Rows were shuffled when the data set
+        A part has a contiguous range of rows of every shard. Rows were shuffled when the dataset
         was written; one written with ``shuffle=False`` is split in its original order. With
         `stratify` or `groups`, rows are chosen by label instead.
 
@@ -550,12 +550,12 @@ class Dataset:
         progress: str | bool = "auto",
         executor: MakesShards | None = None,
     ) -> Dataset:
-        """Compute new columns once, write them as a data set with the same rows, and return it.
+        """Compute new columns once, write them as a dataset with the same rows, and return it.
 
-        The derived data set has the shards and rows of this data set or view, in the same order:
+        The derived dataset has the shards and rows of this dataset or view, in the same order:
         the same `split` of both selects the same rows, and trials see them in the same order. An
         interrupted call leaves nothing at `path`; repeating the call continues with the missing
-        shards. If the derived data set already exists, it is returned if all arguments are equal.
+        shards. If the derived dataset already exists, it is returned if all arguments are equal.
 
         Parameters
         ----------
@@ -570,7 +570,7 @@ class Dataset:
             The columns that the function reads from its batches; None: all.
         keep
             Columns to copy in their stored form; None: those that the function does not read. The
-            returned data set has their transforms; if it is opened by its path, it has none.
+            returned dataset has their transforms; if it is opened by its path, it has none.
         key
             A string or another JSON value that identifies the function and what it depends on.
             None: the function's name and source, without the code that it calls. The function's
@@ -608,7 +608,7 @@ class Dataset:
             the node and the line, the error's cause has the traceback); or it computes other
             values there than here.
         CorruptDataError
-            A file of this data set is damaged.
+            A file of this dataset is damaged.
         WorkerError
             With an executor: no worker is left, or a shard has ended several.
         """
@@ -634,7 +634,7 @@ class Dataset:
         return found
 
     def like(self, view: Dataset) -> Dataset:
-        """Return a view of this derived data set with the rows of `view`, a view of its source.
+        """Return a view of this derived dataset with the rows of `view`, a view of its source.
 
         Use it for views made by `select`, or by `split` with columns that were not kept. Transforms
         and sampling of the view are not copied.
@@ -642,7 +642,7 @@ class Dataset:
         Raises
         ------
         InputError
-            This data set was not derived from all rows of the view's data set.
+            This dataset was not derived from all rows of the view's dataset.
         """
         from cerebro.data.derive import rows_of_source
 
@@ -707,9 +707,9 @@ class Dataset:
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any], *, check: bool = True) -> Dataset:
-        """Open the data set and make the view that `spec` describes.
+        """Open the dataset and make the view that `spec` describes.
 
-        Raises InputError if the data set has changed since `spec` was made; without `check`, only
+        Raises InputError if the dataset has changed since `spec` was made; without `check`, only
         if its number of shards has changed.
         """
         if is_url(spec["path"]):
@@ -809,11 +809,11 @@ class Dataset:
         return self._view(rows, operation)
 
     def _first_rows(self) -> list[int]:
-        """Return the number of each shard's first row in the whole data set."""
+        """Return the number of each shard's first row in the whole dataset."""
         return [0, *accumulate(entry.rows for entry in self._shards)][:-1]
 
     def _stored_rows(self) -> list[int]:
-        """Return the number of rows of each shard of the whole data set."""
+        """Return the number of rows of each shard of the whole dataset."""
         return [entry.rows for entry in self._shards]
 
     def _shard_rows(self) -> list[int]:
@@ -821,7 +821,7 @@ class Dataset:
         return [part_rows(part) for part in self._rows]
 
     def _is_whole(self) -> bool:
-        """Return whether this is the whole data set, not a view of some of its rows."""
+        """Return whether this is the whole dataset, not a view of some of its rows."""
         return all(
             isinstance(part, tuple) and part == (0, entry.rows)
             for part, entry in zip(self._rows, self._shards, strict=True)
@@ -862,7 +862,7 @@ class Dataset:
         return self._manifest.shards
 
     def _pull(self, shards: Collection[int]) -> None:
-        """Copy shards of a data set in object storage to this machine, unless they are here."""
+        """Copy shards of a dataset in object storage to this machine, unless they are here."""
         if self._bucket is not None:
             self._bucket.pull(shards)
 
@@ -915,7 +915,7 @@ class Dataset:
 
     def _column(self, name: str) -> Column:
         if name not in self.columns:
-            raise InputError(f"no column {name!r}: the data set has {', '.join(self.columns)}")
+            raise InputError(f"no column {name!r}: the dataset has {', '.join(self.columns)}")
         return self.columns[name]
 
     def _plain_rows(self, name: str, shard: int, part: Part) -> Array:

@@ -119,7 +119,9 @@ class Derivation:
         found = {}
         for name, value in made.items():
             if not isinstance(name, str):
-                raise InputError(f"derive: the function must name columns by text, not {name!r}")
+                raise InputError(
+                    f"derive: the function must use strings as column names, not {name!r}"
+                )
             array, dtype = to_storage(name, value)
             if dtype not in STORAGE or array.ndim == 0 or len(array) != rows:
                 raise InputError(
@@ -179,11 +181,11 @@ def derivation(
     for shard, rows in enumerate(view._shard_rows()):
         if rows == 0:
             raise InputError(
-                f"derive: the view has no rows of shard {shard}: derive from the whole data set "
+                f"derive: the view has no rows of shard {shard}: derive from the whole dataset "
                 "and make the view afterwards"
             )
     if view._copied:
-        raise InputError("derive: the data set has augmented copies: derive from its source")
+        raise InputError("derive: the dataset has augmented copies: derive from its source")
     if isinstance(reads, str):
         raise InputError(f'reads={reads!r}: give a list of columns, such as ["{reads}"]')
     chosen = list(view.columns if reads is None else reads)

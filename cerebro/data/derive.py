@@ -1,6 +1,6 @@
-"""`Dataset.derive`: compute columns of a data set once, and write a data set with the same rows.
+"""`Dataset.derive`: compute columns of a dataset once, and write a dataset with the same rows.
 
-The derived data set has the shards, rows and row order of the view it is made from, so splits,
+The derived dataset has the shards, rows and row order of the view it is made from, so splits,
 folds and row orders coincide.
 
 The work is done in a folder beside the target, ``.<name>.part-<fingerprint>``, one shard after the
@@ -67,7 +67,7 @@ _CHOOSE = "choose another path, or remove the folder unless an earlier run needs
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a derived data set.
+    """Everything that determines a derived dataset.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ class Recipe:
     kept
         The columns to copy from the view.
     columns
-        All columns of the derived data set.
+        All columns of the derived dataset.
     arguments
         The ``arguments`` of its manifest.
     fingerprint
@@ -127,7 +127,7 @@ def recipe(
     keep: Collection[str] | None = None,
     says: Mapping[str, str] | None = None,
 ) -> Recipe:
-    """Call the function for the first rows and return the `Recipe` of the derived data set.
+    """Call the function for the first rows and return the `Recipe` of the derived dataset.
 
     Parameters
     ----------
@@ -151,7 +151,7 @@ def recipe(
     for column in kept:
         if column.name in names:
             raise InputError(
-                f"derive: column {column.name!r} is copied from the data set and is also a new "
+                f"derive: column {column.name!r} is copied from the dataset and is also a new "
                 "column: give the new one another name, or leave it out of keep="
             )
     outputs = [
@@ -196,7 +196,7 @@ def write(
     *,
     room: bool = False,
 ) -> Path:
-    """Write the derived data set unless it already exists; return its folder.
+    """Write the derived dataset unless it already exists; return its folder.
 
     Parameters
     ----------
@@ -240,25 +240,25 @@ def write(
 
 
 def rows_of_source(derived: Manifest, view: Any) -> list[Part]:
-    """Return the rows of `view`, a view of the data set that `derived` was made from.
+    """Return the rows of `view`, a view of the dataset that `derived` was made from.
 
     Raises
     ------
     InputError
-        `derived` was made from another data set, or from only some of its rows.
+        `derived` was made from another dataset, or from only some of its rows.
     """
     about = derived.arguments.get(_KIND)
     if derived.source["kind"] != _KIND or not isinstance(about, Mapping):
-        raise InputError("like: this data set was not derived from another")
+        raise InputError("like: this dataset was not derived from another")
     if about.get("source") != view._manifest.checksum:
         raise InputError(
-            f"like: this data set was not derived from '{view.path}': give a "
+            f"like: this dataset was not derived from '{view.path}': give a "
             "view of the one that it was derived from"
         )
     if about.get("whole") is not True:
         raise InputError(
-            "like: this data set was derived from some rows of another: derive from the whole data "
-            "set, and then use like"
+            "like: this dataset was derived from some rows of another: derive from the whole "
+            "dataset, and then use like"
         )
     return list(view._rows)
 
@@ -273,22 +273,22 @@ def _kept(work: Derivation, keep: Collection[str] | None) -> list[Column]:
     return [column for name, column in work.view.columns.items() if name in wanted]
 
 
-# --- an existing data set ---------------------------------------------------------
+# --- an existing dataset ---------------------------------------------------------
 
 
 def _check_same(target: Path, path: Any, made: Recipe) -> None:
-    """Raise InputError, saying what differs, unless the path holds the data set of this recipe."""
+    """Raise InputError, saying what differs, unless the path holds the dataset of this recipe."""
     try:
         manifest = read_manifest(target)
     except CerebroError as error:
         raise InputError(
-            f"'{path}' exists, and is not a complete data set ({error}): {_CHOOSE}"
+            f"'{path}' exists, and is not a complete dataset ({error}): {_CHOOSE}"
         ) from None
     if manifest.source["fingerprint"] == made.fingerprint:
         return
     there = manifest.arguments.get(_KIND)
     if manifest.source["kind"] != _KIND or not isinstance(there, Mapping):
-        raise InputError(f"'{path}' exists, and was not derived from a data set: {_CHOOSE}")
+        raise InputError(f"'{path}' exists, and was not derived from a dataset: {_CHOOSE}")
     flat = {**manifest.arguments, **there}
     for name, value in {**made.arguments[_KIND], **made.arguments}.items():
         if name != _KIND and flat.get(name) != value:
@@ -354,7 +354,7 @@ def _write_elsewhere(
     entries: dict[int, ShardEntry],
     missing: Sequence[int],
 ) -> None:
-    """Have workers make the missing shards, add them to `entries`, and commit the data set."""
+    """Have workers make the missing shards, add them to `entries`, and commit the dataset."""
     nbytes = [made.bytes_of(shard) for shard in range(made.work.view.num_shards)]
     device = in_worker(executor.devices)
     gpu = _gpu_here(made.work.device) if is_gpu(device) else ""
@@ -488,8 +488,8 @@ def _check_room(made: Recipe, missing: Sequence[int], folder: Path, target: Path
         shutil.rmtree(folder, ignore_errors=True)  # it has nothing for the next call
     raise InputError(
         f"{'the shards that are missing' if some else 'the columns'} take {fmt.size(nbytes)}, but "
-        f"'{target.parent}' has room for {fmt.size(free)}: free some, choose another path, or "
-        "choose fewer layers"
+        f"'{target.parent}' has room for {fmt.size(free)}: free some space, choose another path, "
+        "or choose fewer layers"
     )
 
 
@@ -506,7 +506,9 @@ def bytes_of_budget(budget: Any) -> int | None:
                     if math.isfinite(number) and number >= 0:
                         return int(number)
                 break
-        raise InputError(f"budget={budget!r}: give bytes, or a text such as '20GB' or '500 MB'")
+        raise InputError(
+            f"budget={budget!r}: give a number of bytes, or a string such as '20GB' or '500 MB'"
+        )
     return whole_number("budget", budget, 0, math.inf)
 
 

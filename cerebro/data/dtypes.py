@@ -83,7 +83,7 @@ def reinterpret(values: Array, dtype: str, shape: tuple[int, ...], column: str) 
 def logical(array: Array, column: str) -> tuple[Array, str]:
     """Return the array in its little-endian storage type, and the name of its logical type.
 
-    Raises InputError, with a fix, for types that a data set cannot hold.
+    Raises InputError, with a fix, for types that a dataset cannot hold.
     """
     name = array.dtype.name
     if name == "bfloat16":

@@ -1,4 +1,4 @@
-"""Write rows passed in place of a data set: arrays, tables and PyTorch datasets.
+"""Write rows passed in place of a dataset: arrays, tables and PyTorch datasets.
 
 Training data is written as `shard` writes it, except that 64-bit floats become float32, the type
 that networks use. Validation and evaluation data are converted to the training data's types and
@@ -33,7 +33,7 @@ FOLDERS = ("data", "validation")
 
 
 def is_rows(value: Any) -> bool:
-    """Return whether `value` is rows that `shard` reads, not a data set, path or fraction."""
+    """Return whether `value` is rows that `shard` reads, not a dataset, path or fraction."""
     if isinstance(value, (Dataset, str, bytes, os.PathLike)):
         return False
     if isinstance(value, (Mapping, Source)) or is_pair(value):
@@ -51,7 +51,7 @@ def written(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
     Returns
     -------
     tuple
-        Both arguments, with rows replaced by data sets.
+        Both arguments, with rows replaced by datasets.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def written(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
 def write(
     rows: Any, folder: Path, like: Dataset | None = None, *, what: str = "data", **options: Any
 ) -> Dataset:
-    """Write rows as a data set, or reuse the one in the folder if it holds the same rows.
+    """Write rows as a dataset, or reuse the one in the folder if it holds the same rows.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def _shape(column: Column) -> str:
 
 @contextlib.contextmanager
 def temporary(rows: Any, like: Dataset, what: str) -> Iterator[Dataset]:
-    """Yield a data set with the rows in their order; it is deleted at the end of the block."""
+    """Yield a dataset with the rows in their order; it is deleted at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as folder:
         yield write(rows, Path(folder, "data"), like, what=what, shards=1, shuffle=False)
 

@@ -1,4 +1,4 @@
-"""Make a data set's columns from a source's: select, rename, stack and convert them."""
+"""Make a dataset's columns from a source's: select, rename, stack and convert them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Columns = Mapping[str, "str | Sequence[str]"] | Sequence[str]
 
 @dataclass(frozen=True)
 class OutputColumn:
-    """A column of the data set, and how to make its rows from the source's columns.
+    """A column of the dataset, and how to make its rows from the source's columns.
 
     `pieces` are the source's columns, several if they are stacked, each with a table that renumbers
     its categories (None: no renumbering).
@@ -125,7 +125,7 @@ def check_rows(table: Table) -> int:
     if rows == 0:
         raise InputError("the source has no rows: give at least one")
     if rows > MAX_ROWS:
-        raise InputError(f"{rows} rows are more than {MAX_ROWS}: write several data sets")
+        raise InputError(f"{rows} rows are more than {MAX_ROWS}: write several datasets")
     return rows
 
 

@@ -1,4 +1,4 @@
-"""``manifest.json``: the description of a data set; writing it commits the data set.
+"""``manifest.json``: the description of a dataset; writing it commits the dataset.
 
 The manifest is one JSON object, written last. The reader checks every field's type and range, and
 that no name points outside the folder. The last field is a checksum of all the others, which
@@ -12,7 +12,7 @@ exposes a truncated or altered manifest. The layout is::
      "source": {"kind": "arrays", "fingerprint": "..."},
      "manifest_xxh3_128": "..."}
 
-``arguments`` and ``source`` record how the data set was made. `Manifest.checksum` leaves them out:
+``arguments`` and ``source`` record how the dataset was made. `Manifest.checksum` leaves them out:
 the same rows have the same checksum, from any source.
 """
 
@@ -57,12 +57,12 @@ _FIELDS = {
 
 
 class MissingFileError(CorruptDataError, FileNotFoundError):
-    """A file of a data set is missing; caught as CorruptDataError and as FileNotFoundError."""
+    """A file of a dataset is missing; caught as CorruptDataError and as FileNotFoundError."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a data set.
+    """One column of a dataset.
 
     Attributes
     ----------
@@ -234,10 +234,10 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         if not Path(folder).is_dir():
             raise InputError(
-                f"no data set at '{folder}': make one with cerebro.shard(source, path)"
+                f"no dataset at '{folder}': make one with cerebro.shard(source, path)"
             ) from None
         raise MissingFileError(
-            f"'{folder}' is not a complete data set: {FILE_NAME} is missing; make it again with "
+            f"'{folder}' is not a complete dataset: {FILE_NAME} is missing; make it again with "
             "cerebro.shard"
         ) from None
     return parse_manifest(content, str(path))

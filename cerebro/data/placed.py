@@ -1,8 +1,8 @@
-"""Partial data sets: some of the shards, or only the rows of a view.
+"""Partial datasets: some of the shards, or only the rows of a view.
 
 On a cluster, a node holds some shards of the training data. `PlacedDataset` opens these shards, and
 others when they arrive. Evaluation needs all rows of the validation data, which is often a view
-with a slice of every shard. `write_view` writes these rows as a separate data set, so that no node
+with a slice of every shard. `write_view` writes these rows as a separate dataset, so that no node
 needs the shards.
 """
 
@@ -33,7 +33,7 @@ from cerebro.machine.environment import version
 
 
 class PlacedDataset(Dataset):
-    """A view of a data set; its folder holds only some of the shards, each complete.
+    """A view of a dataset; its folder holds only some of the shards, each complete.
 
     It has the rows and shards of the whole view; only reading a missing shard raises an error. A
     shard is opened when it is first checked. Created by `from_spec`.
@@ -64,7 +64,7 @@ class PlacedDataset(Dataset):
         """
         here = self._open.readers
         if not here:
-            raise InputError(f"no shard of the data set is in {self._path}")
+            raise InputError(f"no shard of the dataset is in {self._path}")
         other = next(iter(here.values()))
         return [
             (here[shard], part) if shard in here else (other, (0, 0))
@@ -112,7 +112,7 @@ class PlacedDataset(Dataset):
 
 
 class _Open:
-    """The readers of the open shards, indexed like the list of a data set's readers."""
+    """The readers of the open shards, indexed like the list of a dataset's readers."""
 
     def __init__(self) -> None:
         self.readers: dict[int, _core.ShardReader] = {}
@@ -132,7 +132,7 @@ class _Open:
 
 
 def write_view(view: Dataset, folder: Path) -> Dataset:
-    """Write the rows of a view as a separate data set, and return it with the view's transforms.
+    """Write the rows of a view as a separate dataset, and return it with the view's transforms.
 
     Rows stay in their shards, so batches equal the view's; shards without rows are left out.
 

@@ -1,4 +1,4 @@
-"""Show the progress of writing a data set: a bar on a terminal, nothing for small data sets."""
+"""Show the progress of writing a dataset: a bar on a terminal, nothing for small datasets."""
 
 from __future__ import annotations
 

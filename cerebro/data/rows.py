@@ -148,7 +148,7 @@ def part_from_json(value: Any, rows: int) -> Part:
         good = False
     if not good:
         raise InputError(
-            "the data set's spec does not fit the data set: rows have been lost, or the spec is "
+            "the dataset's spec does not fit the dataset: rows have been lost, or the spec is "
             "damaged"
         )
     return part

@@ -53,7 +53,7 @@ class Sampling:
         except (AttributeError, TypeError, ValueError):
             kind = column = ""
         if kind not in _KINDS or not isinstance(column, str):
-            raise InputError("the data set's spec is damaged: it does not say how rows are drawn")
+            raise InputError("the dataset's spec is damaged: it does not say how rows are drawn")
         return cls(kind, column)  # type: ignore[arg-type]
 
     def to_json(self) -> dict[str, str]:
@@ -135,7 +135,7 @@ def sampling_of(weights: Any, balance: Any) -> Sampling | None:
         if value is not None and not isinstance(value, str):
             raise InputError(
                 f"{name} must be the name of a column, not {value!r}: write the values as a column "
-                "of the data set"
+                "of the dataset"
             )
     if weights is not None:
         return Sampling("weights", weights)

@@ -17,7 +17,7 @@ def open_shard(folder: Path, manifest: Manifest, index: int) -> _core.ShardReade
     Parameters
     ----------
     folder
-        That of the data set.
+        That of the dataset.
     index
         The shard's number.
 
@@ -40,7 +40,7 @@ def open_shard(folder: Path, manifest: Manifest, index: int) -> _core.ShardReade
     try:
         return _core.ShardReader(os.fspath(folder / shard_folder(index)), entry.rows, columns)
     except FileNotFoundError as error:
-        raise MissingFileError(f"{error.strerror or error}: the data set is damaged") from None
+        raise MissingFileError(f"{error.strerror or error}: the dataset is damaged") from None
     except OSError as error:
         if error.errno != errno.ENOMEM:
             raise
@@ -62,6 +62,6 @@ def verify_shard(folder: Path, manifest: Manifest, index: int) -> None:
         if digest != manifest.shards[index].files[name].xxh3_64:
             path = folder / shard_folder(index) / name
             raise CorruptDataError(
-                f"{path} is damaged: its checksum differs from the manifest's; write the data "
-                "set again"
+                f"{path} is damaged: its checksum differs from the manifest's; write the dataset "
+                "again"
             )

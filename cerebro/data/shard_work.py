@@ -1,7 +1,7 @@
-"""Make the files of one shard of a derived data set, here or in a worker of a cluster.
+"""Make the files of one shard of a derived dataset, here or in a worker of a cluster.
 
 `Dataset.derive` makes its shards itself, or orders them from the workers of an executor. Both call
-`ShardWork.write`, so the files are the same. The protocols below are what the data set needs from
+`ShardWork.write`, so the files are the same. The protocols below are what the dataset needs from
 an executor; `cerebro.cluster` implements them.
 """
 
@@ -30,7 +30,7 @@ ARRIVING = "arriving-"
 
 @dataclass(frozen=True)
 class ShardWork:
-    """What determines the files of each shard of a derived data set.
+    """What determines the files of each shard of a derived dataset.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class ShardWork:
     kept
         The columns to copy from the view.
     columns
-        All columns of the derived data set.
+        All columns of the derived dataset.
     """
 
     derivation: Derivation
@@ -124,7 +124,7 @@ class Order:
     work
         What makes each of them.
     folder
-        The folder of the unfinished data set: files arrive in folders below it.
+        The folder of the unfinished dataset: files arrive in folders below it.
     nbytes
         The size of each shard, about.
     threads
@@ -168,7 +168,7 @@ class Arrived:
 
 
 class ShardMakers(Protocol):
-    """The workers of an executor while a data set is derived."""
+    """The workers of an executor while a dataset is derived."""
 
     def make(self, shards: Sequence[int]) -> Iterator[Arrived]:
         """Make shards, and yield each when its files have arrived, in any order.
@@ -184,7 +184,7 @@ class ShardMakers(Protocol):
         """
 
     def keep(self, manifest: bytes) -> None:
-        """Have nodes keep the shards that they have made, under the finished data set's name."""
+        """Have nodes keep the shards that they have made, under the finished dataset's name."""
 
 
 class MakesShards(Protocol):

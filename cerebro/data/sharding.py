@@ -1,11 +1,11 @@
-"""`shard`: write any source as a data set on disk, completely or not at all.
+"""`shard`: write any source as a dataset on disk, completely or not at all.
 
 Everything is written into a temporary folder beside the target, which is renamed at the end: the
 target is complete or absent. If the path is a link, the target is the folder that it leads to. The
 temporary folder holds a file that is locked while its process lives; the next `shard` to the same
 path removes a folder whose lock is free, left by a dead process.
 
-A data set in object storage is made in a folder first, then uploaded (`cerebro.data.upload`).
+A dataset in object storage is made in a folder first, then uploaded (`cerebro.data.upload`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def shard(
     exist_ok: bool = False,
     progress: str | bool = "auto",
 ) -> Dataset:
-    """Write a data set: rows from any source, shuffled once, in shards.
+    """Write a dataset: rows from any source, shuffled once, in shards.
 
     The same rows and seed give the same bits from any source. Arrays and typed columns keep their
     type. Python's and CSV's integers become int64, floats become float64, and strings become
@@ -87,7 +87,7 @@ def shard(
     path
         The folder to make; or a URL in object storage, such as ``"s3://bucket/set"``. The files are
         made here first, in the cache folder, and the manifest is uploaded last: without it there
-        is no data set.
+        is no dataset.
     shards
         The number of shards; None: 8, or more to keep each under 256 MB, but never more shards than
         rows. The first ``rows % shards`` shards have one more row than the others.
@@ -106,11 +106,11 @@ def shard(
     seed
         Keys the permutation.
     exist_ok
-        Whether to return the data set at `path` if it was made with the same arguments from the
+        Whether to return the dataset at `path` if it was made with the same arguments from the
         same source. Arrays are compared by content, files by size and content, image folders by
         names, sizes and times; other iterables cannot be compared and are assumed to be the same.
     progress
-        ``"auto"`` shows a bar for large data sets on a terminal; True always, False never.
+        ``"auto"`` shows a bar for large datasets on a terminal; True always, False never.
 
     Returns
     -------
@@ -144,7 +144,7 @@ def _made(
     exist_ok: bool,
     progress: str | bool,
 ) -> Dataset:
-    """Write a data set to a folder or a bucket, or return the one that is there."""
+    """Write a dataset to a folder or a bucket, or return the one that is there."""
     there = place.is_there()
     if there and not exist_ok:
         _refuse_existing(place, path, arguments)
@@ -176,10 +176,10 @@ def _made(
 
 
 class _Folder:
-    """The place of a data set on this machine."""
+    """The place of a dataset on this machine."""
 
     def __init__(self, given: Path) -> None:
-        self._given = given  # may be a link, and stays the data set's path
+        self._given = given  # may be a link, and stays the dataset's path
         self.target = real_target(given)
 
     def is_there(self) -> bool:
@@ -189,14 +189,14 @@ class _Folder:
         return read_manifest(self._given)
 
     def finish(self) -> None:
-        """Do nothing: renaming the folder has finished the data set."""
+        """Do nothing: renaming the folder has finished the dataset."""
 
     def opened(self) -> Dataset:
         return Dataset(self._given)
 
 
 class _Bucket:
-    """The place of a data set in object storage, and the folder in which it is made."""
+    """The place of a dataset in object storage, and the folder in which it is made."""
 
     def __init__(self, upload: Upload) -> None:
         self._upload = upload
@@ -269,7 +269,7 @@ def _refuse_existing(place: _Folder | _Bucket, path: Any, arguments: Mapping[str
     try:
         different = _difference(place.manifest(), arguments)
     except (CerebroError, OSError):
-        different = "and is not a data set"
+        different = "and is not a dataset"
     if different is None:
         raise InputError(
             f"'{path}' exists: pass exist_ok=True to use it if it has the same rows, choose "
@@ -279,7 +279,7 @@ def _refuse_existing(place: _Folder | _Bucket, path: Any, arguments: Mapping[str
 
 
 def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
-    """Return a description of an argument that differs from the existing data set's, or None."""
+    """Return a description of an argument that differs from the existing dataset's, or None."""
     for name, value in arguments.items():
         if manifest.arguments.get(name) != value:
             return f"was made with {name}={manifest.arguments.get(name)!r}, not {value!r}"
@@ -289,7 +289,7 @@ def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
 def _check_same(
     manifest: Manifest, arguments: Mapping[str, Any], fingerprint: str | None, path: Any
 ) -> None:
-    """Raise InputError unless the existing data set was made from the same arguments and source."""
+    """Raise InputError unless the existing dataset was made from the same arguments and source."""
     different = _difference(manifest, arguments)
     if different is None and manifest.source["fingerprint"] != fingerprint:
         different = "was made from other data"
@@ -330,7 +330,7 @@ def _spooled(source: Source, columns: Columns | None, folder: Path, meter: ByteP
     if unpacked is not None and unpacked > free:
         raise InputError(
             f"the source has {unpacked} bytes when unpacked, but '{folder.parent}' has room for "
-            f"{free}: free some, choose another path, or leave columns out"
+            f"{free}: free some space, choose another path, or leave columns out"
         )
     (folder / _SPOOL).mkdir()
     meter.begin("reading rows")

@@ -1,4 +1,4 @@
-"""Find the folder in which a data set is made: the one that a path leads to."""
+"""Find the folder in which a dataset is made: the one that a path leads to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cerebro.errors import InputError
 def real_target(path: Path) -> Path:
     """Return the folder that a path leads to through symbolic links; it need not exist.
 
-    A data set is made in a folder beside its target, which gets the target's name at the end. A
+    A dataset is made in a folder beside its target, which gets the target's name at the end. A
     rename replaces an empty folder, but neither a link to one nor a mount point. So the folder must
     be made beside the target itself, which is also the disk that the user chose.
 
@@ -28,7 +28,7 @@ def real_target(path: Path) -> Path:
         )
     if target.is_mount() and is_empty_folder(target):
         raise InputError(
-            f"'{path}' is a mount point, which a data set cannot replace: give a folder in it, "
+            f"'{path}' is a mount point, which a dataset cannot replace: give a folder in it, "
             f"such as '{path / 'data'}'"
         )
     return target

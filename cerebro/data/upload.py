@@ -1,6 +1,6 @@
-"""Upload a data set to object storage: its files, and the manifest last.
+"""Upload a dataset to object storage: its files, and the manifest last.
 
-Without its manifest there is no data set, so an interrupted upload leaves only objects that the
+Without its manifest there is no dataset, so an interrupted upload leaves only objects that the
 next upload to the same URL removes.
 """
 
@@ -24,7 +24,7 @@ _OF_A_SHARD = re.compile(r"shard-\d{5,}/[^/]+", re.ASCII)
 
 
 class Upload:
-    """The upload of one data set; a context manager that removes its local files.
+    """The upload of one dataset; a context manager that removes its local files.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Upload:
         self._cache = Cache(cache_folder())
         self.url = self._objects.url
         self.target: Path = self._cache.scratch() / "set"
-        """The folder to make the data set in."""
+        """The folder to make the dataset in."""
 
     def __enter__(self) -> Upload:
         return self
@@ -51,21 +51,21 @@ class Upload:
         return FILE_NAME in names or any(not _OF_A_SHARD.fullmatch(name) for name in names)
 
     def manifest(self) -> Manifest:
-        """Return the manifest of the data set that is there; raise CorruptDataError if none is."""
+        """Return the manifest of the dataset that is there; raise CorruptDataError if none is."""
         found = read_manifest_at(self._objects)[1]
         if found is None:
-            raise CorruptDataError(f"{self.url} has objects, but is not a data set")
+            raise CorruptDataError(f"{self.url} has objects, but is not a dataset")
         return found
 
     def finish(self) -> None:
-        """Upload the data set, and keep it in this machine's cache.
+        """Upload the dataset, and keep it in this machine's cache.
 
         Raises
         ------
         InputError
-            If a different process has made a data set there meanwhile.
+            If a different process has made a dataset there meanwhile.
         StorageError
-            If the storage refuses. There is no data set then.
+            If the storage refuses. There is no dataset then.
         """
         manifest = read_manifest(self.target)
         files = [
@@ -86,7 +86,7 @@ class Upload:
                 raise
         if read_manifest_at(self._objects)[1] is not None:
             raise InputError(
-                f"'{self.url}' was made by another process in the meantime: upload the data set "
+                f"'{self.url}' was made by another process in the meantime: upload the dataset "
                 "to a different URL, and check the other one with verify()"
             )
         content = (self.target / FILE_NAME).read_bytes()

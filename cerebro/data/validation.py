@@ -1,6 +1,6 @@
-"""The validation data of a search: a data set, a part of the training rows, or folds.
+"""The validation data of a search: a dataset, a part of the training rows, or folds.
 
-`KFold` describes how rows are chosen; `Folds` holds the chosen rows, as views of one data set. Each
+`KFold` describes how rows are chosen; `Folds` holds the chosen rows, as views of one dataset. Each
 fold has two views, which all configurations share in every process.
 """
 
@@ -28,7 +28,7 @@ _ONCE = "give each row once (Dataset.with_sampling trains on some rows more ofte
 class KFold:
     """Cross-validation: `n` parts of the rows, each held out in turn while training on the others.
 
-    Every fold has rows of every shard and is trained shard by shard, like the whole data set. The
+    Every fold has rows of every shard and is trained shard by shard, like the whole dataset. The
     choice of rows depends only on `seed`.
 
     Parameters
@@ -99,12 +99,12 @@ class KFold:
 
 
 class Folds:
-    """The folds of a data set.
+    """The folds of a dataset.
 
     Parameters
     ----------
     data
-        The data set.
+        The dataset.
     parts
         For each fold, two sequences with one entry per shard: rows to train on, rows held out.
     name
@@ -192,7 +192,7 @@ def is_splitter(value: Any) -> bool:
 
 
 def make_folds(data: Dataset, given: Any) -> Folds:
-    """Return the folds that a `KFold` or a splitter makes of a data set; see `KFold.split`."""
+    """Return the folds that a `KFold` or a splitter makes of a dataset; see `KFold.split`."""
     kfold = given if isinstance(given, KFold) else KFold(given)
     name = " ".join(repr(kfold.n if is_splitter(kfold.n) else kfold).split())
     repeated = any(map(splitting.repeats, data._rows))
@@ -338,7 +338,7 @@ def views_of(data: Any, validation: Any) -> Validation:
 def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | None]:
     """Return training and validation views.
 
-    `validation` is a data set, a fraction (the last part of the split) or None.
+    `validation` is a dataset, a fraction (the last part of the split) or None.
     """
     if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
@@ -382,7 +382,7 @@ def check_columns(train: Dataset, validation: Dataset | None) -> None:
 def other_classes(train: Dataset, data: Dataset) -> str | None:
     """Return a message on a column whose codes mean other classes in the training data, or None.
 
-    Each data set numbers only the names that occur in it, so codes of separately written data sets
+    Each dataset numbers only the names that occur in it, so codes of separately written datasets
     may differ.
     """
     for name, ours in train.classes.items():
@@ -391,7 +391,7 @@ def other_classes(train: Dataset, data: Dataset) -> str | None:
             if here != there:
                 return (
                     f"class {number} of column {name!r} is {there!r} here and {here!r} in the "
-                    "training data: write all rows as one data set and split that, or give "
+                    "training data: write all rows as one dataset and split that, or give "
                     "numbers instead of names"
                 )
     return None

@@ -467,8 +467,7 @@ class LocalExecutor:
                 how = "was stopped" if process.is_stopped() else "hangs"
                 self._lose(
                     worker,
-                    f"the worker process {how}: it gave no sign of life for {self._silence:g} "
-                    "seconds",
+                    f"the worker process {how}: it sent no heartbeat for {self._silence:g} seconds",
                 )
             else:
                 patience = min(patience, watch.patience(task_seconds))

@@ -370,7 +370,7 @@ def _check_weights(
     if class_weight is None:
         return None
     if weight is not None:
-        raise InputError("weight and class_weight exclude each other: leave out one of them")
+        raise InputError("weight and class_weight cannot be combined: leave out one of them")
     if not isinstance(target, str):
         raise InputError("class_weight needs one target column")
     if not isinstance(class_weight, Mapping):

@@ -36,7 +36,7 @@ def path_of(argument: str, value: Any) -> Path:
     """Convert an argument to a Path; raise InputError if it is not a path."""
     if isinstance(value, str) and "://" in value:
         raise InputError(
-            f"{argument} must be a path on this machine, not the URL {value!r}: data sets may be "
+            f"{argument} must be a path on this machine, not the URL {value!r}: datasets may be "
             "in object storage, and cerebro.resume() takes the URL of a run's copy"
         )
     try:
@@ -198,8 +198,8 @@ def storing() -> Iterator[None]:
                 "socket or a subprocess left open in every batch?"
             ) from error
         raise StorageError(
-            f"{cause} (the run's folder must be writable and have room for states: free some, "
-            "or choose another run= or state_dir=)"
+            f"{cause} (the run's folder must be writable and have room for states: free some "
+            "space, or choose another run= or state_dir=)"
         ) from error
 
 

@@ -147,7 +147,7 @@ class _Reader:
         rows = self.facts.validation_rows
         return noise.counted_rows(fmt.short_name(self.result.metric), values, rows)
 
-    # --- how sure --------------------------------------------------------
+    # --- reliability --------------------------------------------------------
 
     def sure(self) -> list[str]:
         if not self.is_validated:
@@ -168,7 +168,7 @@ class _Reader:
         text = (
             f"{self.metric} {fmt.metric(self.value)} is {counts[0]:,} of {rows:,} validation rows: "
             f"standard error {fmt.metric(self.error)} ({self.error * rows:.1f} rows), "
-            f"95 % interval {fmt.metric(low)} to {fmt.metric(high)}"
+            f"95% interval {fmt.metric(low)} to {fmt.metric(high)}"
         )
         near = [
             (trial.number, count)
@@ -183,7 +183,7 @@ class _Reader:
         return [
             text,
             f"{named(self.close)} are {equal}: McNemar's test cannot separate them at "
-            "5 %, whichever rows these are",
+            "the 5% level, whichever rows they differ in",
         ]
 
     def _over_folds(self) -> list[str]:
@@ -208,7 +208,7 @@ class _Reader:
                 self.close.append(trial.number)
         if len(self.close) < 2:
             return [text]
-        return [text, f"the folds do not separate {named(self.close)} (t test at 5 %)"]
+        return [text, f"the folds do not separate {named(self.close)} (t test at 5%)"]
 
     def _fold_values(self, trial: Any) -> list[float] | None:
         """Return the metric of each fold after the epoch that represents the trial."""
@@ -321,7 +321,9 @@ class _Reader:
             )
             if self.facts.searcher and not self._is(("random", "grid")):
                 more = f"a search with epochs={2 * best.epoch}"
-            return [f"train longer: trial {best.number} was best after its last epoch: {more}"]
+            return [
+                f"train longer, because trial {best.number} was best after its last epoch: {more}"
+            ]
         last = fmt.metric_value(best.history[-1]["metrics"], self.result.metric)
         worse = None if last is None or not math.isfinite(last) else abs(last - self.value)
         if 2 * (at + 1) > best.epoch or worse is None or worse <= (self.error or 0.0):
@@ -357,7 +359,7 @@ class _Reader:
 
     def _validation(self) -> list[str]:
         if not self.is_validated:
-            return ["rank by rows that are not trained on: validation=0.2"]
+            return ["rank trials on rows that they are not trained on: validation=0.2"]
         lines = []
         if len(self.close) > 1:
             how = "more folds, or more rows"
@@ -405,7 +407,7 @@ def separating(bad: Sequence[Any], good: Sequence[Any]) -> dict[str, str]:
     of its values to the trials would be equally likely (Fisher's randomization test). Of the ``C(n,
     b)`` ways to choose ``b`` of ``n`` trials, at most 2 separate by a number. By a category, there
     are as many as there are sets of categories that together have ``b`` trials. A setting is left
-    out if separation by chance has a probability above 5 %.
+    out if separation by chance has a probability above 5%.
     """
     if not bad or not good or 2 / math.comb(len(bad) + len(good), len(bad)) > noise.LEVEL:
         return {}

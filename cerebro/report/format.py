@@ -78,7 +78,7 @@ def about(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Write a share in whole percent, with 100 % only for the whole; ``?%`` for None."""
+    """Write a share in whole percent, with 100% only for the whole; ``?%`` for None."""
     return "?%" if share is None else f"{math.floor(100 * min(max(share, 0.0), 1.0) + 1e-9)}%"
 
 

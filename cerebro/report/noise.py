@@ -23,7 +23,7 @@ _OTHER_SHARES = re.compile(r"balanced|weighted|macro|token|word|char|pixel")
 show this, because every number is then close to a whole number of rows.
 """
 
-# The 97.5 % quantiles of Student's t for 1 to 30 degrees of freedom.
+# The 97.5% quantiles of Student's t for 1 to 30 degrees of freedom.
 _T = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -99,7 +99,7 @@ def least_p_value(difference: int) -> float:
 
 
 def is_separable(difference: int) -> bool:
-    """Return whether an exact test on the same rows can distinguish two models at 5 %.
+    """Return whether an exact test on the same rows can distinguish two models at 5%.
 
     With a difference of up to five rows it cannot, whatever the number of rows.
     """
@@ -132,7 +132,7 @@ def fold_error(values: Sequence[float], test_share: float) -> float | None:
 
 
 def differ_over_folds(a: Sequence[float], b: Sequence[float], test_share: float) -> bool | None:
-    """Return whether two models differ over the same folds, by the corrected t test at 5 %.
+    """Return whether two models differ over the same folds, by the corrected t test at 5%.
 
     The test compares ``|mean(a - b)|`` with `fold_error` of ``a - b``, multiplied by the quantile
     of Student's t with ``k - 1`` degrees of freedom. None with fewer than two folds.
@@ -145,7 +145,7 @@ def differ_over_folds(a: Sequence[float], b: Sequence[float], test_share: float)
 
 
 def t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, correct to 0.001.
+    """Return the 97.5% quantile of Student's t, correct to 0.001.
 
     From 31 degrees of freedom on, use the first terms of the Cornish-Fisher expansion.
     """

@@ -47,7 +47,7 @@ class About:
     started, ended
         Seconds since 1970; None if unknown.
     data
-        For each data set, its name and its facts.
+        For each dataset, its name and its facts.
     space
         The name and the description of each setting.
     """
@@ -201,7 +201,7 @@ def _best(result: Any, ranked: Sequence[Any]) -> str:
     )  # fmt: skip
     right = ""
     if found.sure:
-        right += f"<h3>How sure is that</h3>{_list(found.sure)}"
+        right += f"<h3>How reliable these numbers are</h3>{_list(found.sure)}"
     if found.next:
         right += f"<h3>What to try next</h3>{_list(found.next)}"
     return f'<div class="pair"><div>{left}</div><div>{right}</div></div>'

@@ -168,7 +168,7 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
     found = conclude(result, trials)
     for lines in (
         best_lines(result),
-        _titled("how sure is that", found.sure),
+        _titled("how reliable these numbers are", found.sure),
         failures(result),
         warned(result),
         _titled("what to try next", found.next),

@@ -27,7 +27,7 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
     """Register a trial's model; see `cerebro.Result.register`."""
     for what, given in (("name", name), ("alias", alias)):
         if not (isinstance(given, str) and given) and (what, given) != ("alias", None):
-            raise InputError(f"{what} must be a text, not {given!r}")
+            raise InputError(f"{what} must be a string, not {given!r}")
     mlflow = import_extra("mlflow", "mlflow", "Result.register() needs mlflow")
     model = trial.load()
     net = _network(model, trial)

@@ -203,7 +203,7 @@ class Result:
 
         The standard error of an accuracy over ``n`` rows is ``sqrt(p (1 - p) / n)``, and its
         interval is Wilson's (1927). Trials are called inseparable if McNemar's exact test (1947)
-        cannot reach 5 % whichever rows they differ in, which is the case for a difference of up to
+        cannot reach 5% whichever rows they differ in, which is the case for a difference of up to
         five rows. Over ``k`` folds the standard error is ``s sqrt(1/k + n_test/n_train)`` (Nadeau
         and Bengio, 2003). A loss has no standard error, because the run does not record the losses
         of single rows. After a random search, ``m`` more trials find a new best with a probability
@@ -327,7 +327,7 @@ class Result:
         kind
             ``"curves"``: the metric over epochs. ``"gantt"``: units on workers over time.
             ``"parallel"``: configurations as lines across the settings. ``"importance"``: the share
-            of the metric's variance that each setting explains, with its 90 % range. ``"slice"``:
+            of the metric's variance that each setting explains, with its 90% range. ``"slice"``:
             the metric over each setting, one panel for each.
 
         Returns
@@ -355,7 +355,7 @@ class Result:
         return self.saved.units()
 
     def events(self) -> list[dict[str, Any]]:
-        """Return all other events: lost workers, trials sent back, warnings of trials, commands.
+        """Return all other events: lost workers, trials that were rewound, warnings, commands.
 
         Each event is a mapping with ``time`` (seconds since the run's start), ``kind``, ``trial``
         (None for the run itself) and ``text``, a readable line. With folds, it also has ``fold``.

@@ -374,7 +374,7 @@ class SavedRun:
             packed = read_bytes(path)
         except FileNotFoundError as error:
             raise CorruptDataError(
-                f"{path} is missing: it was deleted, or the live run has replaced it by a "
+                f"{path} is missing: it was deleted, or the live run has replaced it with a "
                 "better one (refresh() reads the run again)"
             ) from error
         if _core.hash_state(packed) != record.state_hash:
@@ -446,7 +446,7 @@ class SavedRun:
         """Return the run's data, read from `moved` if that is given.
 
         If `moved` has more rows, only the rows on which the run was trained are used: `moved` may
-        be the data set that was passed to `search` with a fraction for validation.
+        be the dataset that was passed to `search` with a fraction for validation.
         """
         spec = self.meta[name]
         if spec is None:
@@ -463,7 +463,7 @@ class SavedRun:
         return Dataset.from_spec(spec, check=False)
 
     def data_for(self, data: Any, number: int, rows: ExitStack) -> Dataset:
-        """Return the data set to evaluate on: `data`, or the validation data of trial `number`.
+        """Return the dataset to evaluate on: `data`, or the validation data of trial `number`.
 
         Data given in memory is written to a temporary folder, which is removed when `rows` is
         closed.

@@ -289,7 +289,7 @@ class Trial:
     def evaluate(
         self, data: Any = None, *, build: Callable[..., Any] | None = None
     ) -> dict[str, float]:
-        """Return the model's mean metrics over a data set, after the epoch that ranks the trial.
+        """Return the model's mean metrics over a dataset, after the epoch that ranks the trial.
 
         The evaluation uses the same batches, threads and generators as the run, and a GPU if the
         run used one and this machine has one. For the run's validation data it returns the recorded
@@ -312,7 +312,7 @@ class Trial:
         Raises
         ------
         InputError
-            If `data` is not a data set, or is None in a run without validation data; also as for
+            If `data` is not a dataset, or is None in a run without validation data; also as for
             `load`.
         """
         device = here(recorded(self.saved.settings))[0]
@@ -362,7 +362,7 @@ class Trial:
 
     @plainly
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
-        """Return predictions for the rows of a data set, in row order.
+        """Return predictions for the rows of a dataset, in row order.
 
         The model is the one that `load` returns, after the epoch that ranks the trial.
 
@@ -419,7 +419,7 @@ class Trial:
         Returns
         -------
         ndarray
-            Shape ``(rows, ...)``, in the order of the rows in the run's data set: first those of
+            Shape ``(rows, ...)``, in the order of the rows in the run's dataset: first those of
             ``data.shard(0)``, then those of ``data.shard(1)``, and so on. NaN for rows that no fold
             held out, as with scikit-learn's ``TimeSeriesSplit``.
 
@@ -477,7 +477,7 @@ class Trial:
         build
             The run's ``build``, if it is needed and cannot be imported again.
         data
-            The run's training data or a data set that contains it, or the path of one; given if the
+            The run's training data or a dataset that contains it, or the path of one; given if the
             data is needed and has moved.
 
         Returns
@@ -530,7 +530,7 @@ class Trial:
         build
             The run's ``build``, if it cannot be imported again.
         data
-            The run's training data or a data set that contains it, or the path of one; given if the
+            The run's training data or a dataset that contains it, or the path of one; given if the
             data has moved.
 
         Returns

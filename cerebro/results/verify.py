@@ -61,7 +61,7 @@ class Verification:
     slots: int = 0
     """The number of trials whose slots were checked."""
     data: list[Path] = field(default_factory=list)
-    """The data sets that were read."""
+    """The datasets that were read."""
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -72,7 +72,7 @@ class Verification:
         slots = f", slots of {counted(self.slots, 'trial')}" if self.slots else ""
         return (
             f"{self.path}: {counted(self.trials, 'trial')}, {counted(self.epochs, 'epoch')}, "
-            f"{counted(self.states, 'state')}{slots} and {counted(len(self.data), 'data set')}, as "
+            f"{counted(self.states, 'state')}{slots} and {counted(len(self.data), 'dataset')}, as "
             "they were written"
         )
 
@@ -378,7 +378,7 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
 
 
 def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
-    """Compare the run's data sets with their manifests and with the run's record."""
+    """Compare the run's datasets with their manifests and with the run's record."""
     problems: list[Problem] = []
     paths: list[Path] = []
     for name in ("data", "validation"):
@@ -393,7 +393,7 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
                     data.verify()
             except (CerebroError, OSError) as error:
                 what = f"the run's {name} cannot be used ({error})"
-                problems.append(Problem(spec["path"], what, "restore the data set of the run"))
+                problems.append(Problem(spec["path"], what, "restore the dataset of the run"))
             continue
         path = Path(spec["path"])
         if path not in paths:
@@ -405,8 +405,9 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
         try:
             Dataset.from_spec(spec)
         except CerebroError as error:
-            what = f"the run's {name} has changed ({error})"
-            problems.append(Problem(str(path), what, "restore the data set of the run"))
+            title = "validation data" if name == "validation" else name
+            what = f"the run's {title} has changed ({error})"
+            problems.append(Problem(str(path), what, "restore the dataset of the run"))
     try:
         saved.folds()
     except CerebroError as error:

@@ -289,7 +289,7 @@ def download(objects: Objects, folder: Path) -> Pointer:
     InputError
         If there is no copy of a run.
     CorruptDataError
-        If an object is missing, cut or altered; the message has its URL.
+        If an object is missing, truncated or modified; the message has its URL.
     StorageError
         If the storage refuses or is not reached.
     """

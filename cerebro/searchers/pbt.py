@@ -55,7 +55,7 @@ class PBT(AdaptiveSearcher):
     Notes
     -----
     The search's ``n_trials`` is the size of the population. It cannot change when a run is resumed,
-    because the trials that are there were compared without the additional ones.
+    because the existing trials were compared without the additional ones.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PBT(AdaptiveSearcher):
         if self._n_trials is not None and self._n_trials != math.inf:
             self._size = int(self._n_trials)
             if self._size < 2:
-                raise InputError("PBT needs a population: give n_trials of at least 2")
+                raise InputError("PBT compares trials: give n_trials=2 or more")
         self._most = self._size
         names = list(self._space.dimensions)
         for name in self._mutate or ():

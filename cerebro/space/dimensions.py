@@ -43,7 +43,7 @@ def json_value(value: object, name: str) -> Any:
         return {key: json_value(item, name) for key, item in value.items()}
     if isinstance(value, (Dimension, When)):
         raise InputError(
-            f"{name}: {value!r} is inside a value; give it a separate key, "
+            f"{name}: {value!r} is nested inside another value; give it a key of its own, "
             "under when(...) if it depends on another choice"
         )
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):

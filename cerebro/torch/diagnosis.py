@@ -442,8 +442,8 @@ def _of_inputs(trained: Calls) -> Iterator[Finding]:
         low, high = float(given.min()), float(given.max())
         yield Finding(
             "unscaled-inputs",
-            f"the first layer gets values from {low:.4g} to {high:.4g} (mean size {size:.3g})",
-            "scale inputs to mean 0 and deviation 1, as with cerebro.transforms.Normalize",
+            f"the first layer gets values from {low:.4g} to {high:.4g} (mean magnitude {size:.3g})",
+            "scale inputs to mean 0 and standard deviation 1, as with cerebro.transforms.Normalize",
             "hint",
         )
 

@@ -1,4 +1,4 @@
-"""`features`: compute the outputs of a frozen network once, as an ordinary data set."""
+"""`features`: compute the outputs of a frozen network once, as an ordinary dataset."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _COARSE = 5e-2  # for types of 16 bits
 
 
 class Features(Dataset):
-    """The data set of a frozen network's outputs; made by `features`.
+    """The dataset of a frozen network's outputs; made by `features`.
 
-    This object and its views are ordinary data sets. It adds `complete`, `layers` and `same_bits`,
+    This object and its views are ordinary datasets. It adds `complete`, `layers` and `same_bits`,
     which its views do not have.
 
     Attributes
@@ -70,7 +70,7 @@ class Features(Dataset):
         -------
         torch.nn.Module
             The network in evaluation mode, with the submodules ``trunk`` and ``head``, which are
-            shared, not copied. It takes the inputs of the trunk: rows of the original data set
+            shared, not copied. It takes the inputs of the trunk: rows of the original dataset
             after its transforms. Transforms of the computed columns, such as `Normalize`, are not
             part of the network: put them into the head.
 
@@ -152,7 +152,7 @@ def features(
     progress: str | bool = "auto",
     executor: MakesShards | None = None,
 ) -> Features:
-    """Compute the outputs of a frozen network's layers once, as a data set with the same rows.
+    """Compute the outputs of a frozen network's layers once, as a dataset with the same rows.
 
     Each layer becomes a column; all are computed in one pass. A trial chooses a column with
     ``cerebro.torch.Model(head, inputs=config["layer"])``, and the others are not read. The network
@@ -164,7 +164,7 @@ def features(
     ----------
     images
         The data, with the transforms that the network needs. It may be a view of some rows; but
-        `split` and `like` select the same rows of both data sets only if it is a whole data set.
+        `split` and `like` select the same rows of both datasets only if it is a whole dataset.
     net
         A `torch.nn.Module`; it computes on its current device.
     layers
@@ -202,7 +202,7 @@ def features(
     Returns
     -------
     Features
-        A data set with ``complete(model)``.
+        A dataset with ``complete(model)``.
 
     Raises
     ------

@@ -178,7 +178,7 @@ SAYS = {
 
 
 def check_images(images: Any) -> None:
-    """Raise InputError unless `images` is a data set."""
+    """Raise InputError unless `images` is a dataset."""
     if not isinstance(images, Dataset):
         raise InputError(
             f"images must be a cerebro.Dataset, not {type(images).__name__}: write arrays with "

@@ -107,7 +107,7 @@ def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
 
 
 def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
-    """Make a shard of a derived data set; errors are returned, not raised."""
+    """Make a shard of a derived dataset; errors are returned, not raised."""
     context = runner.context
     folder = Path(context.state_dir, shard_folder(task.shard))
     work: Any = context.build

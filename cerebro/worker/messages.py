@@ -209,7 +209,7 @@ class WarmTask:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A task to make a shard of a derived data set from a shard of ``train``.
+    """A task to make a shard of a derived dataset from a shard of ``train``.
 
     The worker writes the files into a folder below ``state_dir`` that has the shard's name.
     """
@@ -306,7 +306,7 @@ class CheckDone:
 
 @dataclass(frozen=True)
 class ShardMade:
-    """A shard of a derived data set is complete, in the folder that `ShardTask` describes."""
+    """A shard of a derived dataset is complete, in the folder that `ShardTask` describes."""
 
     worker: int
     task: ShardTask

@@ -1,6 +1,6 @@
 /* loader.h -- batches of shuffled rows, gathered and transformed in advance.
  *
- * A loader is made once for a view of a data set and used for many passes:
+ * A loader is made once for a view of a dataset and used for many passes:
  * begin() selects the parts (shards of the view), next() returns the batches in
  * turn. Batches never cross parts. The order of a part's rows is a Fisher-Yates
  * table keyed by (seed, epoch, part), so it depends on neither threads nor
@@ -30,7 +30,7 @@ typedef struct cer_part {
     const uint32_t *rows; /* the view's rows of the shard; kept by the caller;
                              NULL: `count` rows from `start` */
     size_t start, count;
-    uint64_t first_row; /* number of the shard's row 0 in the data set */
+    uint64_t first_row; /* number of the shard's row 0 in the dataset */
     /* `count` running sums of the rows' weights, as for cer_rng_draw; kept by
      * the caller; NULL: each row once. */
     const uint64_t *sums;

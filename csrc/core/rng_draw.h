@@ -9,7 +9,7 @@
  * coincide. Values must never change. */
 typedef enum cer_rng_use {
     CER_RNG_ROWS = 1,      /* row order: (seed, epoch, shard) */
-    CER_RNG_WRITE = 2,     /* write order of a data set's rows */
+    CER_RNG_WRITE = 2,     /* write order of a dataset's rows */
     CER_RNG_TRANSFORM = 3, /* random transforms: (seed, epoch, row) */
     CER_RNG_SPACE = 4,     /* search spaces: (seed, trial, dimension) */
     CER_RNG_EVAL = 5,      /* evaluation seeds: (seed, trial, epoch) */

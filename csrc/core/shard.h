@@ -1,4 +1,4 @@
-/* shard.h -- a shard of a data set, opened for reading.
+/* shard.h -- a shard of a dataset, opened for reading.
  *
  * A shard is a folder of .npy files: <column>.npy, or for a ragged column
  * <column>.values.npy and <column>.offsets.npy. All are mapped, shared and

@@ -11,7 +11,7 @@
  * the transform is made.
  *
  * Random moves are drawn from a stream keyed by (seed, epoch, row in the whole
- * data set), in the order of the chain, and the stream has no other use: the
+ * dataset), in the order of the chain, and the stream has no other use: the
  * batch, the thread and the shard's position do not matter, and two columns
  * with equal chains (an image and its mask) move alike. */
 #ifndef CER_TRANSFORM_H
@@ -72,7 +72,7 @@ bool cer_transform_draws(const cer_transform *transform);
 size_t cer_transform_scratch_bytes(const cer_transform *transform);
 
 /* The key of a row's random moves: row r of the shard is row first_row + r of
- * the data set. */
+ * the dataset. */
 typedef struct cer_row_key {
     uint64_t seed, epoch, first_row;
 } cer_row_key;

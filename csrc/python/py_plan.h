@@ -26,7 +26,7 @@ void py_plans_free(py_plan *plans, Py_ssize_t n);
 int py_part_read(core_state *state, PyObject *part, PyObject *keep,
                  cer_part *out);
 
-/* Reads the data set's row number of each part's first row; without numbers,
+/* Reads the dataset's row number of each part's first row; without numbers,
  * the parts are consecutive. 0, or -1 with an exception. */
 int py_parts_number(PyObject *first_rows, cer_part *parts, Py_ssize_t n);
 

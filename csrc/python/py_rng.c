@@ -8,7 +8,7 @@
 PyDoc_STRVAR(trial_seed_doc,
              "trial_seed(seed, trial)\n--\n\n"
              "Return the seed of a trial's generators, 0 <= result < 2**32.\n\n"
-             "Trials with the same seed never share a result. The result fits\n"
+             "Different trials of one search never get the same result. The result fits\n"
              "random.seed, numpy.random.seed and torch.manual_seed.");
 
 static PyObject *

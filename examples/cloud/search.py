@@ -29,7 +29,7 @@ def build(config: dict[str, Any]) -> cerebro.torch.Model:
 
 
 def digits(place: str) -> cerebro.Dataset:
-    """Return the data set at a path or URL; write it if it is not there."""
+    """Return the dataset at a path or URL; write it if it is not there."""
     from sklearn.datasets import load_digits
 
     x, y = load_digits(return_X_y=True)

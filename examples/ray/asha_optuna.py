@@ -55,7 +55,7 @@ def train_digits(config):  # was: def train_digits(config), with all of the trai
     )
 
 
-def load_data(folder: str) -> cerebro.Dataset:  # was: two data sets, loaded by every trial
+def load_data(folder: str) -> cerebro.Dataset:  # was: two datasets, loaded by every trial
     digits = load_digits()
     arrays = {"x": (digits.data / 16).astype("float32"), "y": digits.target.astype("int64")}
     return cerebro.shard(arrays, folder, shards=4, exist_ok=True, progress=False)

@@ -1,4 +1,4 @@
-/* loader_files.h -- shards on disk for the loader tests. Row r of the data set,
+/* loader_files.h -- shards on disk for the loader tests. Row r of the dataset,
  * counted over all shards, has id int64 r v float32 r, r + 0.5, -r img uint8 4
  * x 5 x 3, pixel p is r * 7 + p t int32 ragged: r % 5 values, r * 10, r * 10 +
  * 1, ... */

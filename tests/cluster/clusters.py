@@ -122,5 +122,5 @@ def content(folder):
 
 
 def bytes_of(data):
-    """The bytes of all shards of a data set."""
+    """The bytes of all shards of a dataset."""
     return sum(entry.bytes for shard in data._manifest.shards for entry in shard.files.values())

@@ -32,7 +32,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
-    """The path of a small data set with unequal shards."""
+    """The path of a small dataset with unequal shards."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(607, 3))
     y = x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=607)

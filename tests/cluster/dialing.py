@@ -59,7 +59,7 @@ def search(folder, data, executor=None, **options):
 
 
 def same_derived(path, executor, folder):
-    """Derive a data set here and on a cluster, which makes all of it: the files are the same."""
+    """Derive a dataset here and on a cluster, which makes all of it: the files are the same."""
     source = cerebro.Dataset(path)
     here = source.derive(folder / "here", norms, **OPTIONS)
     made = source.derive(folder / "made", norms, executor=executor, **OPTIONS)

@@ -1,4 +1,4 @@
-"""Derive a data set with a network on a GPU, here and by agents, over the stand-in for CUDA.
+"""Derive a dataset with a network on a GPU, here and by agents, over the stand-in for CUDA.
 
 As a program: python scores.py DATA FOLDER FUNCTION, where the function is one of this module.
 """

@@ -87,7 +87,7 @@ def test_a_unit_that_ends_while_its_agent_leaves_is_answered_with_its_state_or_n
 
         monkeypatch.setattr(agent._socket, "send", a_unit_ends_then)
         agent.leave()
-        with pytest.raises(module.AgentError, match="hung up"):
+        with pytest.raises(module.AgentError, match="closed the connection"):
             second.result(30)
         assert of_first.packed is not None and of_second.packed is None
 
@@ -164,7 +164,7 @@ def test_a_process_is_closed_when_no_thread_waits_for_it(hub):
         line.run(Task(1, {}, 0, 1, 1, 0, position=1, dispatch=1), None)
         wait_until(lambda: process.is_awaited)
         hub.end(line)
-        with pytest.raises(module.AgentError, match="hung up"):
+        with pytest.raises(module.AgentError, match="closed the connection"):
             call.result(30)
     assert process.is_closed and len(process.tasks) == 1
 

@@ -115,7 +115,7 @@ class Idle:
 def test_a_shared_folder_that_nodes_do_not_see(cluster, data, tmp_path):
     cerebro.shard({"x": [1.0]}, tmp_path / data.name)  # another one of that name
     executor = cluster.executor(shared_path=tmp_path)
-    refused(tmp_path, data, executor, "does not find the data set .* mount the same folder")
+    refused(tmp_path, data, executor, "does not find the dataset .* mount the same folder")
 
 
 def test_a_shared_folder_of_which_nodes_see_a_part(cluster, data, tmp_path):

@@ -166,7 +166,7 @@ def test_an_actor_that_stops_is_given_up(cluster, data, tmp_path, expected, apar
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(20, stop)])
     assert resumable.hashes(result) == resumable.hashes(expected)
     (lost,) = events(result, "worker lost")
-    assert "no sign of life for 3" in lost
+    assert "no heartbeat for 3" in lost
     assert not living_actors()
 
 

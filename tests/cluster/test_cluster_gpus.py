@@ -266,7 +266,9 @@ def test_which_gpu_is_an_actors(monkeypatch, visible, given, found):
 
 @pytest.mark.parametrize("need", [2, 1.5])
 def test_a_worker_has_one_gpu(need):
-    with pytest.raises(InputError, match=r"a worker uses one GPU, or a part of one: give {'GPU'"):
+    with pytest.raises(
+        InputError, match=r"a worker uses one GPU, or a fraction of one: give {'GPU'"
+    ):
         cerebro.ray.Executor(resources={"GPU": need})
 
 

@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_comes_back(data, tmp_path, caches, client, expe
     wait_until(lambda: not left_over(caches) and not agents(client))
 
 
-def test_a_derived_data_set_has_the_files_of_one_process(data, tmp_path, caches, client):
+def test_a_derived_dataset_has_the_files_of_one_process(data, tmp_path, caches, client):
     same_derived(data, cerebro.dask.Executor(client), tmp_path)
     wait_until(lambda: not left_over(caches) and not agents(client))
 

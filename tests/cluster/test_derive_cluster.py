@@ -1,4 +1,4 @@
-"""A data set that is derived on a cluster has the files of one that is derived here."""
+"""A dataset that is derived on a cluster has the files of one that is derived here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def expected(source, tmp_path):
 
 
 def shards_in(folder, number):
-    """The shards of each file that an unfinished data set has."""
+    """The shards of each file that an unfinished dataset has."""
     (part,) = folder.glob(f".{number}.part-*")
     return sorted(path.stem for path in part.glob("shard-*.json"))
 
@@ -74,7 +74,7 @@ def twice(batch):
 
 
 def test_it_is_found_again(source, tmp_path, expected, elsewhere):
-    """A complete data set starts no workers, whether one process or a cluster made it."""
+    """A complete dataset starts no workers, whether one process or a cluster made it."""
     made = source.derive(tmp_path / "here", norms, executor=Apart(tmp_path), **OPTIONS)
     assert content(made.path) == expected
     assert list(tmp_path.glob("cache-*")) == []

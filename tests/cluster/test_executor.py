@@ -177,7 +177,7 @@ def test_what_a_trial_raises_there_is_known_by_its_bases_here(cluster, data, tmp
     assert first.raised.place in first.error
 
 
-def test_another_data_set_for_validation(cluster, data, tmp_path, apart):
+def test_another_dataset_for_validation(cluster, data, tmp_path, apart):
     rng = np.random.default_rng(7)
     x = rng.normal(size=(90, 3))
     other = cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "other", shards=2)

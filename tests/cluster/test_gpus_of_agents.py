@@ -238,7 +238,7 @@ def test_spark_tasks_use_the_gpu_that_spark_gives_them(data, tmp_path, expected,
     assert pictures.printed(result) == {"device cuda:0 'GPU-a'", "device cuda:0 'GPU-b'"}
 
 
-# --- derived data sets ------------------------------------------------------------------
+# --- derived datasets ------------------------------------------------------------------
 
 
 def derived(data, folder, function, program="scores.py", **variables):

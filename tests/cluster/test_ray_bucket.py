@@ -1,4 +1,4 @@
-"""Data sets in object storage on Ray's nodes: each node copies its own shards, once."""
+"""Datasets in object storage on Ray's nodes: each node copies its own shards, once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from derivable import OPTIONS, norms
 import cerebro
 from cerebro.errors import CorruptDataError
 
-SHARDS = 4  # of each data set that `split` writes
+SHARDS = 4  # of each dataset that `split` writes
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_an_altered_object_is_refused_by_name(server, cluster, tmp_path):
         search(tmp_path / "run", places, executor=cluster.executor())
 
 
-def test_a_data_set_is_derived_where_its_shards_lie(server, cluster, tmp_path, monkeypatch):
+def test_a_dataset_is_derived_where_its_shards_lie(server, cluster, tmp_path, monkeypatch):
     """Each machine copies a shard at most once: nodes to compute, the coordinator to keep `y`."""
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("CEREBRO_CACHE", str(tmp_path / "writer"))

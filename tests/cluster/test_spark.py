@@ -79,7 +79,7 @@ def test_states_are_those_of_one_process(data, tmp_path, caches, spark, expected
     assert spark.range(5).count() == 5  # the session is still the user's
 
 
-def test_a_derived_data_set_has_the_files_of_one_process(data, tmp_path, caches, spark):
+def test_a_derived_dataset_has_the_files_of_one_process(data, tmp_path, caches, spark):
     same_derived(data, cerebro.spark.Executor(spark), tmp_path)
     wait_until(lambda: not left_over(caches) and not active_jobs(spark))
 

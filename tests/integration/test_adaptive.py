@@ -543,7 +543,9 @@ def test_if_nothing_can_be_trained_the_first_cause_is_told(data, tmp_path):
     def nothing(config):
         raise ValueError("no model today")
 
-    with pytest.raises(RunError, match=r"the first 3 trials failed alike: .*no model") as caught:
+    with pytest.raises(
+        RunError, match=r"the first 3 trials failed in the same way: .*no model"
+    ) as caught:
         run(data, tmp_path / "run", Halving(), nothing)
     assert {t.status for t in caught.value.result.trials} <= {"failed", "stopped"}
 

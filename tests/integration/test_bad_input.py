@@ -205,7 +205,7 @@ SEARCHES = [
         "threads must be a whole number from 1 to",
         InputError,
     ),
-    ("no data", "data = 'nowhere/at/all'", "no data set at .*nowhere/at/all", InputError),
+    ("no data", "data = 'nowhere/at/all'", "no dataset at .*nowhere/at/all", InputError),
     ("data of another kind", "data = 3", "data must be a cerebro.Dataset", InputError),
     ("build is no function", "build = 3", "build must be a function", InputError),
     (
@@ -241,13 +241,13 @@ SEARCHES = [
     (
         "build raises",
         "def build(config): raise ValueError('no such layer')",
-        r"failed alike: ValueError: no such layer \(program_.* in build\)",
+        r"failed in the same way: ValueError: no such layer \(program_.* in build\)",
         RunError,
     ),
     (
         "build ends the program",
         "def build(config): sys.exit('enough')",
-        "failed alike: SystemExit: enough",
+        "failed in the same way: SystemExit: enough",
         RunError,
     ),
     (
@@ -425,7 +425,7 @@ def test_a_program_that_cannot_be_read(data, tmp_path, capfd, extra, message):
     assert not (tmp_path / "run").exists()
 
 
-# --- data sets ---------------------------------------------------------------
+# --- datasets ---------------------------------------------------------------
 
 SOURCES = [
     ("unequal lengths", {"x": np.zeros(3), "y": np.zeros(4)}, {}, "x|y"),
@@ -439,7 +439,7 @@ SOURCES = [
 @pytest.mark.parametrize(
     ("name", "arrays", "options", "message"), SOURCES, ids=[name for name, *_ in SOURCES]
 )
-def test_a_data_set_that_cannot_be(tmp_path, capfd, name, arrays, options, message):
+def test_a_dataset_that_cannot_be(tmp_path, capfd, name, arrays, options, message):
     with pytest.raises(InputError, match=message) as caught:
         cerebro.shard(arrays, tmp_path / "set", **{"shards": 2, **options})
     assert "\n" not in str(caught.value)
@@ -840,7 +840,9 @@ def test_what_a_killed_worker_started_goes_with_it(data, tmp_path):
 def test_build_ends_the_first_worker(data, tmp_path, capfd):
     file = program(tmp_path, data, "def build(config): os._exit(3)")
     assert run_file(file, workers=2) == 1
-    assert "failed alike: the worker process exited with status 3" in one_line_error(capfd)
+    assert "failed in the same way: the worker process exited with status 3" in one_line_error(
+        capfd
+    )
     assert_nothing_lives()
 
 

@@ -340,7 +340,7 @@ def test_exports_open_without_cerebro(result, tmp_path):
         result.best.export(tmp_path / "net", format="pickle")
 
 
-def test_paths_work_where_data_sets_do(data, result, tmp_path):
+def test_paths_work_where_datasets_do(data, result, tmp_path):
     valid = data.split(0.75, 0.25)[1]
     a = run(str(data.path), tmp_path / "a", validation=valid, n_trials=1)
     b = run(data.path, str(tmp_path / "b"), validation=data.path, n_trials=1)

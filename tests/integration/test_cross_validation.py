@@ -229,7 +229,7 @@ def test_the_same_arguments_go_on(data, whole, tmp_path):
     assert struck_search(tmp_path, data, at=40).returncode == -signal.SIGKILL
     for validation in (KFold(FOLDS, seed=3), KFold(2), 0.2, None):
         with pytest.raises(
-            InputError, match=r"validation (has different folds|is a different data set)"
+            InputError, match=r"validation (has different folds|is a different dataset)"
         ):
             search(tmp_path / "run", data, validation=validation, keep="all", if_exists="resume")
     result = search(tmp_path / "run", data, keep="all", workers=1, if_exists="resume")
@@ -577,7 +577,9 @@ def test_all_that_fail_alike_end_the_run(data, tmp_path):
     def build(config, info):
         raise ValueError("never")
 
-    with pytest.raises(RunError, match="the first 3 trials failed alike: ValueError: never"):
+    with pytest.raises(
+        RunError, match="the first 3 trials failed in the same way: ValueError: never"
+    ):
         search(tmp_path / "run", data, build=build, n_trials=5)
 
 

@@ -1,4 +1,4 @@
-"""Arrays, tables and PyTorch data sets given where a `Dataset` is expected."""
+"""Arrays, tables and PyTorch datasets given where a `Dataset` is expected."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def sources():
     )
 
 
-def test_any_kind_of_rows_is_trained_as_the_data_set_of_them(tmp_path):
+def test_any_kind_of_rows_is_trained_as_the_dataset_of_them(tmp_path):
     written = cerebro.shard({"x": X, "y": Y}, tmp_path / "d", dtypes={"x": "float32"})
     expected = search(written, 0.25, tmp_path / "expected")
     for name, source in sources():
@@ -155,7 +155,7 @@ def test_nothing_is_left_of_a_search_that_came_to_nothing(tmp_path):
     (tmp_path / "mine" / "data" / "notes").write_text("of the user")
     with pytest.raises(InputError, match="exists already"):
         search((X, Y), 0.2, tmp_path / "mine")
-    with pytest.raises(CerebroError, match="is not a complete data set"):
+    with pytest.raises(CerebroError, match="is not a complete dataset"):
         search((X, Y), 0.2, tmp_path / "mine", if_exists="resume")
     assert (tmp_path / "mine" / "data" / "notes").exists()
     with pytest.raises(RunError, match="broken"):  # a run, whose data stay

@@ -177,7 +177,7 @@ def test_what_was_given_to_search_can_be_given_to_replay(data, tmp_path):
     for number, given in enumerate((data, train, scaled)):
         result = search(given, tmp_path / f"run-{number}", validation=0.5)
         assert cerebro.replay(result, 0, data=given).identical
-        with pytest.warns(UserWarning, match="is not the data set that the run was trained on"):
+        with pytest.warns(UserWarning, match="is not the dataset that the run was trained on"):
             assert not cerebro.replay(result, 0, data=held_out).identical
 
 
@@ -216,7 +216,7 @@ def test_a_categorical_is_a_column_like_a_series_of_them(tmp_path):
 
 
 def test_classes_that_were_numbered_apart_are_not_taken_for_each_other(data, tmp_path):
-    """Data sets written apart each number the names that they have."""
+    """Datasets written apart each number the names that they have."""
 
     def named(folder, names):
         columns = {name: np.concatenate([data.shard(i)[name] for i in range(2)]) for name in "xy"}

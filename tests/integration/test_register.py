@@ -180,9 +180,9 @@ def test_what_cannot_be_registered_is_refused(data, result, tmp_path, client):
         search(data, tmp_path / "folds", folds=cerebro.KFold(2)).register("folds")
     with pytest.raises(InputError, match="models:/aliased/1 is registered, but not as 'latest'"):
         result.register("aliased", alias="latest")
-    with pytest.raises(InputError, match="name must be a text, not ''"):
+    with pytest.raises(InputError, match="name must be a string, not ''"):
         result.register("")
-    with pytest.raises(InputError, match="alias must be a text, not 3"):
+    with pytest.raises(InputError, match="alias must be a string, not 3"):
         result.register("digits", alias=3)
     with pytest.raises(InputError, match="example has no rows"):
         result.register("digits", example=np.zeros((0, 6), np.float32))

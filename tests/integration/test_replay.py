@@ -127,7 +127,7 @@ def test_other_data_shows_and_is_named(run, tmp_path):
     other = cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "data", shards=3)
     replay = cerebro.replay(run.path, 0, data=other.split(0.8, 0.2)[0])
     assert replay.first_difference == 0
-    assert any("not the data set" in text for text in replay.differences)
+    assert any("not the dataset" in text for text in replay.differences)
 
 
 def test_a_changed_seed_shows_in_the_first_epoch(run):

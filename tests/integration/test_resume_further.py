@@ -218,8 +218,8 @@ def test_a_folder_of_something_else_is_refused(data, tmp_path):
         ({"points": [{"lr": 0.05}]}, "points has changed"),
         ({"space": {"lr": cerebro.uniform(0.01, 0.1)}}, "space has changed"),
         ({"searcher": "grid", "space": {"lr": [0.1, 0.2]}}, r"searcher was RandomSearch\(\)"),
-        ({"validation": 0.3}, "data is a different data set"),
-        ({"validation": None}, "validation is a different data set"),
+        ({"validation": 0.3}, "data is a different dataset"),
+        ({"validation": None}, "validation is a different dataset"),
     ],
 )
 def test_what_would_give_other_trials_is_refused_by_name(data, finished, changes, text):

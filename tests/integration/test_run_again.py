@@ -107,7 +107,7 @@ def test_an_interrupted_run_gives_way_and_its_units_are_kept(tmp_path: Path) -> 
 
 
 def test_what_is_not_only_a_run_stays(tmp_path: Path) -> None:
-    """A folder with other files, with the user's data set, or a run in training."""
+    """A folder with other files, with the user's dataset, or a run in training."""
     run = tmp_path / "run"
     data = cerebro.shard(ROWS, run / "data", progress=False)
     with pytest.raises(RunError):

@@ -243,7 +243,9 @@ def test_one_failing_trial_fails_alone(data, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_whose_first_trials_fail_alike_stops(data, tmp_path, workers):
-    with pytest.raises(RunError, match="failed alike: ValueError: no model with lr=") as caught:
+    with pytest.raises(
+        RunError, match="failed in the same way: ValueError: no model with lr="
+    ) as caught:
         run(data, tmp_path / "run", build_all_fail, workers=workers, n_trials=50)
     assert caught.value.result.status == "failed"
     assert len(caught.value.result.trials) == 50

@@ -80,7 +80,7 @@ def test_an_altered_object_ends_the_search_before_it_begins(server, tmp_path, mo
 
 
 def test_a_bucket_that_refuses_is_named(server, monkeypatch):
-    with pytest.raises(cerebro.InputError, match="no data set at 's3://bkt/other'"):
+    with pytest.raises(cerebro.InputError, match="no dataset at 's3://bkt/other'"):
         cerebro.Dataset("s3://bkt/other")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")

@@ -246,7 +246,9 @@ def test_a_first_trial_that_ends_its_worker_fails_alone(data, tmp_path, how):
 
 def test_workers_that_always_die_end_the_run(data, tmp_path):
     space = {"do": ["exit"] * 8}
-    with pytest.raises(RunError, match="failed alike: the worker process exited with status 9"):
+    with pytest.raises(
+        RunError, match="failed in the same way: the worker process exited with status 9"
+    ):
         search(data, tmp_path / "run", build_exiting, space=space, max_retries=0, workers=2)
 
 
@@ -298,7 +300,9 @@ def test_an_interrupt_while_a_failed_run_is_put_away_is_heard(
     with pytest.raises(kind) as caught:
         search(data, tmp_path / "run", space={"do": ["build"] * 3}, workers=0)
     text = str(caught.value) if number == signal.SIGINT else capsys.readouterr().err
-    assert "interrupted; the run had failed before: the first 3 trials failed alike" in text
+    assert (
+        "interrupted; the run had failed before: the first 3 trials failed in the same way" in text
+    )
     assert cerebro.open(tmp_path / "run").status == "failed"
 
 
@@ -312,7 +316,9 @@ def test_a_run_whose_first_trials_fail_alike_stops(data, tmp_path, workers, wher
     space = {"do": [where] * 12}
     with pytest.raises(RunError) as caught:
         search(data, tmp_path / "run", space=space, workers=workers)
-    assert f"the first 3 trials failed alike: ValueError: wrong in {where}" in str(caught.value)
+    assert f"the first 3 trials failed in the same way: ValueError: wrong in {where}" in str(
+        caught.value
+    )
     result = caught.value.result
     assert result.status == "failed"
     assert [t.status for t in result.trials[:3]] == ["failed"] * 3

@@ -50,7 +50,7 @@ def build(config):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A run over a data set of its own: two trials, three epochs, every state kept."""
+    """A run over a dataset of its own: two trials, three epochs, every state kept."""
     folder = tmp_path_factory.mktemp("original")
     x = np.random.default_rng(0).normal(size=(90, 2))
     cerebro.shard({"x": x, "y": x.sum(1)}, folder / "data", shards=3)
@@ -114,7 +114,7 @@ def test_a_run_as_it_was_written(run, capsys):
     assert (found.trials, found.epochs, found.states) == (2, 6, 6)
     assert found.data == [run.parent / "data"]
     assert cli.main(["verify", str(run)]) == 0
-    assert "2 trials, 6 epochs, 6 states and 1 data set," in capsys.readouterr().out
+    assert "2 trials, 6 epochs, 6 states and 1 dataset," in capsys.readouterr().out
 
 
 # Damages of files: what is done, and the path and a word that the problem names.
@@ -180,7 +180,7 @@ FILES = {
     "no data": (
         lambda run: shutil.rmtree(run.parent / "data"),
         "data/manifest.json",
-        "no data set",
+        "no dataset",
     ),
     "a state of no trial": (
         lambda run: (run / "states" / "7-epoch-0.safetensors").write_bytes(b"x"),
@@ -415,7 +415,7 @@ def test_a_killed_run_is_as_it_should_be(original, tmp_path, hook, after):
     assert found, str(found)
 
 
-def test_a_data_set_with_several_damages(original, tmp_path, capsys):
+def test_a_dataset_with_several_damages(original, tmp_path, capsys):
     shutil.copytree(original / "data", tmp_path / "data")
     flip(tmp_path / "data" / "shard-00000" / "x.npy", -1)
     (tmp_path / "data" / "shard-00001" / "x.npy").unlink()

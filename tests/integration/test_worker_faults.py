@@ -160,7 +160,7 @@ FAULTS = {
     "killed": ("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"),
     "exits": ("os._exit(7)", "exited with status 7"),
     "crashes": ("ctypes.string_at(0)", "was ended by SIGSEGV"),
-    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "was stopped: it gave no sign of life"),
+    "stopped": ("os.kill(os.getpid(), signal.SIGSTOP)", "was stopped: it sent no heartbeat"),
     "cut socket": ("os.close(int(sys.orig_argv[-2])); time.sleep(1000)", "was ended by SIGKILL"),
     "garbage": (
         "os.write(int(sys.orig_argv[-2]), b'hello, world')",
@@ -322,7 +322,7 @@ def test_the_first_configuration_takes_too_long(data, tmp_path, monkeypatch):
         def build(config, info):
             return Slow(config, info)
         """
-    with pytest.raises(RunError, match=r"first 3 trials failed alike.*unit_timeout=0.1"):
+    with pytest.raises(RunError, match=r"first 3 trials failed in the same way.*unit_timeout=0.1"):
         search(program(tmp_path, data, extra), workers=1, unit_timeout=0.1, max_retries=0)
 
 

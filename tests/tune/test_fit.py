@@ -208,7 +208,7 @@ def test_more_samples_are_added_to_a_run(
         assert outcome(result) == outcome(again("whole", 7))
     units = len(result.units())
     assert len(again("run", 7, if_exists="resume").units()) == units
-    with pytest.raises(InputError, match=r"num_samples was 7, is 6 \(it may only grow\)"):
+    with pytest.raises(InputError, match=r"num_samples was 7 and is now 6 \(it can only be incr"):
         again("run", 6, if_exists="resume")
 
 

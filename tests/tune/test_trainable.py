@@ -109,9 +109,7 @@ def test_workers_have_the_settings_of_the_script(
     finally:
         torch.set_default_dtype(torch.float32)
         jax.config.update("jax_enable_x64", False)
-    results = tune.Tuner(
-        work, param_space={"lr": 0.1}, run_config=run_config(tmp_path, 1)
-    ).fit()
+    results = tune.Tuner(work, param_space={"lr": 0.1}, run_config=run_config(tmp_path, 1)).fit()
     assert results.num_errors == 0
     metrics = results[0].metrics
     assert (metrics["doubles"], metrics["x64"]) == (1.0, 1.0)

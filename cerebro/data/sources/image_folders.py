@@ -75,7 +75,7 @@ class ImagesSource(Source):
         if not self.files:
             raise InputError(
                 f"'{folder}' has no class folders with images: put the images of each class into a "
-                f"separate folder (known are {' '.join(SUFFIXES)})"
+                f"separate folder (supported: {' '.join(SUFFIXES)})"
             )
 
     def fingerprint(self) -> str:

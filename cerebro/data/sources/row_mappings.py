@@ -48,8 +48,8 @@ def row_chunks(
         if not isinstance(mapping, Mapping):
             if hasattr(rows, "dataset") and hasattr(rows, "batch_size"):
                 raise InputError(
-                    f"the source is a {type(rows).__name__}, which makes batches: give the data "
-                    "set that it reads, loader.dataset"
+                    f"the source is a {type(rows).__name__}, which makes batches: give the dataset "
+                    "that it reads, loader.dataset"
                 )
             raise InputError(
                 f"row {row} is {type(mapping).__name__}: an iterable must give mappings, such as "

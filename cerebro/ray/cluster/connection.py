@@ -98,8 +98,8 @@ def _no_cluster(address: str, error: BaseException) -> InputError:
     text = text_of(error)
     if "AuthToken" in f"{error} {error.__cause__}":
         return InputError(
-            f"the Ray cluster at address={address!r} wants a token that this process does not "
-            "give: set RAY_AUTH_MODE=token for it, where the token of 'ray get-auth-token' or "
+            f"the Ray cluster at address={address!r} requires a token that this process does not "
+            "send: set RAY_AUTH_MODE=token for it, where the token of 'ray get-auth-token' or "
             "RAY_AUTH_TOKEN is the cluster's"
         )
     if "ersion mismatch" in text:

@@ -62,10 +62,10 @@ class Executor(ClusterExecutor):
         The number of nodes that get each shard. With more than one, the loss of a node requires no
         copying, and slow nodes get less work at once.
     shared_path
-        A path at which all nodes can read the data, such as on a network file system: the data
-        set's folder or its parent. Nothing is copied then. Or a URL in object storage, from which
+        A path at which all nodes can read the data, such as on a network file system: the dataset's
+        folder or its parent. Nothing is copied then. Or a URL in object storage, from which
         each node copies the shards that it works on. None: each node receives them, once, and
-        keeps them for later searches; of a data set that is in object storage, it copies them from
+        keeps them for later searches; of a dataset that is in object storage, it copies them from
         there.
     autoscale
         Whether to ask the cluster's autoscaler for nodes if there are too few for `workers`, which
@@ -289,7 +289,7 @@ def check_resources(resources: Any) -> dict[str, float]:
         )
     if resources.get(GPU, 0) > 1:
         raise InputError(
-            f"resources={resources!r}: a worker uses one GPU, or a part of one: give {{'GPU': 1}}, "
-            "and as many workers as there are GPUs"
+            f"resources={resources!r}: a worker uses one GPU, or a fraction of one: give "
+            "{'GPU': 1}, and as many workers as there are GPUs"
         )
     return {name: float(need) for name, need in resources.items()}

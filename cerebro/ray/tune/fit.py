@@ -86,7 +86,7 @@ def fit(
     The same call with ``if_exists="resume"`` resumes a run; create the searcher and the scheduler
     with the same arguments as before. With a larger `num_samples`, even a finished run goes on.
     Schedulers that pause trials (`HyperBandScheduler`, ``MedianStoppingRule(hard_stop=False)``)
-    cannot have more trials afterwards: they chose from those that there were.
+    cannot have more trials afterwards: they have already chosen among the earlier ones.
     """
     refuse("cerebro.ray.fit")
     import_tune("cerebro.ray.fit")

@@ -288,8 +288,8 @@ class TuneSearcher(Searcher):
             before = samples
         if self._samples < (math.inf if before == -1 else before):
             raise InputError(
-                f"num_samples was {before}, is {samples} (it may only grow): give the same or more "
-                "to resume the run, or start a new run with another run="
+                f"num_samples was {before} and is now {samples} (it can only be increased): "
+                "give the same or more to resume the run, or start a new run with another run="
             )
         changed = [
             f"{name} was {was}, is {now}"

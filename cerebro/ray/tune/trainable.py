@@ -127,7 +127,7 @@ def trainable(
     train, held_out, folds = views_of(data, validation)
     if folds is not None:
         raise InputError(
-            "validation: a trial of Tune has one model, but folds need several: give a data set or "
+            "validation: a trial of Tune has one model, but folds need several: give a dataset or "
             "a fraction, or use cerebro.ray.fit"
         )
     check_columns(train, held_out)

@@ -28,7 +28,7 @@ class Importance:
 
     share: float
     low: float
-    """The range from `low` to `high` contains the share with a probability of 90 %."""
+    """The range from `low` to `high` contains the share with a probability of 90%."""
     high: float
     by_chance: float
     """The average share of a dimension that has no influence."""
@@ -111,7 +111,7 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     axes.set_xlim(0, 128)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel(
-        f"variance of {plain(fmt.short_name(metric))} explained alone (%), with its 90 % range;\n"
+        f"variance of {plain(fmt.short_name(metric))} explained alone (%), with its 90% range;\n"
         "dotted: the share by chance alone",
         color=look.ink,
     )
@@ -134,5 +134,5 @@ def _draw_share(
     axes.plot(
         [chance] * 2, [place - 0.4, place + 0.4], color=look.accent, linewidth=1.2, linestyle=":"
     )
-    text = f"{share:.0f} % ({low:.0f} to {high:.0f})"
+    text = f"{share:.0f}% ({low:.0f} to {high:.0f})"
     axes.text(max(share, high) + 2, place, text, va="center", fontsize=9, color=look.ink)

@@ -162,7 +162,7 @@ def _constant(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Find
             yield Finding(
                 "constant-column",
                 f"column {name!r} is the same in all rows that were looked at ({len(values):,})",
-                "leave it out of the inputs, or see how it was made",
+                "leave it out of the inputs, or check how it was computed",
                 "hint",
             )
 

@@ -36,7 +36,7 @@ def of_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
         yield Finding(
             "constant-loss",
             f"the loss is {first:.6g} in each of {len(losses)} training steps on one batch",
-            "raise the learning rate, or see that the loss depends on the optimizer's parameters",
+            "raise the learning rate, or check that the loss depends on the optimizer's parameters",
             "hint" if opaque or first == 0 else "matters",
         )
     elif max(losses) > HUGE or losses[-1] > GROWTH * max(abs(first), 0.1):
@@ -111,7 +111,7 @@ def of_metrics(
                 "constant-metric",
                 f"the metric {name!r} stays at {value:.6g} while the loss falls from "
                 f"{losses[0]:.4g} to {losses[-1]:.4g}",
-                "see what it compares, and along which axis",
+                "check what it compares, and along which axis",
                 "hint",
             )
 

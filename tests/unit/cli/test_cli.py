@@ -151,7 +151,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return result
 
     monkeypatch.setattr(cerebro, "search", search, raising=False)
-    monkeypatch.setattr(cerebro, "Dataset", lambda path: f"data set {path}", raising=False)
+    monkeypatch.setattr(cerebro, "Dataset", lambda path: f"dataset {path}", raising=False)
     return seen
 
 
@@ -163,7 +163,7 @@ def test_run_takes_settings_and_options_override(
     assert cli.main(["run", file, *arguments.split()]) == 0
     assert (fake["epochs"], fake["n_trials"], fake["workers"], fake["threads"]) == (5, 2, 0, 2)
     assert (fake["seed"], fake["validation"], fake["metric"]) == (7, 0.5, "accuracy")
-    assert (fake["run"], fake["data"]) == ("r", "data set somewhere")
+    assert (fake["run"], fake["data"]) == ("r", "dataset somewhere")
     assert fake["build"].__module__ == "good_one"
     out = capsys.readouterr().out
     assert "the summary" in out
@@ -175,7 +175,7 @@ def test_run_validation_is_a_fraction_or_a_folder(tmp_path: Path, fake: dict[str
     assert cli.main(["run", file, "--run", "r", "--validation", "0.25"]) == 0
     assert fake["validation"] == 0.25
     assert cli.main(["run", file, "--run", "r", "--validation", "data/valid"]) == 0
-    assert fake["validation"] == "data set data/valid"
+    assert fake["validation"] == "dataset data/valid"
 
 
 def test_run_needs_epochs(

@@ -1,4 +1,4 @@
-"""Which worker makes which shard of a derived data set, with a stand-in for the cluster."""
+"""Which worker makes which shard of a derived dataset, with a stand-in for the cluster."""
 
 from __future__ import annotations
 

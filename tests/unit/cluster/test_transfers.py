@@ -46,7 +46,7 @@ class Waiting(ClusterExecutor):
 
 def test_only_the_agent_that_was_sent_a_shard_is_lost_with_it():
     executor = Waiting()
-    assert executor.fails_with(AgentError("it has hung up")) is None
+    assert executor.fails_with(AgentError("it has closed the connection")) is None
     assert (executor.failed, executor.sent_again) == ([0], [1, 2])
     assert not executor._loading
 

@@ -280,6 +280,6 @@ def test_batches_that_were_used_work_after_a_fork(data: Any) -> None:
     os.waitpid(child, 0)
 
 
-def test_a_data_set_is_not_read_row_by_row(data: Any) -> None:
+def test_a_dataset_is_not_read_row_by_row(data: Any) -> None:
     with pytest.raises(TypeError, match=r"in batches, not by row: iterate over data.batches"):
         data[0]

@@ -1,4 +1,4 @@
-"""Data sets in object storage, here folders of this machine through fsspec."""
+"""Datasets in object storage, here folders of this machine through fsspec."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def url(tmp_path):
-    """The URL of an uploaded data set that this machine's cache does not have."""
+    """The URL of an uploaded dataset that this machine's cache does not have."""
     made = cerebro.shard(ROWS, tmp_path / "local", shards=3)
     (tmp_path / "bucket").mkdir()
     made.path.rename(tmp_path / "bucket" / "set")
@@ -117,7 +117,7 @@ def test_another_process_waits_and_finds_the_shards(url, read, cache):
 
 @pytest.fixture
 def pulled(url, cache):
-    """A cache with the data set's manifest, and the arguments for pulling all of its shards."""
+    """A cache with the dataset's manifest, and the arguments for pulling all of its shards."""
     objects = Objects(url)
     one = Cache(cache)
     one.begin(objects.read("manifest.json"))
@@ -288,7 +288,7 @@ def test_upload(tmp_path, read, cache):
         cerebro.shard({"x": ROWS["x"], "y": ROWS["y"] + 1}, url, shards=3, exist_ok=True)
 
 
-def test_an_upload_that_fails_leaves_no_data_set(tmp_path, monkeypatch, cache):
+def test_an_upload_that_fails_leaves_no_dataset(tmp_path, monkeypatch, cache):
     url = f"file://{tmp_path}/bucket/set"
     put = Objects.put
 
@@ -302,7 +302,7 @@ def test_an_upload_that_fails_leaves_no_data_set(tmp_path, monkeypatch, cache):
         cerebro.shard(ROWS, url, shards=3)
     assert Objects(url).names() == set()
     assert list(cache.glob("*/*")) == []
-    with pytest.raises(InputError, match=f"no data set at '{url}': make one"):
+    with pytest.raises(InputError, match=f"no dataset at '{url}': make one"):
         cerebro.Dataset(url)
     # Killed, it leaves objects without a manifest, which the next upload replaces.
     monkeypatch.setattr(Objects, "put", put)
@@ -314,7 +314,7 @@ def test_an_upload_that_fails_leaves_no_data_set(tmp_path, monkeypatch, cache):
 def test_other_objects_are_never_replaced(tmp_path):
     url = f"file://{tmp_path}/bucket"
     Objects(url).write("notes.txt", b"mine")
-    with pytest.raises(InputError, match="exists, and is not a data set"):
+    with pytest.raises(InputError, match="exists, and is not a dataset"):
         cerebro.shard(ROWS, url)
     assert Objects(url).names() == {"notes.txt"}
 

@@ -1,4 +1,4 @@
-"""Damaged data sets: every cut, flip, swap and loss is refused by name."""
+"""Damaged datasets: every cut, flip, swap and loss is refused by name."""
 
 from __future__ import annotations
 
@@ -222,11 +222,11 @@ def test_an_edited_manifest_is_refused(folder: Path) -> None:
         Dataset(folder)
 
 
-def test_no_data_set_at_all(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no data set at"):
+def test_no_dataset_at_all(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no dataset at"):
         Dataset(tmp_path / "none")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="no data set at"):
+    with pytest.raises(InputError, match="no dataset at"):
         Dataset(tmp_path / "file")
 
 

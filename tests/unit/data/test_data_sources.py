@@ -1087,7 +1087,7 @@ def test_files_are_known_by_their_content(tmp_path: Path) -> None:
         shard(path, tmp_path / "d", exist_ok=True)
 
 
-def test_a_data_loader_is_told_from_a_data_set(tmp_path: Path) -> None:
+def test_a_data_loader_is_told_from_a_dataset(tmp_path: Path) -> None:
     class DataLoader(list[list[int]]):
         dataset, batch_size = (1, 2), 2
 
@@ -1158,7 +1158,7 @@ def test_datasets_that_can_be_read_once_are_read_once(tmp_path: Path, recwarn: A
     assert list(recwarn) == []
 
 
-# --- rows given in place of a data set -------------------------------------------
+# --- rows given in place of a dataset -------------------------------------------
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 3, 100])

@@ -1,4 +1,4 @@
-"""Data sets opened: what they tell, views, splits, statistics, travelling."""
+"""Datasets opened: what they tell, views, splits, statistics, travelling."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_it_tells(data: Dataset) -> None:
     assert html.count("<tr>") == 7
 
 
-def test_a_wide_data_set_is_shown_in_part(tmp_path: Path) -> None:
+def test_a_wide_dataset_is_shown_in_part(tmp_path: Path) -> None:
     wide = shard({f"c{i}": [1, 2] for i in range(33)}, tmp_path / "wide")
     assert len(repr(wide).splitlines()) == 22
     assert "and 13 more columns" in repr(wide)

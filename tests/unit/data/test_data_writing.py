@@ -258,7 +258,7 @@ def test_an_existing_path_is_refused_or_reused(tmp_path: Path) -> None:
         shard(other, path, shards=3, exist_ok=True)
     Dataset(path).verify()
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="exists, and is not a data set: choose another path"):
+    with pytest.raises(InputError, match="exists, and is not a dataset: choose another path"):
         shard(table(), tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -293,7 +293,7 @@ def test_a_link_to_an_empty_folder_is_kept(tmp_path: Path) -> None:
     assert shard(rows(), link, exist_ok=True).path == link
 
 
-def test_what_a_data_set_cannot_replace_is_refused_at_once(
+def test_what_a_dataset_cannot_replace_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unread = iter([{"x": 1}])
@@ -309,7 +309,7 @@ def test_what_a_data_set_cannot_replace_is_refused_at_once(
     with pytest.raises(InputError) as caught:
         shard(unread, tmp_path / "disk")
     assert str(caught.value) == (
-        f"'{tmp_path}/disk' is a mount point, which a data set cannot replace: give a folder in "
+        f"'{tmp_path}/disk' is a mount point, which a dataset cannot replace: give a folder in "
         f"it, such as '{tmp_path}/disk/data'"
     )
     assert next(unread) == {"x": 1}

@@ -86,7 +86,7 @@ def test_a_view_of_some_rows(images: cerebro.Dataset, tmp_path: Path) -> None:
     for shard in range(SHARDS):
         wanted = scaled(part.shard(shard)).sum(axis=(1, 2)).astype(np.float16)
         np.testing.assert_array_equal(made.shard(shard)["sums"], wanted)
-    with pytest.raises(cerebro.InputError, match="derive from the whole data set"):
+    with pytest.raises(cerebro.InputError, match="derive from the whole dataset"):
         made.like(part)
     with pytest.raises(cerebro.InputError, match=r"no rows of shard 1: derive from the whole"):
         derive(images.select([0]), tmp_path / "other")
@@ -240,7 +240,7 @@ def test_found_again_or_refused(images: cerebro.Dataset, tmp_path: Path) -> None
         derive(images, images.path)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    with pytest.raises(cerebro.InputError, match="exists, and is not a complete data set"):
+    with pytest.raises(cerebro.InputError, match="exists, and is not a complete dataset"):
         derive(images, tmp_path / "other")
 
 
@@ -281,7 +281,7 @@ def random_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
         (lambda batch: {"y": batch["x"]}, {}, "column 'y' is copied .* another name"),
         (random_rows, {}, "'z' differs when it is computed again"),
         (None, {}, "function must be callable"),
-        (lambda batch: {1: batch["x"]}, {}, "must name columns by text, not 1"),
+        (lambda batch: {1: batch["x"]}, {}, "must use strings as column names, not 1"),
         (sums, {"reads": ["q"]}, "no column 'q'"),
         (sums, {"reads": "x"}, r"reads='x': give a list of columns, such as \["),
         (sums, {"dtypes": {"sum": "float16"}}, "column 'sum', but the new columns are sums, rows"),

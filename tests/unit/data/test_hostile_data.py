@@ -1,4 +1,4 @@
-"""Data sets and sources that lie: links, impossible sizes, bombs, pickles are refused by name."""
+"""Datasets and sources that lie: links, impossible sizes, bombs, pickles are refused by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def move_away(path: Path) -> Path:
 @pytest.mark.parametrize(
     "name", ["manifest.json", "shard-00001", "shard-00001/x.npy", "shard-00000/t.offsets.npy"]
 )
-def test_links_within_a_data_set_are_refused(folder: Path, name: str) -> None:
+def test_links_within_a_dataset_are_refused(folder: Path, name: str) -> None:
     data = Dataset(folder)
     move_away(folder / name)
     with pytest.raises(CorruptDataError) as caught:
@@ -60,7 +60,7 @@ def test_links_within_a_data_set_are_refused(folder: Path, name: str) -> None:
             data._check_sizes(int(name[10]))
 
 
-def test_a_data_set_may_be_reached_by_links(folder: Path) -> None:
+def test_a_dataset_may_be_reached_by_links(folder: Path) -> None:
     away = folder.parent / "far" / "away"
     away.parent.mkdir()
     folder.rename(away)
@@ -422,7 +422,7 @@ def test_names_in_archives(tmp_path: Path) -> None:
 
 
 def test_an_npz_cut_or_flipped_anywhere(tmp_path: Path) -> None:
-    """There is a data set of whole rows or an InputError, and nothing between."""
+    """There is a dataset of whole rows or an InputError, and nothing between."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, x=np.arange(6.0), y=np.arange(6))
     good = buffer.getvalue()

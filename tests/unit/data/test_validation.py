@@ -155,7 +155,7 @@ def test_folds_that_are_none(make: Any, message: str) -> None:
             "of it: use at most 3 folds, leave the class out",
         ),
         (KFold(15, groups="group"), "has 14 groups, fewer than the 15 folds: use at most 14"),
-        (KFold(3, groups="none"), "no column 'none': the data set has n, kind"),
+        (KFold(3, groups="none"), "no column 'none': the dataset has n, kind"),
         (KFold(3, stratify="none"), "no column 'none'"),
         (KFold(3, stratify="ragged"), "column 'ragged' cannot define classes or groups"),
         (KFold(3, stratify="wide"), "column 'wide' cannot define classes or groups"),
@@ -258,7 +258,7 @@ def test_configurations_share_the_views(data: Dataset) -> None:
     assert all(folds.of_trial(trial) is folds.of_trial(trial % 3) for trial in range(3000))
 
 
-def test_folds_of_another_data_set_are_refused(data: Dataset, tmp_path: Path) -> None:
+def test_folds_of_another_dataset_are_refused(data: Dataset, tmp_path: Path) -> None:
     described = make_folds(data, KFold(3)).to_json()
     other = shard({"n": np.arange(20)}, tmp_path / "other", shards=2)
     with pytest.raises(InputError, match="its shards differ"):

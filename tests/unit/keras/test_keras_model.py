@@ -494,7 +494,7 @@ def test_bad_arguments_are_explained():
         cerebro.keras.Model(everything(), callbacks=[])
     with pytest.raises(TypeError, match="takes weight=, not sample_weight="):
         cerebro.keras.Model(everything(), sample_weight="w")
-    with pytest.raises(InputError, match="exclude each other"):
+    with pytest.raises(InputError, match="cannot be combined"):
         cerebro.keras.Model(everything(), weight="w", class_weight={0: 1})
     with pytest.raises(InputError, match="inputs names the column 'z', but the data has x, y"):
         cerebro.keras.Model(everything(), inputs="z").evaluate({"x": X, "y": Y})

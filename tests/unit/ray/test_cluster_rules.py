@@ -235,7 +235,7 @@ def test_a_cluster_that_wants_a_token_is_not_taken_for_a_missing_one():
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = RuntimeError("InvalidAuthToken: Authentication token is missing")
     told = str(_no_cluster("10.0.0.1:6379", error))
-    assert "wants a token" in told and "RAY_AUTH_MODE=token" in told
+    assert "requires a token" in told and "RAY_AUTH_MODE=token" in told
 
 
 def test_localhost_is_the_address_that_ray_has_for_this_machine(monkeypatch):
@@ -368,7 +368,7 @@ def test_what_is_likely_to_change_nothing_is_noted():
     assert differences(here, altered(here, ("variables", "OMP_NUM_THREADS"), "8")) == ([], [])
 
 
-# --- a data set in parts ------------------------------------------------------------------
+# --- a dataset in parts ------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -426,7 +426,7 @@ def test_a_shard_that_is_not_here_says_what_to_do(data, tmp_path):
     cut = PlacedDataset.from_spec({**data.spec(), "path": str(tmp_path / "part")})
     with pytest.raises(CorruptDataError, match=r"x\.npy"):
         cut._check_sizes(1)
-    with pytest.raises(InputError, match="no shard of the data set is in"):
+    with pytest.raises(InputError, match="no shard of the dataset is in"):
         in_parts(data, tmp_path / "none", [])._parts()
 
 
@@ -441,7 +441,7 @@ def test_a_shard_that_comes_later_is_found(data, tmp_path):
     assert len(batches_of(part, 2)) > 0
 
 
-def test_folds_of_a_data_set_in_parts_are_those_of_the_whole(data, tmp_path):
+def test_folds_of_a_dataset_in_parts_are_those_of_the_whole(data, tmp_path):
     folds = cerebro.data.validation.make_folds(data, cerebro.KFold(4, stratify="kind"))
     part = in_parts(data, tmp_path / "part", [0, 1, 3])
     there = pickle.loads(
@@ -458,7 +458,7 @@ def test_folds_of_a_data_set_in_parts_are_those_of_the_whole(data, tmp_path):
                 assert equal(batches_of(view, shard), batches_of(expected, shard))
 
 
-def test_the_rows_of_a_view_are_a_data_set(data, tmp_path):
+def test_the_rows_of_a_view_are_a_dataset(data, tmp_path):
     transforms = {"x": cerebro.transforms.Scale(0.5)}
     view = data.split(0.7, 0.3)[1].with_transforms(transforms)
     folder = tmp_path / "view"
@@ -613,7 +613,7 @@ def test_scratch_of_a_process_that_is_gone_is_removed(tmp_path):
 
 @pytest.fixture
 def full(tmp_path, data):
-    """A cache folder with three data sets of one size; their checksums, the oldest use first."""
+    """A cache folder with three datasets of one size; their checksums, the oldest use first."""
     folder, checksums = tmp_path / "cache", []
     for number in range(3):
         x = np.random.default_rng(number).normal(size=(64, 16))
@@ -633,7 +633,7 @@ def kept(folder, checksums):
 
 
 def receive(folder, data, monkeypatch, limit):
-    """Let a shard of another data set come into a cache of so many bytes."""
+    """Let a shard of another dataset come into a cache of so many bytes."""
     monkeypatch.setenv("CEREBRO_CACHE_LIMIT", limit)
     cache = Cache(folder)
     cache.begin((data.path / "manifest.json").read_bytes())
@@ -649,7 +649,7 @@ def test_what_was_used_longest_ago_makes_room(full, data, monkeypatch):
     shutil.rmtree(folder / "data" / data._manifest.checksum)
     cache = receive(folder, data, monkeypatch, f"{2.9 * each / 1000} kB")
     assert kept(folder, checksums) == [False, True, True]
-    ship(cache, data, 1)  # its own data set is in use
+    ship(cache, data, 1)  # its own dataset is in use
     assert cache.begin((data.path / "manifest.json").read_bytes()) == [0, 1]
     assert not (folder / "data" / f"{checksums[0]}.used").exists()
     cache.close()

@@ -154,11 +154,11 @@ def test_ties_and_noise_of_an_accuracy() -> None:
     found = of(trials)
     assert found.sure[0] == (
         "accuracy 0.9667 is 261 of 270 validation rows: standard error 0.0109 (2.9 rows), "
-        "95 % interval 0.9379 to 0.9824"
+        "95% interval 0.9379 to 0.9824"
     )
     assert found.sure[1] == (
-        "trials 0, 10 and 2 are within 1 of 270 rows: McNemar's test cannot separate them at 5 %, "
-        "whichever rows these are"
+        "trials 0, 10 and 2 are within 1 of 270 rows: McNemar's test cannot separate them at "
+        "the 5% level, whichever rows they differ in"
     )
     values = [count / 270 for count in counts.values()]
     half = fmean(map(max, itertools.combinations(values, 3)))
@@ -168,7 +168,7 @@ def test_ties_and_noise_of_an_accuracy() -> None:
     )
     assert len(found.sure) == 3
     assert found.next == [
-        "train longer: trial 0 was best after its last epoch: "
+        "train longer, because trial 0 was best after its last epoch: "
         "cerebro.resume('runs/x', epochs=4, trials=[0])",
         "to separate trials 0, 10 and 2: more validation rows, or folds "
         "(validation=cerebro.KFold(5))",
@@ -247,7 +247,7 @@ def test_folds_separate_or_not() -> None:
     assert found.sure == [
         "accuracy 0.9200 is the mean of 3 folds, which range from 0.9000 to 0.9400: standard error "
         f"{error:.4f}, corrected for the training rows that folds share",
-        "the folds do not separate trials 0 and 1 (t test at 5 %)",
+        "the folds do not separate trials 0 and 1 (t test at 5%)",
     ]
     assert found.next == ["to separate trials 0 and 1: more folds, or more rows"]
 
@@ -259,7 +259,7 @@ def test_training_metrics_say_nothing_about_new_rows() -> None:
     assert found.sure == [
         "accuracy is that of rows the trials were trained on: it says nothing about new rows"
     ]
-    assert found.next == ["rank by rows that are not trained on: validation=0.2"]
+    assert found.next == ["rank trials on rows that they are not trained on: validation=0.2"]
 
 
 def test_without_validation_the_last_epoch_is_nearly_always_the_best() -> None:
@@ -359,11 +359,14 @@ def test_the_summary_wraps_and_titles_the_lines() -> None:
     )  # fmt: skip
     result.best = result.trials[0]
     text = summary.render(result)
-    assert "\n\nhow sure is that\n- accuracy 0.9000: the noise of these rows is unknown" in text
-    assert "\n\nwhat to try next\n- train longer: trial 0" in text
-    lines = text[text.index("how sure") :].splitlines()
+    assert (
+        "\n\nhow reliable these numbers are\n- accuracy 0.9000: the noise of these rows is unknown"
+        in text
+    )
+    assert "\n\nwhat to try next\n- train longer, because trial 0" in text
+    lines = text[text.index("how reliable") :].splitlines()
     assert max(map(len, lines)) <= summary.WIDTH
-    assert all(re.match(r"- |  |$|how sure|what to try", line) for line in lines)
+    assert all(re.match(r"- |  |$|how reliable|what to try", line) for line in lines)
 
 
 def test_nothing_is_concluded_from_nothing() -> None:

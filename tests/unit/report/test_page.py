@@ -135,7 +135,8 @@ def test_only_the_pages_own_script_may_run(page: str) -> None:
 def test_the_page_says_it_all(page: str) -> None:
     for part in (
         "2026-11-22 09:30", "took 1:05", "2 finished, 1 stopped, 1 diverged, 1 failed",
-        "trial 0, accuracy 0.9000 after 2 epochs", "How sure is that", "What to try next",
+        "trial 0, accuracy 0.9000 after 2 epochs", "How reliable these numbers are",
+        "What to try next",
         "raised at</th><td>net.py:7 in build", "became nan in epoch 0, batch 1 (lr=",
         "after 1 epoch: 1 trial (2), accuracy 0.3000", "worker 1 died", "1,258", "abc",
         "loguniform(0.0001, 0.1)", "packages.torch", "2.13.0", "The same in all: depth=3",

@@ -489,7 +489,7 @@ def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
     assert axes.get_title("left") == "What mattered: too few trials to tell"
     assert axes.get_title("right") == "6 trials, 20 would do"
     texts = [text.get_text() for text in axes.texts]
-    assert all(re.fullmatch(r"\d+ % \(\d+ to \d+\)", text) for text in texts) and len(texts) == 2
+    assert all(re.fullmatch(r"\d+% \(\d+ to \d+\)", text) for text in texts) and len(texts) == 2
     many = [make_trial(n, [0.5 + 0.01 * n]) for n in range(20)]
     axes = plots.plot(make_result(many), kind="importance").axes[0]
     assert axes.get_title("left") == "What mattered"

@@ -231,7 +231,7 @@ def test_a_storage_that_stays_away_is_told_at_the_end(url, data, expected, tmp_p
         found = resumable.search(tmp_path / "run", data, callbacks=[mirror])
     same(found, expected)
     first, last = [str(w.message) for w in caught if "cannot be copied" in str(w.message)]
-    assert "made up for later" in first and "call upload(run) to make it" in last
+    assert "includes what is missing" in first and "call upload(run) to make it" in last
     assert names(url) == []
     monkeypatch.setattr(Objects, "write", write)
     mirror.upload(found)

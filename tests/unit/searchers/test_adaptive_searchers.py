@@ -512,7 +512,7 @@ def test_arguments_that_make_no_sense_are_refused(make: Callable[[], object], me
         (ASHA(), {}, None, "ASHA never ends by itself"),
         (MedianStopping(), {}, None, "median stopping never ends by itself"),
         (PBT(mutate=["depth"]), {"lr": uniform(0, 1)}, 4, "'depth' does not vary in the space"),
-        (PBT(), {"lr": uniform(0, 1)}, 1, "n_trials of at least 2"),
+        (PBT(), {"lr": uniform(0, 1)}, 1, "n_trials=2 or more"),
         (TPE(), {"lr": normal(0, 1)}, 4, "lr: normal.* cannot be searched by Optuna"),
     ],
 )

@@ -352,7 +352,7 @@ def test_a_whole_pass_computes_metrics_once(tmp_path):
     for call in (model.evaluate, model.predict):
         with pytest.raises(InputError, match="no rows"):
             call([])
-        with pytest.raises(InputError, match="not a data set"):
+        with pytest.raises(InputError, match="not a dataset"):
             call(3)
 
 

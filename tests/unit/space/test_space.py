@@ -244,7 +244,7 @@ def test_a_grid_without_end_is_refused():
         (range(0), "at least one option"),
         ((1e-4, 1e-1), r"give a list to choose .*, cerebro.uniform\(0.0001, 0.1\) for a range"),
         ((1, 2, 3), r"give a list to choose .*, cerebro.uniform\(low, high\) for a range"),
-        ([uniform(0, 1)], "is inside a value"),
+        ([uniform(0, 1)], "is nested inside another value"),
         ([{1: 2}], "must be strings"),
     ],
 )

@@ -344,7 +344,11 @@ class Twice(nn.Module):
         (nn.Sequential(nn.ReLU()), {"layers": "0"}, r'give a list of names, such as \["0"\]'),
         (nn.Sequential(nn.ReLU()), {"layers": []}, "layers is empty"),
         (nn.Sequential(nn.ReLU()), {"budget": "1kB"}, "17.6 kB, more than the budget of 1 kB"),
-        (nn.Sequential(nn.ReLU()), {"budget": "much"}, "give bytes, or a text such as '20GB'"),
+        (
+            nn.Sequential(nn.ReLU()),
+            {"budget": "much"},
+            "give a number of bytes, or a string such as '20GB'",
+        ),
         (nn.Sequential(nn.ReLU()), {"inputs": "q"}, "no column 'q'"),
         (len, {}, "net must be a torch.nn.Module"),
     ],
@@ -364,7 +368,9 @@ def test_a_budget_is_checked_for_an_empty_folder_and_before_the_network_runs(
     with pytest.raises(cerebro.InputError, match="more than the budget of 1 kB"):
         make(images, net, tmp_path, layers=["0"], budget="1kB")
     calls = counted(net)
-    with pytest.raises(cerebro.InputError, match="give bytes, or a text such as '20GB'"):
+    with pytest.raises(
+        cerebro.InputError, match="give a number of bytes, or a string such as '20GB'"
+    ):
         make(images, net, tmp_path, layers=["0"], budget="much")
     assert calls == [] and list(tmp_path.iterdir()) == []
     made = make(images, net, tmp_path, layers=["0"])

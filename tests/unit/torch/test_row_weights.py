@@ -88,7 +88,7 @@ def test_means_weight_batches_by_their_weights():
     assert total / weight == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_data_set_gives_the_column_too(tmp_path):
+def test_a_dataset_gives_the_column_too(tmp_path):
     """A model asks for the columns that it reads; without weights, the loss would be a mean."""
     model, some = made(), batches(7)
     whole = {name: torch.cat([batch[name] for batch in some]) for name in "xyw"}

@@ -598,7 +598,7 @@ def test_predictions_come_in_the_order_of_the_rows(tmp_path):
         model.predict({"x": x, "y": x[:5]})
     with pytest.raises(InputError, match="no rows"):
         model.predict({"x": x[:0]})
-    with pytest.raises(InputError, match="not a data set"):
+    with pytest.raises(InputError, match="not a dataset"):
         model.predict(3)
 
 
