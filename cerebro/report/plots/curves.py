@@ -7,14 +7,14 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.look import Look, figure_of, plain, title
+from cerebro.report.plots.labels import plain, wrap
+from cerebro.report.plots.look import Look, figure_of, title
 from cerebro.report.plots.values import (
     axis_label,
     best_first,
-    known_metrics,
     mode_of,
+    no_metric,
     selected,
     series,
 )
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 
 def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
     """Draw the metric over epochs: the best trial on top, four others labeled, the rest faint."""
-    ranked = best_first(result, metric, trials)
-    if not ranked:
-        raise InputError(
-            f"metric={metric!r}: no trial has it yet; available: {known_metrics(trials)}"
-        )
+    known = best_first(result, metric, trials)
+    if not known:
+        raise no_metric(metric, trials)
+    ranked = [trial for trial in known if selected(result, trial, metric) is not None]
     figure, axes = figure_of(look, 8.4, 4.6)
     colours = [look.accent, *look.runners_up]
     for rank, trial in reversed(list(enumerate(ranked))):
@@ -42,15 +41,18 @@ def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
             color=colours[rank] if named else look.faint,
             linewidth=2.6 if rank == 0 else 1.5 if named else 1.1,
             zorder=10 - rank if named else 2,
-            marker="o" if len(x) == 1 else None,
+            marker="o" if sum(map(math.isfinite, y)) == 1 else None,
             markersize=4,
             solid_capstyle="round",
             label=_curve_label(trial) if named else None,
         )
         if trial.status in ("diverged", "failed"):
             axes.plot(x[-1:], y[-1:], "x", color=look.ink, markersize=6, zorder=11)
-    _mark_best(axes, ranked[0], result, metric, look)
-    _finish_curves(axes, ranked, result, metric, look)
+    if ranked:
+        _mark_best(axes, ranked[0], result, metric, look)
+    _finish_curves(axes, ranked, metric, look)
+    axes.set_ylabel(wrap(axis_label(known[0], metric), 40, 2), color=look.ink)
+    _title(axes, len(ranked), len(known) - len(ranked), look)
     return figure
 
 
@@ -85,18 +87,23 @@ def _mark_best(axes: Axes, trial: Any, result: Any, metric: str, look: Look) -> 
     )
 
 
-def _finish_curves(axes: Axes, ranked: Sequence[Any], result: Any, metric: str, look: Look) -> None:
+def _title(axes: Axes, count: int, unknown: int, look: Look) -> None:
+    parts = [f"{fmt.counted(count, 'trial')}, best first"] if count else []
+    parts += [f"{fmt.counted(unknown, 'trial')} without a finite metric"] if unknown else []
+    title(look, axes, "Learning curves", "; ".join(parts))
+
+
+def _finish_curves(axes: Axes, ranked: Sequence[Any], metric: str, look: Look) -> None:
     from matplotlib.ticker import MaxNLocator
 
     values = [y for t in ranked for y in series(t, metric)[1] if math.isfinite(y)]
     if values and min(values) > 0 and max(values) / min(values) > 30:
         axes.set_yscale("log")
     axes.margins(x=0.03, y=0.1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    if max((x for t in ranked for x in series(t, metric)[0]), default=1) == 1:
+        axes.set_xlim(0.5, 1.5)  # around a single epoch, the axis would have only fractions
     axes.set_xlabel("epochs trained", color=look.ink)
-    axes.set_ylabel(plain(axis_label(ranked[0], metric)), color=look.ink)
-    count = len(ranked)
-    title(look, axes, "Learning curves", f"{count} trial{'s' if count > 1 else ''}, best first")
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(
         handles[::-1],  # drawn from the worst to the best

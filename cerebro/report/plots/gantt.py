@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import colorsys
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
@@ -18,6 +20,8 @@ MAX_NAMED = 24  # the most trials named in the legend or on a bar
 LABEL_SHARE = 0.012  # share of the time axis; narrower bars get no number
 CUT_SHARE = 0.006  # share of the time axis; narrower units are not separated
 TOUCHING_SHARE = 0.001  # share of the time axis; smaller gaps are invisible
+PIXEL_SHARE = 0.0005  # share of the time axis; narrower bars are joined
+HATCH = "//////"  # of validation
 
 Colour = tuple[float, float, float]
 
@@ -46,58 +50,103 @@ def draw_gantt(result: Any, metric: str, trials: Sequence[Any], look: Look) -> F
     drawn = sorted({unit["trial"] for unit in units})
     colours = dict(zip(drawn, trial_colours(len(drawn)), strict=True))
     figure, axes = figure_of(look, 10.5, 1.7 + 0.62 * len(workers) + 0.22 * (len(drawn) // 10))
-    for row, worker in enumerate(workers):
-        own = sorted((u for u in units if u["worker"] == worker), key=lambda u: u["start"])
-        _bars(axes, own, row, colours, end, look)
+    rows = [
+        sorted((u for u in units if u["worker"] == worker), key=lambda u: u["start"])
+        for worker in workers
+    ]
+    bars = [bar for row, own in enumerate(rows) for bar in _bars(own, row, end)]
+    _draw_bars(axes, bars, colours, look)
+    _separate(axes, rows, end, look)
+    for row, own in enumerate(rows):
         _number_bars(axes, own, row, end, look)
-        for unit in own:
-            if unit["attempt"] > 0:
-                _mark_retry(axes, unit, row, look)
+    _mark_retries(axes, rows, look)
     _finish_gantt(axes, units, workers, end, look)
     _gantt_legend(figure, colours, look)
     return figure
 
 
-def _bars(
-    axes: Axes,
-    units: Sequence[Mapping[str, Any]],
-    row: int,
-    colours: Mapping[int, Colour],
-    end: float,
-    look: Look,
-) -> None:
-    """Draw one worker's units.
+@dataclass(frozen=True)
+class _Bar:
+    """Adjacent units of one trial and kind on one worker."""
 
-    Adjacent units of the same trial and kind form one bar; lines separate them if they are wide
-    enough.
+    row: int
+    start: float
+    stop: float
+    trial: int
+    kind: str
+
+    @property
+    def seconds(self) -> float:
+        return self.stop - self.start
+
+
+def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar]:
+    """Return one worker's bars; those too narrow to see are joined with their neighbours.
+
+    So the number of bars depends on the width of the picture, not on the length of the run. Joined
+    bars look like the longest of them.
     """
-    for first, last in _stretches(units, ("trial", "kind"), gap=TOUCHING_SHARE * end):
-        start, stop = units[first]["start"], units[last]["end"]
-        validation = units[first]["kind"] == "eval"
-        colour = colours[units[first]["trial"]]
-        axes.broken_barh(
-            [(start, stop - start)],
-            (row - 0.38, 0.76),
-            facecolor=_tint(colour, look) if validation else colour,
-            edgecolor=colour,
-            linewidth=0.0,
-            hatch="//////" if validation else None,
+    gap = TOUCHING_SHARE * end
+    joined: list[list[_Bar]] = []
+    for first, last in _stretches(units, ("trial", "kind"), gap):
+        unit = units[first]
+        bar = _Bar(row, unit["start"], units[last]["end"], unit["trial"], unit["kind"])
+        before = joined[-1] if joined else []
+        is_narrow = max(bar.seconds, before[-1].stop - before[0].start if before else 0.0) < (
+            PIXEL_SHARE * end
         )
-        cuts = [
-            units[i]["start"]
-            for i in range(first + 1, last + 1)
-            if units[i]["end"] - units[i - 1]["start"] > CUT_SHARE * end
-        ]
-        axes.vlines(cuts, row - 0.38, row + 0.38, color=look.page, linewidth=0.5)
+        if before and is_narrow and bar.start - before[-1].stop <= gap:
+            before.append(bar)
+        else:
+            joined.append([bar])
+    return [
+        replace(max(bars, key=lambda bar: bar.seconds), start=bars[0].start, stop=bars[-1].stop)
+        for bars in joined
+    ]
 
 
-def _tint(colour: Colour, look: Look) -> Colour:
-    """Mix a color with the color of the page."""
-    from matplotlib.colors import to_rgb
+def _draw_bars(axes: Axes, bars: Sequence[_Bar], colours: Mapping[int, Colour], look: Look) -> None:
+    """Draw all bars of a kind at once, because thousands of separate ones would take minutes."""
+    from matplotlib.collections import PolyCollection
 
-    pairs = zip(colour, to_rgb(look.page), strict=True)
-    red, green, blue = (0.45 * part + 0.55 * page for part, page in pairs)
-    return red, green, blue
+    for hatch in (None, HATCH):
+        own = [bar for bar in bars if (bar.kind == "eval") == (hatch is not None)]
+        corners = [
+            [(x, bar.row + y) for x, y in zip(
+                (bar.start, bar.stop, bar.stop, bar.start), (-0.38, -0.38, 0.38, 0.38), strict=True
+            )]
+            for bar in own
+        ]  # fmt: skip
+        axes.add_collection(
+            PolyCollection(
+                corners,
+                facecolors=[colours[bar.trial] for bar in own],
+                edgecolors=look.page,  # the color of the hatching
+                linewidths=0.0,
+                hatch=hatch,
+            )
+        )
+
+
+def _separate(
+    axes: Axes, rows: Sequence[Sequence[Mapping[str, Any]]], end: float, look: Look
+) -> None:
+    """Draw lines between adjacent units of one trial and kind, if they are wide enough."""
+    cuts = [
+        (row, after["start"])
+        for row, units in enumerate(rows)
+        for before, after in itertools.pairwise(units)
+        if (before["trial"], before["kind"]) == (after["trial"], after["kind"])
+        and after["start"] - before["end"] <= TOUCHING_SHARE * end
+        and after["end"] - before["start"] > CUT_SHARE * end
+    ]
+    axes.vlines(
+        [time for _, time in cuts],
+        [row - 0.38 for row, _ in cuts],
+        [row + 0.38 for row, _ in cuts],
+        color=look.page,
+        linewidth=0.5,
+    )
 
 
 def _stretches(
@@ -117,8 +166,17 @@ def _stretches(
     return found
 
 
-def _mark_retry(axes: Axes, unit: Mapping[str, Any], row: int, look: Look) -> None:
-    axes.plot(unit["start"], row - 0.46, marker="v", color=look.accent, markersize=5, clip_on=False)
+def _mark_retries(axes: Axes, rows: Sequence[Sequence[Mapping[str, Any]]], look: Look) -> None:
+    """Mark units that ran again."""
+    marks = [
+        (unit["start"], row - 0.46)
+        for row, units in enumerate(rows)
+        for unit in units
+        if unit["attempt"] > 0
+    ]
+    if marks:
+        x, y = zip(*marks, strict=True)
+        axes.plot(x, y, "v", color=look.accent, markersize=5, clip_on=False)
 
 
 def _number_bars(
@@ -177,7 +235,7 @@ def _gantt_legend(figure: Figure, colours: Mapping[int, Colour], look: Look) -> 
     handles: list[Patch] = []
     if len(colours) <= MAX_NAMED:
         handles = [Patch(facecolor=c, label=f"trial {n}") for n, c in colours.items()]
-    grey = Patch(facecolor=look.faint, edgecolor=look.dim, linewidth=0, hatch="//////")
+    grey = Patch(facecolor=look.dim, edgecolor=look.page, linewidth=0, hatch=HATCH)
     figure.legend(
         handles=[*handles, grey],
         labels=[*(str(handle.get_label()) for handle in handles), "validation"],

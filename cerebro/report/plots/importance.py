@@ -10,8 +10,9 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.look import Look, figure_of, plain, title
-from cerebro.report.plots.values import is_numeric, table_of, varying
+from cerebro.report.plots.labels import cut_middle, plain, wrap
+from cerebro.report.plots.look import Look, figure_of, title
+from cerebro.report.plots.values import ABSENT, column, is_numeric, table_of, varying
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +47,7 @@ def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
     Parameters
     ----------
     values
-        The dimension's value in each trial; None where it is absent.
+        The dimension's value in each trial; `ABSENT` where it has none.
     metric
         The metric of each trial, shape (trials,).
 
@@ -83,11 +84,13 @@ def _shares(weights: Any, numbers: Any, belongs: Any) -> Any:
 
 
 def _groups(values: Sequence[Any]) -> list[str]:
-    present = [v for v in values if v is not None]
-    if not is_numeric(present) or len(set(present)) <= 4:
+    numbers = [v for v in values if v is not ABSENT and v is not None]
+    if not is_numeric(numbers) or len(set(numbers)) <= 4:
         return [repr(v) for v in values]
-    edges = np.quantile(np.asarray(present, dtype=float), [0.25, 0.5, 0.75])
-    return ["absent" if v is None else str(int(np.searchsorted(edges, v))) for v in values]
+    edges = np.quantile(np.asarray(numbers, dtype=float), [0.25, 0.5, 0.75])
+    return [
+        repr(v) if v is ABSENT or v is None else str(int(np.searchsorted(edges, v))) for v in values
+    ]
 
 
 def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
@@ -99,19 +102,24 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     names = varying(configs) if configs else []
     if not names:
         raise InputError("kind='importance': needs two finished trials that differ")
-    found = {n: explained_variance([c.get(n) for c in configs], values) for n in names}
+    found = {n: explained_variance(column(configs, n), values) for n in names}
     ordered = sorted(names, key=lambda name: -1.0 if (f := found[name]) is None else f.share)
     enough = TRIALS_PER_DIMENSION * len(names)
     tells = len(configs) >= enough
-    figure, axes = figure_of(look, 7.2, 1.9 + 0.38 * len(ordered))
+    labels = [wrap(name, 30, 2) for name in ordered]
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    # Long names widen the picture, so that the bars and the title keep their room.
+    figure, axes = figure_of(look, 7.2 + 0.07 * max(0, longest - 12), 1.9 + 0.38 * len(ordered))
     axes.grid(False, axis="y")
     for place, name in enumerate(ordered):
         _draw_share(axes, place, found[name], look, pale=not tells)
-    axes.set_yticks(range(len(ordered)), [plain(name) for name in ordered])
+    axes.set_yticks(range(len(ordered)), labels)
+    axes.set_ylim(-0.5, len(ordered) - 0.5)
     axes.set_xlim(0, 128)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel(
-        f"variance of {plain(fmt.short_name(metric))} explained alone (%), with its 90% range;\n"
+        f"variance of {plain(cut_middle(fmt.short_name(metric), 30))} explained alone (%), "
+        "with its 90% range;\n"
         "dotted: the share by chance alone",
         color=look.ink,
     )

@@ -120,11 +120,6 @@ def clean(look: Look, axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def plain(text: str) -> str:
-    """Return text escaped so that matplotlib draws dollars literally, not as formulas."""
-    return text.replace("$", r"\$")
-
-
 def title(look: Look, axes: Axes, text: str, detail: str = "") -> None:
     """Write a title above axes, with a note on the right."""
     axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color=look.ink, pad=10)

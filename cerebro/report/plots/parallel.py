@@ -9,23 +9,38 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.look import Look, figure_of, plain, title
-from cerebro.report.plots.values import is_log, is_numeric, mode_of, table_of, varying
+from cerebro.report.plots.labels import plain, tick_labels, wrap
+from cerebro.report.plots.look import Look, figure_of, title
+from cerebro.report.plots.values import (
+    ABSENT,
+    categories,
+    column,
+    is_log,
+    is_numeric,
+    mode_of,
+    ranges_of,
+    table_of,
+    varying,
+)
+from cerebro.report.ranges import Range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 LEAST_GAP = 0.05  # share of the height between two labeled values
-ABSENT = -0.14  # position at which a missing dimension is drawn
+MAX_LABEL = 22  # the most characters of a category
+NOT_USED = -0.14  # position at which an absent dimension is drawn
 
 
-def _position(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, str]]]:
+def _position(
+    values: Sequence[Any], known: Range | None = None
+) -> tuple[list[float], list[tuple[float, str]]]:
     """Place one dimension's values on 0..1, absent ones below; return positions and ticks."""
-    present = [v for v in values if v is not None]
+    present = [v for v in values if v is not ABSENT]
     if is_numeric(present):
         numbers = np.asarray(present, dtype=float)
-        scale = np.log if is_log(numbers) else np.asarray
+        scale = np.log if is_log(numbers, known) else np.asarray
         low, high = float(scale(numbers.min())), float(scale(numbers.max()))
         distinct = sorted(set(present))
         gaps = np.diff(scale(np.asarray(distinct, dtype=float))) / ((high - low) or 1.0)
@@ -35,17 +50,21 @@ def _position(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, str
 
         def place(value: Any) -> float:
             return (float(scale(float(value))) - low) / ((high - low) or 1.0)
+
+        ticks = [(place(v), fmt.number(v, 3)) for v in distinct]
     else:
-        distinct = sorted({str(v) for v in present})
+        distinct = categories(sorted(present, key=str), known or Range())
+        keys = [repr(v) for v in distinct]
         step = 1.0 / max(len(distinct) - 1, 1)
 
         def place(value: Any) -> float:
-            return distinct.index(str(value)) * step
+            return keys.index(repr(value)) * step
 
-    ticks = [(place(v), fmt.number(v, 3)) for v in distinct]
+        labels = tick_labels(distinct, MAX_LABEL)
+        ticks = [(place(v), label) for v, label in zip(distinct, labels, strict=True)]
     if len(present) < len(values):
-        ticks.append((ABSENT, "not used"))
-    return [ABSENT if v is None else place(v) for v in values], ticks
+        ticks.append((NOT_USED, "not used"))
+    return [NOT_USED if v is ABSENT else place(v) for v in values], ticks
 
 
 def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
@@ -57,7 +76,8 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
     names = varying(configs) if configs else []
     if not names:
         raise InputError("kind='parallel': needs two finished trials that differ")
-    columns = [_position([config.get(name) for config in configs]) for name in names]
+    ranges = ranges_of(result)
+    columns = [_position(column(configs, name), ranges.get(name)) for name in names]
     columns.append(_position(values.tolist()))
     figure, axes = figure_of(look, max(6.0, 1.7 * len(columns)), 4.6)
     axes.grid(False)
@@ -88,11 +108,11 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
     )
     for i, (_, ticks) in enumerate(columns):
         _scale(axes, i, ticks, look)
-    axes.set_xticks(x, [plain(name) for name in (*names, fmt.short_name(metric))])
+    axes.set_xticks(x, [wrap(name, 20, 3) for name in (*names, fmt.short_name(metric))])
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.set_xlim(-0.1, len(columns) - 0.55)
-    title(look, axes, "Configurations", f"{len(configs)} trials, best in red")
+    title(look, axes, "Configurations", f"{fmt.counted(len(configs), 'trial')}, best in red")
     return figure
 
 

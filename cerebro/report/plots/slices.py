@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +12,16 @@ import numpy as np
 from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
-from cerebro.report.plots.look import Look, clean, empty_figure, plain
+from cerebro.report.plots.labels import plain, tick_labels, wrap
+from cerebro.report.plots.look import Look, clean, empty_figure
 from cerebro.report.plots.values import (
     axis_label,
     best_first,
+    categories,
     is_log,
     is_numeric,
-    known_metrics,
+    no_metric,
+    ranges_of,
     selected,
     varying,
 )
@@ -31,40 +35,36 @@ ACROSS = 3  # panels side by side
 MAX_LISTED = 8  # the most numbers that get one place each, without an axis
 SPREAD = 0.16  # how far the trials of a category are spread
 MAX_LABEL = 14  # the most characters of a category
+MAX_TURNED = 24  # the most labels of categories
 TOO_FAR = 30  # the ratio of metrics above which the axis is logarithmic
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How the trials of a group are drawn, and its name in the legend."""
+
+    text: str
+    marker: str
+    face: str
+    """The color inside; ``"none"`` for a hollow mark."""
+    edge: str
+    size: float
+    linewidth: float
+    zorder: int
 
 
 STYLE_OF = {"stopped": "pruned", "failed": "failed", "diverged": "failed"}
 
 
-def _styles(look: Look) -> dict[str, dict[str, Any]]:
-    """Return the styles in which trials are drawn."""
+def _styles(look: Look) -> dict[str, _Style]:
+    """Return the styles in which trials are drawn, in the order of the legend."""
+    blue, *_, gold = look.runners_up
     return {
-        "finished": {
-            "marker": "o",
-            "s": 30,
-            "linewidth": 0.7,
-            "zorder": 3,
-            "facecolor": look.runners_up[0],
-            "edgecolor": look.page,
-        },
-        "pruned": {
-            "marker": "o",
-            "s": 26,
-            "linewidth": 1.2,
-            "zorder": 3,
-            "facecolor": "none",
-            "edgecolor": look.runners_up[3],
-        },
-        "failed": {"marker": "x", "s": 26, "linewidth": 1.2, "zorder": 4, "color": look.ink},
-        "best": {
-            "marker": "*",
-            "s": 150,
-            "linewidth": 0.8,
-            "zorder": 6,
-            "facecolor": look.accent,
-            "edgecolor": look.page,
-        },
+        "best": _Style("best", "*", look.accent, look.page, 150, 0.8, 6),
+        "finished": _Style("finished", "o", blue, look.page, 30, 0.7, 3),
+        "pruned": _Style("ended early", "o", "none", gold, 26, 1.2, 3),
+        "failed": _Style("failed or diverged", "x", look.ink, look.ink, 26, 1.2, 4),
+        "unknown": _Style("no finite metric", "x", blue, blue, 26, 1.2, 4),
     }
 
 
@@ -72,13 +72,11 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     """Draw the metric over each setting that varies; a star marks the best trial.
 
     Axes are logarithmic if the space is. Trials that ended early are hollow. Failed and diverged
-    trials are crosses, on the lower edge if they have no metric.
+    trials are crosses. Trials without a finite metric are crosses on the lower edge.
     """
     ranked = best_first(result, metric, trials)
     if not ranked:
-        raise InputError(
-            f"metric={metric!r}: no trial has it yet; available: {known_metrics(trials)}"
-        )
+        raise no_metric(metric, trials)
     shown = [t for t in trials if t.status in ("failed", "diverged") or t in ranked]
     configs = {t.number: flatten(t.config) for t in shown}
     names = varying(list(configs.values()))
@@ -86,6 +84,8 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
         raise InputError("kind='slice': needs two finished trials that differ")
     points = {t.number: selected(result, t, metric) for t in shown}
     values = {n: math.nan if p is None else p[1] for n, p in points.items()}
+    groups = _groups(shown, values, ranked[0].number)
+    ranges = ranges_of(result)
     across = 2 if len(names) == 4 else min(ACROSS, len(names))
     down = -(-len(names) // across)
     figure = empty_figure(look, max(5.4, 3.2 * across), 0.9 + 2.7 * down)
@@ -95,67 +95,78 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
         axes = panels[place]
         clean(look, axes)
         own = {n: config[name] for n, config in configs.items() if name in config}
-        _panel(axes, name, own, shown, values, _range(result, name), ranked[0].number, look)
+        _panel(axes, name, own, groups, values, ranges.get(name, Range()), look)
         if place % across == 0:
-            axes.set_ylabel(plain(axis_label(ranked[0], metric)), color=look.ink)
+            axes.set_ylabel(wrap(axis_label(ranked[0], metric), 24, 3), color=look.ink)
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     _scale_metric(panels[0], list(values.values()))
-    _name(figure, shown, look)
+    _name(figure, groups, look)
     return figure
 
 
-def _range(result: Any, name: str) -> Range:
-    """Return a setting's range in the space; without bounds if the range was not recorded."""
-    saved = getattr(result, "saved", None)
-    found: Mapping[str, Range] = {} if saved is None else saved.ranges()
-    return found.get(name, Range())
+def _groups(
+    trials: Sequence[Any], values: Mapping[int, float], best: int
+) -> Mapping[str, list[int]]:
+    """Return the numbers of the trials that are drawn in each style, for all styles explained."""
+    groups: dict[str, list[int]] = {}
+    for trial in trials:
+        style = STYLE_OF.get(trial.status, "finished")
+        if not math.isfinite(values[trial.number]):
+            style = "failed" if style == "failed" else "unknown"
+        elif trial.number == best:
+            groups.setdefault(style, [])  # explained although the best trial has a mark of its own
+            style = "best"
+        groups.setdefault(style, []).append(trial.number)
+    return groups
 
 
 def _panel(
     axes: Axes,
     name: str,
     own: Mapping[int, Any],
-    trials: Sequence[Any],
+    groups: Mapping[str, Sequence[int]],
     values: Mapping[int, float],
     known: Range,
-    best: int,
     look: Look,
 ) -> None:
     numbers = list(own.values())
     numeric = is_numeric(numbers)
-    distinct = sorted(set(numbers)) if numeric else list(dict.fromkeys(map(_label, numbers)))
-    if not numeric and known.options:  # the order of the space
-        order = [_label(option) for option in known.options]
-        distinct.sort(key=lambda label: order.index(label) if label in order else len(order))
-    listed = not numeric or (bool(known.options) and len(distinct) <= MAX_LISTED)
-    if listed:
-        places = {
-            n: distinct.index(v if numeric else _label(v)) + _aside(n) for n, v in own.items()
-        }
-        texts = [fmt.number(v, 3) if numeric else v for v in distinct]
-        turned = sum(map(len, texts)) > 26
-        axes.set_xticks(
-            range(len(texts)),
-            [plain(text) for text in texts],
-            rotation=30 if turned else 0,
-            ha="right" if turned else "center",
-        )
-        axes.set_xlim(-0.5, len(texts) - 0.5)
-        axes.grid(False, axis="x")
-        _medians(axes, own, values, distinct, numeric, look)
+    distinct = sorted(set(numbers)) if numeric else categories(numbers, known)
+    if not numeric or (known.options and len(distinct) <= MAX_LISTED):
+        identity = float if numeric else repr
+        keys = [identity(value) for value in distinct]
+        columns = {n: keys.index(identity(value)) for n, value in own.items()}
+        places = {n: column + _aside(n) for n, column in columns.items()}
+        _label_columns(axes, tick_labels(distinct, MAX_LABEL))
+        _medians(axes, columns, values, look)
     else:
         places = {n: float(v) for n, v in own.items()}
-        by_space = known.low is not None or bool(known.options)
-        if known.is_log or (not by_space and is_log(np.asarray(numbers, dtype=float))):
+        if is_log(np.asarray(numbers, dtype=float), known):
             axes.set_xscale("log")
-            _label_few(axes, [float(number) for number in numbers if number > 0])
-    shown = [trial for trial in trials if trial.number in own]
-    _dots(axes, shown, places, values, _styles(look), best)
+            _label_few(axes, [float(number) for number in numbers])
+    styles = _styles(look)
+    for style, trials in groups.items():
+        _dots(axes, [n for n in trials if n in own], places, values, styles[style])
     absent = len(values) - len(own)
-    axes.set_xlabel(plain(name), color=look.ink)
+    axes.set_xlabel(wrap(name, 30, 2), color=look.ink)
     if absent:
-        axes.set_title(f"{absent} trials without it", fontsize=8, color=look.dim, loc="right")
+        without = f"{fmt.counted(absent, 'trial')} without it"
+        axes.set_title(without, fontsize=8, color=look.dim, loc="right")
+
+
+def _label_columns(axes: Axes, texts: Sequence[str]) -> None:
+    """Label categories; turn the labels, or leave some out, where they would overlap."""
+    step = -(-len(texts) // MAX_TURNED)
+    angle = 90 if len(texts) > MAX_LISTED else 30 if sum(map(len, texts)) > 26 else 0
+    axes.set_xticks(
+        range(0, len(texts), step),
+        [plain(text) for text in texts[::step]],
+        rotation=angle,
+        ha="right" if angle == 30 else "center",
+    )
+    axes.set_xlim(-0.5, len(texts) - 0.5)
+    axes.grid(False, axis="x")
 
 
 def _label_few(axes: Axes, numbers: Sequence[float]) -> None:
@@ -174,27 +185,35 @@ def _label_few(axes: Axes, numbers: Sequence[float]) -> None:
 
 def _dots(
     axes: Axes,
-    trials: Sequence[Any],
+    trials: Sequence[int],
     places: Mapping[int, float],
     values: Mapping[int, float],
-    styles: Mapping[str, Mapping[str, Any]],
-    best: int,
+    style: _Style,
 ) -> None:
-    """Draw trials; those without a finite metric on the lower edge.
+    """Draw trials of one style; those without a finite metric on the lower edge.
 
-    All trials of a style are drawn at once, because thousands of separate marks would take minutes.
+    They are drawn at once, because thousands of separate marks would take minutes.
     """
-    groups: dict[tuple[str, bool], list[int]] = {}
-    for trial in trials:
-        style = "best" if trial.number == best else STYLE_OF.get(trial.status, "finished")
-        groups.setdefault((style, math.isfinite(values[trial.number])), []).append(trial.number)
-    for (style, has_metric), numbers in groups.items():
-        x = [places[n] for n in numbers]
-        if has_metric:
-            axes.scatter(x, [values[n] for n in numbers], **styles[style])
-        else:
-            edge = axes.get_xaxis_transform()
-            axes.scatter(x, [0.03] * len(x), transform=edge, **styles[style])
+    marks: dict[str, Any] = {
+        "marker": style.marker,
+        "s": style.size,
+        "linewidth": style.linewidth,
+        "zorder": style.zorder,
+        **(
+            {"color": style.edge}
+            if style.marker == "x"
+            else {"facecolor": style.face, "edgecolor": style.edge}
+        ),
+    }
+    valued = [n for n in trials if math.isfinite(values[n])]
+    others = [n for n in trials if not math.isfinite(values[n])]
+    if valued:
+        axes.scatter([places[n] for n in valued], [values[n] for n in valued], **marks)
+    if others:
+        x = [places[n] for n in others]
+        axes.scatter(x, [0.03] * len(x), transform=axes.get_xaxis_transform(), **marks)
+        # Marks in the coordinates of the axes do not widen its limits by themselves.
+        axes.update_datalim([(place, 0.0) for place in x], updatey=False)
 
 
 def _aside(number: int) -> float:
@@ -203,26 +222,16 @@ def _aside(number: int) -> float:
 
 
 def _medians(
-    axes: Axes,
-    own: Mapping[int, Any],
-    values: Mapping[int, float],
-    distinct: Sequence[Any],
-    numeric: bool,
-    look: Look,
+    axes: Axes, columns: Mapping[int, int], values: Mapping[int, float], look: Look
 ) -> None:
     """Mark the median of each category of at least three trials."""
-    for place, one in enumerate(distinct):
-        found = [values[n] for n, v in own.items() if (v if numeric else _label(v)) == one]
+    for column in sorted(set(columns.values())):
+        found = [values[n] for n, own in columns.items() if own == column]
         found = [value for value in found if math.isfinite(value)]
         if len(found) > 2:
             axes.hlines(
-                float(np.median(found)), place - 0.3, place + 0.3, color=look.dim, linewidth=1.2
+                float(np.median(found)), column - 0.3, column + 0.3, color=look.dim, linewidth=1.2
             )
-
-
-def _label(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= MAX_LABEL else f"{text[: MAX_LABEL - 1]}…"
 
 
 def _scale_metric(axes: Axes, values: Sequence[float]) -> None:
@@ -233,22 +242,22 @@ def _scale_metric(axes: Axes, values: Sequence[float]) -> None:
     axes.margins(y=0.12)
 
 
-def _name(figure: Figure, trials: Sequence[Any], look: Look) -> None:
+def _name(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
     """Write the title, and explain the marks that occur."""
     from matplotlib.lines import Line2D
 
-    states = {trial.status for trial in trials}
-    marks: list[tuple[str, str, str, str]] = [("*", look.accent, look.accent, "best")]
-    marks.append(("o", look.runners_up[0], look.runners_up[0], "finished"))
-    if "stopped" in states:
-        marks.append(("o", "none", look.runners_up[3], "ended early"))
-    if states & {"failed", "diverged"}:
-        marks.append(("x", look.ink, look.ink, "failed or diverged"))
     handles = [
         Line2D(
-            [], [], linestyle="", marker=m, markerfacecolor=face, markeredgecolor=edge, label=text
+            [],
+            [],
+            linestyle="",
+            marker=style.marker,
+            markerfacecolor=style.face,
+            markeredgecolor=style.face if style.face != "none" else style.edge,
+            label=style.text,
         )
-        for m, face, edge, text in marks
+        for name, style in _styles(look).items()
+        if name in groups
     ]
     figure.legend(
         handles=handles,

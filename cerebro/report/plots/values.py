@@ -8,10 +8,21 @@ from typing import Any
 
 import numpy as np
 
+from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
+from cerebro.report.ranges import Range
 
 _SMALL_IS_GOOD = ("loss", "error", "mse", "mae", "rmse", "perplexity", "nll", "brier", "entropy")
+
+
+class _Absent:
+    def __repr__(self) -> str:
+        return "absent"
+
+
+ABSENT = _Absent()
+"""Stands for a dimension that a configuration does not have; None can be a value of its own."""
 
 
 def mode_of(result: Any, metric: str) -> str:
@@ -59,6 +70,11 @@ def known_metrics(trials: Sequence[Any]) -> str:
     return ", ".join(names) if names else "none, because no epoch has finished"
 
 
+def no_metric(metric: str, trials: Sequence[Any]) -> InputError:
+    """Return the error of a metric that no trial has."""
+    return InputError(f"metric={metric!r}: no trial has it yet; available: {known_metrics(trials)}")
+
+
 def axis_label(trial: Any, metric: str) -> str:
     name = fmt.short_name(metric)
     keys = {key for entry in trial.history for key in entry["metrics"]}
@@ -86,12 +102,39 @@ def table_of(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict
 def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the dimensions that take more than one value, in the order of the space."""
     names = dict.fromkeys(name for config in configs for name in config)
-    return [n for n in names if len({repr(config.get(n)) for config in configs}) > 1]
+    return [n for n in names if len({repr(value) for value in column(configs, n)}) > 1]
+
+
+def column(configs: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """Return a dimension's value in each configuration, or `ABSENT`."""
+    return [config.get(name, ABSENT) for config in configs]
+
+
+def ranges_of(result: Any) -> Mapping[str, Range]:
+    """Return the range of each setting in the space; empty if the space was not recorded."""
+    saved = getattr(result, "saved", None)
+    found: Mapping[str, Range] = {} if saved is None else saved.ranges()
+    return found
 
 
 def is_numeric(values: Sequence[Any]) -> bool:
     return all(isinstance(v, (int, float, np.number)) and not isinstance(v, bool) for v in values)
 
 
-def is_log(numbers: Any) -> bool:
-    return bool(numbers.min() > 0 and numbers.max() / numbers.min() > 50)
+def is_log(numbers: Any, known: Range | None = None) -> bool:
+    """Return whether a dimension's axis is logarithmic: if the space is, else by its numbers."""
+    if not numbers.min() > 0:
+        return False
+    if known is not None and (known.low is not None or known.options):
+        return known.is_log
+    return bool(numbers.max() / numbers.min() > 50)
+
+
+def categories(values: Sequence[Any], known: Range) -> list[Any]:
+    """List distinct values in the order of the space, else as they come.
+
+    The values ``1``, ``True`` and ``"1"`` are distinct.
+    """
+    found = {repr(value): value for value in values}
+    order = {repr(option): place for place, option in enumerate(known.options)}
+    return [found[key] for key in sorted(found, key=lambda key: order.get(key, len(order)))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import re
 from types import SimpleNamespace
@@ -413,6 +414,28 @@ def test_curves_skip_what_is_not_finite(matplotlib: Any) -> None:
     figure.savefig(io.BytesIO(), format="png")
 
 
+def test_curves_of_one_epoch_have_one_tick(matplotlib: Any) -> None:
+    axes = plots.plot(make_result([make_trial(n, [0.5 + n / 10]) for n in range(3)])).axes[0]
+    low, high = axes.get_xlim()
+    assert [float(tick) for tick in axes.get_xticks() if low <= tick <= high] == [1.0]
+
+
+def test_curves_name_only_trials_that_have_one(matplotlib: Any) -> None:
+    trials = [make_trial(0, [0.5, 0.6]), make_trial(1, [math.nan] * 2), make_trial(2, [math.nan])]
+    trials.append(make_trial(3, [math.nan, 0.4]))  # a single point
+    axes = plots.plot(make_result(trials)).axes[0]
+    assert axes.get_title("right") == "2 trials, best first; 2 trials without a finite metric"
+    named = [text.get_text().split("\n")[0] for text in axes.get_legend().get_texts()]
+    assert named == ["trial 0", "trial 3"]
+    assert {line.get_marker() for line in axes.get_lines() if len(line.get_xdata()) == 2} == {
+        "None",
+        "o",
+    }
+    axes = plots.plot(make_result(trials[1:2])).axes[0]
+    assert axes.get_title("right") == "1 trial without a finite metric"
+    assert axes.get_ylabel() == "validation accuracy" and not axes.get_legend().get_texts()
+
+
 def test_gantt_draws_each_worker_and_counts(result: Any, matplotlib: Any) -> None:
     axes = plots.plot(result, kind="gantt").axes[0]
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["worker 0", "worker 1"]
@@ -426,6 +449,46 @@ def test_gantt_joins_neighbours_of_one_trial(matplotlib: Any) -> None:
     assert [(units[a]["trial"], b - a + 1) for a, b in stretches] == [(0, 4), (1, 4)] * 2
     apart = [{**unit, "start": unit["start"] + 1.0 * i} for i, unit in enumerate(units)]
     assert len(gantt._stretches(apart, ("trial",), gap=0.01)) > 4
+
+
+def test_gantt_of_a_long_run_has_few_artists(matplotlib: Any) -> None:
+    def drawn(epochs: int) -> tuple[int, int]:
+        places = itertools.product(range(epochs), range(40), range(9))
+        units = [
+            {"trial": trial, "epoch": epoch, "step": step, "worker": 0, "rows": 10, "hopped": False,
+             "kind": "eval" if step == 8 else "train", "attempt": int(step == 3),
+             "start": 1.0 * place, "end": place + 1.0}
+            for place, (epoch, trial, step) in enumerate(places)
+        ]  # fmt: skip
+        result = make_result([make_trial(n, [0.5]) for n in range(40)], units)
+        axes = plots.plot(result, kind="gantt").axes[0]
+        bars = [c for c in axes.collections if isinstance(c, PolyCollection)]
+        return len(axes.get_children()), sum(len(c.get_paths()) for c in bars)
+
+    from matplotlib.collections import PolyCollection
+
+    artists, bars = drawn(1)
+    assert artists < 80 and bars == 80
+    artists, bars = drawn(30)  # 10,800 units
+    assert artists < 80 and 1000 < bars < 2500
+
+
+def test_gantt_joins_bars_too_narrow_to_see() -> None:
+    narrow = [{"trial": n, "kind": "train", "start": n / 4, "end": (n + 1) / 4}
+              for n in range(8)]  # fmt: skip
+    wide = {"trial": 3, "kind": "eval", "start": 2.0, "end": 500.0}
+    late = {"trial": 4, "kind": "train", "start": 999.9, "end": 1000.0}
+    bars = gantt._bars([*narrow, wide, late], 0, 1000.0)
+    pairs = [(n, "train", n / 4, n / 4 + 0.5) for n in (0, 2, 4, 6)]
+    assert [(bar.trial, bar.kind, bar.start, bar.stop) for bar in bars] == [
+        *pairs,
+        (3, "eval", 2.0, 500.0),
+        (4, "train", 999.9, 1000.0),
+    ]
+    longest = [{"trial": 0, "kind": "train", "start": 0.0, "end": 0.1},
+               {"trial": 1, "kind": "eval", "start": 0.1, "end": 0.4}]  # fmt: skip
+    (bar,) = gantt._bars(longest, 2, 1000.0)
+    assert (bar.row, bar.trial, bar.kind, bar.start, bar.stop) == (2, 1, "eval", 0.0, 0.4)
 
 
 def test_chosen_trials_only(result: Any, matplotlib: Any) -> None:
@@ -496,6 +559,7 @@ def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
     each = [make_trial(n, [0.5 + 0.01 * n], config={"name": f"n{n}"}) for n in range(4)]
     axes = plots.plot(make_result(each), kind="importance").axes[0]
     assert [text.get_text() for text in axes.texts] == ["unknown"]
+    assert axes.get_ylim() == (-0.5, 0.5)
 
 
 def test_pictures_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:

@@ -14,8 +14,11 @@ pytest.importorskip("matplotlib")
 
 from cerebro.errors import InputError
 from cerebro.report.plots import plot
+from cerebro.report.plots.importance import _groups
+from cerebro.report.plots.labels import wrap
 from cerebro.report.plots.look import DARK, LIGHT
-from cerebro.report.plots.parallel import LEAST_GAP, _position
+from cerebro.report.plots.parallel import LEAST_GAP, NOT_USED, _position
+from cerebro.report.plots.values import ABSENT, varying
 from cerebro.report.ranges import Range
 
 RANGES = {
@@ -178,3 +181,120 @@ def test_a_log_axis_has_few_labels(high: float, labels: list[str]) -> None:
     low, end = axes.get_xlim()
     texts = [text.get_text() for text in shown if low <= text.get_position()[0] <= end]
     assert [text for text in texts if text] == labels
+
+
+def test_crosses_lie_within_the_axes() -> None:
+    apart = result()
+    for one, place in zip(apart.trials[6:], (1e-7, 10.0), strict=True):  # failed and diverged
+        one.config |= {"lr": place, "momentum": 100 * place}
+    found = panels(plot(apart, kind="slice"))
+    for name, ends in (("lr", (1e-7, 10.0)), ("momentum", (1e-5, 1000.0))):
+        low, high = found[name].get_xlim()
+        assert low < ends[0] and ends[1] < high
+
+
+def test_a_trial_without_a_finite_metric_is_a_cross() -> None:
+    bad = result()
+    bad.trials = bad.trials[:5]
+    bad.trials[4].history[0]["metrics"] = {"val_accuracy": math.nan}
+    figure = plot(bad, kind="slice")
+    (legend,) = figure.legends
+    texts = [text.get_text() for text in legend.get_texts()]
+    assert texts == ["best", "finished", "no finite metric"]
+    lr = panels(figure)["lr"]
+    crosses = [marks for marks in lr.collections if len(marks.get_paths()[0]) == 4]
+    points = [tuple(map(float, point)) for marks in crosses for point in marks.get_offsets()]
+    assert points == [(pytest.approx(bad.trials[4].config["lr"]), 0.03)]
+    assert sum(len(marks.get_offsets()) for marks in lr.collections) == 5
+
+
+def ticks_of(values: list[Any], options: tuple[Any, ...] = ()) -> list[str]:
+    """Draw one trial for each value of a setting; return the ticks of its panel."""
+    some = result(saved=SimpleNamespace(ranges=lambda: {"act": Range(options=options)}))
+    some.trials = some.trials[:5]
+    for one, value in zip(some.trials, values, strict=True):
+        one.config = {"act": value}
+    axes = panels(plot(some, kind="slice"))["act"]
+    marks = [x for m in axes.collections for x, _ in getattr(m, "get_offsets", list)()]
+    assert sorted(round(float(x)) for x in marks if x) == list(range(len(values)))
+    return [text.get_text() for text in axes.get_xticklabels()]
+
+
+def test_categories_are_told_apart_by_their_values() -> None:
+    long = [f"resnet_variant_number_{n}" for n in range(5)]
+    assert ticks_of(long) == [f"resnet_…mber_{n}" for n in range(5)]
+    assert ticks_of([1, "1", True, "True", None]) == ["1", "'1'", "True", "'True'", "None"]
+    space = (None, "True", True, "1", 1)
+    assert ticks_of([1, "1", True, "True", None], space) == ["None", "'True'", "True", "'1'", "1"]
+
+
+def test_many_categories_do_not_overlap() -> None:
+    many = result(saved=None)
+    many.trials *= 15
+    many.trials = [
+        SimpleNamespace(**{**vars(one), "number": n, "config": {"arch": f"net{n}"}})
+        for n, one in enumerate(many.trials)
+    ]
+    (axes,) = panels(plot(many, kind="slice")).values()
+    labels = axes.get_xticklabels()
+    assert len(labels) == 24 and {label.get_rotation() for label in labels} == {90.0}
+    assert axes.get_xlim() == (-0.5, 119.5)
+
+
+def test_the_parallel_axes_are_those_of_the_space() -> None:
+    numbers = [0.001, 0.002, 0.004, 0.9]
+    middle = {known: _position(numbers, RANGES[known])[0][2] for known in ("lr", "momentum")}
+    assert middle["momentum"] == pytest.approx(0.003 / 0.899)
+    assert middle["lr"] == pytest.approx(math.log(4) / math.log(900))
+    assert _position([0.01, 0.02, 0.03], RANGES["lr"])[0][1] == pytest.approx(
+        math.log(2) / math.log(3)
+    )
+    places, ticks = _position(["relu", "tanh", "relu"], RANGES["act"])
+    assert places == [1.0, 0.0, 1.0] and ticks == [(0.0, "tanh"), (1.0, "relu")]
+
+
+def test_none_is_a_value_and_not_an_absent_setting() -> None:
+    places, ticks = _position(["relu", None, "tanh", ABSENT], Range(options=("relu", "tanh", None)))
+    assert places == [0.0, 1.0, 0.5, NOT_USED]
+    assert ticks == [(0.0, "relu"), (0.5, "tanh"), (1.0, "None"), (NOT_USED, "not used")]
+    assert varying([{"act": None, "lr": 1}, {"lr": 1}]) == ["act"]
+    # Numbers are grouped into four ranges; neither None nor an absent setting belongs to them.
+    groups = _groups([*range(8), None, ABSENT])
+    assert groups == [*"00112233", "None", "absent"]
+
+
+LONG = "a_very_long_name_of_a_setting_that_goes_on_and_on"
+
+
+@pytest.mark.parametrize("kind", ["curves", "parallel", "importance", "slice"])
+def test_long_names_fit(kind: str) -> None:
+    from matplotlib.text import Text
+
+    wide = result(saved=None, metric=f"{LONG}_metric")
+    for one in wide.trials:
+        one.config = {f"{LONG}_{n}": one.number * (n + 1) % 8 for n in range(4)}
+    for entry in (entry for one in wide.trials for entry in one.history):
+        entry["metrics"] = {f"val_{LONG}_metric": entry["metrics"]["val_accuracy"]}
+    figure = plot(wide, kind=kind)
+    figure.savefig(io.BytesIO(), format="png")  # lays out
+    texts = []
+    for axes in (axes for axes in figure.axes if axes.get_visible()):
+        titles = {axes.get_title("left"), axes.get_title("right")}
+        texts += [t for t in axes.get_children() if isinstance(t, Text) and t.get_text() in titles]
+        texts += [axes.xaxis.label, axes.yaxis.label]
+        texts += {"parallel": axes.get_xticklabels, "importance": axes.get_yticklabels}.get(
+            kind, list
+        )()
+    boxes = [text.get_window_extent() for text in texts if text.get_text()]
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
+
+
+def test_a_name_is_broken_where_it_has_parts() -> None:
+    assert wrap("optimizer.weight_decay", 12, 3) == "optimizer.\nweight_decay"
+    assert wrap("lr", 12, 3) == "lr"
+    text = wrap("x" * 50 + "_1", 10, 3)
+    assert text.endswith("xx_1") and "…" in text
+    assert max(map(len, text.split("\n"))) == 10 and text.count("\n") == 2
