@@ -24,6 +24,7 @@ from cerebro.report import plots, summary
 from cerebro.report.block import curve, limits
 from cerebro.report.conclusions import conclude
 from cerebro.report.page_parts import SCRIPT, STYLE
+from cerebro.report.plots.values import varying
 
 MAX_ROWS = 2000
 """The most trials in the table, best first; a browser sorts this many at once."""
@@ -34,6 +35,8 @@ MAX_LINES = 20
 """The most lines shown of a log or a traceback, from its end."""
 MAX_LINE = 300
 MAX_CELL = 60
+MAX_UNBROKEN = 30
+"""The most characters of a fact's name that stay on one line."""
 DPI = 144
 BY_EPOCH = " by epoch"
 
@@ -86,8 +89,15 @@ def render_page(
     -------
     str
         An HTML document. Everything that comes from the run is escaped.
+
+    Raises
+    ------
+    InputError
+        If there are pictures, and `metric` or one of the `trials` is unknown.
     """
     about = about or About()
+    if kinds:
+        plots.check(result, metric, trials)
     ranked = summary.ranked(result)
     sections = [
         ("best", "Best configuration", _best(result, ranked)),
@@ -138,11 +148,16 @@ def _list(lines: Sequence[str]) -> str:
 def _facts(facts: Mapping[str, Any], title: str = "") -> str:
     """Write names and values as a table with a title above it; nothing if there are no facts."""
     rows = "".join(
-        f'<tr><th scope="row">{_text(name)}</th><td>{_text(_value(value))}</td></tr>'
+        f'<tr><th scope="row"{_long(name)}>{_text(name)}</th><td>{_text(_value(value))}</td></tr>'
         for name, value in facts.items()
     )
     heading = f"<h3>{_text(title)}</h3>" if title else ""
     return f'{heading}<table class="facts"><tbody>{rows}</tbody></table>' if rows else ""
+
+
+def _long(name: str) -> str:
+    """Return the class of a name that is broken so that its value has room."""
+    return ' class="long"' if len(name) > MAX_UNBROKEN else ""
 
 
 def _value(value: Any) -> str:
@@ -158,7 +173,7 @@ def _head(result: Any, about: About) -> str:
     if about.started is not None:
         facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(about.started)))
         if about.ended is not None:
-            facts.append(f"took {fmt.duration(about.ended - about.started)}")
+            facts.append(_took(result, about.ended - about.started))
     ranked_by = f"ranked by {fmt.heading(result.metric)} ({result.mode})"
     state = _text(result.status)
     error = getattr(result, "error", None)
@@ -167,6 +182,15 @@ def _head(result: Any, about: About) -> str:
         f'<div class="dim">{_text(" · ".join([*facts, ranked_by]))}</div>'
         + (f'<p class="failed">{_text(error)}</p>' if error else "")
     )
+
+
+def _took(result: Any, seconds: float) -> str:
+    """Write how long a run took; if it was resumed, also how long it ran, as the Gantt chart."""
+    text = f"took {fmt.duration(seconds)}"
+    if not any(event["kind"] == "resumed" for event in result.events()):
+        return text
+    ran = max((unit["end"] for unit in result.units()), default=0.0)
+    return f"{text} with interruptions, {fmt.duration(ran)} without"
 
 
 def _best(result: Any, ranked: Sequence[Any]) -> str:
@@ -271,7 +295,8 @@ def _trials(result: Any, ranked: Sequence[Any]) -> str:
     shown = ranked[:MAX_ROWS]
     flat = {trial.number: flatten(trial.config) for trial in shown}
     keys = list(dict.fromkeys(key for config in flat.values() for key in config))
-    varying = [k for k in keys if len({repr(c.get(k)) for c in flat.values()}) > 1][:MAX_SETTINGS]
+    differing = varying(list(flat.values()))
+    columns = differing[:MAX_SETTINGS]
     names = _metrics(result, shown)
     by_best = result.select == "best"
     drawings = _drawings(result, shown)
@@ -279,7 +304,7 @@ def _trials(result: Any, ranked: Sequence[Any]) -> str:
         *("trial", "state", "epochs", *([fmt.BEST_AT] if by_best else [])),
         *(fmt.heading(name) for name in names),
         *(f"{fmt.heading(result.metric)}{BY_EPOCH}", "seconds"),
-        *varying,
+        *columns,
     ]
     best = ranked[0].number if summary.best_lines(result) else None
     rows = []
@@ -299,14 +324,14 @@ def _trials(result: Any, ranked: Sequence[Any]) -> str:
             _Cell(drawings[trial.number]),
             _number(seconds, f"{seconds:.1f}"),
             *(_setting(flat[trial.number][key]) if key in flat[trial.number] else _Cell("")
-              for key in varying),
+              for key in columns),
         ]  # fmt: skip
         kind = ' class="best"' if trial.number == best else ""
         rows.append(f"<tr{kind}>{''.join(cell.to_html() for cell in cells)}</tr>")
         texts.update(place for place, cell in enumerate(cells) if cell.is_text)
     head = "".join(_heading(text, is_text=place in texts) for place, text in enumerate(headings))
     more = len(ranked) - len(shown)
-    constant = {k: next(iter(flat.values())).get(k) for k in keys if k not in varying}
+    constant = {k: next(iter(flat.values())).get(k) for k in keys if k not in differing}
     same = (
         f'<p class="dim">The same in all: {_text(fmt.settings(constant))}</p>' if constant else ""
     )

@@ -25,7 +25,8 @@ ul { margin: .3rem 0; padding-left: 1.2rem; } li { margin: .25rem 0; overflow-wr
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 td, th { padding: .2rem .9rem .2rem 0; text-align: left; vertical-align: top; }
 table.facts th { font-weight: 400; color: var(--dim); white-space: nowrap; }
-table.facts td { overflow-wrap: anywhere; }
+table.facts th.long { white-space: normal; overflow-wrap: anywhere; min-width: 11rem; }
+table.facts td { overflow-wrap: anywhere; min-width: 6rem; }
 .scroll { overflow: auto; max-height: 85vh; border: 1px solid var(--line); border-radius: 4px; }
 .scroll table { width: 100%; }
 .scroll td, .scroll th { padding: .2rem .5rem; font-size: .9rem; white-space: nowrap;

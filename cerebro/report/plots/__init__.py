@@ -17,6 +17,7 @@ from cerebro.report.plots.importance import draw_importance
 from cerebro.report.plots.look import DARK, LIGHT, Look, is_style_dark
 from cerebro.report.plots.parallel import draw_parallel
 from cerebro.report.plots.slices import draw_slices
+from cerebro.report.plots.values import no_metric, series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -71,6 +72,20 @@ def plot(
         raise InputError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     look = DARK if (is_style_dark() if dark is None else dark) else LIGHT
     return KINDS[kind](result, metric or result.metric, _chosen(result, trials), look)
+
+
+def check(result: Any, metric: str | None, trials: Sequence[int] | None) -> None:
+    """Check the metric and the trials to draw; a metric cannot be checked before the first epoch.
+
+    Raises
+    ------
+    InputError
+        If the metric or a trial is unknown.
+    """
+    chosen = _chosen(result, trials)
+    begun = any(trial.history for trial in chosen)
+    if metric is not None and begun and not any(series(trial, metric)[1] for trial in chosen):
+        raise no_metric(metric, chosen)
 
 
 def _chosen(result: Any, numbers: Sequence[int] | None) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cerebro.errors import InputError
 from cerebro.report import summary
 from cerebro.report.page import MAX_LINES, About, render_page
 
@@ -178,3 +179,44 @@ def test_a_thousand_trials_stay_usable() -> None:
     page = render_page(of(trials), kinds=[])
     assert len(page) < 2_000_000
     assert len(Reader(page).keys()) == 1000
+
+
+def test_an_unknown_metric_or_trial_is_refused_if_there_are_pictures() -> None:
+    result = of([trial(0, [0.5]), trial(1, [0.6])])
+    with pytest.raises(InputError, match="metric='foo': no trial has it yet; available: val_acc"):
+        render_page(result, metric="foo")
+    with pytest.raises(InputError, match="there is no trial 999 in this run"):
+        render_page(result, trials=[0, 999])
+    assert "<img" not in render_page(result, metric="foo", trials=[999], kinds=[])
+    early = of([trial(0, [], status="running")])  # its metrics are not known yet
+    assert "no epoch has finished" in render_page(early, metric="foo", kinds=["curves"])
+
+
+def test_the_time_of_a_resumed_run_is_said_with_and_without_interruptions() -> None:
+    about = About(started=1000.0, ended=1048.9)
+    resumed = {"time": 2.0, "kind": "resumed", "trial": None, "text": "by 7, with 1 worker"}
+    for events, text in (
+        ([], "took 48.9 s · ranked"),
+        ([resumed], "took 48.9 s with interruptions, 3.8 s without · ranked"),
+    ):
+        result = of([trial(0, [0.5])], events)
+        result.units = lambda: [{"start": 0.2, "end": 2.0}, {"start": 2.1, "end": 3.8}]
+        assert text in render_page(result, about, kinds=[])
+
+
+def test_the_table_of_trials_has_settings_that_some_trials_lack() -> None:
+    trials = [trial(0, [0.5], config={"act": None}), trial(1, [0.4], config={})]
+    page = render_page(of(trials), kinds=[])
+    assert "act</button>" in page and "The same in all" not in page
+
+
+def test_settings_that_differ_are_not_the_same_in_all() -> None:
+    trials = [trial(n, [0.5], config={f"s{k}": n for k in range(60)} | {"t": 1}) for n in (0, 1)]
+    page = render_page(of(trials), kinds=[])
+    assert "The same in all: t=1<" in page and "s39</button>" in page
+
+
+def test_long_names_of_facts_leave_room_for_their_values() -> None:
+    page = render_page(of([]), About(settings={"x" * 40: 1, "epochs": 3}), kinds=[])
+    assert f'<th scope="row" class="long">{"x" * 40}</th><td>1</td>' in page
+    assert '<th scope="row">epochs</th>' in page
