@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LEAST_GAP = 0.05  # share of the height between two labeled values
 MAX_LABEL = 22  # the most characters of a category
+MAX_LISTED = 25  # the most labels of categories
 NOT_USED = -0.14  # position at which an absent dimension is drawn
 
 
@@ -61,7 +62,8 @@ def _position(
             return keys.index(repr(value)) * step
 
         labels = tick_labels(distinct, MAX_LABEL)
-        ticks = [(place(v), label) for v, label in zip(distinct, labels, strict=True)]
+        every = -(-len(distinct) // MAX_LISTED)
+        ticks = [(place(v), text) for v, text in zip(distinct, labels, strict=True)][::every]
     if len(present) < len(values):
         ticks.append((NOT_USED, "not used"))
     return [NOT_USED if v is ABSENT else place(v) for v in values], ticks

@@ -239,6 +239,8 @@ def test_many_categories_do_not_overlap() -> None:
     labels = axes.get_xticklabels()
     assert len(labels) == 24 and {label.get_rotation() for label in labels} == {90.0}
     assert axes.get_xlim() == (-0.5, 119.5)
+    places, ticks = _position([f"net{n}" for n in range(100)])
+    assert len(set(places)) == 100 and len(ticks) == 25
 
 
 def test_the_parallel_axes_are_those_of_the_space() -> None:
