@@ -294,7 +294,7 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
     if id(value) in seen:
         return
     seen[id(value)] = value  # keeps the object alive, so that its id is not reused
-    if is_array(value):
+    if is_array(value) and not has_objects(value):
         yield path, value
         return
     if depth == 0:
@@ -305,6 +305,8 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of an object that can hold state."""
+    if has_objects(value):
+        value = value.ravel().tolist()
     if isinstance(value, Mapping):
         for key, child in list(value.items()):
             yield f"[{key!r}]", child
@@ -354,6 +356,11 @@ def is_array(value: Any) -> bool:
         return is_shaped and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
     except Exception:
         return False
+
+
+def has_objects(value: Any) -> bool:
+    """Return whether an array has references to objects, whose bytes are addresses."""
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.hasobject
 
 
 def id_of(value: Any) -> Any:

@@ -310,3 +310,32 @@ def test_a_search_warns_if_the_check_fails_after_the_model_has_trained(data, tmp
     assert text in str(result.summary())
     with pytest.raises(cerebro.InputError, match="no step after a hop"):
         cerebro.check(build_failing_once, {"lr": [0.1]}, data)
+
+
+# --- object arrays -----------------------------------------------------------------------
+
+
+class Named(FailsOnce):
+    """A model with an object array: names and a number, which `counts` increases in each step."""
+
+    def __init__(self, counts):
+        self.w, self.fails, self.counts = np.zeros(1), False, counts
+        self.objects = np.array([*(f"class {i}" for i in range(3)), 1000.5], dtype=object)
+
+    def train_batch(self, batch):
+        self.objects[-1] += self.counts
+        return super().train_batch(batch)
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+def build_named(config):
+    return Named(config["counts"])
+
+
+@pytest.mark.filterwarnings("ignore:no validation data")
+def test_object_arrays_are_compared_by_their_values(data):
+    assert cerebro.check(build_named, {"counts": [0]}, data).problems == []
+    (lost,) = cerebro.check(build_named, {"counts": [1]}, data).problems
+    assert lost == "model.objects[3] is lost by a hop: it is not in state_dict()"
