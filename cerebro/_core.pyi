@@ -323,11 +323,10 @@ def run_unit(
     """Call ``step(batch)`` for every batch of `loader` and sum the metrics.
 
     A metric is a number, a tensor of one number, or ``(mean, weight)``; the default weight is the
-    batch's rows. Sums are float64, in batch order, and continue from `sums`. Where one of
-    `replays`, to which `step` may add, fits a batch of a `Loader` in main memory, it takes the step
-    instead. Raises
-    ``UnitCancelled`` if the page's flag is set, TypeError naming a metric that is not a number, and
-    any error of `step`.
+    batch's rows, and a mean of weight 0 does not count. Sums are float64, in batch order, and
+    continue from `sums`. Where one of `replays`, to which `step` may add, fits a batch of a
+    `Loader` in main memory, it takes the step instead. Raises ``UnitCancelled`` if the page's flag
+    is set, TypeError naming a metric that is not a number, and any error of `step`.
     """
 
 class MatMul:
