@@ -119,5 +119,5 @@ elements_are_read(void)
 }
 
 CHECK_MAIN(metrics_are_weighted, the_first_that_is_not_finite_is_noted,
-           a_value_of_weight_0_does_not_count,
-           metrics_may_come_in_any_order, elements_are_read)
+           a_value_of_weight_0_does_not_count, metrics_may_come_in_any_order,
+           elements_are_read)
