@@ -56,7 +56,8 @@ class ShardReader:
 class NpyWriter:
     """Streams rows into one new ``.npy`` file and hashes them on the way.
 
-    A writer that fails, is aborted or is garbage-collected deletes its file.
+    A writer that fails, is aborted or is garbage-collected deletes its file, but not in a forked
+    child.
     """
 
     def __new__(cls, path: _Path, dtype: str, row_shape: Sequence[int], rows: int) -> NpyWriter: ...
