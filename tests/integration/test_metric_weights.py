@@ -88,3 +88,12 @@ def build_ruined(config):
 def test_a_model_that_becomes_nan_in_such_a_batch_diverges_in_the_next_that_counts(data, tmp_path):
     with pytest.raises(cerebro.RunError, match=r"became nan in epoch [01], shard 1, batch 0"):
         searched(build_ruined, data, tmp_path / "run", validation=None)
+
+
+def test_what_lightning_logs_for_no_rows_does_not_count():
+    from cerebro.torch.logged import Logged
+
+    item = Logged("loss", "training_step", "mean", on_step=True, on_epoch=True)
+    for value, rows in ((math.nan, 0), (2.0, 3)):
+        item.add(torch.tensor(value), rows)
+    assert item.result() == 2.0
