@@ -56,7 +56,8 @@ class ShardReader:
 class NpyWriter:
     """Streams rows into one new ``.npy`` file and hashes them on the way.
 
-    A writer that fails, is aborted or is garbage-collected deletes its file.
+    A writer that fails, is aborted or is garbage-collected deletes its file, but not in a forked
+    child.
     """
 
     def __new__(cls, path: _Path, dtype: str, row_shape: Sequence[int], rows: int) -> NpyWriter: ...
@@ -323,11 +324,10 @@ def run_unit(
     """Call ``step(batch)`` for every batch of `loader` and sum the metrics.
 
     A metric is a number, a tensor of one number, or ``(mean, weight)``; the default weight is the
-    batch's rows. Sums are float64, in batch order, and continue from `sums`. Where one of
-    `replays`, to which `step` may add, fits a batch of a `Loader` in main memory, it takes the step
-    instead. Raises
-    ``UnitCancelled`` if the page's flag is set, TypeError naming a metric that is not a number, and
-    any error of `step`.
+    batch's rows, and a mean of weight 0 does not count. Sums are float64, in batch order, and
+    continue from `sums`. Where one of `replays`, to which `step` may add, fits a batch of a
+    `Loader` in main memory, it takes the step instead. Raises ``UnitCancelled`` if the page's flag
+    is set, TypeError naming a metric that is not a number, and any error of `step`.
     """
 
 class MatMul:

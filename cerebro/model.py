@@ -73,7 +73,7 @@ class Model(Protocol):
     """The methods that every model has.
 
     A metric's value is a float or a 0-d tensor, the mean over the batch's rows, or a pair ``(mean,
-    weight)``. These attributes and methods are optional:
+    weight)``; a mean of weight 0 does not count. These attributes and methods are optional:
 
     ``framework``
         The framework of batches: "torch", "numpy", "jax" or "dlpack" (default).
@@ -362,7 +362,10 @@ class Means:
         self._pairs: dict[str, list[tuple[Any, Any]]] = {}
 
     def add(self, batch: Batch, values: Mapping[str, Any]) -> None:
-        """Add a batch's metrics: means over its rows, or ``(mean, weight)``."""
+        """Add a batch's metrics: means over its rows, or ``(mean, weight)``.
+
+        A mean of weight 0 does not count, even if it is NaN.
+        """
         rows = len(next(iter(batch.values())))
         for name, value in values.items():
             pair = value if isinstance(value, tuple) else (value, rows)
@@ -384,8 +387,9 @@ class Means:
         total = weights = 0.0
         means, counts = (self._floats(list(numbers)) for numbers in zip(*pairs, strict=True))
         for value, weight in zip(means, counts, strict=True):
-            total += value * weight
-            weights += weight
+            if weight != 0:  # a mean over nothing is often NaN, as 0 / 0
+                total += value * weight
+                weights += weight
         return total / weights if weights else math.nan
 
 

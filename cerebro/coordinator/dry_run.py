@@ -13,6 +13,7 @@ from cerebro.machine.devices import is_gpu
 from cerebro.machine.environment import uses_gpu
 from cerebro.report.findings import Finding
 from cerebro.searchers.metrics import known_mode
+from cerebro.worker.diagnosis.layout import CURE
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned
 
 MAX_START_LOSSES = 2
@@ -43,12 +44,12 @@ class DryRun:
 
     def raise_if_broken(self) -> None:
         """Raise StateError if a hop would lose parts of a model's state."""
-        if self.problems:
-            raise StateError(
-                "the model's state does not survive a hop: "
-                + "; ".join(self.problems)
-                + " (put it into state_dict() and load_state_dict(), or into the net as a buffer)"
-            )
+        if not self.problems:
+            return
+        text = "; ".join(self.problems)
+        if CURE not in text:  # which names its own cure
+            text += " (put it into state_dict() and load_state_dict(), or into the net as a buffer)"
+        raise StateError(f"the model's state does not survive a hop: {text}")
 
     def warn_if_misplaced(self, device: str) -> None:
         """Warn if the workers do not compute on `device`, to which they were assigned."""

@@ -56,8 +56,8 @@ class Model(BaseModel):
         contain the loss, as ``outputs.loss`` or ``outputs["loss"]``.
     metrics
         ``metric(outputs, target)`` by name: a 0-d array (a mean over the rows) or ``(mean,
-        weight)``. Computed on every training and validation batch; in training, on the outputs from
-        before the update.
+        weight)``; a mean of weight 0 does not count. Computed on every training and validation
+        batch; in training, on the outputs from before the update.
     epoch_metrics
         ``metric(outputs, targets)`` by name, for metrics that are not means over batches (AUC,
         F1): computed once per validation pass on all outputs and targets, as NumPy arrays.

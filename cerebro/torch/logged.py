@@ -40,8 +40,9 @@ class Logged:
             self.value, self.weight = start.to(value.device), torch.tensor(0).to(value.device)
         self.last = value
         if self.reduce == "mean":
-            self.value = self.value + value * weight
-            self.weight = self.weight + weight
+            if weight != 0:  # a mean over no rows is often NaN
+                self.value = self.value + value * weight
+                self.weight = self.weight + weight
         elif self.reduce == "sum":
             self.value = self.value + value
         else:

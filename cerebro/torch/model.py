@@ -99,11 +99,11 @@ class Model(BaseModel):
         its parameters and buffers are part of the state.
     metrics
         ``metric(output, target)`` by name: a float, a 0-d tensor (a mean over the rows) or
-        ``(mean, weight)``. Computed without gradients on every training and validation batch; in
-        training, on the outputs from before the update. A ``torchmetrics.Metric`` or
-        ``MetricCollection`` is updated with every batch and computed at the end of the epoch and
-        of the validation pass; its state moves with the trial. A collection may also be passed
-        in place of the mapping.
+        ``(mean, weight)``; a mean of weight 0 does not count. Computed without gradients on every
+        training and validation batch; in training, on the outputs from before the update. A
+        ``torchmetrics.Metric`` or ``MetricCollection`` is updated with every batch and computed at
+        the end of the epoch and of the validation pass; its state moves with the trial. A
+        collection may also be passed in place of the mapping.
     epoch_metrics
         ``metric(outputs, targets)`` by name, for metrics that are not means over batches (AUC,
         F1): computed once per validation pass on all outputs and targets, which are kept in memory

@@ -13,8 +13,9 @@ import numpy as np
 import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
-from cerebro.model import is_cpu_only
+from cerebro.model import BaseModel, is_cpu_only
 from cerebro.worker.blame import describe
+from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import batch_size_of, end_epoch
@@ -52,6 +53,7 @@ def try_out(
     straight = _Rehearsal(runner, config)
     straight.train(0)
     packed = straight.packed()
+    straight.note_layouts()
     straight.train(1)
     metrics = straight.validate()
     done = CheckDone(
@@ -72,6 +74,8 @@ def try_out(
     from cerebro.worker.diagnosis.diagnose import diagnose  # only some workers need it
 
     findings = diagnose(hopped, packed, *runner.context.views(0), thorough=thorough)
+    if not problems and not isinstance(hopped.live.model, BaseModel):
+        findings = layout.of_layouts(straight.layouts, hopped.layouts) + findings
     return replace(done, problems=tuple(problems), findings=tuple(findings))
 
 
@@ -93,6 +97,7 @@ def _hop_problems(
         hopped.load(before)
     except Exception as error:
         return [f"load_state_dict rejects the result of state_dict: {describe(error)}"]
+    hopped.note_layouts()
     hopped.train(1)
     hopped_metrics = hopped.validate()
     context = runner.context
@@ -114,6 +119,7 @@ class _Rehearsal:
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
             self._built.update(numbers_of(self.live.model))
+        self.layouts: dict[str, layout.Layout] = {}
         self.sums: list[Any] = []
 
     def train(self, half: int) -> None:
@@ -156,6 +162,11 @@ class _Rehearsal:
 
     def packed(self) -> Any:
         return _core.pack_state(self._runner.packable(self.live))
+
+    def note_layouts(self) -> None:
+        """Note the memory layouts of the state's tensors at the time of the hop."""
+        state = self.live.model.state_dict()
+        self.layouts = layout.layouts_of(walk(state, "state_dict()"))
 
     def load(self, packed: Any) -> None:
         self._runner.load_packed(self.live, packed)
@@ -243,6 +254,9 @@ def differences(
         and not (not is_array(value) and straight.is_numbered(path, hopped))
     ]
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
+    moved = layout.changed(straight.layouts, hopped.layouts)
+    if problems and moved:
+        problems.append(f"{layout.described(moved)}: {layout.CURE}")
     for name, value in straight_metrics.items():
         if not problems and not same(value, hopped_metrics.get(name)):
             problems.append(f"after a hop the metric {name!r} differs, although the state does not")
@@ -280,7 +294,7 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
     if id(value) in seen:
         return
     seen[id(value)] = value  # keeps the object alive, so that its id is not reused
-    if is_array(value):
+    if is_array(value) and not has_objects(value):
         yield path, value
         return
     if depth == 0:
@@ -291,6 +305,8 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of an object that can hold state."""
+    if has_objects(value):
+        value = value.ravel().tolist()
     if isinstance(value, Mapping):
         for key, child in list(value.items()):
             yield f"[{key!r}]", child
@@ -340,6 +356,11 @@ def is_array(value: Any) -> bool:
         return is_shaped and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
     except Exception:
         return False
+
+
+def has_objects(value: Any) -> bool:
+    """Return whether an array has references to objects, whose bytes are addresses."""
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.hasobject
 
 
 def id_of(value: Any) -> Any:

@@ -12,8 +12,9 @@ enum { BUFFER_BYTES = 1 << 18 }; /* rows often come one at a time */
 
 struct cer_npy_writer {
     char *path;
-    int fd; /* -1: closed */
-    bool made, finished, failed;
+    int fd;        /* -1: closed */
+    pid_t process; /* the one that made the file; 0: none did */
+    bool finished, failed;
     cer_hasher *hasher;
     uint8_t *buffer;
     size_t buffered; /* bytes */
@@ -110,7 +111,7 @@ cer_npy_writer_open(const char *path, cer_dtype dtype, uint32_t n_dims,
     status = cer_fsio_create(path, &writer->fd, err);
     if (status != CER_OK)
         goto done;
-    writer->made = true;
+    writer->process = getpid();
     writer->rows = rows;
     writer->row_bytes = rows == 0 ? 0 : npy.data_bytes / rows;
     status = append(writer, header, npy.data_offset, err);
@@ -198,7 +199,8 @@ cer_npy_writer_free(cer_npy_writer *writer)
         return;
     if (writer->fd >= 0)
         (void)close(writer->fd);
-    if (writer->made && !writer->finished)
+    /* A forked child drops its copy while its parent is still writing. */
+    if (writer->process == getpid() && !writer->finished)
         (void)unlink(writer->path);
     cer_free(writer->buffer);
     cer_hasher_free(writer->hasher);

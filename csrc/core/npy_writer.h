@@ -31,7 +31,8 @@ cer_status cer_npy_writer_write(cer_npy_writer *writer, const void *data,
 cer_status cer_npy_writer_close(cer_npy_writer *writer, uint64_t *file_bytes,
                                 uint64_t *hash, cer_error *err);
 
-/* NULL allowed. Removes the file unless it was closed. */
+/* NULL allowed. Removes the file unless it was closed; a forked child leaves it
+ * to its parent. */
 void cer_npy_writer_free(cer_npy_writer *writer);
 
 #endif

@@ -82,6 +82,8 @@ cer_metrics_add(cer_metrics *metrics, const char *name, size_t name_len,
 
     if (metric == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory summing metrics");
+    if (weight == 0) /* a mean over nothing is often NaN, as 0 / 0 */
+        return CER_OK;
     metric->sum += value * weight;
     metric->weight += weight;
     if (!isfinite(value * weight) && metric->bad_batch == 0) {

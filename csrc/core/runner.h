@@ -29,8 +29,9 @@ typedef struct cer_metrics {
 void cer_metrics_clear(cer_metrics *metrics);
 
 /* Adds value x weight to the sum of a metric and weight to its weight; NaN and
- * infinity are added too, and the first of them is recorded. Metrics that
- * always come in the same order are found at once. Errors: CER_NOMEM. */
+ * infinity are added too, and the first of them is recorded. A value of weight
+ * 0 does not count, whatever it is. Metrics that always come in the same order
+ * are found at once. Errors: CER_NOMEM. */
 cer_status cer_metrics_add(cer_metrics *metrics, const char *name,
                            size_t name_len, double value, double weight,
                            cer_error *err);

@@ -77,11 +77,25 @@ core_raise(core_state *state, const cer_error *err)
     return NULL;
 }
 
+PyObject *
+core_number_text(PyObject *number)
+{
+    PyObject *text = PyObject_Repr(number);
+
+    /* Python refuses to print thousands of digits. */
+    if (text == NULL && PyLong_Check(number) &&
+        PyErr_ExceptionMatches(PyExc_ValueError)) {
+        PyErr_Clear();
+        text = PyUnicode_FromString("an int of too many digits to print");
+    }
+    return text;
+}
+
 int
 core_read_number(PyObject *argument, const char *name, uint64_t most,
                  uint64_t *out)
 {
-    PyObject *number;
+    PyObject *number, *text;
     uint64_t value;
     bool fits;
 
@@ -102,9 +116,12 @@ core_read_number(PyObject *argument, const char *name, uint64_t most,
         return 0;
     }
     PyErr_Clear(); /* an int fails here only by its size or sign */
-    PyErr_Format(PyExc_ValueError,
-                 "%s must be a whole number from 0 to %llu, not %R", name,
-                 (unsigned long long)most, argument);
+    text = core_number_text(argument);
+    if (text != NULL)
+        PyErr_Format(PyExc_ValueError,
+                     "%s must be a whole number from 0 to %llu, not %U", name,
+                     (unsigned long long)most, text);
+    Py_XDECREF(text);
     return -1;
 }
 

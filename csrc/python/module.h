@@ -68,6 +68,10 @@ PyObject *core_raise(core_state *state, const cer_error *err);
 int core_read_number(PyObject *argument, const char *name, uint64_t most,
                      uint64_t *out);
 
+/* Returns the repr of a number for a message, even if it is an int of so many
+ * digits that repr raises. NULL: an exception. */
+PyObject *core_number_text(PyObject *number);
+
 /* Returns the items of an iterable as a tuple; TypeError with `message` for
  * anything else. Converting items may run Python code, which could change a
  * list but not a tuple. NULL: an exception. */

@@ -25,7 +25,8 @@ PyDoc_STRVAR(
     "Streams rows into one new .npy file and hashes them on the way.\n\n"
     "The file must not exist and is valid only after close() returns. A\n"
     "writer that fails, is aborted or is garbage-collected deletes its\n"
-    "file. Raises OSError (FileExistsError, no space, ...) naming the\n"
+    "file, but not in a forked child. Raises OSError (FileExistsError, no "
+    "space, ...) naming the\n"
     "file.");
 
 static PyObject *

@@ -412,11 +412,12 @@ PyDoc_STRVAR(
     "`loader` is iterable and has `last_rows`, the rows of its last\n"
     "batch. step returns a dict of metrics or None. A metric is a number,\n"
     "a tensor of one number, or (mean, weight); the default weight is the\n"
-    "batch's rows. Sums continue from `sums`, a dict of name to (sum,\n"
-    "weight). If a Replay in the list `replays`, to which step may add,\n"
-    "fits a batch of a Loader in main memory, it takes the step instead.\n"
-    "Returns a UnitResult. Raises UnitCancelled if the flag of\n"
-    "`beat`, a BeatPage, is set, and any exception of step.");
+    "batch's rows, and a mean of weight 0 does not count. Sums continue\n"
+    "from `sums`, a dict of name to (sum, weight). If a Replay in the list\n"
+    "`replays`, to which step may add, fits a batch of a Loader in main\n"
+    "memory, it takes the step instead. Returns a UnitResult. Raises\n"
+    "UnitCancelled if the flag of `beat`, a BeatPage, is set, and any\n"
+    "exception of step.");
 
 static PyObject *
 run_unit(PyObject *module, PyObject *args, PyObject *kwargs)

@@ -13,20 +13,22 @@ typedef struct schedule_object {
 static int
 to_number(PyObject *value, void *out)
 {
-    long long number = PyLong_AsLongLong(value);
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    PyObject *text;
 
-    if (number == -1 && PyErr_Occurred()) {
-        if (!PyErr_ExceptionMatches(PyExc_OverflowError))
-            return 0;
-        PyErr_Clear();
-    }
-    if (number < 0 || number >= UINT32_MAX) {
-        PyErr_Format(PyExc_ValueError, "%R is not a number from 0 to 2**32 - 2",
-                     value);
+    if (number == -1 && PyErr_Occurred()) /* raised by __index__ */
         return 0;
+    if (number >= 0 && number < UINT32_MAX) {
+        *(uint32_t *)out = (uint32_t)number;
+        return 1;
     }
-    *(uint32_t *)out = (uint32_t)number;
-    return 1;
+    text = core_number_text(value);
+    if (text != NULL)
+        PyErr_Format(PyExc_ValueError, "%U is not a number from 0 to 2**32 - 2",
+                     text);
+    Py_XDECREF(text);
+    return 0;
 }
 
 /* CPython's parser treats all keyword-only arguments as optional if one is. */

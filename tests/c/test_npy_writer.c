@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 
 #include "check.h"
 #include "hash.h"
@@ -202,6 +203,27 @@ no_rows_and_hollow_rows_are_written(void)
 }
 
 static void
+a_forked_child_leaves_the_file_to_its_parent(void)
+{
+    cer_npy_writer *writer = open_writer("f.npy");
+    uint64_t file_bytes = 0, hash = 0;
+    pid_t child = fork();
+    int status;
+
+    if (child == 0) {
+        cer_npy_writer_free(writer);
+        _exit(0);
+    }
+    CHECK_EQ_INT(waitpid(child, &status, 0), child);
+    CHECK_EQ_INT(cer_npy_writer_write(writer, values, ROWS, NULL), CER_OK);
+    CHECK_EQ_INT(cer_npy_writer_close(writer, &file_bytes, &hash, NULL),
+                 CER_OK);
+    cer_npy_writer_free(writer);
+    check_file("f.npy", file_bytes, hash);
+    CHECK_EQ_INT(unlink(scratch("f.npy")), 0);
+}
+
+static void
 impossible_shapes_make_no_file(void)
 {
     size_t shape[CER_NPY_MAX_DIMS] = {SIZE_MAX, SIZE_MAX};
@@ -222,4 +244,6 @@ impossible_shapes_make_no_file(void)
 CHECK_MAIN(pieces_of_any_size_make_the_same_file,
            a_file_that_was_not_closed_is_removed, rows_are_counted,
            what_is_there_is_never_touched, a_disk_that_fills_is_an_error,
-           no_rows_and_hollow_rows_are_written, impossible_shapes_make_no_file)
+           no_rows_and_hollow_rows_are_written,
+           a_forked_child_leaves_the_file_to_its_parent,
+           impossible_shapes_make_no_file)

@@ -44,6 +44,23 @@ the_first_that_is_not_finite_is_noted(void)
 }
 
 static void
+a_value_of_weight_0_does_not_count(void)
+{
+    cer_metrics metrics = {0};
+
+    CHECK_EQ_INT(cer_metrics_add(&metrics, "loss", 4, (double)NAN, 0, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(metrics.n, 1); /* but the name does */
+    CHECK_EQ_INT(cer_metrics_add(&metrics, "loss", 4, 2, 3, NULL), CER_OK);
+    CHECK_EQ_INT(
+        cer_metrics_add(&metrics, "loss", 4, (double)INFINITY, 0, NULL),
+        CER_OK);
+    CHECK(metrics.items[0].sum == 6 && metrics.items[0].weight == 3);
+    CHECK_EQ_INT(metrics.items[0].bad_batch, 0);
+    cer_metrics_clear(&metrics);
+}
+
+static void
 metrics_may_come_in_any_order(void)
 {
     cer_metrics metrics = {0};
@@ -102,4 +119,5 @@ elements_are_read(void)
 }
 
 CHECK_MAIN(metrics_are_weighted, the_first_that_is_not_finite_is_noted,
-           metrics_may_come_in_any_order, elements_are_read)
+           a_value_of_weight_0_does_not_count, metrics_may_come_in_any_order,
+           elements_are_read)

@@ -53,6 +53,24 @@ def test_other_numbers(name: str, function: Callable[[], object]) -> None:
         function()
 
 
+def test_numbers_of_more_digits_than_python_prints() -> None:
+    with pytest.raises(ValueError, match=r"^trial must be .*, not an int of too many digits"):
+        _core.trial_seed(0, 10**5000)
+    with pytest.raises(ValueError, match=r"^an int of too many digits .* is not a number from 0"):
+        _core.Schedule(shards=-(10**5000))
+
+
+def test_an_error_of_the_users_number_is_raised() -> None:
+    class Unlimited:
+        def __index__(self) -> int:
+            raise OverflowError("no such number")
+
+    with pytest.raises(OverflowError, match="no such number"):
+        _core.trial_seed(0, Unlimited())  # type: ignore[arg-type]
+    with pytest.raises(OverflowError, match="no such number"):
+        _core.Schedule(shards=2, live_models=Unlimited())  # type: ignore[arg-type]
+
+
 def test_what_is_no_whole_number() -> None:
     with pytest.raises(TypeError, match="seed must be a whole number, not float"):
         _core.trial_seed(1.5, 0)  # type: ignore[arg-type]

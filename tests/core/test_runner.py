@@ -125,6 +125,12 @@ def test_nan_and_infinity_are_summed_as_they_are() -> None:
     assert math.isnan(run([1.0, math.nan, 2.0]).sums["m"][0])
 
 
+def test_a_mean_of_weight_0_does_not_count() -> None:
+    result = run([(math.nan, 0), (3.0, 2.0), (math.inf, torch.tensor(0))])
+    assert result.sums == {"m": (6.0, 2.0)} and result.not_finite == {}
+    assert run([(math.nan, 0.0)]).sums == {"m": (0.0, 0.0)}  # it has a name, but no mean
+
+
 def test_no_metrics() -> None:
     result = _core.run_unit(Batches([4, 4]), lambda batch: None)
     assert (result.rows, result.batches, result.sums) == (8, 2, {})

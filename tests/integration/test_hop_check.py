@@ -200,6 +200,70 @@ def test_a_number_that_each_object_has_is_not_lost(data):
     assert len(lost) == 1 and lost[0].endswith(".calls")
 
 
+# --- memory layouts ----------------------------------------------------------------------
+
+
+class Subspace(torch.optim.Optimizer):
+    """SGD with a basis for each matrix, which depends on the basis's memory layout, as products do.
+
+    The bits of a product differ on some machines only, so a step reads the basis in memory order.
+    """
+
+    def __init__(self, params, lr, contiguous):
+        super().__init__(params, {"lr": lr})
+        self.contiguous = contiguous
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            if not state:
+                basis = torch.arange(6.0).view(3, 2).t()
+                state["Q"] = basis.contiguous() if self.contiguous else basis
+            second = state["Q"].as_strided((1,), (1,), 1)
+            parameter.add_(parameter.grad * second, alpha=-self.param_groups[0]["lr"])
+
+
+def build_subspace(config):
+    net = network()
+    optimizer = Subspace(net.parameters(), config["lr"], config.get("contiguous", False))
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=F.cross_entropy)
+
+
+def test_a_refusal_names_tensors_that_lost_their_memory_layout(data, tmp_path):
+    with pytest.raises(StateError, match="does not survive a hop") as refused:
+        searched(build_subspace, data, tmp_path / "run")
+    text = str(refused.value)
+    assert "memory layout of state_dict()['optimizer']['state'][0]['Q']" in text
+    assert "make it contiguous where it is made" in text
+    assert "put it into state_dict()" not in text  # where it already is
+    good = cerebro.check(build_subspace, {"lr": [0.1], "contiguous": [True]}, data)
+    assert good.problems == [] and good.findings == []
+
+
+class OwnAdam(torch.optim.Adam):
+    """An optimizer that loads its state itself, so that its moments come back in C order."""
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+
+
+def build_channels_last(config):
+    head = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(32, 3))
+    net = torch.nn.Sequential(
+        torch.nn.Unflatten(1, (4, 1, 1)), torch.nn.ConvTranspose2d(4, 8, 2), torch.nn.ReLU(), head
+    ).to(memory_format=torch.channels_last)
+    kind = OwnAdam if config["own"] else torch.optim.Adam
+    optimizer = kind(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=F.cross_entropy)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_network_in_channels_last_has_no_findings(data, own):
+    checked = cerebro.check(build_channels_last, {"lr": [0.01], "own": [own]}, data)
+    assert checked.problems == [] and checked.findings == []
+
+
 # --- a check that fails ------------------------------------------------------------------
 
 
@@ -246,3 +310,32 @@ def test_a_search_warns_if_the_check_fails_after_the_model_has_trained(data, tmp
     assert text in str(result.summary())
     with pytest.raises(cerebro.InputError, match="no step after a hop"):
         cerebro.check(build_failing_once, {"lr": [0.1]}, data)
+
+
+# --- object arrays -----------------------------------------------------------------------
+
+
+class Named(FailsOnce):
+    """A model with an object array: names and a number, which `counts` increases in each step."""
+
+    def __init__(self, counts):
+        self.w, self.fails, self.counts = np.zeros(1), False, counts
+        self.objects = np.array([*(f"class {i}" for i in range(3)), 1000.5], dtype=object)
+
+    def train_batch(self, batch):
+        self.objects[-1] += self.counts
+        return super().train_batch(batch)
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+def build_named(config):
+    return Named(config["counts"])
+
+
+@pytest.mark.filterwarnings("ignore:no validation data")
+def test_object_arrays_are_compared_by_their_values(data):
+    assert cerebro.check(build_named, {"counts": [0]}, data).problems == []
+    (lost,) = cerebro.check(build_named, {"counts": [1]}, data).problems
+    assert lost == "model.objects[3] is lost by a hop: it is not in state_dict()"

@@ -220,12 +220,13 @@ class _Diagnosis:
         return losses
 
     def _step(self) -> float | None:
-        """Train on the batch; return its loss, or None if the model reports no loss."""
+        """Train on the batch; return its loss, or None if the model reports none that counts."""
         values = self._model.train_batch(copied(self._batch))
         if not isinstance(values, Mapping) or "loss" not in values:
             return None
         loss = values["loss"]
-        return float(loss[0] if isinstance(loss, tuple) else loss)
+        mean, weight = loss if isinstance(loss, tuple) else (loss, 1)
+        return float(mean) if weight != 0 else None
 
     def _evaluate(self) -> dict[str, float] | None:
         """Return the evaluation metrics of the batch; None in the check before a search."""

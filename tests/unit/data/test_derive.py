@@ -159,6 +159,31 @@ def test_killed_in_the_middle(images: cerebro.Dataset, tmp_path: Path, damaged: 
     ]
 
 
+FORKS = """
+import os, sys
+import cerebro
+
+def forking(batch):
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+    return {{"sums": batch["x"].sum(axis=(1, 2)), "rows": batch["x"].max(axis=2)}}
+
+data = cerebro.Dataset(sys.argv[1]).with_transforms({{"x": [cerebro.transforms.Scale(1 / 256)]}})
+data.derive(sys.argv[2], forking, reads=["x"], key="sums", batch_size={batch})
+"""
+
+
+def test_a_function_may_fork_a_child_that_exits(images: cerebro.Dataset, tmp_path: Path) -> None:
+    program = FORKS.format(batch=BATCH)
+    command = [sys.executable, "-c", program, str(images.path), str(tmp_path / "forked")]
+    subprocess.run(command, check=True)
+    made = cerebro.Dataset(tmp_path / "forked")
+    made.verify()
+    assert made.checksum == derive(images, tmp_path / "made").checksum
+
+
 def test_a_link_to_an_empty_folder_is_kept(images: cerebro.Dataset, tmp_path: Path) -> None:
     (tmp_path / "scratch" / "made").mkdir(parents=True)
     link = tmp_path / "link"

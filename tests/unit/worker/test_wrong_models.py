@@ -408,6 +408,42 @@ def build_without_zero_grad(config):
     return Forgets()
 
 
+class Halves:
+    """A NumPy model that halves an array in column-major order."""
+
+    framework = "numpy"
+    shape: tuple[int, ...] = (8, 3)
+
+    def __init__(self) -> None:
+        self.W = np.ones(self.shape, "f4", order="F")
+
+    def train_batch(self, batch):
+        self.W *= 0.5
+        return self.eval_batch(batch)
+
+    def eval_batch(self, batch):
+        return {"loss": float(self.W.flat[0])}
+
+    def state_dict(self):
+        return {"W": self.W}
+
+    def load_state_dict(self, state):
+        self.W = state["W"].copy()
+
+
+@wrong("changed-layout", "self.W[...] = state['W']")
+def build_that_keeps_a_row_major_copy(config):
+    return Halves()
+
+
+@wrong("changed-layout", "contiguous", matters=False)
+def build_that_keeps_a_copy_of_more_dimensions(config):
+    class Deep(Halves):
+        shape = (2, 3, 4)
+
+    return Deep()
+
+
 # --- modes -------------------------------------------------------------------------
 
 
