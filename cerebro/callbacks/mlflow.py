@@ -25,7 +25,8 @@ class MLflow(Observer):
     """Log a search as an MLflow run, with a child run for each trial.
 
     A child run has the configuration as parameters, and metrics by epoch (from 1). The search's run
-    has its settings and, at the end, the best trial's metrics. A resumed search continues its runs.
+    has its settings and, at the end, the best trial's metrics, also by epoch. A resumed search
+    continues its runs.
 
     Parameters
     ----------
@@ -90,7 +91,12 @@ class MLflow(Observer):
         """Log the best trial and close the search's run."""
         assert self._parent is not None
         for best in result.top(1):
-            self._log_metrics(self._parent, best.metrics, best.epoch)
+            by_last = result.select == "last" or best.best_epoch is None
+            step = best.epoch if by_last else best.best_epoch + 1
+            # MLflow shows the value at the highest step, which an earlier end of the search set.
+            before = self._client.get_metric_history(self._parent, self._metric)
+            step = max([step, *(value.step for value in before)])
+            self._log_metrics(self._parent, best.metrics, step)
             self._client.set_tag(self._parent, "cerebro.best_trial", str(best.number))
         self._client.set_terminated(self._parent, "FINISHED")
         self._parent = None

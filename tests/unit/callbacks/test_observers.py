@@ -288,6 +288,52 @@ def test_mlflow_continues_the_searchs_run_from_a_later_page(
     assert all("cerebro.search" not in run.data.tags for run in children)
 
 
+class Dip(Line):
+    """A model whose loss is lowest after `lr` epochs, and then equals `lr`."""
+
+    batches = 0
+
+    def train_batch(self, batch: Any) -> dict[str, float]:
+        self.batches += 1
+        return {}
+
+    def eval_batch(self, batch: Any) -> dict[str, float]:
+        return {"loss": self.lr + abs(self.batches / 4 - self.lr)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches = state["batches"]
+
+
+def build_dip(config: dict[str, Any]) -> Dip:
+    return Dip(config["best_at"])
+
+
+@pytest.mark.parametrize(("select", "point"), [("best", (2, 2.0)), ("last", (4, 4.0))])
+def test_mlflow_logs_the_best_metrics_at_their_epoch(
+    data: cerebro.Dataset, tmp_path: Path, mlflow_uri: str, select: str, point: tuple[int, float]
+) -> None:
+    """Also if the search goes on with a trial that is better after fewer epochs."""
+    import mlflow
+
+    client = mlflow.MlflowClient(mlflow_uri)
+    for best_at, points in (([2], [point]), ([4, 2], [(4, 4.0), (4, point[1])])):
+        run = tmp_path / f"{len(best_at)}"
+        for n_trials in range(1, len(best_at) + 1):
+            cerebro.search(
+                build_dip, {"best_at": best_at}, data, searcher="grid", n_trials=n_trials, epochs=4,
+                validation=0.25, batch_size=16, workers=0, progress=False, select=select, run=run,
+                if_exists="resume", callbacks=[MLflow(mlflow_uri, run.name)],
+            )  # fmt: skip
+        experiment = client.get_experiment_by_name(run.name).experiment_id
+        (parent,) = client.search_runs([experiment], "tags.`cerebro.search` != ''")
+        history = client.get_metric_history(parent.info.run_id, "loss")
+        assert [(value.step, value.value) for value in history] == points
+        assert parent.data.metrics["loss"] == points[-1][1]
+
+
 # --- Weights & Biases ---------------------------------------------------------------
 
 
