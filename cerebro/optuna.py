@@ -390,7 +390,7 @@ class StudySearcher(Searcher):
         try:
             extra = self._call(trial)
             config = {**trial.params, **(extra if isinstance(extra, Mapping) else {})}
-            config = {name: recorded(value, name) for name, value in config.items()}
+            config = {n: json_value(value, n, keep_tuples=True) for n, value in config.items()}
         except optuna.TrialPruned:
             self._finish(trial, TrialState.PRUNED)
             return None
@@ -640,17 +640,6 @@ def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:
     # Versions before the release of Cerebro 0.1.0 stored this as a user attribute.
     mark = frozen.system_attrs.get(ATTRIBUTE, frozen.user_attrs.get(ATTRIBUTE))
     return mark if isinstance(mark, Mapping) else {}
-
-
-def recorded(value: Any, name: str) -> Any:
-    """Return a value as JSON would store it, but keep tuples as tuples."""
-    if isinstance(value, (list, tuple)):
-        items = [recorded(item, name) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    plain = json_value(value, name)
-    if isinstance(value, Mapping):
-        return {key: recorded(item, name) for key, item in value.items()}
-    return plain
 
 
 def storable_items(attributes: Mapping[str, Any]) -> dict[str, Any]:

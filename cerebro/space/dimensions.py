@@ -19,8 +19,10 @@ def path_name(path: Path) -> str:
     return ".".join(path)
 
 
-def json_value(value: object, name: str) -> Any:
+def json_value(value: object, name: str, *, keep_tuples: bool = False) -> Any:
     """Return `value` as a JSON round trip would: tuples as lists, NumPy scalars as numbers.
+
+    If `keep_tuples` is True, tuples remain tuples; the store of a run keeps them too.
 
     Raises
     ------
@@ -36,11 +38,12 @@ def json_value(value: object, name: str) -> Any:
             raise InputError(f"{name}: {value} is not a finite number")
         return value
     if isinstance(value, (list, tuple)):
-        return [json_value(item, name) for item in value]
+        items = [json_value(item, name, keep_tuples=keep_tuples) for item in value]
+        return tuple(items) if keep_tuples and isinstance(value, tuple) else items
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise InputError(f"{name}: the keys of a mapping must be strings")
-        return {key: json_value(item, name) for key, item in value.items()}
+        return {k: json_value(item, name, keep_tuples=keep_tuples) for k, item in value.items()}
     if isinstance(value, (Dimension, When)):
         raise InputError(
             f"{name}: {value!r} is nested inside another value; give it a key of its own, "

@@ -151,6 +151,22 @@ def test_plain_variants_are_tunes_own(data: cerebro.Dataset, tmp_path: Path) -> 
     assert configs[0]["net"]["width"] == drawn
 
 
+def test_tuples_reach_build_as_tuples(data: cerebro.Dataset, tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    def build_with_layers(config: dict[str, Any]) -> Any:
+        seen.append(config["net"])
+        return build(config)
+
+    nets = [{"layers": (3, 3)}, {"layers": [[5], (5, 5)]}]
+    result = fit(
+        *(build_with_layers, data), param_space={"lr": 0.1, "net": tune.grid_search(nets)},
+        epochs=1, run=tmp_path / "run", **OPTIONS,
+    )  # fmt: skip
+    assert [trial.config["net"] for trial in result.trials] == nets
+    assert all(net in nets for net in seen) and len(seen) >= 2
+
+
 @pytest.mark.parametrize("stop_after", [3, 9, 14])
 def test_an_interrupted_run_goes_on(stop_after: int, data: cerebro.Dataset, tmp_path: Path) -> None:
     def again(run: str, **more: Any) -> cerebro.Result:

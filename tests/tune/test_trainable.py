@@ -146,7 +146,7 @@ def test_hyperband_pauses_trials_by_their_tokens(
     """With actors that stand for one trial after another, and resources of the user's."""
     results = tune.Tuner(
         tune.with_resources(trainable(build, data, **OPTIONS), {"cpu": 0, "memory": 1e8}),
-        param_space={"lr": tune.grid_search([0.001, 0.01, 0.02, 0.03, 0.05, 0.1])},
+        param_space={"lr": tune.grid_search([0.001, 0.01, 0.02, 0.03, 0.05, 0.1]), "net": (8, 8)},
         tune_config=tune.TuneConfig(
             metric="loss",
             mode="min",
@@ -162,7 +162,7 @@ def test_hyperband_pauses_trials_by_their_tokens(
     assert sorted(len(trial.history) for trial in run.trials) == [2, 4, 4, 4, 4, 4]
     for result in results:
         trial = run.trials[result.metrics["cerebro_trial"]]
-        assert trial.config == result.config
+        assert trial.config == result.config and trial.config["net"] == (8, 8)
         assert result.metrics["state_hash"] == trial.history[-1]["state_hash"]
 
 

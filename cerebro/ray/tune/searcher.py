@@ -137,7 +137,7 @@ class TuneSearcher(Searcher):
         if config is None:
             return
         self._made += 1
-        trial = TuneTrial(trial_id, json_value(config, "param_space"))
+        trial = TuneTrial(trial_id, json_value(config, "param_space", keep_tuples=True))
         self._controller.trials.append(trial)
         self._scheduler.on_trial_add(self._controller, trial)
 

@@ -237,7 +237,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
                 "cerebro.ray.trainable: bind them to build, as with functools.partial"
             )
         self._id = uuid.uuid4().hex
-        self._config = json_value(config, "param_space")
+        self._config = json_value(config, "param_space", keep_tuples=True)
         self._trial: int | None = None
         self._at: dict[str, Any] | None = None  # the trial's newest state
         self._begin: dict[str, Any] | None = None  # the checkpoint to begin with
@@ -286,7 +286,8 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
             raise InputError(
                 f"{checkpoint} is not a checkpoint of cerebro.ray.trainable"
             ) from error
-        is_own = owner == self.trial_id and config == self._config
+        # The token is JSON, which has no tuples.
+        is_own = owner == self.trial_id and config == json_value(self._config, "param_space")
         self._at, self._begin = None, point
         self._trial = point["trial"] if is_own else None
 
