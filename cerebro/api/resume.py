@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -469,10 +469,10 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
     for name, known, value in (
         ("points", saved.meta["points"], list(settings.points)),
         ("space", saved.meta.get("space"), settings.space_json),
-        ("searcher", saved.meta.get("searcher_class"), settings.searcher_class),
     ):
         if known is not None and known != as_recorded(value):
-            yield f"{name} has changed" if name != "searcher" else _searchers(known, value)
+            yield f"{name} has changed"
+    yield from _searchers(saved.meta.get("searcher_class"), as_recorded(settings.searcher_class))
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
@@ -482,14 +482,18 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
         yield "validation has different folds, or none"
 
 
-def _searchers(known: Mapping[str, Any], now: Any) -> str:
+def _searchers(known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield how two descriptions of searchers differ; their texts are only shown."""
+
     def shown(value: Mapping[str, Any]) -> str:
         name = value["class"].rpartition(":")[2]
         if value["parameters"] is None:
-            return f"{name}(...)"
+            return str(value.get("text", f"{name}(...)"))
         return f"{name}({', '.join(f'{k}={v!r}' for k, v in value['parameters'].items())})"
 
-    return f"searcher was {shown(known)}, is {shown(now)}"
+    compared = "class", "parameters", "adaptive"
+    if known is not None and any(known.get(key) != now.get(key) for key in compared):
+        yield f"searcher was {shown(known)}, is {shown(now)}"
 
 
 def as_recorded(value: Any) -> Any:

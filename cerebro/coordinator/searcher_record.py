@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cerebro.coordinator.failures import comparable, worst
-from cerebro.errors import InputError
+from cerebro.errors import InputError, one_line
 from cerebro.machine.guard import finding
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import Ranking, TrialRecord
@@ -37,14 +37,17 @@ def describe(searcher: Searcher) -> dict[str, Any]:
     """Return ``class``, ``parameters`` and ``adaptive`` of a searcher, as JSON.
 
     ``parameters`` is None if they are unknown; to resume the run, the user must then pass the
-    searcher again.
+    searcher again. If its class defines ``__repr__``, ``text`` is the searcher in messages.
     """
     kind = type(searcher)
-    return {
+    description = {
         "class": f"{kind.__module__}:{kind.__qualname__}",
         "parameters": _parameters(searcher),
         "adaptive": bool(searcher.adaptive),
     }
+    if description["parameters"] is None and kind.__repr__ is not object.__repr__:
+        description["text"] = one_line(repr(searcher), 500)
+    return description
 
 
 def _parameters(searcher: Searcher) -> dict[str, Any] | None:

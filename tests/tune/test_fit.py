@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import random
 import sqlite3
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,16 @@ class Interrupt:
 
 def outcome(result: cerebro.Result) -> list[Any]:
     return [(t.number, t.config, t.status, t.epoch, t.state_hash) for t in result.trials]
+
+
+@contextlib.contextmanager
+def stored(run: Path, key: str) -> Iterator[dict[str, Any]]:
+    """Change what a run's store has under a key."""
+    with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as store, store:
+        (text,) = store.execute("SELECT value FROM meta WHERE key = ?", [key]).fetchone()
+        value = json.loads(text)
+        yield value
+        store.execute("UPDATE meta SET value = ? WHERE key = ?", [json.dumps(value), key])
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +210,84 @@ def test_a_search_without_a_seed_cannot_go_on_and_says_so(
         fit(build, data, searcher=optuna_search(seed=2), if_exists="resume", **arguments)
 
 
+ASHA = schedulers.ASHAScheduler
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        (
+            lambda: ASHA(max_t=9, reduction_factor=2),
+            lambda: ASHA(max_t=9, reduction_factor=8),
+            r"scheduler was Async.*\(reduction_factor=2\), is .*\(reduction_factor=8\): make it",
+        ),
+        (
+            lambda: ASHA(max_t=9, grace_period=4),
+            lambda: ASHA(max_t=9, grace_period=1),
+            r"scheduler was .*\(grace_period=4\), is .*\(grace_period=1\): ",
+        ),
+        (
+            hyperband,
+            lambda: schedulers.HyperBandScheduler(max_t=9, reduction_factor=2),
+            r"scheduler was HyperBandS.*\(reduction_factor=3\), is .*\(reduction_factor=2\): ",
+        ),
+        (median, asha, r"scheduler was MedianStoppingRule\(.*, is AsyncHyperBandScheduler\("),
+        (
+            asha,
+            lambda: None,
+            r"searcher was TuneSearcher\(searcher=BasicVariantGenerator, scheduler=AsyncHyperBandS"
+            r".*, is TuneSearcher\(.*, scheduler=FIFOScheduler\(\)\)",
+        ),
+    ],
+)
+def test_a_run_goes_on_only_with_the_same_scheduler(
+    before: Any, now: Any, message: str, data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    again = functools.partial(
+        *(fit, build, data), param_space=SPACE, num_samples=12, epochs=9, run=tmp_path / "run",
+        if_exists="resume", **OPTIONS,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        again(scheduler=before(), callbacks=[Interrupt(12)])
+    with pytest.raises(InputError, match=message):
+        again(scheduler=now())
+    assert len(again(scheduler=before()).trials) == 12
+
+
+@pytest.mark.parametrize("version", ["this", "an earlier one"])
+def test_a_scheduler_that_decides_differently_is_named(
+    version: str, data: cerebro.Dataset, tmp_path: Path
+) -> None:
+    """The runs of earlier versions have neither its arguments nor its decisions."""
+    again = functools.partial(
+        *(fit, build, data), param_space=SPACE, num_samples=12, epochs=9, run=tmp_path / "run",
+        if_exists="resume", **OPTIONS,
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        again(scheduler=ASHA(max_t=9, grace_period=4), callbacks=[Interrupt(30)])
+    with stored(tmp_path / "run", "searcher") as state:
+        state["scheduler"][1].clear()  # as if another version of Ray showed none of them
+        if version != "this":
+            del state["scheduler"]
+            state["log"] = [entry[:4] if entry[0] == "tell" else entry for entry in state["log"]]
+    named = "the scheduler AsyncHyperBandScheduler does not repeat its decision about trial"
+    with pytest.raises(InputError, match=named):
+        again(scheduler=ASHA(max_t=9, grace_period=1))
+    assert len(again(scheduler=ASHA(max_t=9, grace_period=4)).trials) == 12
+
+
+def test_one_scheduler_serves_several_searches(data: cerebro.Dataset, tmp_path: Path) -> None:
+    scheduler = asha()
+    first, second = (
+        fit(
+            *(build, data), param_space=SPACE, scheduler=scheduler, num_samples=9,
+            run=tmp_path / run, **OPTIONS,
+        )
+        for run in ("first", "second")
+    )  # fmt: skip
+    assert outcome(first) == outcome(second)
+
+
 @pytest.mark.parametrize("searcher", [False, True])
 @pytest.mark.parametrize("scheduler", [lambda: None, asha, median])
 @pytest.mark.parametrize("stop_after", [None, 4])
@@ -281,11 +371,8 @@ def test_a_run_that_does_not_know_its_samples_stays_as_it_is(
         )  # fmt: skip
 
     expected = outcome(again(3))
-    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "run.sqlite")) as store, store:
-        (text,) = store.execute("SELECT value FROM meta WHERE key = 'searcher'").fetchone()
-        state = json.loads(text)
+    with stored(tmp_path / "run", "searcher") as state:
         del state["num_samples"]  # as an earlier version stored it
-        store.execute("UPDATE meta SET value = ? WHERE key = 'searcher'", [json.dumps(state)])
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="num_samples")
         assert outcome(again(3)) == expected

@@ -6,7 +6,8 @@ requirements are known are supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cerebro.errors import InputError
@@ -66,6 +67,30 @@ def check_scheduler(scheduler: Any) -> Any:
             "differs: give time_attr='training_iteration', and periods in epochs"
         )
     return scheduler
+
+
+def scheduler_arguments(scheduler: Any) -> dict[str, Any]:
+    """Return the arguments with which a scheduler was made, as far as its attributes show them.
+
+    Metric and mode are left out: they are those of the search.
+    """
+    values = {name.removeprefix("_"): value for name, value in vars(scheduler).items()}
+    if "eta" in values:  # HyperBandScheduler
+        values |= {"max_t": values["max_t_attr"], "reduction_factor": values["eta"]}
+    if "brackets" in values:  # ASHAScheduler; a rung is a milestone and its results, the last first
+        first, _ = values["brackets"][0]._rungs[-1]
+        values |= {"brackets": len(values["brackets"]), "grace_period": first}
+    known = {name: values.get(name) for name in inspect.signature(type(scheduler)).parameters}
+    return {
+        name: value
+        for name, value in known.items()
+        if isinstance(value, (bool, int, float, str)) and name not in ("metric", "mode")
+    }
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """Return the call that makes an object, for messages."""
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
 
 def check_searcher(searcher: Any) -> Any:

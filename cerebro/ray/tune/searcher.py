@@ -23,7 +23,7 @@ import cerebro._core as _core
 from cerebro.arguments import users_level
 from cerebro.errors import InputError
 from cerebro.machine import generators
-from cerebro.ray.tune.names import Controller, TuneTrial
+from cerebro.ray.tune.names import Controller, TuneTrial, call_text, scheduler_arguments
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space, json_value
 
@@ -53,7 +53,8 @@ class TuneSearcher(Searcher):
         self.adaptive = True
         self._mapping = dict(param_space)
         self._algorithm = algorithm
-        self._scheduler = scheduler
+        self._scheduler = copy.deepcopy(scheduler)  # the caller's may begin another search
+        self._made_with = type(scheduler).__name__, scheduler_arguments(scheduler)
         # If no trial waited to join, HyperBandScheduler would halve a bracket before it is full.
         self._looks_ahead = type(scheduler) is HyperBandScheduler
         # Once it has run out of new trials, it has resumed or ended paused ones instead.
@@ -64,6 +65,10 @@ class TuneSearcher(Searcher):
             self._variants = iter(())
             # If neither object is adaptive, trials do not wait for each other.
             self.adaptive = type(scheduler) is not FIFOScheduler
+
+    def __repr__(self) -> str:
+        algorithm = type(self._algorithm).__name__
+        return f"TuneSearcher(searcher={algorithm}, scheduler={call_text(*self._made_with)})"
 
     def setup(
         self,
@@ -184,13 +189,23 @@ class TuneSearcher(Searcher):
     # --- reporting -------------------------------------------------------
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Report an epoch to the scheduler and the search algorithm; return their decision."""
+        """Report an epoch to the scheduler and the search algorithm; return their decision.
+
+        Raises
+        ------
+        InputError
+            If a resumed run's scheduler has ended the trial, but had not before.
+        """
         if not self.adaptive:
             return Decision.CONTINUE
+        if trial not in self._trials:
+            raise self._decides_otherwise(trial, epoch)
         told = dict(metrics)
-        self._log.append(["tell", trial, epoch, {n: _encoded(v) for n, v in told.items()}])
         with self._own_random():
-            return self._report(self._trials[trial], epoch, told)
+            decision = self._report(self._trials[trial], epoch, told)
+        encoded = {n: _encoded(v) for n, v in told.items()}
+        self._log.append(["tell", trial, epoch, encoded, decision.value])
+        return decision
 
     def _report(self, trial: TuneTrial, epoch: int, metrics: dict[str, float]) -> Decision:
         if not math.isfinite(metrics.get(self._metric, math.nan)):
@@ -321,9 +336,13 @@ class TuneSearcher(Searcher):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all calls so far."""
+        """Return all calls so far, and the scheduler's arguments."""
         calls = {"log": list(self._log)} if self.adaptive else {"begun": self._begun}
-        return {**calls, "num_samples": -1 if self._samples == math.inf else self._samples}
+        return {
+            **calls,
+            "num_samples": -1 if self._samples == math.inf else self._samples,
+            "scheduler": list(self._made_with),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Repeat all calls.
@@ -331,25 +350,61 @@ class TuneSearcher(Searcher):
         Raises
         ------
         InputError
-            If the search algorithm answers differently.
+            If the scheduler or the search algorithm was made with other arguments, as far as that
+            is known, or answers differently.
         """
         if not self.adaptive:
             for _ in range(state["begun"]):
                 self.suggest()
             return
+        if "scheduler" in state:  # not in the runs of earlier versions
+            self._refuse_other_scheduler(*state["scheduler"])
         for entry in state["log"]:
             if entry[0] == "tell":
-                self.report(entry[1], entry[2], {n: _decoded(v) for n, v in entry[3].items()})
-                continue
-            suggestion = self.suggest()
-            said = _identity(suggestion) if isinstance(suggestion, Suggestion) else []
-            if said != entry[1:]:
-                raise InputError(
-                    f"the search algorithm {type(self._algorithm).__name__} does not repeat its "
-                    f"suggestion for trial {entry[1]}: to resume a run, make it with the same "
-                    "arguments and a seed, such as OptunaSearch(seed=0)"
-                )
+                self._tell_again(*entry[1:])
+            else:
+                self._ask_again(entry[1:])
         self._dropped = []
+
+    def _refuse_other_scheduler(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """Raise InputError if the run's scheduler was made with other arguments."""
+        its_name, now = self._made_with
+        shared = arguments.keys() & now.keys()  # another version of Ray may show others
+        changed = [key for key in arguments if key in shared and arguments[key] != now[key]]
+        if name == its_name and not changed:
+            return
+        if name == its_name:
+            arguments, now = ({key: values[key] for key in changed} for values in (arguments, now))
+        raise InputError(
+            f"scheduler was {call_text(name, arguments)}, is {call_text(its_name, now)}: make it "
+            "with the same arguments to resume the run, or start a new run with another run="
+        )
+
+    def _tell_again(
+        self, trial: int, epoch: int, metrics: Mapping[str, Any], decision: str | None = None
+    ) -> None:
+        """Repeat a report; `decision` is None in the runs of earlier versions."""
+        now = self.report(trial, epoch, {n: _decoded(v) for n, v in metrics.items()})
+        if decision not in (None, now.value):
+            raise self._decides_otherwise(trial, epoch)
+
+    def _decides_otherwise(self, trial: int, epoch: int) -> InputError:
+        return InputError(
+            f"the scheduler {self._made_with[0]} does not repeat its decision about trial {trial} "
+            f"until epoch {epoch}: to resume a run, make it with the same arguments"
+        )
+
+    def _ask_again(self, said: list[Any]) -> None:
+        """Repeat a suggestion."""
+        number = self._begun if said[0] is None else said[0]
+        suggestion = self.suggest()
+        now = _identity(suggestion) if isinstance(suggestion, Suggestion) else []
+        if now != said:
+            raise InputError(
+                f"the search algorithm {type(self._algorithm).__name__} does not repeat its "
+                f"suggestion for trial {number}: to resume a run, make it with the same "
+                "arguments and a seed, such as OptunaSearch(seed=0)"
+            )
 
 
 def _identity(suggestion: Suggestion) -> list[Any]:
