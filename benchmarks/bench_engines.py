@@ -85,7 +85,7 @@ def local(place: Path) -> Iterator[Callable[[], Options]]:
 
 @contextlib.contextmanager
 def agents(place: Path) -> Iterator[Callable[[], Options]]:
-    from cerebro.cluster.dialed import EngineExecutor
+    from cerebro.cluster.connected_executor import EngineExecutor
     from cerebro.cluster.engine import Processes
 
     class Apart(EngineExecutor):
@@ -161,18 +161,18 @@ def spark_executors(place: Path) -> Iterator[Callable[[], Options]]:
 @contextlib.contextmanager
 def nothing_shared() -> Iterator[None]:
     """Have agents on this machine treated as on others, which do not see the run's folder."""
-    from cerebro.cluster import hiring, hub
+    from cerebro.cluster import admission, hub
 
     @contextlib.contextmanager
     def no_token(folder: Path) -> Iterator[tuple[str, str]]:
         yield "/nowhere", "nothing"
 
-    kept = hiring.run_token, hub.machine
-    hiring.run_token, hub.machine = no_token, lambda: "another one"
+    kept = admission.run_token, hub.machine
+    admission.run_token, hub.machine = no_token, lambda: "another one"
     try:
         yield
     finally:
-        hiring.run_token, hub.machine = kept
+        admission.run_token, hub.machine = kept
 
 
 # --- cells --------------------------------------------------------------------

@@ -35,9 +35,7 @@ from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.jax_settings import begin_jax
 from cerebro.machine.turns import Turns
 from cerebro.worker import streams
-from cerebro.worker.blame import bases_of, describe
 from cerebro.worker.jobs import execute
-from cerebro.worker.late import LateTasks
 from cerebro.worker.log import flush_output, log_path
 from cerebro.worker.messages import (
     CheckDone,
@@ -53,6 +51,8 @@ from cerebro.worker.messages import (
 from cerebro.worker.pickled import pickled_event
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.streams import CudaStream
+from cerebro.worker.timeout_tracebacks import LateTasks
+from cerebro.worker.user_errors import bases_of, describe
 
 BEAT_MILLISECONDS = 100
 IMPORT_SECONDS = 30.0

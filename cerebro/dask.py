@@ -13,7 +13,7 @@ import os
 import threading
 from typing import Any
 
-from cerebro.cluster.dialed import ConnectionExecutor
+from cerebro.cluster.connected_executor import ConnectionExecutor
 from cerebro.cluster.engine import be_agent, own_address
 from cerebro.cluster.gpus import visible_gpu, workers_on
 from cerebro.cluster.keys import Ticket

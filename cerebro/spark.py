@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from cerebro.cluster.dialed import ConnectionExecutor
+from cerebro.cluster.connected_executor import ConnectionExecutor
 from cerebro.cluster.engine import be_agent
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError, one_line, text_of

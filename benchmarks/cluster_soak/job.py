@@ -20,9 +20,9 @@ from benchmarks.cluster_soak import models
 from benchmarks.faults.job import Told
 from benchmarks.faults.models import tell
 from benchmarks.faults.problem import Problem
+from cerebro.cluster import admission, hub
 from cerebro.cluster import executor as module
-from cerebro.cluster import hiring, hub
-from cerebro.cluster.dialed import Executor as AgentsExecutor
+from cerebro.cluster.connected_executor import Executor as AgentsExecutor
 from cerebro.cluster.executor import ClusterExecutor
 from cerebro.worker.messages import News, Note, WorkerJoined
 
@@ -58,7 +58,7 @@ def no_token(folder: Path) -> Iterator[tuple[str, str]]:
 def executor(spec: dict[str, Any]) -> Any:
     module.LOOK_SECONDS = LOOK_SECONDS
     if spec["apart"]:
-        hiring.run_token = no_token
+        admission.run_token = no_token
         hub.machine = lambda: "another machine"
     shared = Path(spec["data"]).parent if spec["shared"] else None
     how: dict[str, Any] = {"replicas": spec["replicas"], "shared_path": shared}

@@ -114,7 +114,7 @@ def check(
     from pathlib import Path
 
     from cerebro.arguments import one_of
-    from cerebro.data.given import is_rows, written
+    from cerebro.data.given_rows import is_rows, written
     from cerebro.data.validation import check_columns, views_of
     from cerebro.executors.local import LocalExecutor
     from cerebro.machine import flags

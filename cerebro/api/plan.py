@@ -24,7 +24,7 @@ from cerebro.arguments import real_number, whole_number
 from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings
 from cerebro.coordinator.simulated_trials import SimulatedSearch
-from cerebro.data.given import is_rows, written
+from cerebro.data.given_rows import is_rows, written
 from cerebro.data.validation import Validation, views_of
 from cerebro.errors import plainly
 from cerebro.executors.local import are_together

@@ -32,7 +32,7 @@ from cerebro.arguments import SEARCH, answers, one_of, real_number, users_level,
 from cerebro.coordinator.conduct import conduct, run_context
 from cerebro.coordinator.searcher_record import describe
 from cerebro.coordinator.trials import recordable
-from cerebro.data.given import FOLDERS, is_rows, written
+from cerebro.data.given_rows import FOLDERS, is_rows, written
 from cerebro.data.validation import check_columns, views_of
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor

@@ -13,14 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cerebro.cluster.dialed import Executor
+    from cerebro.cluster.connected_executor import Executor
 
 __all__ = ["Executor"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "Executor":
-        from cerebro.cluster.dialed import Executor
+        from cerebro.cluster.connected_executor import Executor
 
         return Executor
     raise AttributeError(f"module 'cerebro.cluster' has no attribute {name!r}")

@@ -26,7 +26,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.cluster.hello import machine
 from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn
-from cerebro.cluster.sent import Sent
+from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.states import StateGone
 from cerebro.data import Dataset
 from cerebro.data.cache import Cache, cache_folder

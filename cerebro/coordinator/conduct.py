@@ -15,9 +15,9 @@ from typing import Any
 
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
+from cerebro.coordinator.disk_space import check_room
 from cerebro.coordinator.dry_run import dry_run, ranked_wrongly
 from cerebro.coordinator.restore import Previous, open_again
-from cerebro.coordinator.room import check_room
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.coordinator.trials import recordable
 from cerebro.errors import RunError, explain_interrupt, text_of

@@ -16,7 +16,7 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.data import Dataset
-from cerebro.data.given import FOLDERS, is_rows, temporary
+from cerebro.data.given_rows import FOLDERS, is_rows, temporary
 from cerebro.data.manifest import Column
 from cerebro.data.validation import Folds, other_classes
 from cerebro.errors import CorruptDataError, InputError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from cerebro.arguments import users_level, whole_number
 from cerebro.data import Dataset
-from cerebro.data.given import is_rows, narrowed, temporary
+from cerebro.data.given_rows import is_rows, narrowed, temporary
 from cerebro.data.sources.bunches import is_bunch
 from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine import generators

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cerebro.arguments import one_of, users_level
-from cerebro.data.given import FOLDERS
+from cerebro.data.given_rows import FOLDERS
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable, environment
 from cerebro.machine.files import path_of

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.data.given import FOLDERS
+from cerebro.data.given_rows import FOLDERS
 from cerebro.data.manifest import read_manifest
 from cerebro.data.shard_files import verify_shard
 from cerebro.errors import CorruptDataError, InputError

@@ -17,7 +17,6 @@ from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import is_full
 from cerebro.machine.flags import set_torch_flags
 from cerebro.model import is_cpu_only
-from cerebro.worker.blame import describe, names_data, traceback_of
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
@@ -30,6 +29,7 @@ from cerebro.worker.messages import (
 )
 from cerebro.worker.rehearsal import try_out
 from cerebro.worker.runner import UnitRunner
+from cerebro.worker.user_errors import describe, names_data, traceback_of
 
 
 def execute(runner: UnitRunner, job: Job) -> Event:

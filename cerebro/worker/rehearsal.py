@@ -14,12 +14,12 @@ import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
 from cerebro.model import BaseModel, is_cpu_only
-from cerebro.worker.blame import describe
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import batch_size_of, end_epoch
 from cerebro.worker.runner import UnitRunner
+from cerebro.worker.user_errors import describe
 
 BATCHES = 2
 """The number of batches before the hop, and again after it."""

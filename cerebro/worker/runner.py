@@ -45,18 +45,6 @@ from cerebro.model import Info, read_columns
 from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
 from cerebro.worker import growth
-from cerebro.worker.blame import (
-    bases_of,
-    describe,
-    divergence,
-    known_mistake,
-    misplaced,
-    missing_name,
-    names_data,
-    place_of,
-    traceback_of,
-    unlike_types,
-)
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
@@ -86,6 +74,18 @@ from cerebro.worker.models import (
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_warnings import Watch
+from cerebro.worker.user_errors import (
+    bases_of,
+    describe,
+    divergence,
+    known_mistake,
+    misplaced,
+    missing_name,
+    names_data,
+    place_of,
+    traceback_of,
+    unlike_types,
+)
 
 MAX_OPEN_SLOTS = 64
 

@@ -53,7 +53,7 @@ def even_pace(monkeypatch):
 @pytest.fixture
 def apart(monkeypatch):
     """Nodes do not see the run's folder, as if they were separate machines."""
-    from cerebro.cluster import hiring as module
+    from cerebro.cluster import admission as module
 
     @contextlib.contextmanager
     def no_token(folder):

@@ -14,7 +14,7 @@ from clusters import bytes_of, content
 from derivable import OPTIONS, norms
 
 import cerebro
-from cerebro.cluster.dialed import EngineExecutor
+from cerebro.cluster.connected_executor import EngineExecutor
 from cerebro.cluster.engine import Processes
 
 EPOCHS, TRIALS = 2, 3

@@ -17,8 +17,8 @@ import resumable  # noqa: E402
 from clusters import living_actors  # noqa: E402
 
 import cerebro  # noqa: E402
+from cerebro.cluster import admission  # noqa: E402
 from cerebro.cluster import executor as module  # noqa: E402
-from cerebro.cluster import hiring  # noqa: E402
 from cerebro.errors import CorruptDataError, InputError  # noqa: E402
 from cerebro.machine import environment  # noqa: E402
 from cerebro.machine.installation import install_hint  # noqa: E402
@@ -96,7 +96,7 @@ def test_too_few_processors(cluster, data, tmp_path):
 
 
 def test_processors_that_others_use(cluster, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(hiring, "START_SECONDS", 1.0)
+    monkeypatch.setattr(admission, "START_SECONDS", 1.0)
     ray.init(address=cluster.address, log_to_driver=False, ignore_reinit_error=True)
     others = [ray.remote(num_cpus=1)(Idle).remote() for _ in range(3)]
     ray.get([other.ping.remote() for other in others])

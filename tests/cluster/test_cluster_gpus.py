@@ -12,7 +12,7 @@ ray = pytest.importorskip("ray")
 import gpus_by_name  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.cluster.hiring import Hiring  # noqa: E402
+from cerebro.cluster.admission import Hiring  # noqa: E402
 from cerebro.cluster.messages import NodeReport  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
 from cerebro.machine import (  # noqa: E402

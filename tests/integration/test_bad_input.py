@@ -935,7 +935,7 @@ signal.pause()
 def test_no_disk_is_left_for_states(data, tmp_path, capfd, monkeypatch, workers):
     file = program(tmp_path, data, "space['size'] = 100_000")
     monkeypatch.setattr(
-        "cerebro.coordinator.room.free_bytes", lambda folder: 1 << 40
+        "cerebro.coordinator.disk_space.free_bytes", lambda folder: 1 << 40
     )  # until it fills up
     with mounted(tmp_path / "small", "size=1m") as place:
         assert command("run", file, "--run", place / "run", "--workers", workers) == 1

@@ -94,8 +94,8 @@ def test_a_bucket_that_refuses_is_named(server, monkeypatch):
 def nodes(tmp_path, monkeypatch, **options):
     """An executor over agents that share no files with each other or with this process."""
     pytest.importorskip("zmq")
-    from cerebro.cluster import hiring, hub
-    from cerebro.cluster.dialed import EngineExecutor
+    from cerebro.cluster import admission, hub
+    from cerebro.cluster.connected_executor import EngineExecutor
     from cerebro.cluster.engine import Processes
 
     class Apart(EngineExecutor):
@@ -114,7 +114,7 @@ def nodes(tmp_path, monkeypatch, **options):
 
         def __exit__(self, *error): ...
 
-    monkeypatch.setattr(hiring, "run_token", NoToken)
+    monkeypatch.setattr(admission, "run_token", NoToken)
     monkeypatch.setattr(hub, "machine", lambda: "another one")
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "coordinator"))
     path = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebro.data import Dataset, given, images, shard
+from cerebro.data import Dataset, given_rows, images, shard
 from cerebro.data.columns import ColumnData, concatenate
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
@@ -530,7 +530,7 @@ def test_a_code_without_a_name_is_refused_wherever_codes_change(
     with pytest.raises(InputError, match=message):
         concatenate("y", [column([0, 1, 0], [0, 1, 3]), column([1, 0, code], [0, 1, 3])])
     with pytest.raises(InputError, match=message.replace("row 3", "row 1")):  # of its chunk
-        given.write(Codes(), tmp_path / "e", train)
+        given_rows.write(Codes(), tmp_path / "e", train)
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
@@ -1187,12 +1187,12 @@ def test_float64_becomes_float32_wherever_chunks_end(
             return {name: values[row] for name, values in columns.items()}
 
     listed = [Samples()[row] for row in range(6)]
-    expected = given.write(listed, tmp_path / "expected")
+    expected = given_rows.write(listed, tmp_path / "expected")
     assert {name: column.dtype for name, column in expected.columns.items()} == {
         name: "int64" if name == "ints" else "float32" for name in columns
     }
     for number, source in enumerate([Samples(), iter(listed)]):
-        data = given.write(source, tmp_path / str(number))
+        data = given_rows.write(source, tmp_path / str(number))
         assert data.columns == expected.columns
         assert data.checksum == expected.checksum
     stored = shard(iter(listed), tmp_path / "wide")  # `shard` keeps float64

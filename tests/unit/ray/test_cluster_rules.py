@@ -1,4 +1,4 @@
-"""What the Ray executor decides without Ray: shards, states, nodes, caches, likeness."""
+"""What the Ray executor decides without Ray: shards, states, nodes, caches, compatibility."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ import pytest
 
 import cerebro
 from cerebro.cluster.blobs import Blob
-from cerebro.cluster.likeness import differences
+from cerebro.cluster.compatibility import differences
 from cerebro.cluster.mailbox import Mailbox
 from cerebro.cluster.messages import Traffic
+from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.placement import Pace, Placement
-from cerebro.cluster.sent import Sent
 from cerebro.cluster.states import CARRIED_BYTES, HeldState, HeldStates
 from cerebro.cluster.supply import Supply
 from cerebro.data.cache import Cache
@@ -335,7 +335,7 @@ def test_bad_arguments_are_refused():
             cerebro.ray.Executor(**options)
 
 
-# --- likeness ---------------------------------------------------------------------------
+# --- compatibility ----------------------------------------------------------------------
 
 
 def altered(here, path, value):

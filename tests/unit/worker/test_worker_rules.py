@@ -11,9 +11,9 @@ from cerebro.machine import resources as memory
 from cerebro.machine.resources import Usage
 from cerebro.run.records import Raised, TrialRecord
 from cerebro.worker import growth
-from cerebro.worker.blame import unlike_types
 from cerebro.worker.growth import Growth
 from cerebro.worker.messages import Task, WorkerLost
+from cerebro.worker.user_errors import unlike_types
 
 # --- failures that are alike -----------------------------------------------------
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.cluster.agents import Agent, Cluster, Node
-from cerebro.cluster.likeness import differences
+from cerebro.cluster.compatibility import differences
 from cerebro.cluster.messages import NodeReport
 from cerebro.cluster.supply import Supply
 from cerebro.errors import InputError

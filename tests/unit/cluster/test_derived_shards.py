@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cerebro
-from cerebro.cluster.makers import MAX_LOSSES, MadeShards, context_of
+from cerebro.cluster.derived_shards import MAX_LOSSES, MadeShards, context_of
 from cerebro.data.derivation import derivation
 from cerebro.data.shard_work import Order, ShardWork
 from cerebro.errors import CorruptDataError, InputError, WorkerError

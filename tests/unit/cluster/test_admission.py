@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cerebro.cluster.hiring import OLD_TOKEN_SECONDS, remove_old_tokens, run_token
+from cerebro.cluster.admission import OLD_TOKEN_SECONDS, remove_old_tokens, run_token
 
 LEFT = ".cerebro-" + 32 * "a"
 
