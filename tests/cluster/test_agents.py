@@ -210,7 +210,7 @@ def test_an_agent_that_is_cut_off_from_a_coordinator_that_is_gone_ends(hub, capf
     way.close()
     be.join(60)
     assert status == [ENDED]
-    assert "the connection was cut" in capfd.readouterr().err
+    assert "the connection was lost; reconnecting" in capfd.readouterr().err
 
 
 def test_an_agent_that_differs_is_refused_by_name(data, tmp_path, monkeypatch):
