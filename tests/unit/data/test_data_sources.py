@@ -1017,6 +1017,47 @@ def test_bad_pandas(tmp_path: Path) -> None:
     assert shard(lists, tmp_path / "lists").columns["c"].ragged
 
 
+def _arrays(*values: list[float]) -> list[Any]:
+    return [np.array(value, np.float32) for value in values]
+
+
+def test_parts_of_different_lengths_are_not_one_column(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pd = pytest.importorskip("pandas")
+    alike = _arrays([0, 1], [2, 3])
+    unlike = _arrays([0, 1, 2], [3])
+    nested = np.empty(2, object)
+    nested[:] = unlike
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[name-defined,misc]
+        def __iter__(self) -> Iterator[Any]:
+            for parts in (alike, unlike):
+                yield tuple(map(torch.from_numpy, parts)), 0
+
+    rows = [{"x": parts} for parts in (alike, unlike)]
+    for source in (
+        rows,
+        iter(rows),
+        Stream(),
+        {"x": [alike, unlike]},
+        {"x": [alike, [[0, 1, 2], [3]]]},
+        {"x": [alike[0], unlike]},
+        {"x": [np.zeros((2, 2)), nested]},
+        {"x": [tuple(alike[:1]), tuple(unlike[:1])]},
+        pd.DataFrame({"x": [alike, unlike]}),
+    ):
+        with pytest.raises(InputError, match=r"'x' is ragged in more than .* row 1 has parts of"):
+            shard(source, tmp_path / "d")
+
+
+def test_parts_of_equal_length_are_one_column(tmp_path: Path) -> None:
+    one, other = _arrays([0, 1], [2, 3])
+    for number, row in enumerate([(one, other), [one, [2.0, 3.0]], ([0.0, 1.0], other)]):
+        data = shard([{"x": row}] * 2, tmp_path / str(number), shards=1)
+        stored = data.shard(0)["x"]
+        assert [stored[place].tolist() for place in range(2)] == [[[0, 1], [2, 3]]] * 2
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
