@@ -14,6 +14,7 @@ from cerebro.data.columns import from_rows
 from cerebro.data.sources.arrays import ArraysSource
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.sources.row_mappings import row_chunks
+from cerebro.errors import InputError
 from cerebro.machine import generators
 
 
@@ -52,6 +53,11 @@ class TorchSource(Source):
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
             yield from map(as_mapping, self.dataset)
             return
+        if not hasattr(self.dataset, "__len__"):
+            raise InputError(
+                f"the {type(self.dataset).__name__} has no length: give it the method __len__, or "
+                "make it a torch.utils.data.IterableDataset"
+            )
         count = len(self.dataset)
         step = max(1, count // READ_TWICE)
         seen: dict[int, dict[str, Any]] = {}

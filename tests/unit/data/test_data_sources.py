@@ -310,6 +310,17 @@ def test_tuples_of_a_torch_dataset_are_x_and_y(tmp_path: Path) -> None:
     assert list(shard(single, tmp_path / "one").columns) == ["x"]
 
 
+def test_a_torch_dataset_without_a_length_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Endless(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        def __getitem__(self, index: int) -> Any:
+            return index, 0
+
+    with pytest.raises(InputError, match=r"Endless has no length: give it the method __len__"):
+        shard(Endless(), tmp_path / "d")
+
+
 def test_bfloat16_from_torch_and_dlpack(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.from_numpy(VECTORS).to(torch.bfloat16)
@@ -1062,6 +1073,7 @@ def test_parts_of_equal_length_are_one_column(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         ([1, 2], "row 0 is int: an iterable must give mappings"),
+        ((VECTORS, VECTORS, INTS), "give whole columns as a mapping of names, or as a pair (x, y)"),
         ([], "no rows"),
         ([{"a": 1}, {"b": 1}], "row 1 has the columns b, but rows before it have a"),
         ([{"a": 1}, {"a": None}], "column 'a' has a missing value in row 1"),
@@ -1080,7 +1092,7 @@ def test_bad_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Any], message: str, chunk_rows: int
 ) -> None:
     monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
-    for source in (rows, iter(rows)):
+    for source in (rows,) if isinstance(rows, tuple) else (rows, iter(rows)):
         with pytest.raises(InputError) as caught:
             shard(source, tmp_path / "d")
         first, _, _ = message.partition(", row 1 is")  # in another chunk other words are used
