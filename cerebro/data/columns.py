@@ -6,9 +6,10 @@ the same rows get the same bits from any source:
 - Arrays, tensors and typed columns keep their type. Python's ``int`` becomes int64, ``float``
   float64, ``bool`` bool; a column that mixes ``int`` and ``float`` becomes float64.
 - Strings become categories: the sorted unique names, and int64 codes.
-- Lists and tuples, of any length, become rows of a ragged column. So do arrays whose first
-  dimension differs from row to row. Arrays of equal shape become rows of a column of that shape,
-  with one exception: in a list passed as a whole column, one-dimensional arrays are always ragged.
+- Lists and tuples, of any length, become rows of a ragged column; the elements of all rows must
+  have one shape. So do arrays whose first dimension differs from row to row. Arrays of equal shape
+  become rows of a column of that shape, with one exception: in a list passed as a whole column,
+  one-dimensional arrays are always ragged.
 - An object array of more dimensions is a column of numbers or strings, of fixed shape.
 - A missing value (None, null, NA, an empty cell) becomes NaN in a column of floats. In any other
   column it raises an error that names the column, the row and the fix.

@@ -1,7 +1,9 @@
 """PyTorch datasets: map-style, iterable, and `TensorDataset`.
 
 A sample may be a mapping, a named tuple, a tuple or a single tensor. The items of a tuple become
-the columns ``x``, ``y``, ``column2``, ``column3``, ...; a single tensor becomes ``x``.
+the columns ``x``, ``y``, ``column2``, ``column3``, ...; a single tensor becomes ``x``. An item that
+is itself a tuple, as in ``((a, b), y)``, is one column, so its parts must have one shape; parts of
+different shapes need a mapping with a name for each.
 """
 
 from __future__ import annotations
