@@ -260,13 +260,13 @@ def read_columns(model: Any, columns: Mapping[str, Any]) -> list[str] | None:
     named = getattr(model, "columns_read", None)
     if named is None:
         return None
-    wanted = {_column_of(name, columns) for name in named}
+    wanted = {stored_column(name, columns) for name in named}
     if not wanted <= columns.keys():
         return None
     return [name for name in columns if name in wanted]
 
 
-def _column_of(name: str, columns: Mapping[str, Any]) -> str:
+def stored_column(name: str, columns: Mapping[str, Any]) -> str:
     """Return the stored column of the batch entry `name`; a ragged column has three entries."""
     for suffix in ("_mask", "_length"):
         whole = name.removesuffix(suffix)

@@ -102,7 +102,8 @@ def resume(
     ------
     InputError
         If there is no such run, if another process trains it, if its data or ``build`` is missing
-        or has changed, or if an argument is invalid.
+        or has changed, if ``build`` fails for all finished trials that are to be trained further,
+        or if an argument is invalid. The run is unchanged.
     RunError, CorruptDataError
         As for `cerebro.search`.
     """

@@ -16,7 +16,7 @@ from typing import Any
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
 from cerebro.coordinator.disk_space import check_room
-from cerebro.coordinator.dry_run import dry_run, ranked_wrongly
+from cerebro.coordinator.dry_run import dry_run, ranked_wrongly, require_build
 from cerebro.coordinator.restore import Previous, open_again
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.coordinator.trials import recordable
@@ -84,6 +84,8 @@ def conduct(
             if previous is None:
                 session.opened, restored = make_run(settings), None
             else:
+                # A wrong build must not turn finished trials into failed ones.
+                workers = require_build(executor, workers, context, previous.to_extend())
                 session.opened, restored = open_again(previous, settings, context)
             store = session.opened.store
             session.result = result = Result(settings.folder, build=settings.build)

@@ -1,20 +1,21 @@
-"""Try the first configuration of a run before training begins; see `cerebro.check`."""
+"""Try a configuration of a run before training begins; see `cerebro.check`."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.errors import StateError, WorkerError, text_of
+from cerebro.errors import InputError, StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.environment import uses_gpu
 from cerebro.report.findings import Finding
+from cerebro.run.records import TrialRecord
 from cerebro.searchers.metrics import known_mode
 from cerebro.worker.diagnosis.layout import CURE
-from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned
+from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
 
 MAX_START_LOSSES = 2
 """How many workers may die while they try the first configuration."""
@@ -157,3 +158,69 @@ def dry_run(
             submit(worker, given or CheckTask(config, build_only=True))
     tried.workers.sort()
     return tried
+
+
+def require_build(
+    executor: Executor,
+    workers: Sequence[int],
+    context: RunContext,
+    trials: Iterable[TrialRecord],
+) -> list[int]:
+    """Build the models of trials, one after the other, until one can be built.
+
+    Returns
+    -------
+    list of int
+        The workers that are ready to train.
+
+    Raises
+    ------
+    InputError
+        If no model can be built. It names the first error.
+    WorkerError
+        If no worker is left.
+    """
+    ready, cause = list(workers), None
+    for record in trials:
+        task = CheckTask(record.config, build_only=True, number=record.number)
+        error = _build_on_first(executor, ready, context, task)
+        if error is None:
+            break
+        cause = cause or error
+    else:
+        if cause is not None:
+            raise InputError(
+                f"build fails for finished trials that are to be trained further ({cause}): pass "
+                "the run's own build; the run is unchanged"
+            )
+    return sorted(ready)
+
+
+def _build_on_first(
+    executor: Executor, ready: list[int], context: RunContext, task: CheckTask
+) -> str | None:
+    """Let the first of the `ready` workers build a model; return why it fails, or None.
+
+    Lost workers are replaced in `ready`, and new ones are added. If the first one is lost, return
+    None: its trial will report this.
+    """
+    first, pending, error = ready[0], True, None
+    executor.submit(first, task)
+    while pending:
+        for event in executor.wait(None):
+            if isinstance(event, CheckDone):
+                pending, error = False, event.error
+            elif isinstance(event, WorkerJoined):
+                ready.append(event.worker)
+            elif isinstance(event, Event):
+                context.check_files()
+                pending = pending and event.worker != first
+                ready.remove(event.worker)
+                try:
+                    ready.append(executor.replace(event.worker))
+                except WorkerError as lost:
+                    if not ready:
+                        raise
+                    text = f"a worker process is missing from now on: {text_of(lost)}"
+                    warnings.warn(text, stacklevel=2)
+    return error

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -348,6 +348,12 @@ class Previous:
     request: ResumeRequest
     differences: Sequence[str]
     """The differences between this environment and the one in which the run began."""
+
+    def to_extend(self) -> Iterator[TrialRecord]:
+        """Yield the finished trials that are to be trained further."""
+        for record in self.saved.records:
+            if record.status == "finished" and self.request.includes(record):
+                yield record
 
 
 def open_again(

@@ -6,9 +6,10 @@ the same rows get the same bits from any source:
 - Arrays, tensors and typed columns keep their type. Python's ``int`` becomes int64, ``float``
   float64, ``bool`` bool; a column that mixes ``int`` and ``float`` becomes float64.
 - Strings become categories: the sorted unique names, and int64 codes.
-- Lists and tuples, of any length, become rows of a ragged column. So do arrays whose first
-  dimension differs from row to row. Arrays of equal shape become rows of a column of that shape,
-  with one exception: in a list passed as a whole column, one-dimensional arrays are always ragged.
+- Lists and tuples, of any length, become rows of a ragged column; the elements of all rows must
+  have one shape. So do arrays whose first dimension differs from row to row. Arrays of equal shape
+  become rows of a column of that shape, with one exception: in a list passed as a whole column,
+  one-dimensional arrays are always ragged.
 - An object array of more dimensions is a column of numbers or strings, of fixed shape.
 - A missing value (None, null, NA, an empty cell) becomes NaN in a column of floats. In any other
   column it raises an error that names the column, the row and the fix.
@@ -485,6 +486,7 @@ def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData
             data = _elements(column, flat, first_row, offsets)
     else:
         data = _joined_rows(column, items, first_row)
+    assert len(data.values) == offsets[-1], column
     return ColumnData(data.values, data.dtype, offsets, data.names)
 
 
@@ -498,7 +500,10 @@ def _joined_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnDat
     parts = []
     for row, item in enumerate(items, first_row):
         if not isinstance(item, (list, tuple)):
-            parts.append(from_array(column, item))
+            part = from_array(column, item).as_fixed()
+            if part is None:
+                raise _too_ragged(column, row)
+            parts.append(part)
         elif item:  # an empty list has no element type; an empty array has one
             parts.append(_elements(column, item, row, None))
     shapes = {part.row_shape for part in parts}
@@ -515,32 +520,56 @@ def _elements(
 ) -> ColumnData:
     """Make a column from the elements of rows: scalars, strings or equally long lists.
 
-    A missing value must be among floats. The error names its row, which `offsets` tells; None: all
+    A missing value must be among floats. Errors name the row, which `offsets` tells; None: all
     elements are of `first_row`.
     """
     try:
-        return settled(column, _all_elements(column, items))
+        data = _all_elements(column, items)
+        if data is not None:
+            return settled(column, data)
     except InputError:
-        place = next((place for place, item in enumerate(items) if _lacks_value(item)), None)
-        if place is None:
+        if not any(map(_lacks_value, items)):
             raise
-    raise missing(column, first_row + (0 if offsets is None else _row_of(offsets, place)))
+    lacking = next((place for place, item in enumerate(items) if _lacks_value(item)), None)
+    place = _first_unlike(items) if lacking is None else lacking
+    row = first_row + (0 if offsets is None else _row_of(offsets, place))
+    raise _too_ragged(column, row) if lacking is None else missing(column, row)
 
 
 def _lacks_value(item: Any) -> bool:
     return is_missing(item) or (isinstance(item, (list, tuple)) and any(map(_lacks_value, item)))
 
 
-def _all_elements(column: str, items: Sequence[Any]) -> ColumnData:
-    first = items[0]
-    if isinstance(first, (list, tuple)):
-        try:
-            return from_array(column, np.asarray(items))
-        except ValueError:
-            raise InputError(
-                f"column {column!r} is ragged in more than one dimension: only the first may vary"
-            ) from None
-    return from_rows(column, items)
+def _all_elements(column: str, items: Sequence[Any]) -> ColumnData | None:
+    """Make a column from elements; return None if their own lengths differ."""
+    if not isinstance(items[0], (list, tuple)):
+        return from_rows(column, items).as_fixed()
+    try:
+        array = np.asarray(items)
+    except ValueError:
+        return None
+    return from_array(column, array)
+
+
+def _first_unlike(items: Sequence[Any]) -> int:
+    """Return the place of the first item whose shape is not that of the first item."""
+    first = _shape(items[0])
+    return next((i for i, item in enumerate(items) if _shape(item) != first), 0)
+
+
+def _shape(item: Any) -> tuple[int, ...] | None:
+    try:
+        return tuple(np.shape(item))
+    except (ValueError, TypeError, RuntimeError):  # a ragged list, or a list of GPU tensors
+        return None
+
+
+def _too_ragged(column: str, row: int) -> InputError:
+    return InputError(
+        f"column {column!r} is ragged in more than one dimension: only the first may vary, but "
+        f"row {row} has parts of other lengths: give each part its own column (make each row a "
+        'mapping, such as {"a": ..., "b": ...}), or pad the parts'
+    )
 
 
 def _to_array(value: Any) -> tuple[Array, str]:

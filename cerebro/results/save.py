@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import os
 import shutil
+import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from cerebro.machine import environment, generators
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
 from cerebro.machine.strict_json import strict_json
+from cerebro.model import stored_column
 from cerebro.results.export import SKLEARN, TORCH, Kept, cause_of, export, traced_inputs
 
 ABOUT = "model.json"
@@ -129,9 +133,10 @@ def _torch(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
     with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from PyTorch, about its own code
         try:
-            program = torch.export.export(
-                net, given.args, given.kwargs or None, dynamic_shapes=given.shapes
-            )
+            with _without_graph():
+                program = torch.export.export(
+                    net, given.args, given.kwargs or None, dynamic_shapes=given.shapes
+                )
         except Exception as error:  # PyTorch and the network raise many kinds of exceptions
             warnings.warn(
                 f"PyTorch cannot export the {type(net).__name__} ({cause_of(error)}): the folder "
@@ -141,6 +146,21 @@ def _torch(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
             return LOAD_WEIGHTS, given.columns
         torch.export.save(program, folder / "model.pt2")
     return LOAD_TORCH, given.columns
+
+
+@contextlib.contextmanager
+def _without_graph() -> Iterator[None]:
+    """Leave out the graph of a network that cannot be exported, which PyTorch prints twice."""
+    printed, graph = io.StringIO(), None
+    try:
+        with contextlib.redirect_stderr(printed):
+            yield
+    except Exception as error:
+        graph = getattr(error, "partial_fx_graph", None)
+        raise
+    finally:
+        text = printed.getvalue()
+        sys.stderr.write(text if graph is None else text.replace(f"{graph}\n", ""))
 
 
 def _sklearn(model: Any, folder: Path) -> tuple[str, list[str]]:
@@ -162,7 +182,7 @@ def _source(build: Callable[..., Any]) -> str:
 
 def _column(data: Dataset, name: str) -> dict[str, Any]:
     """Describe a column as the model gets it, and its values in the training data."""
-    stored = data.columns.get(name) or data.columns[name.removesuffix("_mask")]
+    stored = data.columns[stored_column(name, data.columns)]
     found: dict[str, Any] = {
         "column": name,
         "stored_dtype": stored.dtype,

@@ -1,12 +1,13 @@
 """Identify a run's ``build`` function, so that it can be imported again.
 
 A run stores names and hashes, never code: ``module:qualname``, the file, and the hash of the
-function's source. Resuming a run imports the function again; for lambdas, nested functions and
-notebook cells the user passes ``build=``.
+function's source. Resuming a run imports the function again. For lambdas, nested functions, objects
+such as a `functools.partial`, and notebook cells, the user passes ``build=``.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib.util
 import inspect
@@ -29,6 +30,8 @@ from cerebro.run.records import STUDY, plain
 _PASS_IT = "pass it as build=... (on the command line: --build FILE)"
 
 
+_OBJECT = "a partial, a bound method or another object"
+
 MOVED = {
     "cerebro.demo": "cerebro.cli.demo",
     "cerebro.proof": "cerebro.cli.self_test",
@@ -50,11 +53,9 @@ class Recipe:
 
     @classmethod
     def of(cls, build: Callable[..., Any]) -> Recipe:
-        module = getattr(build, "__module__", None) or "?"
-        qualname = getattr(build, "__qualname__", None) or type(build).__qualname__
         takes_trial = getattr(build, "takes_trial", False)
         hashes = source_hash(build), _file_hash(build)
-        return cls(module, qualname, _file(build), *hashes, takes_trial=takes_trial)
+        return cls(*_name_of(build), _file(build), *hashes, takes_trial=takes_trial)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Recipe:
@@ -81,14 +82,15 @@ class Recipe:
             If it cannot be imported; the message says to pass ``build=``.
         """
         if "<" in self.qualname:
-            raise InputError(
-                f"this run's build() ({self.name}) was defined inside a function or as a "
-                f"lambda, and cannot be imported again: {_PASS_IT}"
+            inside = "<locals>" in self.qualname or "<lambda>" in self.qualname
+            raise self._has_no_name(
+                "defined inside a function or as a lambda" if inside else _OBJECT
             )
+        owner: Any = None
         try:
             found: Any = self._module()
             for part in self.qualname.split("."):
-                found = getattr(found, part)
+                owner, found = found, getattr(found, part)
         except (ImportError, AttributeError, OSError) as error:
             if self.module == "__main__":
                 again = "run the cell that defines it, or " if is_interactive() else ""
@@ -99,8 +101,29 @@ class Recipe:
             raise InputError(
                 f"this run's build(), {self.name}, cannot be imported here ({error}): {_PASS_IT}"
             ) from error
+        if self._was_object(owner, found):
+            raise self._has_no_name(_OBJECT)
         self.warn_if_changed(found)
         return found  # type: ignore[no-any-return]
+
+    def _has_no_name(self, what: str) -> InputError:
+        return InputError(
+            f"this run's build() ({self.name}) was {what}, and cannot be imported again: {_PASS_IT}"
+        )
+
+    def _was_object(self, owner: Any, found: Any) -> bool:
+        """Return whether ``build`` was an object or a bound method, whose class has been found.
+
+        Older runs recorded the name of the class or of its function.
+        """
+        if isinstance(found, type):  # a class has a source, its objects do not
+            return self.source_hash is None and source_hash(found) is not None
+        if not (isinstance(owner, type) and inspect.isfunction(found)):
+            return False
+        name = self.qualname.rpartition(".")[2]
+        if isinstance(inspect.getattr_static(owner, name, None), staticmethod):
+            return False
+        return next(iter(inspect.signature(found).parameters), "") == "self"
 
     def warn_if_changed(self, build: Callable[..., Any]) -> None:
         """Warn if the source of ``build`` has changed since the run was trained."""
@@ -114,11 +137,13 @@ class Recipe:
             warnings.warn(f"{what} has changed since the run", stacklevel=users_level())
 
     def _module(self) -> ModuleType:
+        main = sys.modules.get("__main__")
         if self.module == "__main__":
-            main = sys.modules.get("__main__")
             if main is not None and (self._is_in(main) or is_interactive()):
                 return main
             raise ImportError("it was defined in another program")
+        if main is not None and self.module == _name_with_m(main) and self._is_in(main):
+            return main
         try:
             with finding(self._first_name, target=self.module):
                 return importlib.import_module(MOVED.get(self.module, self.module))
@@ -129,21 +154,57 @@ class Recipe:
 
     def _is_in(self, main: ModuleType) -> bool:
         """Return whether the program `main` defined the function, judged by file or source."""
-        file = getattr(main, "__file__", None)
-        if file is not None and self.file == str(Path(str(file)).resolve()):
+        file = _file_of(main)
+        if file is not None and self.file == file:
             return True
-        try:
-            found: Any = main
-            for part in self.qualname.split("."):
-                found = getattr(found, part)
-        except AttributeError:
-            return False
+        found = _at(main, self.qualname)
         return self.source_hash is not None and source_hash(found) == self.source_hash
 
     @property
     def _first_name(self) -> str:
         """The module-level name of the function, or of the class that contains it."""
         return self.qualname.partition(".")[0]
+
+
+def _name_of(build: Any) -> tuple[str, str]:
+    """Return the module and qualified name from which ``build`` can be imported.
+
+    The qualified name of an object that cannot be imported is in angle brackets.
+    """
+    while isinstance(build, WrappedBuild):
+        build = build.build
+    module = getattr(build, "__module__", None) or "?"
+    qualname = getattr(build, "__qualname__", None) or f"{type(build).__qualname__} object"
+    if inspect.ismethod(build) and isinstance(build.__self__, type):  # perhaps inherited
+        owner = build.__self__
+        module, qualname = owner.__module__, f"{owner.__qualname__}.{build.__name__}"
+    elif not (inspect.isfunction(build) or isinstance(build, type)) and (
+        _at(sys.modules.get(module), qualname) is not build
+    ):
+        return module, f"<{qualname}>"
+    main = sys.modules.get("__main__")
+    if module == "__main__" and main is not None and _file(build) == _file_of(main):
+        module = _name_with_m(main) or module
+    return module, qualname
+
+
+def _at(module: ModuleType | None, qualname: str) -> Any:
+    """Return what a module has under a qualified name, else None."""
+    found: Any = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _name_with_m(main: ModuleType) -> str | None:
+    """Return the name of a program that ``python -m`` runs as a module, else None."""
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    return None if name == "__main__" else name
+
+
+def _file_of(main: ModuleType) -> str | None:
+    file = getattr(main, "__file__", None)
+    return None if file is None else str(Path(str(file)).resolve())
 
 
 def is_interactive() -> bool:
@@ -155,16 +216,18 @@ def is_interactive() -> bool:
 def import_file(
     path: str | Path, name: str | None = None, *, sought: tuple[str, ...] = BUILD
 ) -> ModuleType:
-    """Import a Python file by its path, under ``name`` (default: its stem).
+    """Import a Python file by its path, under ``name``.
 
-    The file's folder is put first on ``sys.path``, as for a script. If the file has the name of a
-    different module, such as ``torch.py``, it does not replace that module: the file is imported
-    under a different name, its folder is put last, and workers receive its code.
+    By default, the name is the file's stem; if the file has relative imports, it is a module of
+    the package that its folders are. The file's folder is put first on ``sys.path``, as for a
+    script, and for a module of a package also the folder that holds the package. If the file has
+    the name of a different module, such as ``torch.py``, it does not replace that module: the file
+    is imported under a different name, its folder is put last, and workers receive its code.
 
     If the names in `sought` are defined by then, the import of a script stops at its search.
     """
     file = Path(path).resolve()
-    wanted = name or file.stem
+    wanted = name or _name_in_package(file)
     known = sys.modules.get(wanted)
     if known is not None and getattr(known, "__file__", None) == str(file):
         return known
@@ -177,8 +240,10 @@ def import_file(
     spec = stoppable(importlib.util.spec_from_file_location(own_name, file))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
-    if str(file.parent) not in sys.path:
-        sys.path.insert(len(sys.path) if taken else 0, str(file.parent))
+    root = file.parents[min(wanted.count("."), len(file.parents) - 1)]
+    for folder in (file.parent, root):
+        if str(folder) not in sys.path:
+            sys.path.insert(len(sys.path) if taken else 0, str(folder))
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module
     try:
@@ -190,6 +255,20 @@ def import_file(
     if own_name != file.stem:  # workers cannot import it by its own name
         sources.sent_whole.add(own_name)
     return module
+
+
+def _name_in_package(file: Path) -> str:
+    """Return the file's stem; after the names of its packages if it has relative imports."""
+    try:
+        statements = ast.parse(file.read_bytes()).body
+    except (OSError, SyntaxError, ValueError):  # the import will raise it
+        return file.stem
+    depth = max((s.level for s in statements if isinstance(s, ast.ImportFrom)), default=0)
+    depth = min(depth, len(file.parents) - 1)
+    while 0 < depth < len(file.parents) and (file.parents[depth] / "__init__.py").exists():
+        depth += 1
+    packages = reversed(file.parents[:depth])
+    return ".".join([*(folder.name for folder in packages), file.stem])
 
 
 def _is_taken(name: str, file: Path) -> bool:

@@ -68,7 +68,7 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
 def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDone:
     def build_or_try() -> CheckDone:
         if task.build_only:
-            model = runner.build(0, task.config).model
+            model = runner.build(task.number, task.config).model
             return CheckDone(runner.worker, (), cpu_only=is_cpu_only(model))
         return try_out(runner, task.config, not_exact, thorough=task.thorough)
 

@@ -195,6 +195,8 @@ class CheckTask:
     build_only: bool = False
     thorough: bool = False
     """Whether to search thoroughly for mistakes, as `cerebro.check` does."""
+    number: int = 0
+    """The trial whose model is built; only with `build_only`."""
 
 
 @dataclass(frozen=True)

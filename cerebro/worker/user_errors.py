@@ -26,6 +26,7 @@ _TORCH_TYPES = {
     "short": "int16",
     "char": "int8",
     "byte": "uint8",
+    "bool": "bool",
 }
 """The data types by their names in PyTorch's messages."""
 

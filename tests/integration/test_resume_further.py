@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -46,6 +47,14 @@ def finished(whole, tmp_path):
     """A finished run of one's own."""
     shutil.copytree(whole.path, tmp_path / "run")
     return tmp_path / "run"
+
+
+class Builder:
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, config, info):
+        return self.function(config, info)
 
 
 def stop(folder, data, at=23, **options):
@@ -144,6 +153,39 @@ def test_failed_trials_stay_so_unless_they_are_named(data, tmp_path, monkeypatch
     assert [t.status for t in result.trials] == ["finished"] * 4
     assert result.trials[1].error is None and result.trials[1].traceback is None
     assert cerebro.replay(result, 1).identical
+
+
+def build_wrong(config, info):
+    raise TypeError("this is the build of another run")
+
+
+@pytest.mark.filterwarnings("ignore:the source of build")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_wrong_build_leaves_finished_trials_finished(finished, longer, workers):
+    for build in (build_wrong, Builder):
+        with pytest.raises(InputError, match=r"build fails for finished .* the run is unchanged"):
+            cerebro.resume(finished, build, epochs=EPOCHS + 2, workers=workers, progress=False)
+        left = cerebro.open(finished)
+        assert left.status == "finished"
+        assert [trial.status for trial in left.trials] == ["finished"] * 4
+    result = cerebro.resume(finished, epochs=EPOCHS + 2, workers=workers, progress=False)
+    assert hashes(result) == hashes(longer)
+
+
+@pytest.mark.parametrize("build", [functools.partial(resumable.build), Builder(resumable.build)])
+def test_a_build_that_is_an_object_must_be_passed_to_resume(data, longer, tmp_path, build):
+    folder = tmp_path / "run"
+    search(folder, data, build=build)
+    for use in (
+        lambda: cerebro.resume(folder, epochs=EPOCHS + 2),
+        lambda: cerebro.open(folder).best.load(),
+        lambda: cerebro.replay(folder, 0),
+    ):
+        with pytest.raises(InputError, match=r"was a partial, .* pass it as build="):
+            use()
+    assert [trial.status for trial in cerebro.open(folder).trials] == ["finished"] * 4
+    result = cerebro.resume(folder, build, epochs=EPOCHS + 2, progress=False)
+    assert hashes(result) == hashes(longer)
 
 
 @pytest.mark.parametrize(

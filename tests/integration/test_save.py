@@ -127,6 +127,30 @@ def test_a_network_with_keywords_and_ragged_rows(data: cerebro.Dataset, tmp_path
     )
 
 
+def test_the_length_of_ragged_rows_is_an_input(data: cerebro.Dataset, tmp_path: Path) -> None:
+    class Mean(Bag):
+        def forward(self, tokens: Any, length: Any) -> Any:
+            return self.out(self.embedding(tokens).sum(1) / length[:, None])
+
+    def build(config: dict[str, Any]) -> Any:
+        mean = Mean()
+        return cerebro.torch.Model(
+            mean, optimizer=torch.optim.SGD(mean.parameters(), lr=config["lr"]),
+            loss=nn.functional.cross_entropy, inputs=["tokens", "tokens_length"],
+        )  # fmt: skip
+
+    best = search(build, data, tmp_path / "run").best
+    best.save(tmp_path / "saved", build=build)
+    about = json.loads((tmp_path / "saved" / "model.json").read_text())
+    assert [each["column"] for each in about["inputs"]] == ["tokens", "tokens_length"]
+    elsewhere(
+        tmp_path / "saved",
+        "import torch\n"
+        "tokens = torch.ones(3, 11, dtype=torch.int64)\n"
+        "assert loaded['predict'](tokens, torch.tensor([11, 3, 1])).shape == (3, 2)\n",
+    )
+
+
 class Branching(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +160,9 @@ class Branching(nn.Module):
         return self.out(x) if x.sum() > 0 else self.out(-x)
 
 
-def test_a_network_that_cannot_be_exported(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_network_that_cannot_be_exported(
+    data: cerebro.Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def build(config: dict[str, Any]) -> Any:
         made = Branching()
         optimizer = torch.optim.SGD(made.parameters(), lr=config["lr"])
@@ -145,6 +171,7 @@ def test_a_network_that_cannot_be_exported(data: cerebro.Dataset, tmp_path: Path
     best = search(build, data, tmp_path / "run").best
     with pytest.warns(UserWarning, match="cannot export the Branching .*only its weights"):
         best.save(tmp_path / "saved", build=build)
+    assert "torch.ops" not in capsys.readouterr().err
     elsewhere(
         tmp_path / "saved",
         "assert loaded['weights']['out.weight'].shape == (2, 6)\n",

@@ -51,9 +51,12 @@ def row_chunks(
                     f"the source is a {type(rows).__name__}, which makes batches: give the dataset "
                     "that it reads, loader.dataset"
                 )
+            cure = ""
+            if isinstance(rows, tuple) and getattr(mapping, "ndim", 0) > 0:
+                cure = "; give whole columns as a mapping of names, or as a pair (x, y)"
             raise InputError(
                 f"row {row} is {type(mapping).__name__}: an iterable must give mappings, such as "
-                '{"x": 1.5, "y": 0}'
+                f'{{"x": 1.5, "y": 0}}{cure}'
             )
         if not names:
             columns = {name: [] for name in choose(mapping, wanted)}

@@ -1,7 +1,9 @@
 """PyTorch datasets: map-style, iterable, and `TensorDataset`.
 
 A sample may be a mapping, a named tuple, a tuple or a single tensor. The items of a tuple become
-the columns ``x``, ``y``, ``column2``, ``column3``, ...; a single tensor becomes ``x``.
+the columns ``x``, ``y``, ``column2``, ``column3``, ...; a single tensor becomes ``x``. An item that
+is itself a tuple, as in ``((a, b), y)``, is one column, so its parts must have one shape; parts of
+different shapes need a mapping with a name for each.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from cerebro.data.columns import from_rows
 from cerebro.data.sources.arrays import ArraysSource
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.sources.row_mappings import row_chunks
+from cerebro.errors import InputError
 from cerebro.machine import generators
 
 
@@ -52,6 +55,11 @@ class TorchSource(Source):
         if isinstance(self.dataset, torch.utils.data.IterableDataset):
             yield from map(as_mapping, self.dataset)
             return
+        if not hasattr(self.dataset, "__len__"):
+            raise InputError(
+                f"the {type(self.dataset).__name__} has no length: give it the method __len__, or "
+                "make it a torch.utils.data.IterableDataset"
+            )
         count = len(self.dataset)
         step = max(1, count // READ_TWICE)
         seen: dict[int, dict[str, Any]] = {}

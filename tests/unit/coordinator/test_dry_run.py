@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from cerebro.coordinator.dry_run import dry_run
-from cerebro.errors import WorkerError
-from cerebro.worker.messages import CheckDone, CheckTask, WorkerLost
+from cerebro.coordinator.dry_run import dry_run, require_build
+from cerebro.errors import InputError, WorkerError
+from cerebro.run.records import TrialRecord
+from cerebro.worker.messages import CheckDone, CheckTask, WorkerJoined, WorkerLost
 
 pytestmark = pytest.mark.filterwarnings("ignore:a worker process is missing")
 
@@ -76,3 +77,33 @@ def test_a_check_that_fails_after_the_model_has_trained_is_reported(state_bytes,
     assert found.workers == [0, 1, 2] and found.problems == ()
     assert [finding.code for finding in found.findings_to_show()] == codes
     assert all("failed: KeyError: 'z'" in finding.message for finding in found.findings)
+
+
+def built(broken: set[int], lost: set[int] = frozenset(), *, spare: bool = True) -> Any:
+    """Let worker 0 build the models of three trials, of which some are broken."""
+
+    class Building(Shrinking):
+        def wait(self, timeout: float | None) -> list[Any]:
+            trial = next(iter(self.busy.values())).number
+            (event,) = super().wait(timeout)
+            if isinstance(event, WorkerLost):
+                return [event]
+            done = CheckDone(event.worker, (), error="no" if trial in broken else None)
+            return [WorkerJoined(5), done] if trial == 1 else [done]
+
+        def replace(self, worker: int) -> int:
+            return 7 if spare else super().replace(worker)
+
+    context: Any = SimpleNamespace(check_files=lambda: None)
+    executor: Any = Building(lost, [0, 1, 2])
+    trials = [TrialRecord(number, {}) for number in range(3)]
+    return require_build(executor, [0, 1], context, trials), len(executor.given)
+
+
+def test_one_trial_that_can_be_built_is_enough() -> None:
+    assert built(set()) == ([0, 1], 1)
+    assert built({0, 1}) == ([0, 1, 5], 3)
+    with pytest.raises(InputError, match=r"build fails for finished trials .* \(no\)"):
+        built({0, 1, 2})
+    assert built({0, 1, 2}, lost={0}) == ([1, 7], 1)  # the trial will report it
+    assert built(set(), lost={0}, spare=False) == ([1], 1)

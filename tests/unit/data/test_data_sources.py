@@ -310,6 +310,17 @@ def test_tuples_of_a_torch_dataset_are_x_and_y(tmp_path: Path) -> None:
     assert list(shard(single, tmp_path / "one").columns) == ["x"]
 
 
+def test_a_torch_dataset_without_a_length_is_refused(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Endless(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        def __getitem__(self, index: int) -> Any:
+            return index, 0
+
+    with pytest.raises(InputError, match=r"Endless has no length: give it the method __len__"):
+        shard(Endless(), tmp_path / "d")
+
+
 def test_bfloat16_from_torch_and_dlpack(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.from_numpy(VECTORS).to(torch.bfloat16)
@@ -1017,10 +1028,52 @@ def test_bad_pandas(tmp_path: Path) -> None:
     assert shard(lists, tmp_path / "lists").columns["c"].ragged
 
 
+def _arrays(*values: list[float]) -> list[Any]:
+    return [np.array(value, np.float32) for value in values]
+
+
+def test_parts_of_different_lengths_are_not_one_column(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    pd = pytest.importorskip("pandas")
+    alike = _arrays([0, 1], [2, 3])
+    unlike = _arrays([0, 1, 2], [3])
+    nested = np.empty(2, object)
+    nested[:] = unlike
+
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[name-defined,misc]
+        def __iter__(self) -> Iterator[Any]:
+            for parts in (alike, unlike):
+                yield tuple(map(torch.from_numpy, parts)), 0
+
+    rows = [{"x": parts} for parts in (alike, unlike)]
+    for source in (
+        rows,
+        iter(rows),
+        Stream(),
+        {"x": [alike, unlike]},
+        {"x": [alike, [[0, 1, 2], [3]]]},
+        {"x": [alike[0], unlike]},
+        {"x": [np.zeros((2, 2)), nested]},
+        {"x": [tuple(alike[:1]), tuple(unlike[:1])]},
+        pd.DataFrame({"x": [alike, unlike]}),
+    ):
+        with pytest.raises(InputError, match=r"'x' is ragged in more than .* row 1 has parts of"):
+            shard(source, tmp_path / "d")
+
+
+def test_parts_of_equal_length_are_one_column(tmp_path: Path) -> None:
+    one, other = _arrays([0, 1], [2, 3])
+    for number, row in enumerate([(one, other), [one, [2.0, 3.0]], ([0.0, 1.0], other)]):
+        data = shard([{"x": row}] * 2, tmp_path / str(number), shards=1)
+        stored = data.shard(0)["x"]
+        assert [stored[place].tolist() for place in range(2)] == [[[0, 1], [2, 3]]] * 2
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([1, 2], "row 0 is int: an iterable must give mappings"),
+        ((VECTORS, VECTORS, INTS), "give whole columns as a mapping of names, or as a pair (x, y)"),
         ([], "no rows"),
         ([{"a": 1}, {"b": 1}], "row 1 has the columns b, but rows before it have a"),
         ([{"a": 1}, {"a": None}], "column 'a' has a missing value in row 1"),
@@ -1039,7 +1092,7 @@ def test_bad_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Any], message: str, chunk_rows: int
 ) -> None:
     monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", chunk_rows)
-    for source in (rows, iter(rows)):
+    for source in (rows,) if isinstance(rows, tuple) else (rows, iter(rows)):
         with pytest.raises(InputError) as caught:
             shard(source, tmp_path / "d")
         first, _, _ = message.partition(", row 1 is")  # in another chunk other words are used

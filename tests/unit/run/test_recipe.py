@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
+import functools
+import importlib.util
 import sys
 import textwrap
 import types
@@ -10,7 +12,7 @@ import types
 import pytest
 
 from cerebro.errors import InputError
-from cerebro.run.recipe import Recipe, accepts_info, import_file
+from cerebro.run.recipe import Recipe, StudyBuild, accepts_info, import_file
 
 
 def build(config):
@@ -35,6 +37,108 @@ def test_lambdas_and_nested_functions_must_be_passed():
     for function in (lambda config: config, nested):
         with pytest.raises(InputError, match="pass it as build="):
             Recipe.of(function).find()
+
+
+class Base:
+    def __init__(self, act=None):
+        self.act = act
+
+    def method(self, config):
+        return config
+
+    def function(config):
+        return config
+
+    @classmethod
+    def made(cls, config):
+        return cls
+
+    def __call__(self, config):
+        return config
+
+
+class Child(Base):
+    pass
+
+
+@functools.lru_cache
+def cached(config):
+    return config
+
+
+@pytest.mark.parametrize("function", [Base.made, Child.made, Base.function, Base, cached])
+def test_what_has_a_name_is_found(function):
+    assert Recipe.of(function).find() == function
+    assert Recipe.of(StudyBuild(function)).name == Recipe.of(function).name
+
+
+@pytest.mark.parametrize(
+    "given", [functools.partial(build), Base("relu"), Base("relu").method, len([]).bit_length]
+)
+def test_a_partial_an_object_and_a_bound_method_must_be_passed(given):
+    recipe = Recipe.of(given)
+    assert not recipe.is_importable
+    assert Recipe.of(StudyBuild(given)).name == recipe.name
+    with pytest.raises(InputError, match=r"was a partial, .* method or another object.* build="):
+        recipe.find()
+
+
+@pytest.mark.parametrize(
+    ("given", "module", "qualname"),
+    [
+        (functools.partial(build), "functools", "partial"),
+        (Base("relu"), __name__, "Base"),
+        (Base("relu").method, __name__, "Base.method"),
+    ],
+)
+def test_what_older_runs_recorded_for_objects_is_not_found(given, module, qualname):
+    older = dataclasses.replace(Recipe.of(given), module=module, qualname=qualname)
+    with pytest.raises(InputError, match="another object"):
+        older.find()
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package whose program imports relatively, as ``python -m`` allows; the program's file."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    folder = tmp_path / "pkg_for_recipe" / "inner"
+    folder.mkdir(parents=True)
+    for file in (folder / "__init__.py", folder.parent / "__init__.py"):
+        file.touch()
+    (folder / "models.py").write_text("SCALE = 3\n")
+    program = folder / "program.py"
+    program.write_text("from .models import SCALE\ndef build(config): return SCALE\n")
+    yield program
+    for name in [name for name in sys.modules if name.startswith("pkg_for_recipe")]:
+        del sys.modules[name]
+
+
+def test_a_program_of_python_m_is_recorded_by_its_modules_name(package, tmp_path, monkeypatch):
+    name = "pkg_for_recipe.inner.program"
+    main = types.ModuleType("__main__")
+    main.__file__ = str(package)
+    main.__spec__ = importlib.util.spec_from_file_location(name, package)
+    exec(compile("def build(config): return 3", package, "exec"), main.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    recipe = Recipe.of(main.build)
+    assert (recipe.module, recipe.is_importable) == (name, True)
+    assert recipe.find() is main.build
+    assert Recipe.of(build).module == __name__
+    monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+    found = dataclasses.replace(recipe, source_hash=None, file_hash=None).find()
+    assert found({}) == 3
+    assert sys.path[:2] == [str(tmp_path), str(package.parent)]
+
+
+def test_a_file_with_relative_imports_is_imported_with_its_package(package):
+    module = import_file(package)
+    assert module.__name__ == "pkg_for_recipe.inner.program"
+    assert module.build({}) == 3
+    plain = package.with_name("plain_for_recipe.py")
+    plain.write_text("import models\ndef build(config): return models.SCALE\n")
+    assert import_file(plain).__name__ == "plain_for_recipe"
+    for name in ("models", "plain_for_recipe"):
+        del sys.modules[name]
 
 
 def test_a_class_of_a_program_without_a_file_has_a_recipe(monkeypatch):

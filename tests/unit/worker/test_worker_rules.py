@@ -238,6 +238,7 @@ COLUMNS = {
     "x": Column("x", "float64", (3,)),
     "y": Column("y", "float64"),
     "c": Column("c", "int32"),
+    "b": Column("b", "bool"),
     "image": Column("image", "uint8", (3, 4)),
 }
 WIDE = """; columns x, y are float64: give shard dtypes={"x": "float32", "y": "float32"}"""
@@ -257,6 +258,10 @@ def dtype_failures(torch):
         (
             lambda: f.cross_entropy(out, torch.zeros(2, dtype=torch.int32)),
             """; column 'c' is int32: give shard dtypes={"c": "int64"}""",
+        ),
+        (
+            lambda: f.cross_entropy(out, torch.zeros(2, dtype=torch.bool)),
+            """; column 'b' is bool: give shard dtypes={"b": "int64"}""",
         ),
         (
             lambda: f.cross_entropy(out, wide[:, 0, 0]),
