@@ -12,7 +12,9 @@ that mistakes in the arguments are reported without delay.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import io
 import os
 import sys
 import traceback
@@ -41,6 +43,7 @@ from cerebro.cli import (
     show,
     verify,
 )
+from cerebro.cli.options import drop_output
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.imports import imported_shadows, raised_at
 from cerebro.machine.signals import INTERRUPTED
@@ -68,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # it may lack characters, such as ±
     warnings.showwarning = _show_warning
     show_traceback = "--traceback" in arguments or bool(os.environ.get("CEREBRO_TRACEBACK"))
     try:
@@ -76,13 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_command(parser, given)
         options = parser.parse_args(given)
         status = options.command(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as after `>&-`
+            sys.stdout.flush()
         return int(status or 0)
     except KeyboardInterrupt as error:
         print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # as in `cerebro show | head`: the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 1
     except Exception as error:
         if show_traceback:
@@ -94,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Write a warning as one line, without the source line that Python adds."""
-    print(f"warning: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # a warning does not end a search
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:

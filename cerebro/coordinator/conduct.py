@@ -135,7 +135,8 @@ def exit_on_sigterm() -> Iterator[None]:
             yield
     except Terminated as error:
         text = str(error) or "terminated before any trial began; nothing was kept"
-        print(f"\n{text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+            print(f"\n{text}", file=sys.stderr, flush=True)
         raise SystemExit(TERMINATED) from None
 
 

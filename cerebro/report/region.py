@@ -8,10 +8,13 @@ the lines with all their wrapped parts.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
+
+from cerebro.report.output import Output
 
 UP, CLEAR_LINE_END, CLEAR_DOWN = "\x1b[{}A", "\x1b[K", "\x1b[J"
 
@@ -29,14 +32,20 @@ class Region:
 
     def __init__(self, stream: TextIO, columns: Callable[[], int]) -> None:
         self._stream = stream
+        self._output = Output(stream, "replace")  # each character keeps its place
         self._columns = columns
         self._lines: Sequence[str] = ()
         self._widths: Sequence[int] = ()
         self._replaced: dict[str, tuple[Any, Printed]] = {}
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the terminal is lost, so that nothing is written any more."""
+        return self._output.is_broken
+
     def open(self) -> None:
         """Show printed output above the lines, if they are written to standard output."""
-        if self._stream is not sys.stdout or self._replaced:
+        if self._stream is not sys.stdout or self._replaced or self._output.is_broken:
             return
         for name in ("stdout", "stderr"):
             before = getattr(sys, name)
@@ -78,11 +87,7 @@ class Region:
         return "\r" + (UP.format(rows) if rows else "")
 
     def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-        except UnicodeEncodeError as error:  # the terminal has other characters
-            self._stream.write(text.encode(error.encoding, "replace").decode(error.encoding))
-        self._stream.flush()
+        self._output.write(text)
 
 
 class Printed(io.TextIOBase):
@@ -104,13 +109,20 @@ class Printed(io.TextIOBase):
     def write(self, text: str) -> int:
         lines, newline, self._rest = (self._rest + text).rpartition("\n")
         if newline:
-            self._region.print_above(lines + newline)
+            self._pass_on(lines + newline)
         return len(text)
 
     def flush(self) -> None:
         rest, self._rest = self._rest, ""
         if rest:
-            self._region.print_above(rest + "\n")
+            self._pass_on(rest + "\n")
+
+    def _pass_on(self, text: str) -> None:
+        if not self._region.is_broken:
+            self._region.print_above(text)
+            return
+        with contextlib.suppress(OSError, ValueError):  # standard error may still be there
+            self._stream.write(text)
 
     def isatty(self) -> bool:
         return bool(self._stream.isatty())
