@@ -200,6 +200,16 @@ def test_plot(folder: Path) -> None:
     assert not (folder / "runs" / "first" / "auc.png").exists()
 
 
+def test_plot_writes_the_file_that_it_prints(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert cerebro(folder, "plot", "runs/first", "--out", "picture").stdout == "picture.png\n"
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    (folder / "pictures").mkdir()
+    done = cerebro(folder, "plot", "runs/first", "--out", "pictures", status=1)
+    assert "pictures is a folder" in done.stderr
+    assert not (folder / "pictures.png").exists()
+
+
 def test_plot_as_a_page(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     cerebro(folder, "plot", "runs/first", "--out", "page.html")
