@@ -86,6 +86,11 @@ def conduct(
             else:
                 session.opened, restored = open_again(previous, settings, context)
             store = session.opened.store
+            if previous is not None:
+                views = {"data": settings.train, "validation": settings.validation}
+                for item in previous.saved.new_places(views).items():
+                    store.set_meta(*item)
+                store.flush()  # the result reads it
             session.result = result = Result(settings.folder, build=settings.build)
             result.saved.before_reading = store.flush
             session.hooks = hooks = Hooks(settings.callbacks, result.trial_of)

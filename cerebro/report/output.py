@@ -10,7 +10,6 @@ import contextlib
 import warnings
 from typing import TextIO
 
-from cerebro.arguments import users_level
 from cerebro.errors import text_of
 
 
@@ -51,5 +50,5 @@ def warn(error: Exception) -> None:
     with contextlib.suppress(OSError, ValueError):
         warnings.warn(
             f"the display failed, so the search continues without it: {text_of(error)}",
-            stacklevel=users_level(),
+            stacklevel=2,
         )

@@ -587,8 +587,8 @@ class Trial:
             self.saved.dataset("data")
         except (InputError, CorruptDataError) as error:
             raise InputError(
-                f"the model cannot be built without the run's data ({error}): if it has been "
-                "moved, give data= (on the command line: --data PATH)"
+                f"the model cannot be built without the run's data ({error.__cause__ or error}): "
+                "if it has been moved, give data= (on the command line: --data PATH)"
             ) from error
 
     def _batch_size(self) -> int:
