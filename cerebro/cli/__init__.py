@@ -54,6 +54,9 @@ COMMANDS = (
     *(agent, doctor, completion),
 )
 
+TRAINING = (demo.main, run.main, resume.main, replay.main)
+"""The commands that do not end when nobody reads their output; see `cerebro.cli.options.say`."""
+
 MESSAGE_LIMIT = 2000
 
 
@@ -75,12 +78,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # it may lack characters, such as ±
     warnings.showwarning = _show_warning
+    trains = False
     show_traceback = "--traceback" in arguments or bool(os.environ.get("CEREBRO_TRACEBACK"))
     try:
         given = [argument for argument in arguments if argument != "--traceback"]
         parser = make_parser()
         _check_command(parser, given)
         options = parser.parse_args(given)
+        trains = options.command in TRAINING
         status = options.command(options)
         if sys.stdout is not None:  # as after `>&-`
             sys.stdout.flush()
@@ -88,10 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # as in `cerebro show | head`: the reader closed the pipe
-        drop_output()
-        return 1
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and not trains:  # as in `cerebro show | head`
+            drop_output()
+            return 1
         if show_traceback:
             traceback.print_exc()
         shadows = imported_shadows()

@@ -45,7 +45,7 @@ class Region:
 
     def open(self) -> None:
         """Show printed output above the lines, if they are written to standard output."""
-        if self._stream is not sys.stdout or self._replaced or self._output.is_broken:
+        if self._stream is not sys.stdout or self._replaced or self.is_broken:
             return
         for name in ("stdout", "stderr"):
             before = getattr(sys, name)
@@ -63,13 +63,13 @@ class Region:
             line.
         """
         text = "".join(f"{line}{CLEAR_LINE_END}\n" for line in lines)
-        self._write(f"{self._to_top()}{text}{CLEAR_DOWN}")
+        self._output.write(f"{self._to_top()}{text}{CLEAR_DOWN}")
         self._lines, self._widths = lines, widths
 
     def print_above(self, text: str) -> None:
         """Write text that ends with a newline above the lines."""
         again = "".join(f"{line}{CLEAR_LINE_END}\n" for line in self._lines)
-        self._write(f"{self._to_top()}{CLEAR_DOWN}{text}{again}")
+        self._output.write(f"{self._to_top()}{CLEAR_DOWN}{text}{again}")
 
     def close(self) -> None:
         """Leave the lines on the screen; later text is written below them."""
@@ -85,9 +85,6 @@ class Region:
         columns = max(1, self._columns())
         rows = sum(-(-max(1, width) // columns) for width in self._widths)
         return "\r" + (UP.format(rows) if rows else "")
-
-    def _write(self, text: str) -> None:
-        self._output.write(text)
 
 
 class Printed(io.TextIOBase):

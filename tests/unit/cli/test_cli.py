@@ -198,6 +198,15 @@ def test_epochs_of_the_demo(
     assert asked == [epochs]  # cerebro.search refuses 0
 
 
+def test_another_broken_pipe_is_an_error(
+    tmp_path: Path, fake: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "good_four.py", GOOD)
+    fake["raises"] = BrokenPipeError(32, "Broken pipe")
+    assert cli.main(["run", file, "--run", "r"]) == 1
+    assert error_of(capsys).endswith("Broken pipe")
+
+
 def test_run_that_does_not_finish_is_status_1(
     tmp_path: Path, fake: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
