@@ -79,7 +79,7 @@ def resume(
     build
         The run's ``build``, if it cannot be imported again.
     data, validation
-        The run's data, if it has moved: datasets or paths.
+        The run's data, if it has moved: datasets or paths. The run records the new paths.
     epochs
         The new number of epochs per trial, at least as many as before. From now on ``info.epochs``
         is this number.
@@ -125,6 +125,7 @@ def resume(
         )
         check_epochs(saved, request)
         if is_over(saved, request):
+            record_new_places(saved, data, validation)
             tidy(saved)
             return Result(path, build=build)
         as_before = executor is None and workers is None
@@ -213,6 +214,21 @@ def ask_again(saved: SavedRun) -> None:
     loop = saved.meta.get("search_loop")
     if loop:
         saved.meta["search_loop"] = {**loop, "is_exhausted": False}
+
+
+def record_new_places(saved: SavedRun, data: Any, validation: Any) -> None:
+    """Record where the data of a finished run is now, for loading its models.
+
+    The run itself needs no data any more, so data that is not the run's is ignored.
+    """
+    for name, given in {"data": (data,), "validation": (validation, data)}.items():
+        if all(place is None for place in given):
+            continue
+        with contextlib.suppress(InputError):
+            moved = saved.new_places({name: moved_view(saved, name, *given)})
+            if moved:
+                with contextlib.closing(Store.open(saved.folder)) as store:
+                    store.set_meta(name, moved[name])
 
 
 def tidy(saved: SavedRun) -> None:

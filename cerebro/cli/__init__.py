@@ -12,7 +12,9 @@ that mistakes in the arguments are reported without delay.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
+import io
 import os
 import sys
 import traceback
@@ -41,6 +43,7 @@ from cerebro.cli import (
     show,
     verify,
 )
+from cerebro.cli.options import drop_output
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.imports import imported_shadows, raised_at
 from cerebro.machine.signals import INTERRUPTED
@@ -50,6 +53,9 @@ COMMANDS = (
     *(runs, show, logs, compare, plot, report, replay, verify, export),
     *(agent, doctor, completion),
 )
+
+TRAINING = (demo.main, run.main, resume.main, replay.main)
+"""The commands that do not end when nobody reads their output; see `cerebro.cli.options.say`."""
 
 MESSAGE_LIMIT = 2000
 
@@ -68,23 +74,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # it may lack characters, such as ±
     warnings.showwarning = _show_warning
+    trains = False
     show_traceback = "--traceback" in arguments or bool(os.environ.get("CEREBRO_TRACEBACK"))
     try:
         given = [argument for argument in arguments if argument != "--traceback"]
         parser = make_parser()
         _check_command(parser, given)
         options = parser.parse_args(given)
+        trains = options.command in TRAINING
         status = options.command(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as after `>&-`
+            sys.stdout.flush()
         return int(status or 0)
     except KeyboardInterrupt as error:
         print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # as in `cerebro show | head`: the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and not trains:  # as in `cerebro show | head`
+            drop_output()
+            return 1
         if show_traceback:
             traceback.print_exc()
         shadows = imported_shadows()
@@ -94,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Write a warning as one line, without the source line that Python adds."""
-    print(f"warning: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError, ValueError):  # a warning does not end a search
+        print(f"warning: {message}", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:

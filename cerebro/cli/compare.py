@@ -38,10 +38,10 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found)
         return 0
-    rows = [[name, *map(_cell, values)] for name, values in found["results"].items()]
+    rows = [[name, *_cells(values)] for name, values in found["results"].items()]
     parts = [summary.table(["", *found["runs"]], rows)]
     for what in ("settings", "environment"):
-        rows = [[name, *map(_cell, values)] for name, values in found[what].items()]
+        rows = [[name, *_cells(values)] for name, values in found[what].items()]
         parts.append(
             summary.table([what, *found["runs"]], rows) if rows else f"{what}: no difference"
         )
@@ -81,26 +81,37 @@ def _states(first: Any, other: Any) -> dict[str, Any]:
     theirs: dict[str, list[Any]] = {}
     for trial in other.trials:
         theirs.setdefault(repr(trial.config), []).append(trial)
-    shared = same = 0
+    shared = same = shorter = 0
     differing: list[list[int]] = []
     for trial in first.trials:
         if not theirs.get(repr(trial.config)):
             continue
         twin = theirs[repr(trial.config)].pop(0)
+        ours, its = _hashes(trial), _hashes(twin)
+        common = ours.keys() & its.keys()
+        if not common:
+            continue  # one of them has failed or diverged before its first state
         shared += 1
-        pairs = list(zip(trial.history, twin.history, strict=False))
-        if all(ours["state_hash"] == its["state_hash"] for ours, its in pairs):
+        if all(ours[epoch] == its[epoch] for epoch in common):
             same += 1
+            shorter += len(common) < max(len(ours), len(its))
         else:
             differing.append([trial.number, twin.number])
-    return {"configurations": shared, "same": same, "differing": differing}
+    return {"configurations": shared, "same": same, "shorter": shorter, "differing": differing}
+
+
+def _hashes(trial: Any) -> dict[int, str]:
+    """Return the hash of a trial's state after each epoch."""
+    return {entry["epoch"]: entry["state_hash"] for entry in trial.history}
 
 
 def _state_line(states: Mapping[str, Any]) -> str:
     shared, same = states["configurations"], states["same"]
     if not shared:
-        return "states: the runs have no configuration in common"
+        return "states: the runs have trained no configuration in common"
     line = f"states: {same} of {shared} common configurations have the same states, bit for bit"
+    if states["shorter"]:
+        line += f" ({states['shorter']} of them for the epochs that both runs trained)"
     if states["differing"]:
         pairs = ", ".join(f"{ours} and {its}" for ours, its in states["differing"][:5])
         more = len(states["differing"]) - 5
@@ -108,10 +119,28 @@ def _state_line(states: Mapping[str, Any]) -> str:
     return line
 
 
-def _cell(value: Any) -> str:
+def _cells(values: Sequence[Any]) -> list[str]:
+    """Write a row of values; long ones are cut around their first difference."""
+    texts = [_text(value) for value in values]
+    known = [text for text, value in zip(texts, values, strict=True) if value is not None]
+    begin = 0
+    if len(set(known)) > 1 and max(map(len, known)) > WIDTH:
+        columns = enumerate(zip(*known, strict=False))
+        differs = (at for at, each in columns if len(set(each)) > 1)
+        begin = max(0, next(differs, min(map(len, known))) - WIDTH // 2)
+    return [_cut(text, begin if text in known else 0) for text in texts]
+
+
+def _cut(text: str, begin: int) -> str:
+    """Leave out what is before `begin`, and what does not fit."""
+    if begin:
+        text = f"...{text[begin:]}"
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+
+
+def _text(value: Any) -> str:
     from cerebro.report import format as fmt
 
     if value is None:
         return "-"
-    text = fmt.number(value) if isinstance(value, float) else str(value)
-    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+    return str(value) if isinstance(value, int) else fmt.number(value)

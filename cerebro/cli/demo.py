@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 import cerebro
 from cerebro.api.workers import worker_count
-from cerebro.cli.options import count, new_command, progress, progress_option
+from cerebro.cli.options import count, new_command, progress, progress_option, say
 from cerebro.errors import InputError
 from cerebro.executors.process import warm_workers
 from cerebro.machine import environment
@@ -50,8 +50,11 @@ def main(options: argparse.Namespace) -> int:
     """Search 16 small models on the digits."""
     from cerebro.cli import demo as demonstration
 
+    epochs = options.epochs
+    if epochs is None:
+        epochs = 2 if options.quick else demonstration.EPOCHS
     return demonstration.demonstrate(
-        epochs=options.epochs or (2 if options.quick else demonstration.EPOCHS),
+        epochs=epochs,
         workers=options.workers,
         devices=options.devices,
         seed=options.seed,
@@ -195,7 +198,7 @@ def demonstrate(
     whole = digits(data)
     pixels = {"x": [cerebro.transforms.Scale(1 / 16)]}  # uint8 to float32, 0 to 1
     train, valid, test = whole.with_transforms(pixels).split(0.7, 0.15, 0.15)
-    print(
+    say(
         f"{len(whole):,} handwritten digits of {SIDE} x {SIDE} pixels in {data}: "
         f"{whole.num_shards} shards, {fmt.size(whole.nbytes)}.\n"
         f"{len(train):,} rows to train on, {len(valid):,} to compare trials by, "
@@ -204,8 +207,8 @@ def demonstrate(
     )
     if on_cpu and has_driver():
         # A GPU of the largest kind took eight times as long as 16 cores.
-        print("Networks of this size train faster on the CPU; --devices cuda uses the GPU.")
-    print()
+        say("Networks of this size train faster on the CPU; --devices cuda uses the GPU.")
+    say()
     result = cerebro.search(
         build,
         space(),
@@ -222,18 +225,13 @@ def demonstrate(
     )
     from cerebro.report import summary
 
-    print()
-    print("\n".join(summary.best_lines(result)), flush=True)
+    say()
+    say("\n".join(summary.best_lines(result)))
     outcome = result.best.evaluate(test)
-    print(
-        f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}",
-        flush=True,
-    )
+    say(f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}")
     pictures = draw(result)
-    print(
-        f"\nThe run is in {result.path}" + (f", with {' and '.join(pictures)}" if pictures else "")
-    )
-    print(f"\n{lines_to_open(result.path)}")
+    say(f"\nThe run is in {result.path}" + (f", with {' and '.join(pictures)}" if pictures else ""))
+    say(f"\n{lines_to_open(result.path)}")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -134,6 +135,32 @@ def trial_of(result: Any, number: int) -> Any:
         return result.trials[number]
     has = f"trials 0 to {len(result.trials) - 1}" if result.trials else "no trials yet"
     raise InputError(f"--trial {number}: {result.path} has {has}")
+
+
+def say(text: object = "") -> None:
+    """Print text in a command that trains, whose status is that of the search.
+
+    If standard output is lost, as after ``| head`` or on a full disk, this text and all later
+    output are dropped.
+    """
+    try:
+        print(text, flush=True)
+    except OSError:
+        drop_output()
+
+
+def drop_output() -> None:
+    """Send standard output to nowhere from now on, with the text that is not yet written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def show_result(result: Any) -> int:
+    """Print what a search has found, and return the command's exit status."""
+    say(f"\n{result.summary()}\n\nThe run is in {result.path}. To look at it:\n")
+    say(f"  python -m cerebro show {shlex.quote(str(result.path))}")
+    return status_of(result)
 
 
 def interrupted(error: KeyboardInterrupt) -> int:

@@ -52,8 +52,12 @@ def _write_picture(result: Any, options: argparse.Namespace) -> Path:
     from cerebro.report import plots
 
     kind = options.kind or "curves"
-    figure = plots.plot(result, options.metric, trials=options.trials, kind=kind, dark=options.dark)
     out = Path(options.out) if options.out else Path(result.path) / f"{kind}.png"
+    if out.is_dir():
+        raise InputError(f"--out {out} is a folder: give the file to write")
+    if not out.suffix:
+        out = out.with_name(f"{out.name}.png")
+    figure = plots.plot(result, options.metric, trials=options.trials, kind=kind, dark=options.dark)
     if not options.out:
         check_no_link(out)  # a run from elsewhere must not choose the file to overwrite
     try:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cerebro.cli.options import arguments, arguments_of, build_of, build_option, count, new_command
+from cerebro.cli.options import (
+    arguments,
+    arguments_of,
+    build_of,
+    build_option,
+    count,
+    new_command,
+    say,
+)
 
 
 def add(commands: Any) -> None:
@@ -17,6 +25,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--trial", type=count, required=True, metavar="N", help="which trial")
     parser.add_argument("--epochs", type=count, help="only that many epochs")
     build_option(parser)
+    parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
 
 
 def main(options: argparse.Namespace) -> int:
@@ -25,6 +34,8 @@ def main(options: argparse.Namespace) -> int:
 
     with arguments(arguments_of(options.run, options.build)):
         build = build_of(options.build)
-        outcome = cerebro.replay(options.run, options.trial, build, epochs=options.epochs)
-    print(outcome)
+        outcome = cerebro.replay(
+            options.run, options.trial, build, data=options.data, epochs=options.epochs
+        )
+    say(outcome)
     return 0 if outcome.identical else 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from typing import Any
 
 from cerebro.cli.options import (
@@ -17,7 +16,7 @@ from cerebro.cli.options import (
     numbers,
     progress,
     progress_option,
-    status_of,
+    show_result,
 )
 
 
@@ -59,8 +58,4 @@ def main(options: argparse.Namespace) -> int:
             )
     except KeyboardInterrupt as error:
         return interrupted(error)
-    print()
-    print(result.summary())
-    print(f"\nThe run is in {result.path}. To look at it:\n")
-    print(f"  python -m cerebro show {shlex.quote(str(result.path))}")
-    return status_of(result)
+    return show_result(result)

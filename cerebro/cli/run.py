@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 from typing import Any
 
 from cerebro.cli import search_file
@@ -14,7 +13,7 @@ from cerebro.cli.options import (
     new_command,
     progress,
     progress_option,
-    status_of,
+    show_result,
 )
 
 COUNTS = {
@@ -95,8 +94,4 @@ def _search(options: argparse.Namespace) -> int:
         result = cerebro.search(module.build, module.space, data, **settings)
     except KeyboardInterrupt as error:
         return interrupted(error)
-    print()
-    print(result.summary())
-    print(f"\nThe run is in {result.path}. To look at it:\n")
-    print(f"  python -m cerebro show {shlex.quote(str(result.path))}")
-    return status_of(result)
+    return show_result(result)

@@ -98,8 +98,8 @@ def _bucket(url: str, as_json: bool) -> int:
 def _complain(path: Path | str, problems: Sequence[Any]) -> int:
     """Print one line for each problem, and an error with the number of problems."""
     lines = [one_line(str(problem), MESSAGE_LIMIT) for problem in problems]
-    for line in lines:
-        print(line)
+    if len(lines) != 1 or not (sys.stdout.isatty() and sys.stderr.isatty()):
+        print("\n".join(lines), end="\n" * bool(lines))  # one problem would be there twice
     if lines:
         count = "a problem" if len(lines) == 1 else f"{len(lines)} problems, the first"
         print(f"error: {path} has {count}: {lines[0]}", file=sys.stderr)

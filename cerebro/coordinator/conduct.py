@@ -88,6 +88,11 @@ def conduct(
                 workers = require_build(executor, workers, context, previous.to_extend())
                 session.opened, restored = open_again(previous, settings, context)
             store = session.opened.store
+            if previous is not None:
+                views = {"data": settings.train, "validation": settings.validation}
+                for item in previous.saved.new_places(views).items():
+                    store.set_meta(*item)
+                store.flush()  # the result reads it
             session.result = result = Result(settings.folder, build=settings.build)
             result.saved.before_reading = store.flush
             session.hooks = hooks = Hooks(settings.callbacks, result.trial_of)
@@ -137,7 +142,8 @@ def exit_on_sigterm() -> Iterator[None]:
             yield
     except Terminated as error:
         text = str(error) or "terminated before any trial began; nothing was kept"
-        print(f"\n{text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+            print(f"\n{text}", file=sys.stderr, flush=True)
         raise SystemExit(TERMINATED) from None
 
 

@@ -30,6 +30,9 @@ OUTER = 0.25
 of 1/32.
 """
 
+ROUNDING = 1e-9
+"""The largest gain that may be a rounding error, as a share of the metric."""
+
 MAX_NAMED = 5
 
 
@@ -254,6 +257,8 @@ class _Reader:
             text += f"{found.chance:.0%}"
             if found.gain >= abs(self.value):
                 return [text]  # a few very bad trials make the bound useless
+            if found.gain <= ROUNDING * abs(self.value):
+                return [text]  # the trials tie
             pays = ""
             if self.error:  # 0 if all rows are right: nothing is known of other rows
                 less = found.gain < self.error
@@ -338,6 +343,8 @@ class _Reader:
         top = [flatten(trial.config) for trial, _ in self.scored[:TOP]]
         if len(top) < TOP or len(self.scored) < 2 * TOP:
             return []
+        if self.scored[TOP - 1][1] == self.scored[TOP][1]:
+            return []  # the values of other trials are as good
         lines = []
         configs = [flatten(trial.config) for trial in self.trials]
         for name, known in self.facts.ranges.items():
@@ -346,7 +353,7 @@ class _Reader:
             side = end_of(
                 known, [v for v in values if is_number(v)], [v for v in tried if is_number(v)]
             )
-            if side:
+            if side > 0 or (side < 0 and may_be_lower(known, values)):
                 ends = (known.low, known.high) if not known.steps else (
                     known.steps[0], known.steps[-1])  # fmt: skip
                 end, way = (ends[1], "above") if side > 0 else (ends[0], "below")
@@ -393,6 +400,17 @@ def end_of(known: Range, values: Sequence[float], tried: Sequence[float]) -> int
     side = _common([0 if p is None else (p >= 1 - OUTER) - (p <= OUTER) for p in places])
     further = sum(side * value > max(side * v for v in values) for value in tried)
     return side if further < TOP else 0
+
+
+def may_be_lower(known: Range, values: Sequence[float]) -> bool:
+    """Return whether values below the low end may make sense.
+
+    A setting that begins at 0, or at 1 for whole numbers, such as a dropout rate or a number of
+    layers, rarely has lower values.
+    """
+    low = known.steps[0] if known.steps else known.low
+    whole = all(isinstance(value, int) for value in values)
+    return low != 0 and not (whole and low == 1)
 
 
 def _common(sides: Sequence[int]) -> int:

@@ -50,6 +50,8 @@ def make_progress(
 
         return Notebook()
     out = sys.stdout if stream is None else stream
+    if out is None or getattr(out, "closed", False):  # as after `>&-` or in pythonw
+        return Silent()
     if kind == "auto":
         terminal = out.isatty() and os.environ.get("TERM") != "dumb"
         kind = "table" if terminal else "lines"

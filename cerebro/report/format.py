@@ -14,9 +14,12 @@ BEST_AT = "best at"
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """Write a number in at most about eight characters: ``0.9812``, ``3.1e-5``, ``1,024``."""
+    """Write a number in at most about eight characters: ``0.9812``, ``3.1e-5``, ``1,024``.
+
+    Other values become text in one line.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
+        return " ".join(str(value).splitlines())
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= 100_000 else str(value)
     if not math.isfinite(value):
@@ -32,12 +35,33 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def metric(value: float | None, digits: int = 4) -> str:
-    """Write a metric with fixed decimals, so that columns line up; ``-`` for None."""
+    """Write a metric with fixed decimals, so that columns line up; ``-`` for None.
+
+    Very small and large metrics have as many digits, because they rank trials as well:
+    ``5.0001e-4``, ``123462``, ``1.2346e7``.
+    """
     if value is None:
         return "-"
     if (math.isfinite(value) and 1e-3 <= abs(value) < 1e4) or value == 0:
         return f"{value:.{digits}f}"
-    return number(float(value), digits)
+    if 1e4 <= abs(value) < 1e7:
+        return f"{value:.0f}"
+    return number(float(value), digits + 2)
+
+
+def width(text: str) -> int:
+    """Return the number of columns that text takes in a terminal; some characters take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def padded(text: str, columns: int, *, right: bool = False) -> str:
+    """Fill text with spaces up to `columns` columns of a terminal; `right`: align it there."""
+    space = " " * (columns - width(text))
+    return space + text if right else text + space
 
 
 def counted(count: int, what: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from cerebro.report import format as fmt
+from cerebro.report.output import Output
 from cerebro.report.snapshot import Snapshot, TrialRow
 
 MAX_ROWS = 12
@@ -60,7 +61,7 @@ class Lines(Progress):
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
+        self._output = Output(stream)
         self._epochs: dict[int, int] = {}
         self._status: dict[int, str] = {}
         self._resting = False
@@ -124,7 +125,7 @@ class Lines(Progress):
         return f"{fmt.percent(snapshot.share_done):>4}: trial {row.number} {row.status}{cause}"
 
     def _write(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        self._output.write(f"{line}\n")
 
 
 def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:

@@ -8,10 +8,13 @@ the lines with all their wrapped parts.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
+
+from cerebro.report.output import Output
 
 UP, CLEAR_LINE_END, CLEAR_DOWN = "\x1b[{}A", "\x1b[K", "\x1b[J"
 
@@ -29,14 +32,20 @@ class Region:
 
     def __init__(self, stream: TextIO, columns: Callable[[], int]) -> None:
         self._stream = stream
+        self._output = Output(stream, "replace")  # each character keeps its place
         self._columns = columns
         self._lines: Sequence[str] = ()
         self._widths: Sequence[int] = ()
         self._replaced: dict[str, tuple[Any, Printed]] = {}
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the terminal is lost, so that nothing is written any more."""
+        return self._output.is_broken
+
     def open(self) -> None:
         """Show printed output above the lines, if they are written to standard output."""
-        if self._stream is not sys.stdout or self._replaced:
+        if self._stream is not sys.stdout or self._replaced or self.is_broken:
             return
         for name in ("stdout", "stderr"):
             before = getattr(sys, name)
@@ -54,13 +63,13 @@ class Region:
             line.
         """
         text = "".join(f"{line}{CLEAR_LINE_END}\n" for line in lines)
-        self._write(f"{self._to_top()}{text}{CLEAR_DOWN}")
+        self._output.write(f"{self._to_top()}{text}{CLEAR_DOWN}")
         self._lines, self._widths = lines, widths
 
     def print_above(self, text: str) -> None:
         """Write text that ends with a newline above the lines."""
         again = "".join(f"{line}{CLEAR_LINE_END}\n" for line in self._lines)
-        self._write(f"{self._to_top()}{CLEAR_DOWN}{text}{again}")
+        self._output.write(f"{self._to_top()}{CLEAR_DOWN}{text}{again}")
 
     def close(self) -> None:
         """Leave the lines on the screen; later text is written below them."""
@@ -76,13 +85,6 @@ class Region:
         columns = max(1, self._columns())
         rows = sum(-(-max(1, width) // columns) for width in self._widths)
         return "\r" + (UP.format(rows) if rows else "")
-
-    def _write(self, text: str) -> None:
-        try:
-            self._stream.write(text)
-        except UnicodeEncodeError as error:  # the terminal has other characters
-            self._stream.write(text.encode(error.encoding, "replace").decode(error.encoding))
-        self._stream.flush()
 
 
 class Printed(io.TextIOBase):
@@ -104,13 +106,20 @@ class Printed(io.TextIOBase):
     def write(self, text: str) -> int:
         lines, newline, self._rest = (self._rest + text).rpartition("\n")
         if newline:
-            self._region.print_above(lines + newline)
+            self._pass_on(lines + newline)
         return len(text)
 
     def flush(self) -> None:
         rest, self._rest = self._rest, ""
         if rest:
-            self._region.print_above(rest + "\n")
+            self._pass_on(rest + "\n")
+
+    def _pass_on(self, text: str) -> None:
+        if not self._region.is_broken:
+            self._region.print_above(text)
+            return
+        with contextlib.suppress(OSError, ValueError):  # standard error may still be there
+            self._stream.write(text)
 
     def isatty(self) -> bool:
         return bool(self._stream.isatty())

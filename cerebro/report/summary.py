@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cerebro.errors import printable
@@ -66,12 +66,12 @@ def tie(result: Any) -> str:
 
 def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out a table with two spaces between columns; numbers are right-aligned."""
-    widths = [max(len(r[i]) for r in [headings, *rows]) for i in range(len(headings))]
+    widths = [max(fmt.width(r[i]) for r in [headings, *rows]) for i in range(len(headings))]
     numeric = [all(_looks_numeric(row[i]) for row in rows) for i in range(len(headings))]
 
     def line(cells: Sequence[str]) -> str:
         padded = (
-            cell.rjust(width) if right else cell.ljust(width)
+            fmt.padded(cell, width, right=right)
             for cell, width, right in zip(cells, widths, numeric, strict=True)
         )
         return "  ".join(padded).rstrip()
@@ -106,10 +106,14 @@ def best_lines(result: Any) -> list[str]:
     epochs = best.epoch if by_last else best.best_epoch + 1
     after = f" after {fmt.counted(epochs, 'epoch')}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
-    config = flatten(best.config)
-    width = max((len(name) for name in config), default=0)
-    lines += [f"  {name:<{width}}  {fmt.number(v)}" for name, v in config.items()]
-    return [*lines, *filter(None, [tie(result)])]
+    return [*lines, *config_lines(best.config), *filter(None, [tie(result)])]
+
+
+def config_lines(config: Mapping[str, Any]) -> list[str]:
+    """Write a configuration with one setting per line."""
+    values = flatten(config)
+    width = max(map(fmt.width, values), default=0)
+    return [f"  {fmt.padded(name, width)}  {fmt.number(v)}" for name, v in values.items()]
 
 
 def failures(result: Any) -> list[str]:
@@ -206,9 +210,7 @@ def fold_table(trial: Any) -> str:
 def render_trial(trial: Any) -> str:
     """Write one trial as text: status, configuration, and its metrics after every epoch."""
     parts = [f"trial {trial.number}: {trial.status} after {fmt.counted(trial.epoch, 'epoch')}"]
-    config = flatten(trial.config)
-    width = max((len(name) for name in config), default=0)
-    parts.append("\n".join(f"  {k:<{width}}  {fmt.number(v)}" for k, v in config.items()))
+    parts.append("\n".join(config_lines(trial.config)))
     if trial.history:
         names = fmt.full_names(name for e in trial.history for name in e["metrics"])
         rows = [

@@ -8,6 +8,7 @@ resized.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import shutil
 import signal
@@ -61,7 +62,9 @@ class Table(Progress):
         from rich.console import Console
 
         self._stream = stream
-        self._console = Console(file=stream, force_terminal=True, highlight=False)
+        # Rich lays out the lines for the terminal's encoding; only the region writes to it.
+        captured = io.TextIOWrapper(io.BytesIO(), getattr(stream, "encoding", None) or "utf-8")
+        self._console = Console(file=captured, force_terminal=True, highlight=False)
         self._region = Region(stream, lambda: window_size(stream)[0])
         self._clock = clock
         self._drawn = float("-inf")
@@ -102,7 +105,7 @@ class Table(Progress):
             self._draw(snapshot)
         finally:
             self.close()
-        self._console.print(closing(snapshot), soft_wrap=True)
+        self._region.print_above(f"{closing(snapshot)}\n")
 
     def ended_early(self, snapshot: Snapshot | None, error: BaseException) -> None:
         """Draw the run as it was when an error or an interrupt ended it."""
@@ -138,6 +141,8 @@ class Table(Progress):
         from rich.text import Text
 
         if self._is_drawing or self._picture is None:  # a signal arrived while it was drawing
+            return
+        if self._region.is_broken:
             return
         self._is_drawing = True
         try:

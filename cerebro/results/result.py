@@ -18,7 +18,7 @@ from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine.mappings import flatten
 from cerebro.results.saved_run import SavedRun
 from cerebro.results.trial import Trial, absent
-from cerebro.run.records import TrialRecord, snapshot
+from cerebro.run.records import ENDED, OPEN, TrialRecord, snapshot
 from cerebro.run.store import FILE, read_meta, reader
 
 if TYPE_CHECKING:
@@ -388,15 +388,16 @@ class Result:
         return render_html(self)
 
     def __repr__(self) -> str:
+        from cerebro.report import format as fmt
+
         counts = self.saved.counts()
-        done = counts["finished"] + counts["stopped"]
+        order = dict.fromkeys(("finished", *ENDED, *OPEN))
+        trials = fmt.states({status: counts[status] for status in order}) or "no trials"
         best = ""
         for trial in self.top(1):
-            best = f", best {self.metric}={trial.metrics[self.metric]:.4g} (trial {trial.number})"
-        return (
-            f"Result({str(self.path)!r}, {self.status}, {done} of {self.saved.trial_count} "
-            f"trials done{best})"
-        )
+            value = fmt.metric(fmt.metric_value(trial.metrics, self.metric))
+            best = f", best {self.metric}={value} (trial {trial.number})"
+        return f"Result({str(self.path)!r}, {self.status}, {trials}{best})"
 
 
 @plainly

@@ -8,6 +8,7 @@ and `cerebro.Trial`.
 from __future__ import annotations
 
 import os
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -421,8 +422,41 @@ class SavedRun:
     def dataset(self, name: str) -> Dataset:
         """Open the run's ``"data"`` or ``"validation"``."""
         if name not in self._data:
-            self._data[name] = Dataset.from_spec(self.meta[name])
+            self._data[name] = self._open(name)
         return self._data[name]
+
+    def _open(self, name: str, *, check: bool = True) -> Dataset:
+        """Open the run's data; if it has moved, say how to record its new path."""
+        path = self.meta[name]["path"]
+        try:
+            return Dataset.from_spec(self.meta[name], check=check)
+        except InputError as error:
+            if is_url(path) or Path(path).exists():
+                raise
+            what, option = "validation data", name
+            if path == self.meta["data"]["path"]:
+                what = option = "data"
+            raise InputError(
+                f"the run's {what} is not at '{path}': if it has moved, this command records its "
+                f"new path: python -m cerebro resume {shlex.quote(str(self.path))} --{option} PATH"
+            ) from error
+
+    def new_places(self, views: Mapping[str, Dataset | None]) -> dict[str, dict[str, Any]]:
+        """Return new records of the datasets that are no longer where the run has recorded them.
+
+        `views` are the run's ``"data"`` and ``"validation"`` at their current places. A copy that
+        is used beside the recorded dataset, for example on a local disk, gets no record.
+        """
+        found = {}
+        for name, view in views.items():
+            known = self.meta[name]
+            if view is None or known is None:
+                continue
+            if is_url(known["path"]) or Path(known["path"]).exists():
+                continue
+            now = view.spec()
+            found[name] = {**known, **{key: now[key] for key in ("path", "set") if key in now}}
+        return found
 
     def columns(self) -> Mapping[str, Column]:
         """Return the columns of the run's data; empty if the data is missing."""
@@ -460,6 +494,8 @@ class SavedRun:
                 spec = {**known, "transforms": moved.spec()["transforms"] or spec["transforms"]}
             elif spec["path"] == self.meta["data"]["path"]:
                 spec = {**spec, "path": moved._place}
+        if spec is self.meta[name]:
+            return self._open(name, check=False)
         return Dataset.from_spec(spec, check=False)
 
     def data_for(self, data: Any, number: int, rows: ExitStack) -> Dataset:

@@ -587,8 +587,8 @@ class Trial:
             self.saved.dataset("data")
         except (InputError, CorruptDataError) as error:
             raise InputError(
-                f"the model cannot be built without the run's data ({error}): if it has been "
-                "moved, give data= (on the command line: --data PATH)"
+                f"the model cannot be built without the run's data ({error.__cause__ or error}): "
+                "if it has been moved, give data= (on the command line: --data PATH)"
             ) from error
 
     def _batch_size(self) -> int:
@@ -649,8 +649,10 @@ class Trial:
         return found
 
     def __repr__(self) -> str:
+        from cerebro.report import format as fmt
+
         shown = self.metrics.get(self.saved.metric)
-        value = "" if shown is None else f", {self.saved.metric}={shown:.4g}"
+        value = "" if shown is None else f", {self.saved.metric}={fmt.metric(shown)}"
         folds = f", {len(self.record.folds)} folds" if self.record.folds else ""
         fold = "" if self.fold is None else f", fold {self.fold}"
         progress = f"epoch {self.epoch}/{self.epochs}"

@@ -19,6 +19,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.data import Dataset
 from cerebro.data.damage import find_damage, hash_of_file
+from cerebro.data.manifest import FILE_NAME as MANIFEST
 from cerebro.errors import CerebroError, CorruptDataError
 from cerebro.machine.files import LinkError
 from cerebro.machine.objects import is_url
@@ -26,7 +27,7 @@ from cerebro.report.format import counted
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import ENDED, TrialRecord
 from cerebro.run.states import CLAIM, claimant, slot_damage, state_file, trials_with_slots
-from cerebro.run.store import FILE, reader
+from cerebro.run.store import FILE, OtherVersionError, reader
 
 PUT_BACK = "restore a copy of it, or extract the readable rows (sqlite3 run.sqlite .recover)"
 MOST_OF_A_KIND = 20
@@ -84,6 +85,8 @@ def verify_run(path: Path) -> Verification:
     ------
     InputError
         If the folder does not hold a run.
+    CorruptDataError
+        If another version of Cerebro wrote the run, and this one cannot read it.
     """
     hashes: dict[tuple[str, str], str | None] = {}
     found = _verify_once(path, hashes)
@@ -110,6 +113,8 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
         problems += _store_problems(path)
         saved = SavedRun(path)
         problems += _trial_problems(saved)
+    except OtherVersionError:
+        raise  # this is no damage, and the message says what to do
     except CorruptDataError as error:
         what = str(error).removeprefix(f"{store} ").removeprefix(f"{store}: ")
         return Verification(path, problems or [Problem(str(store), what, PUT_BACK)])
@@ -381,6 +386,7 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
     """Compare the run's datasets with their manifests and with the run's record."""
     problems: list[Problem] = []
     paths: list[Path] = []
+    gone: set[Path] = set()
     for name in ("data", "validation"):
         spec: Any = saved.meta.get(name)
         if spec is None:
@@ -396,6 +402,14 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
                 problems.append(Problem(spec["path"], what, "restore the dataset of the run"))
             continue
         path = Path(spec["path"])
+        if path in gone:
+            continue
+        if not path.exists():
+            gone.add(path)
+            what = "no dataset is there any more"
+            advice = f"move it back, or give its new path as {name}= when you resume the run"
+            problems.append(Problem(str(path / MANIFEST), what, advice))
+            continue
         if path not in paths:
             paths.append(path)
             problems += [
@@ -409,7 +423,8 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
             what = f"the run's {title} has changed ({error})"
             problems.append(Problem(str(path), what, "restore the dataset of the run"))
     try:
-        saved.folds()
+        if paths:
+            saved.folds()
     except CerebroError as error:
         what = f"the run's folds do not fit its data ({error})"
         problems.append(Problem(str(saved.folder / FILE), what, "restore a copy of it"))

@@ -127,6 +127,36 @@ def test_options_override_settings(folder: Path) -> None:
     assert "epoch 1/1" not in done.stdout
 
 
+@pytest.mark.parametrize("kind", ["pipe", "disk"])
+def test_a_search_outlives_its_output(folder: Path, kind: str) -> None:
+    """The reader of the output is gone, as after ``| head``, or the disk of the log is full."""
+    if kind == "disk":
+        out = os.open("/dev/full", os.O_WRONLY)
+    else:
+        read, out = os.pipe()
+        os.close(read)
+    run = f"runs/{kind}"
+    done = subprocess.run(
+        [sys.executable, "-m", "cerebro", "run", "search.py", "--run", run, "--workers", "1"],
+        cwd=folder, stdout=out, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(out)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: the display failed, so the search continues without it")
+    assert "finished; 4 finished" in cerebro(folder, "show", run).stdout
+
+
+def test_text_is_written_in_any_encoding(folder: Path) -> None:
+    text = SEARCH.replace("SLOWER", "pass").replace('"lr"', '"größe"')
+    (folder / "names.py").write_text(text.replace("validation=0.25", "validation=cerebro.KFold(2)"))
+    ascii_only = {"PYTHONIOENCODING": "ascii"}
+    done = cerebro(folder, "run", "names.py", "--run", "runs/names", **ascii_only)
+    assert " \\xb1 " in done.stdout and "gr\\xf6\\xdfe" in done.stdout
+    for arguments in (["show"], ["show", "--trial", "0"], ["compare", "runs/first"]):
+        assert "gr\\xf6\\xdfe" in cerebro(folder, *arguments, "runs/names", **ascii_only).stdout
+
+
 def test_replay(folder: Path) -> None:
     done = cerebro(folder, "replay", "runs/first", "--trial", "1")
     assert "identical" in done.stdout
@@ -168,6 +198,16 @@ def test_plot(folder: Path) -> None:
         assert picture.read_bytes().startswith(b"\x89PNG")
     cerebro(folder, "plot", "runs/first", "--metric", "auc", status=1)
     assert not (folder / "runs" / "first" / "auc.png").exists()
+
+
+def test_plot_writes_the_file_that_it_prints(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert cerebro(folder, "plot", "runs/first", "--out", "picture").stdout == "picture.png\n"
+    assert (folder / "picture.png").read_bytes().startswith(b"\x89PNG")
+    (folder / "pictures").mkdir()
+    done = cerebro(folder, "plot", "runs/first", "--out", "pictures", status=1)
+    assert "pictures is a folder" in done.stderr
+    assert not (folder / "pictures.png").exists()
 
 
 def test_plot_as_a_page(folder: Path) -> None:

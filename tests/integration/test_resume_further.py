@@ -18,6 +18,7 @@ import resumable
 from resumable import EPOCHS, SHARDS, UNITS, Strike, build_some_fail, hashes, search, struck
 
 import cerebro
+import cerebro.cli as cli
 from cerebro.errors import InputError
 
 CLI = [sys.executable, "-m", "cerebro"]
@@ -480,6 +481,42 @@ def test_data_that_moved(data, whole, tmp_path):
         cerebro.resume(folder)
     result = cerebro.resume(folder, data=tmp_path / "after", progress=False)
     assert result.status == "finished" and hashes(result) == hashes(whole)
+    # The run has recorded where its data is now.
+    assert cerebro.open(folder).best.evaluate()["loss"] == result.best.metrics["loss"]
+    assert result.verify()
+
+
+def test_data_of_a_finished_run_that_moved(data, tmp_path, capsys):
+    folder = tmp_path / "run"
+    shutil.copytree(data, tmp_path / "before")
+    metrics = search(folder, tmp_path / "before").best.metrics
+    (tmp_path / "before").rename(tmp_path / "after")
+    for use in (
+        lambda: cerebro.open(folder).best.load(),
+        lambda: cerebro.open(folder).best.evaluate(tmp_path / "after"),
+        lambda: cerebro.replay(folder, 0),
+    ):
+        with pytest.raises(InputError, match=r"run's data is not at .*before.*resume .* --data"):
+            use()
+    command = ["replay", str(folder), "--trial", "0", "--epochs", "1", "--data"]
+    assert cli.main([*command, str(tmp_path / "after")]) == 0
+    assert "every state identical" in capsys.readouterr().out
+    cerebro.resume(folder, data=tmp_path / "other", progress=False)  # which changes nothing
+    cerebro.resume(folder, data=tmp_path / "after", progress=False)
+    best = cerebro.open(folder).best
+    assert best.evaluate() == {"loss": metrics["val_loss"]}
+    assert np.shape(best.load().state_dict()["w"]) == (3,)
+    assert best.evaluate(tmp_path / "after")["loss"] > 0.0
+    assert cerebro.open(folder).verify()
+
+
+def test_a_copy_of_the_data_is_not_recorded(data, tmp_path):
+    folder = tmp_path / "run"
+    stop(folder, data)
+    shutil.copytree(data, tmp_path / "copy")
+    cerebro.resume(folder, data=tmp_path / "copy", progress=False)
+    shutil.rmtree(tmp_path / "copy")
+    assert cerebro.open(folder).best.evaluate()
 
 
 def test_other_data_are_refused(data, tmp_path):

@@ -158,7 +158,7 @@ def test_the_best_trial_is_the_best(result):
     assert result.top(2)[0].number == result.best.number
     assert len(result.top(9)) == 4
     assert result.status == "finished"
-    assert str(result.best.number) in repr(result)
+    assert f"finished, 4 finished, best loss={result.best.metrics['loss']:.4f}" in repr(result)
 
 
 def test_metrics_have_long_and_short_names(result):

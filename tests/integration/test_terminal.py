@@ -13,6 +13,8 @@ import sys
 import termios
 from typing import Any
 
+import cerebro
+
 SEARCH = """
 import sys, time
 import numpy as np
@@ -67,3 +69,22 @@ def test_an_interrupt_leaves_the_terminal_as_it_was(tmp_path: Any) -> None:
     assert words.splitlines()[-1].endswith("cerebro.resume('" + f"{tmp_path}/run', build)")
     assert words.endswith("\n")
     assert set(re.findall(r"\x1b\[[0-9;?]*([A-Za-z])", text)) <= set("AKJm")  # nothing to restore
+
+
+def test_a_search_outlives_its_terminal(tmp_path: Any) -> None:
+    master, slave = pty.openpty()
+    program = SEARCH.replace("epochs=1000", "epochs=20")
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{program}\nprint('the end', file=sys.stderr)", str(tmp_path), "0"],
+        stdin=slave, stdout=slave, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )  # fmt: skip
+    os.close(slave)
+    text = ""
+    while "running" not in text:
+        text += os.read(master, 65536).decode()
+    os.close(master)  # a process that is not in the terminal's session gets no SIGHUP
+    _, errors = process.communicate()
+    assert errors.count("the display failed, so the search continues without it") == 1
+    assert "the end" in errors
+    assert cerebro.open(tmp_path / "run").status == "finished"

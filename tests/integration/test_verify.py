@@ -290,6 +290,25 @@ def test_a_damaged_file_is_found_and_named(run, capsys, damage):
     assert captured.err.startswith("error: ") and len(captured.err.splitlines()) == 1
 
 
+def test_data_that_has_moved_is_one_problem(run, monkeypatch, capsys):
+    (run.parent / "data").rename(run.parent / "moved")
+    (problem,) = verified(run).problems
+    assert "give its new path" in problem.advice
+    # In a terminal, standard error is enough for one problem.
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert cli.main(["verify", str(run)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and str(problem) in captured.err
+
+
+def test_a_run_of_a_newer_version_is_not_damaged(run, capsys):
+    change(run, "PRAGMA user_version = 99")
+    assert cli.main(["verify", str(run)]) == 1
+    captured = capsys.readouterr()
+    assert "newer Cerebro" in captured.err and "recover" not in captured.out + captured.err
+
+
 @pytest.mark.parametrize("damage", ROWS)
 def test_damaged_rows_are_found_and_named(run, damage):
     statements, expected = ROWS[damage]

@@ -32,7 +32,14 @@ from cerebro.run.store.reading import (
     read_unit_seconds,
     reader,
 )
-from cerebro.run.store.schema import FILE, PARTS, SCHEMA_VERSION, default_run_path, unused_folder
+from cerebro.run.store.schema import (
+    FILE,
+    PARTS,
+    SCHEMA_VERSION,
+    OtherVersionError,
+    default_run_path,
+    unused_folder,
+)
 from cerebro.run.store.writing import Store
 
 __all__ = [
@@ -40,6 +47,7 @@ __all__ = [
     "PARTS",
     "SCHEMA_VERSION",
     "LastDecision",
+    "OtherVersionError",
     "Store",
     "check_meta",
     "check_rows",

@@ -97,22 +97,28 @@ MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {3: _to_3}
 """By version: the function that migrates to it from the version before."""
 
 
+class OtherVersionError(CorruptDataError):
+    """A store is intact, but of a version that this Cerebro cannot read."""
+
+
 def version_of(connection: sqlite3.Connection, file: Path) -> int:
     """Return a store's version.
 
     Raises
     ------
+    OtherVersionError
+        If another Cerebro wrote the store, and this one cannot read it.
     CorruptDataError
-        If this Cerebro cannot read the version.
+        If it is not a store.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version > SCHEMA_VERSION:
-        raise CorruptDataError(
+        raise OtherVersionError(
             f"{file} has store version {version}, of a newer Cerebro; this one reads "
             f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it ({update_hint()})"
         )
     if 0 < version < OLDEST_READABLE:
-        raise CorruptDataError(
+        raise OtherVersionError(
             f"{file} has store version {version}, of a Cerebro before its first release; this one "
             f"reads {OLDEST_READABLE} to {SCHEMA_VERSION}: repeat the search in a new folder"
         )

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import cerebro.cli as cli
+from cerebro.cli import demo, shard
 from cerebro.cli import doctor as diagnosis
-from cerebro.cli import shard
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 from cerebro.searchers import _BY_NAME
 
@@ -184,6 +184,27 @@ def test_run_needs_epochs(
     file = write(tmp_path / "no_epochs.py", GOOD.replace("epochs=3, ", ""))
     assert cli.main(["run", file, "--run", "r"]) == 1
     assert "--epochs" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs"), [([], 12), (["--quick"], 2), (["--quick", "--epochs", "0"], 0)]
+)
+def test_epochs_of_the_demo(
+    options: list[str], epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    monkeypatch.setattr(demo, "demonstrate", lambda **given: asked.append(given["epochs"]) or 0)
+    assert cli.main(["demo", *options]) == 0
+    assert asked == [epochs]  # cerebro.search refuses 0
+
+
+def test_another_broken_pipe_is_an_error(
+    tmp_path: Path, fake: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "good_four.py", GOOD)
+    fake["raises"] = BrokenPipeError(32, "Broken pipe")
+    assert cli.main(["run", file, "--run", "r"]) == 1
+    assert error_of(capsys).endswith("Broken pipe")
 
 
 def test_run_that_does_not_finish_is_status_1(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -74,12 +75,42 @@ def test_compare(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = document(capsys, "compare", runs / "first", runs / "same", runs / "other")
     assert found["settings"] == {"batch_size": [16, 16, 32]}
     assert found["environment"] == {}
-    assert found["states"][0] == {"configurations": 3, "same": 3, "differing": []}
-    assert found["states"][1] == {"configurations": 3, "same": 1, "differing": [[0, 0], [1, 1]]}
+    # The third configuration has failed before its first state.
+    assert found["states"][0] == {"configurations": 2, "same": 2, "shorter": 0, "differing": []}
+    differing = [[0, 0], [1, 1]]
+    assert found["states"][1] == {
+        "configurations": 2, "same": 0, "shorter": 0, "differing": differing,
+    }  # fmt: skip
     text = output(capsys, "compare", runs / "first", runs / "other")
-    assert "states: 1 of 3 common configurations have the same states, bit for bit" in text
+    assert "states: 0 of 2 common configurations have the same states, bit for bit" in text
     assert "trials that differ: 0 and 0, 1 and 1" in text
     assert "environment: no difference" in text
+
+
+def test_compare_runs_of_different_lengths(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cerebro.search(
+        *(build, {"lr": [0.01, 0.1], "momentum_of_a_long_name": [0.0]}, runs.parent / "data"),
+        searcher="grid", epochs=1, validation=0.25, batch_size=16, workers=0,
+        run=tmp_path / "one", progress=False,
+    )  # fmt: skip
+    cerebro.search(
+        *(build, {"lr": [0.01, 0.1], "momentum_of_a_long_name": [0]}, runs.parent / "data"),
+        searcher="grid", epochs=3, validation=0.25, batch_size=16, workers=0,
+        run=tmp_path / "three", progress=False,
+    )  # fmt: skip
+    shutil.copytree(tmp_path / "three", tmp_path / "again")
+    cerebro.resume(tmp_path / "again", epochs=4, progress=False)
+    text = output(capsys, "compare", tmp_path / "again", tmp_path / "three")
+    assert (
+        "states: 2 of 2 common configurations have the same states, bit for bit "
+        "(2 of them for the epochs that both runs trained)"
+    ) in text
+    text = output(capsys, "compare", tmp_path / "one", tmp_path / "three")
+    (space,) = [line for line in text.splitlines() if line.startswith("space ")]
+    assert "[0.0]" in space and "[0]" in space  # after more than 40 equal characters
+    assert "no configuration in common" in text
 
 
 def test_logs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -317,6 +317,35 @@ def test_a_range_that_is_too_narrow_is_named() -> None:
     assert not any("widen" in line for line in of(trials[:5], facts).next)  # too few to tell
 
 
+@pytest.mark.parametrize(
+    ("known", "values", "is_named"),
+    [
+        (Range(0.0, 0.9), [0.01, 0.02, 0.04, 0.5, 0.6, 0.7], False),
+        (Range(0.1, 0.9), [0.11, 0.12, 0.14, 0.5, 0.6, 0.7], True),
+        (Range(1, 9), [1, 1, 2, 5, 6, 7], False),
+        (Range(2, 9), [2, 2, 3, 5, 6, 7], True),
+        (Range(options=[0, 0.1, 0.2]), [0, 0, 0, 0.1, 0.2, 0.2], False),
+    ],
+)
+def test_no_values_below_zero_or_one_are_advised(
+    known: Range, values: list[float], is_named: bool
+) -> None:
+    facts = Facts(validation_rows=270, ranges={"dropout": known})
+    trials = [
+        trial(n, [0.9 - 0.1 * n], config={"dropout": value}) for n, value in enumerate(values)
+    ]
+    found = [line for line in of(trials, facts).next if line.startswith("widen dropout")]
+    assert bool(found) == is_named
+
+
+def test_trials_that_tie_advise_nothing() -> None:
+    facts = Facts(validation_rows=270, ranges={"lr": Range(0.01, 0.1)}, searcher="random")
+    trials = [trial(n, [0.1 + 0.2], config={"lr": 0.1 - n / 1000}) for n in range(8)]
+    found = of(trials, facts)
+    assert not any("widen" in line for line in found.next)
+    assert not any("gain" in line for line in found.sure)
+
+
 def test_what_failed_trials_have_in_common() -> None:
     def made(lr: float, act: str, status: str) -> Any:
         return trial(0, [], config={"lr": lr, "act": act, "depth": 3}, status=status)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.cells import cell_len
 
 from cerebro.errors import InputError
 from cerebro.report import displays, html, progress, summary, table
@@ -142,6 +143,25 @@ def row(number: int, epoch: int = 0, value: float | None = None, **changes: Any)
 )
 def test_number(value: Any, text: str) -> None:
     assert fmt.number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.98123, "0.9812"),
+        (0.0, "0.0000"),
+        (5.0001e-4, "5.0001e-4"),
+        (5e-4, "5e-4"),
+        (50_620.4, "50620"),
+        (-123_462.2, "-123462"),
+        (1.23456e7, "1.2346e7"),
+        (math.nan, "nan"),
+        (math.inf, "inf"),
+    ],
+)
+def test_metric(value: float | None, text: str) -> None:
+    assert fmt.metric(value) == text
 
 
 @pytest.mark.parametrize(
@@ -343,6 +363,19 @@ def test_summary_lists_the_best_first(result: Any) -> None:
     assert "best: trial 5, accuracy 0.7000 after 2 epochs" in lines
     assert "  lr     0.01" in lines
     assert "  depth  3" in lines
+
+
+def test_summary_lines_up_whatever_the_settings_are(result: Any) -> None:
+    for trial in result.trials:
+        trial.config["prompt"] = f"Answer\nbriefly.\n{trial.number}"
+        trial.config["语言"] = "中文" if trial.number else "English"
+        trial.config["z"] = trial.number
+    text = summary.render(result)
+    heading, *rows = text.split("\n\n")[1].splitlines()
+    assert len(rows) == len(result.trials)
+    ends = {cell_len(line) for line in rows}  # z is the last column
+    assert ends == {cell_len(heading)}
+    assert f"\n  prompt  Answer briefly. {result.best.number}\n" in text
 
 
 def test_summary_of_nothing_and_of_failures() -> None:

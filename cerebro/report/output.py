@@ -1,0 +1,54 @@
+"""Write a display's text to a stream that may fail: a closed pipe, a lost terminal, a full disk.
+
+The display shows a search, and the search does not depend on it: if a write fails, a warning says
+so, and nothing more is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TextIO
+
+from cerebro.errors import text_of
+
+
+class Output:
+    """The stream of a display.
+
+    Parameters
+    ----------
+    stream
+        The stream to write to.
+    errors
+        How to write characters that the stream's encoding does not have, as for `str.encode`.
+    """
+
+    def __init__(self, stream: TextIO, errors: str = "backslashreplace") -> None:
+        self._stream = stream
+        self._errors = errors
+        self.is_broken = False
+        """Whether a write has failed."""
+
+    def write(self, text: str) -> None:
+        """Write and flush text, unless an earlier write has failed."""
+        if self.is_broken:
+            return
+        encoding = getattr(self._stream, "encoding", None)
+        if encoding is not None:
+            text = text.encode(encoding, self._errors).decode(encoding)
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            self.is_broken = True
+            warn(error)
+
+
+def warn(error: Exception) -> None:
+    """Warn that a search continues without its display; standard error may be lost as well."""
+    with contextlib.suppress(OSError, ValueError):
+        warnings.warn(
+            f"the display failed, so the search continues without it: {text_of(error)}",
+            stacklevel=2,
+        )
