@@ -45,8 +45,8 @@ class SamplerSearch(AdaptiveSearcher):
         self._best: dict[int, float] = {}
         self._log: list[list[Any]] = []  # ["ask"] or ["tell", trial, value]
         self._told = self.select
-        """The epoch whose value the sampler learns: "best" or "last". "any": the best, even of a
-        trial that fails later, as in runs of earlier versions, which repeat their suggestions.
+        """The epoch whose value the sampler learns: "best" or "last". "any": as in runs of earlier
+        versions, which repeat their suggestions: the best, even of a trial that fails later.
         """
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
@@ -106,7 +106,7 @@ class SamplerSearch(AdaptiveSearcher):
             asked = self._study.ask()
 
             def choose(node: Node) -> Any:
-                return parameters.suggest(asked, node)
+                return parameters.suggest(asked, node, exact=self._told != "any")
 
             config = self._space.fill(point, choose)
             for node in self._space.nodes:  # the sampler also receives the point's values
