@@ -16,7 +16,7 @@ from cerebro.api.workers import own_workers, worker_count
 from cerebro.arguments import RESUME, answers, users_level, whole_number
 from cerebro.callbacks import Mirror
 from cerebro.coordinator.conduct import conduct, same_call
-from cerebro.coordinator.restore import Previous, ResumeRequest
+from cerebro.coordinator.restore import Previous, ResumeRequest, has_decided_all
 from cerebro.coordinator.searcher_record import NoSearcher, catch_up, make_again
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError
@@ -82,10 +82,12 @@ def resume(
         The run's data, if it has moved: datasets or paths. The run records the new paths.
     epochs
         The new number of epochs per trial, at least as many as before. From now on ``info.epochs``
-        is this number.
+        is this number. In epochs added to a finished run, an adaptive searcher compares nothing: it
+        stops no trial, and PBT copies none.
     trials
-        The numbers of the trials to continue, whatever their status. Default: all that have not
-        ended and, if `epochs` is higher than before, also the finished ones.
+        The numbers of the trials to continue, whatever their status; those that a searcher dropped
+        at a rung train for the run's epochs. Default: all that have not ended and, if `epochs` is
+        higher than before, also the finished ones.
     workers
         The number of worker processes, 0 for none. Default: as many as the run had. With
         `executor`, give the number to the executor. The number of compute threads does not change,
@@ -314,8 +316,16 @@ def searcher_of(
         trained further.
     """
     description = saved.meta.get("searcher_class") or {}
-    over = saved.meta["status"] == "finished" and not more
+    over = has_decided_all(saved)
     apart = request.epochs is not None or request.trials is not None
+    extends = apart or any(record.is_open for record in saved.records)
+    if over and more and extends and description.get("adaptive"):
+        raise InputError(
+            f"the searcher of {saved.path} decides how long each trial trains, so more epochs and "
+            f"more trials need two calls: first one with epochs={settings.epochs} and as many "
+            "trials as before, then one with more trials"
+        )
+    over = over and not more
     if apart and description.get("adaptive") and not over:
         raise InputError(
             f"{saved.path} is not finished, and its searcher decides how long each trial trains: "
@@ -482,7 +492,7 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
     for name in ("epochs", "n_trials"):
         if _number(now[name]) < _number(recorded[name]):
-            yield f"{name} was {recorded[name]!r}, now {now[name]!r} (it can only be increased)"
+            yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it can only be increased)"
     for name, known, value in (
         ("points", saved.meta["points"], list(settings.points)),
         ("space", saved.meta.get("space"), settings.space_json),

@@ -22,7 +22,7 @@ import contextlib
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -407,13 +407,18 @@ def restore(
             decision_count=count_decisions(connection),
         )
     before = saved.settings["epochs"]
+    is_over = has_decided_all(saved)
     restorer.clear_unknown(len(saved.records))
     with store.group():
         for record in saved.records:
             if (request.trials is None and record.is_open) or request.includes(record):
                 number = record.number // request.trials_each
                 last = restored.decisions.get(number, LastDecision())
-                reported = last.reported if restored.decisions else None
+                if last.paused and _is_released(record, last, request, is_over):
+                    restored.decisions[number] = replace(last, paused=False)
+                    _raise_target(record, store, before)
+                # No clone will begin any more, so no state is kept for one.
+                reported = last.reported if restored.decisions and not is_over else None
                 trial, lost = _reopen(record, store, restorer, request, before, reported)
                 restored.lost[record.number] = lost
             else:
@@ -423,6 +428,32 @@ def restore(
             restored.trials.append(trial)
     saved.forget_trials()
     return restored
+
+
+def has_decided_all(saved: SavedRun) -> bool:
+    """Return whether the run's adaptive searcher has nothing left to suggest or to decide.
+
+    So it is in a finished run, even while trials of this run are trained further.
+    """
+    if saved.meta["status"] == "finished":
+        return True
+    loop, n_trials = saved.meta.get("search_loop") or {}, saved.settings["n_trials"]
+    if not loop.get("is_exhausted") or "due" not in loop or loop["due"] or loop["next"]:
+        return False
+    return n_trials is None or loop["fresh"] >= n_trials  # else n_trials was increased
+
+
+def _is_released(
+    record: TrialRecord, last: LastDecision, request: ResumeRequest, is_over: bool
+) -> bool:
+    """Return whether the user trains a trial further that its searcher has paused.
+
+    The user names it, or named it before and was interrupted. A searcher pauses trials that are at
+    their target, which is higher since then.
+    """
+    if request.trials is not None:
+        return True
+    return is_over and record.target_epochs > last.reported + 1
 
 
 def _has_suggested_all(saved: SavedRun) -> bool:
@@ -440,9 +471,7 @@ def _reopen(
     reported: int | None,
 ) -> tuple[LiveTrial, list[EpochRecord]]:
     """Resume a trial; return it and the finished epochs whose rows are missing in the store."""
-    if request.epochs is not None and request.epochs > record.target_epochs:
-        record.target_epochs = request.epochs
-        store.set_epochs(record.number, request.epochs)
+    _raise_target(record, store, request.epochs)
     recorded = {epoch.epoch: epoch.state_hash for epoch in record.epochs}
     point = restorer.resume_point(record, reported)
     info_epochs = record.info_epochs(point.position, before)
@@ -468,6 +497,13 @@ def _reopen(
         history=[] if anew else [epoch.to_history() for epoch in record.epochs],
     )
     return trial, point.lost
+
+
+def _raise_target(record: TrialRecord, store: Store, epochs: int | None) -> None:
+    """Let a trial train until `epochs` epochs are done, unless it already trains as far."""
+    if epochs is not None and epochs > record.target_epochs:
+        record.target_epochs = epochs
+        store.set_epochs(record.number, epochs)
 
 
 def _remember_epochs(record: TrialRecord, store: Store, epochs: int) -> None:

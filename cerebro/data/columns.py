@@ -325,10 +325,6 @@ def _is_torch(item: Any) -> bool:
     return hasattr(item, "detach") and type(item).__module__.partition(".")[0] == "torch"
 
 
-def _is_float(item: Any) -> bool:
-    return isinstance(item, (float, np.floating))
-
-
 def _is_sequence(item: Any) -> bool:
     return isinstance(item, (list, tuple)) or (_is_array(item) and np.ndim(item) > 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -47,14 +48,23 @@ def to_study(
             raise InputError(
                 f"the storage already has a study {name!r}: choose another study_name="
             ) from None
-        study.set_metric_names([saved.metric])
-        study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
-        times = Times(saved)
-        parameters = RunParameters(optuna, saved, trials)
-        for trial in trials:
-            if trial.status in ENDED or trial.history:
-                study.add_trial(_frozen(optuna, saved, trial, parameters, times))
+        try:
+            _fill(optuna, study, saved, trials)
+        except BaseException:
+            with contextlib.suppress(Exception):  # else a second attempt would find a part of it
+                optuna.delete_study(study_name=name, storage=study._storage)
+            raise
     return study
+
+
+def _fill(optuna: Any, study: Study, saved: SavedRun, trials: Sequence[Trial]) -> None:
+    study.set_metric_names([saved.metric])
+    study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
+    times = Times(saved)
+    parameters = RunParameters(optuna, saved, trials)
+    for trial in trials:
+        if trial.status in ENDED or trial.history:
+            study.add_trial(_frozen(optuna, saved, trial, parameters, times))
 
 
 def _frozen(
@@ -123,47 +133,48 @@ class Times:
 class RunParameters:
     """The parameters of a run's configurations, and their distributions.
 
-    The dimensions of the space keep their bounds, widened for trials outside them, as points may
-    be. The bounds of all other names, and of normal distributions, which Optuna lacks, are those of
-    the trials' own values. Constants are not parameters.
+    In a study, a name has one distribution, which all trials share: only then do Optuna's samplers
+    and importances use them together. The dimensions of the space keep their bounds, widened for
+    trials outside them, as points may be; a dimension that has other values under other conditions
+    is named with its conditions. The bounds of all other names, and of normal distributions, which
+    Optuna lacks, are those of the trials' own values. Constants are not parameters.
     """
 
     def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
-        self._optuna = optuna
         space = Space.from_json(saved.meta.get("space") or {"entries": []})
         self._known = Parameters(optuna, space, left_out=(Normal,))
         self._of_space = set(space.paths)
         self._normal = {
             node.path for node in space.nodes if node.varies and isinstance(node.dimension, Normal)
         }
-        seen: dict[str, list[Any]] = {}
+        values: dict[str, list[Any]] = {}
+        kinds: dict[str, list[Any]] = {}
         for trial in trials:
-            for name, value in self._others(trial.config):
-                seen.setdefault(name, []).append(value)
-        self._inferred = {name: _inferred(optuna, values) for name, values in seen.items()}
+            for name, value, kind in self._all(trial.config):
+                values.setdefault(name, []).append(value)
+                kinds.setdefault(name, []).append(kind)
+        self._kinds = {name: _common(optuna, kinds[name], values[name]) for name in values}
 
     def of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a configuration's parameters and their distributions."""
         params: dict[str, Any] = {}
         kinds: dict[str, Any] = {}
-        for name, value, kind in self._all(config):
-            fitting = kind if contains(kind, value) else _widened(self._optuna, kind, value)
-            if fitting is not None:
-                params[name], kinds[name] = value, fitting
+        for name, value, _ in self._all(config):
+            kind = self._kinds[name]
+            if kind is not None and contains(kind, value):
+                params[name], kinds[name] = value, kind
         return params, kinds
 
     def _all(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+        """Yield each name with its value and its distribution in the space, None if it has none."""
+        found = set()
         for node, value, kind in self._known.values(config):
             if node.applies(config):
-                yield path_name(node.path), value, kind
-        for name, value in self._others(config):
-            if self._inferred[name] is not None:
-                yield name, value, self._inferred[name]
-
-    def _others(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+                found.add(node.path)
+                yield self._known.name(node), value, kind
         for path, value in leaves(config, self._of_space):
-            if path not in self._of_space or path in self._normal:
-                yield path_name(path), storable(value)
+            if path not in found and (path not in self._of_space or path in self._normal):
+                yield path_name(path), storable(value), None
 
 
 def leaves(
@@ -176,6 +187,23 @@ def leaves(
             yield from leaves(value, whole, path)
         else:
             yield path, value
+
+
+def _common(optuna: Any, kinds: Sequence[Any], values: Sequence[Any]) -> Any:
+    """Return one distribution for all values of a name; None if Optuna has none.
+
+    Parameters
+    ----------
+    kinds
+        The distribution of each value in the space, or None.
+    """
+    kind = kinds[0]
+    if kind is None or any(other != kind for other in kinds):
+        return _inferred(optuna, values)
+    for value in values:
+        if not contains(kind, value):
+            kind = _widened(optuna, kind, value) or kind
+    return kind
 
 
 def _inferred(optuna: Any, values: Sequence[Any]) -> Any:

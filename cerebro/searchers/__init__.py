@@ -7,7 +7,14 @@ from typing import Any
 
 from cerebro.errors import InputError
 from cerebro.searchers.asha import ASHA
-from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion, add_defaults
+from cerebro.searchers.base import (
+    DONE,
+    Decision,
+    Searcher,
+    SpaceSearcher,
+    Suggestion,
+    add_defaults,
+)
 from cerebro.searchers.grid import GridSearch
 from cerebro.searchers.hyperband import Hyperband, hyperband_brackets
 from cerebro.searchers.median import MedianStopping
@@ -54,6 +61,8 @@ _METHODS = ("suggest", "report", "state_dict", "load_state_dict")
 
 def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
     """Prepare a searcher for a search with these settings."""
+    if isinstance(searcher, SpaceSearcher):
+        searcher.select = settings.select
     timed = settings.n_trials is None and settings.time_limit is not None
     searcher.setup(
         space,

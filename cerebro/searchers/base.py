@@ -263,7 +263,16 @@ def add_defaults(searcher: Any) -> None:
 
 
 class SpaceSearcher(Searcher):
-    """A searcher that keeps the arguments of `setup`; the base class of Cerebro's own searchers."""
+    """A searcher that keeps the arguments of `setup`; the base class of Cerebro's own searchers.
+
+    Attributes
+    ----------
+    select
+        The search's ``select``, set before `setup`: the epoch by which a trial is ranked, "best" or
+        "last".
+    """
+
+    select: str = "best"
 
     def __init__(self) -> None:
         self._space = Space({})

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from cerebro.searchers.adaptive import decode_value, encode_value
-from cerebro.searchers.base import Decision
+from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
+from cerebro.searchers.base import DONE, Decision, Suggested
 
 
 @dataclass(frozen=True)
@@ -218,3 +218,33 @@ class Brackets:
     @classmethod
     def from_state(cls, state: Sequence[Mapping[str, Any]]) -> Brackets:
         return cls([Bracket.from_state(item) for item in state])
+
+
+class BracketSearcher(AdaptiveSearcher):
+    """A searcher whose trials belong to brackets; subclasses define when another one opens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._brackets = Brackets([])
+
+    def suggest(self) -> Suggested:
+        """Return a promoted trial or a new one; None while rungs wait for their last trials."""
+        again = self._brackets.promoted()
+        if again is not None:
+            return self._again(*again)
+        bracket = self._brackets.wanting() or self._open()
+        if bracket is None:
+            return DONE if self._brackets.is_over else None
+        self._brackets.begin(bracket, self._next)
+        return self._new(bracket.rung.epochs)
+
+    def _open(self) -> Bracket | None:
+        """Open the next bracket; return None if no other one is needed."""
+        raise NotImplementedError
+
+    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
+        return self._brackets.decide(trial, epoch, value)
+
+    def dropped(self) -> list[int]:
+        """Return the paused trials that will not be resumed, each only once."""
+        return self._brackets.dropped()

@@ -6,9 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs
-from cerebro.searchers.base import DONE, Decision, Suggested
-from cerebro.searchers.bracket import Bracket, Brackets, Rung
+from cerebro.searchers.adaptive import check_rungs
+from cerebro.searchers.bracket import Bracket, Brackets, BracketSearcher, Rung
 
 
 def hyperband_brackets(
@@ -45,7 +44,7 @@ def hyperband_brackets(
     return brackets
 
 
-class Hyperband(AdaptiveSearcher):
+class Hyperband(BracketSearcher):
     """Run brackets of successive halving that balance many trials against long ones.
 
     As published (Li et al., JMLR 2018): trials pause at a rung until it is complete, and continue
@@ -68,7 +67,6 @@ class Hyperband(AdaptiveSearcher):
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
         super().__init__()
         self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
-        self._brackets = Brackets([])
         self._sizes: list[list[tuple[int, int]]] = []
         self._opened = 0  # the number of brackets opened, including earlier rounds
 
@@ -78,17 +76,6 @@ class Hyperband(AdaptiveSearcher):
         self._opened = 0
         begun = sum(sizes[0][0] for sizes in self._sizes)
         self._most = begun if self._n_trials is None else math.inf
-
-    def suggest(self) -> Suggested:
-        """Return a promoted trial or a new one; None while all brackets wait."""
-        again = self._brackets.promoted()
-        if again is not None:
-            return self._again(*again)
-        bracket = self._brackets.wanting() or self._open()
-        if bracket is None:
-            return DONE if self._brackets.is_over else None
-        self._brackets.begin(bracket, self._next)
-        return self._new(bracket.rung.epochs)
 
     def _open(self) -> Bracket | None:
         """Open the next bracket, unless all requested brackets are open."""
@@ -128,13 +115,6 @@ class Hyperband(AdaptiveSearcher):
             begun += bracket.rungs[0].trials
             number += 1
         return epochs
-
-    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
-        return self._brackets.decide(trial, epoch, value)
-
-    def dropped(self) -> list[int]:
-        """Return the paused trials that will not be resumed, each only once."""
-        return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:
         return {"brackets": self._brackets.state_dict(), "opened": self._opened}

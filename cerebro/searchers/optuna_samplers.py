@@ -28,7 +28,9 @@ MAX_SAMPLER_SEED = 2**32
 class SamplerSearch(AdaptiveSearcher):
     """Asks an Optuna sampler for configurations; every trial trains to the end.
 
-    The trials of earlier runs are the sampler's initial history.
+    The sampler learns the metric of the epoch that ranks a trial. A trial that fails or diverges is
+    a pruned one without metrics: TPE counts it as worse than all others, and the Gaussian process
+    leaves it out. The trials of earlier runs are the sampler's initial history.
     """
 
     _title = ""
@@ -42,12 +44,21 @@ class SamplerSearch(AdaptiveSearcher):
         self._asked: dict[int, optuna.trial.Trial] = {}
         self._best: dict[int, float] = {}
         self._log: list[list[Any]] = []  # ["ask"] or ["tell", trial, value]
+        self._told = self.select
+        """The epoch whose value the sampler learns: "best" or "last". "any": as in runs of earlier
+        versions, which repeat their suggestions: the best, even of a trial that fails later.
+        """
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
         raise NotImplementedError
 
     def _prepare(self) -> None:
         needs_end(self._title, self._n_trials)
+        self._begin(self.select)
+
+    def _begin(self, told: str) -> None:
+        """Begin with an empty log, and a study that has only the earlier runs' trials."""
+        self._told = told
         optuna = import_optuna(self._title)
         self._parameters = Parameters(optuna, self._space)
         with quiet(optuna):
@@ -61,12 +72,18 @@ class SamplerSearch(AdaptiveSearcher):
     def _learn(self, optuna: Any, result: Any) -> None:
         """Report the trials of an earlier run to the study."""
         assert self._study is not None and self._parameters is not None
+        states = optuna.trial.TrialState
         for trial in result.trials:
-            value = trial.metrics.get(self._metric, math.nan) * self._sign
+            value: float | None = trial.metrics.get(self._metric, math.nan) * self._sign
+            state = states.COMPLETE
+            if trial.status in ("failed", "diverged") and self._told != "any":
+                state, value = states.PRUNED, None
             params, kinds = self._parameters.of_config(trial.config)
-            if math.isfinite(value) and params:
+            if params and (value is None or math.isfinite(value)):
                 self._study.add_trial(
-                    optuna.trial.create_trial(params=params, distributions=kinds, value=value)
+                    optuna.trial.create_trial(
+                        params=params, distributions=kinds, state=state, value=value
+                    )
                 )
 
     def suggest(self) -> Suggested:
@@ -89,7 +106,7 @@ class SamplerSearch(AdaptiveSearcher):
             asked = self._study.ask()
 
             def choose(node: Node) -> Any:
-                return parameters.suggest(asked, node)
+                return parameters.suggest(asked, node, exact=self._told != "any")
 
             config = self._space.fill(point, choose)
             for node in self._space.nodes:  # the sampler also receives the point's values
@@ -104,8 +121,11 @@ class SamplerSearch(AdaptiveSearcher):
         over = not math.isfinite(value)
         if over or epoch + 1 == self._epochs:
             best = self._best.pop(trial)
-            self._log.append(["tell", trial, encode_value(best)])
-            self._tell(trial, best)
+            told = value if over or self._told == "last" else best
+            if self._told == "any":
+                told = best
+            self._log.append(["tell", trial, encode_value(told)])
+            self._tell(trial, told)
         return Decision.STOP if over else Decision.CONTINUE
 
     def _tell(self, trial: int, value: float) -> None:
@@ -114,17 +134,20 @@ class SamplerSearch(AdaptiveSearcher):
         asked = self._asked.pop(trial, None)
         if asked is None:
             return
+        states = optuna.trial.TrialState
         with quiet(optuna):
             if math.isfinite(value):
                 self._study.tell(asked, value)
             else:
-                self._study.tell(asked, state=optuna.trial.TrialState.FAIL)
+                self._study.tell(asked, state=states.FAIL if self._told == "any" else states.PRUNED)
 
     def _state(self) -> dict[str, Any]:
         best = [[trial, encode_value(value)] for trial, value in self._best.items()]
-        return {"log": [list(entry) for entry in self._log], "best": best}
+        log = [list(entry) for entry in self._log]
+        return {"log": log, "best": best, "told": self._told}
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        self._begin(state.get("told", "any"))
         self._next = 0
         for entry in state["log"]:
             if entry[0] == "ask":
@@ -141,6 +164,9 @@ class SamplerSearch(AdaptiveSearcher):
 class TPE(SamplerSearch):
     """Tree-structured Parzen estimator (Bergstra et al., "Algorithms for Hyper-Parameter
     Optimization", NeurIPS 2011), from Optuna; trials in progress count as bad ones.
+
+    It learns the metric of the epoch that ranks a trial: the best or, with ``select="last"``, the
+    last. A trial that fails or diverges counts as worse than all others.
 
     Parameters
     ----------
@@ -160,6 +186,9 @@ class TPE(SamplerSearch):
 
 class GaussianProcess(SamplerSearch):
     """Bayesian optimization with a Gaussian process, from Optuna; needs SciPy and PyTorch.
+
+    It learns the metric of the epoch that ranks a trial: the best or, with ``select="last"``, the
+    last. It leaves out trials that fail or diverge.
 
     Parameters
     ----------

@@ -81,8 +81,15 @@ class Parameters:
         )
         return f"{name} if {', '.join(conditions)}"
 
-    def suggest(self, trial: Any, node: Node) -> Any:
-        """Let an Optuna trial choose a node's value; return the value for the configuration."""
+    def suggest(self, trial: Any, node: Node, *, exact: bool = True) -> Any:
+        """Let an Optuna trial choose a node's value; return the value for the configuration.
+
+        Parameters
+        ----------
+        exact
+            Whether a multiple of a step is the one of other searchers, such as 0.3, and not
+            Optuna's 0.30000000000000004.
+        """
         name, kind = self.name(node), self._kinds[id(node)]
         dimension = node.dimension
         if isinstance(dimension, Choice):
@@ -91,7 +98,10 @@ class Parameters:
             return encoded.get(chosen, chosen)
         step = {} if kind.log else {"step": kind.step}
         suggest = trial.suggest_int if isinstance(dimension, Integer) else trial.suggest_float
-        return suggest(name, kind.low, kind.high, log=kind.log, **step)
+        value = suggest(name, kind.low, kind.high, log=kind.log, **step)
+        if exact and isinstance(dimension, Uniform) and dimension.step is not None:
+            return dimension.nearest(value)
+        return value
 
     def values(self, config: Mapping[str, Any]) -> Iterator[tuple[Node, Any, Any]]:
         """Yield each node in a configuration with its value for Optuna and its distribution."""

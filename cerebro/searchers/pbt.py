@@ -55,7 +55,8 @@ class PBT(AdaptiveSearcher):
     Notes
     -----
     The search's ``n_trials`` is the size of the population. It cannot change when a run is resumed,
-    because the existing trials were compared without the additional ones.
+    because the existing trials were compared without the additional ones. Epochs that are added to
+    a finished run train its last population further; no trial is replaced in them.
     """
 
     def __init__(

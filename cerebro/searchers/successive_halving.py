@@ -6,12 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cerebro.searchers.adaptive import AdaptiveSearcher, check_rungs, rung_epochs
-from cerebro.searchers.base import DONE, Decision, Suggested
-from cerebro.searchers.bracket import Bracket, Brackets, Rung
+from cerebro.searchers.adaptive import check_rungs, rung_epochs
+from cerebro.searchers.bracket import Bracket, Brackets, BracketSearcher, Rung
 
 
-class SuccessiveHalving(AdaptiveSearcher):
+class SuccessiveHalving(BracketSearcher):
     """Train all configurations briefly, then the best ``1/reduction_factor`` longer, and so on.
 
     The synchronous algorithm of Jamieson and Talwalkar ("Non-stochastic Best Arm Identification and
@@ -35,7 +34,6 @@ class SuccessiveHalving(AdaptiveSearcher):
     def __init__(self, min_epochs: int = 1, reduction_factor: int = 3) -> None:
         super().__init__()
         self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
-        self._brackets = Brackets([])
         self._rungs: list[int] = []
         self._whole = 1
         """The number of trials of which one reaches the last rung."""
@@ -65,26 +63,12 @@ class SuccessiveHalving(AdaptiveSearcher):
             ]
         )
 
-    def suggest(self) -> Suggested:
-        """Return a promoted trial or a new one; None while a rung waits for its last trials."""
-        again = self._brackets.promoted()
-        if again is not None:
-            return self._again(*again)
-        bracket = self._brackets.wanting() or self._open()
-        if bracket is None:
-            return DONE if self._brackets.is_over else None
-        self._brackets.begin(bracket, self._next)
-        return self._new(bracket.rung.epochs)
-
     def _open(self) -> Bracket | None:
         """Open a bracket of the trials that no bracket has, if there are any."""
         bracket = self._bracket()
         if bracket is not None:
             self._brackets.add(bracket)
         return bracket
-
-    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
-        return self._brackets.decide(trial, epoch, value)
 
     def epochs_to_come(self) -> float:
         """Return how many more epochs the searcher will request."""
@@ -93,10 +77,6 @@ class SuccessiveHalving(AdaptiveSearcher):
         bracket = self._bracket()
         further = 0 if bracket is None else bracket.epochs_to_come
         return self._brackets.epochs_to_come + further
-
-    def dropped(self) -> list[int]:
-        """Return the paused trials that will not be resumed, each only once."""
-        return self._brackets.dropped()
 
     def _state(self) -> dict[str, Any]:
         return {"brackets": self._brackets.state_dict()}

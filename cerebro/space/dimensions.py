@@ -146,6 +146,12 @@ class Uniform(Dimension):
     def _at(self, index: int) -> float:
         return float(Decimal(repr(self.low)) + index * Decimal(repr(self.step)))
 
+    def nearest(self, value: float) -> float:
+        """Return the nearest of the values that a step allows."""
+        assert self.step is not None
+        index = round((value - self.low) / self.step)
+        return self._at(min(max(index, 0), (self.count() or 1) - 1))
+
     def values(self) -> Iterator[float]:
         return (self._at(index) for index in range(self.count() or 0))
 

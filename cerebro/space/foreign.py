@@ -1,9 +1,14 @@
 """Dimensions of other libraries' spaces: Ray Tune's, Optuna's and SciPy's.
 
 They are recognized by the module and name of their class, so none of the libraries is imported. The
-translation is exact, in particular for bounds: Tune's integers exclude their upper end, Optuna's
+possible values are exactly those of the library: Tune's integers exclude their upper end, Optuna's
 include it, SciPy's ``randint`` excludes it. A distribution without an equivalent raises an
 InputError that names the dimension.
+
+Probabilities are the library's too, except where Cerebro has its own rule for rounding. Integers on
+a logarithmic scale are rounded to the nearest, where Tune rounds down: a 1 from ``lograndint(1,
+10)`` has the probability 0.37 here and 0.30 in Tune. All multiples of a step are equally likely,
+where the first and last of Tune's ``quniform`` are half as likely as the others.
 
 Tune's ``grid_search`` becomes a `Grid`: trials take its options in turn, so each combination occurs
 as often as with Tune's ``num_samples``. Tune's ``sample_from`` becomes a `Derived`, which is

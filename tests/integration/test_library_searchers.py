@@ -137,6 +137,63 @@ def test_samplers_of_optuna_search_a_name_that_differs_by_condition(data, tmp_pa
     assert run(tmp_path / "again", [point]) == configs
 
 
+def learned(result):
+    """What the sampler learned of each trial."""
+    log = result.saved.meta["searcher"]["log"]
+    return {entry[1]: entry[2] for entry in log if entry[0] == "tell"}
+
+
+@pytest.mark.parametrize("name", ["tpe", "gp"])
+@pytest.mark.parametrize("select", ["best", "last"])
+def test_samplers_of_optuna_learn_the_metric_that_ranks_trials(data, tmp_path, name, select):
+    result = run(data, tmp_path / "run", name, select=select)
+    assert any(trial.best_epoch < EPOCHS - 1 for trial in result.trials)
+    assert learned(result) == {trial.number: trial.metrics["loss"] for trial in result.trials}
+
+
+class FailsFast(LeastSquares):
+    """Fails in its second epoch if its learning rate is high."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.batches = 0
+
+    def train_batch(self, batch):
+        self.batches += 1
+        if self.lr > 0.05 and self.batches > 40:
+            raise ValueError("too fast")
+        return super().train_batch(batch)
+
+    def state_dict(self):
+        return {**super().state_dict(), "batches": self.batches}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.batches = state["batches"]
+
+
+def test_for_samplers_of_optuna_a_trial_that_fails_is_worse_than_all(data, tmp_path):
+    """Also if it was good before, and if it failed in an earlier run."""
+    pytest.importorskip("optuna")
+    space = {"lr": SPACE["lr"]}
+    result = cerebro.search(
+        FailsFast, space, data, searcher=TPE(4), run=tmp_path / "run", validation=0.25, epochs=2,
+        n_trials=8, batch_size=5, workers=0, seed=3, progress=False,
+    )  # fmt: skip
+    failed = [trial.number for trial in result.trials if trial.status == "failed"]
+    assert failed and all(result.trials[number].metrics for number in failed)
+    assert [trial for trial, value in learned(result).items() if value is None] == failed
+    later = TPE(4, earlier=result)
+    later.setup(cerebro.Space(space), seed=0, epochs=2, n_trials=8, metric="loss", mode="min")
+    known = later._study.trials
+    assert [trial.number for trial in known if trial.state.name == "PRUNED"] == failed
+    assert all(
+        trial.value is None and not trial.intermediate_values
+        for trial in known
+        if trial.number in failed
+    )
+
+
 @pytest.mark.parametrize("name", SEARCHERS)
 def test_the_same_search_with_any_number_of_workers(data, tmp_path, name):
     found = [

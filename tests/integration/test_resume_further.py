@@ -142,6 +142,59 @@ def test_some_trials_of_an_unfinished_run(data, whole, tmp_path):
     assert result.status == "finished" and hashes(result) == hashes(whole)
 
 
+RUNGS = ["successive_halving", "asha", "hyperband", "pbt"]
+
+
+def dropped(folder, data, searcher, **options):
+    """A finished search, and the first trial that its searcher stopped; not a clone."""
+    result = search(folder, data, searcher=searcher, **options)
+    assert result.status == "finished"
+    return next(t.number for t in result.trials if t.status == "stopped" and t.parent is None)
+
+
+@pytest.mark.parametrize("searcher", RUNGS)
+@pytest.mark.parametrize("epochs", [None, EPOCHS, EPOCHS + 2])
+def test_a_trial_that_its_searcher_dropped(data, whole, longer, tmp_path, searcher, epochs):
+    folder = tmp_path / "run"
+    number = dropped(folder, data, searcher)
+    result = cerebro.resume(folder, epochs=epochs, trials=[number], progress=False)
+    assert result.status == result.trials[number].status == "finished"
+    same = longer if epochs == EPOCHS + 2 else whole
+    assert hashes(result)[number] == hashes(same)[number]
+    assert cerebro.replay(result, number).identical
+    assert cerebro.resume(folder).status == "finished"
+
+
+def test_a_configuration_that_its_searcher_dropped(data, tmp_path):
+    """With folds."""
+    folder = tmp_path / "run"
+    number = dropped(folder, data, "successive_halving", folds=2)
+    result = cerebro.resume(folder, trials=[number], progress=False)
+    assert result.status == result.trials[number].status == "finished"
+    assert hashes(result)[number] == hashes(search(tmp_path / "all", data, folds=2))[number]
+
+
+@pytest.mark.parametrize("searcher", [*RUNGS, "median"])
+@pytest.mark.parametrize("names", [False, True])
+def test_an_interrupted_resume_of_what_a_searcher_is_done_with(data, tmp_path, searcher, names):
+    """Going on needs no arguments, as with any interrupted run, and trains each epoch once."""
+    if searcher == "median":
+        search(tmp_path / "a", data, searcher=searcher)
+        number = 1
+    else:
+        number = dropped(tmp_path / "a", data, searcher)
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    more = {"epochs": EPOCHS + 3, "trials": [number] if names else None}
+    expected = cerebro.resume(tmp_path / "a", progress=False, **more)
+    assert struck(tmp_path / "b", data, at=12, resume=True, workers=0, **more).returncode == -9
+    result = cerebro.resume(tmp_path / "b", workers=0, progress=False)
+    assert result.status == "finished" and hashes(result) == hashes(expected)
+    assert [t.status for t in result.trials] == [t.status for t in expected.trials]
+    assert [t.epoch for t in result.trials] == [t.epoch for t in expected.trials]
+    # The kill may cost the last rows of units, but no unit ran twice.
+    assert len(result.saved.units()) <= len(expected.saved.units())
+
+
 def test_failed_trials_stay_so_unless_they_are_named(data, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     first = search(folder, data, build=build_some_fail)
@@ -292,6 +345,18 @@ def test_more_trials_and_more_epochs(data, finished, tmp_path):
     assert result.settings["n_trials"] == 6 and result.settings["epochs"] == 4
     assert all(cerebro.replay(result, trial).identical for trial in (0, 5))
     assert cerebro.resume(finished).status == "finished"
+
+
+def test_more_trials_and_more_epochs_of_a_searcher_that_compares(data, tmp_path):
+    """One after the other, because new trials are compared by the new number of epochs."""
+    folder = tmp_path / "run"
+    options = {"searcher": "asha", "if_exists": "resume"}
+    search(folder, data, **options)
+    with pytest.raises(InputError, match=r"need two calls: first one with epochs=4 and as many"):
+        search(folder, data, n_trials=6, epochs=4, **options)
+    assert [t.epoch for t in search(folder, data, epochs=4, **options).trials].count(4) >= 1
+    result = search(folder, data, n_trials=6, epochs=4, **options)
+    assert result.status == "finished" and len(result.trials) == 6
 
 
 # --- who trains it -----------------------------------------------------------

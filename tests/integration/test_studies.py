@@ -124,17 +124,16 @@ def test_a_value_outside_widens_an_integers_bounds(low, value, widened):
 def test_parameters_are_those_of_the_space(result):
     kinds = optuna.distributions
     expected = {
-        "lr": kinds.FloatDistribution(0.003, 0.5, log=True),
+        "lr": kinds.FloatDistribution(0.001, 0.5, log=True),  # widened by the point, for all
         "batch_size": kinds.CategoricalDistribution([5, 10]),
         "shape": kinds.CategoricalDistribution(["[1]", "[2, 3]"]),
         "kind": kinds.CategoricalDistribution(["plain", "decayed"]),
         "decay": kinds.FloatDistribution(0.0, 0.1, step=0.05),
         "more.layers": kinds.IntDistribution(1, 4),
     }
-    first, *others = result.to_study().trials
-    assert first.distributions["lr"] == kinds.FloatDistribution(0.001, 0.5, log=True)
-    assert first.params["lr"] == 0.001
-    for theirs, ours in zip(others, result.trials[1:], strict=True):
+    trials = result.to_study().trials
+    assert trials[0].params["lr"] == 0.001
+    for theirs, ours in zip(trials, result.trials, strict=True):
         decayed = ours.config["kind"] == "decayed"
         assert ("decay" in theirs.params) == decayed
         assert {*theirs.params, "decay"} == {*expected, "more.start"}
@@ -144,6 +143,71 @@ def test_parameters_are_those_of_the_space(result):
         assert theirs.params["lr"] == ours.config["lr"]
         assert theirs.params["shape"] == str(ours.config["shape"])
         assert theirs.user_attrs["cerebro"]["config"] == ours.config
+
+
+def test_a_point_without_a_logarithm(data, tmp_path):
+    """The scale is then linear, for all trials: a storage has one scale for a name."""
+    space = {"lr": cerebro.loguniform(0.003, 0.3), "decay": cerebro.loguniform(1e-5, 1e-1)}
+    result = search(
+        *(data, tmp_path / "run"), space=space, batch_size=10, n_trials=4, epochs=1,
+        searcher="random", points=[{"decay": 0.0}],
+    )  # fmt: skip
+    study = result.to_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert [trial.params for trial in study.trials] == [trial.config for trial in result.trials]
+    decay = optuna.distributions.FloatDistribution(0.0, 0.1)
+    assert all(trial.distributions["decay"] == decay for trial in study.trials)
+
+
+def test_names_that_have_other_values_under_other_conditions(data, tmp_path):
+    space = {
+        "lr": 0.01,
+        "kind": ["a", "b"],
+        "if a": cerebro.when(
+            "kind",
+            "a",
+            {"width": [1, 2], "rate": cerebro.uniform(0, 1), "noise": cerebro.normal(0, 1)},
+        ),
+        "if b": cerebro.when(
+            "kind",
+            "b",
+            {
+                "width": [3, 4],
+                "rate": cerebro.integer(3, 9, log=True),
+                "noise": cerebro.integer(1, 3),
+            },
+        ),
+    }
+    result = search(
+        *(data, tmp_path / "run"), space=space, batch_size=10, n_trials=8, epochs=1,
+        searcher="random",
+    )  # fmt: skip
+    study = result.to_study(storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert {trial.config["kind"] for trial in result.trials} == {"a", "b"}
+    for theirs, ours in zip(study.trials, result.trials, strict=True):
+        kind = ours.config["kind"]
+        assert theirs.params == {
+            "kind": kind,
+            f"width if kind={kind}": ours.config["width"],
+            f"rate if kind={kind}": ours.config["rate"],
+            "noise": ours.config["noise"],
+        }
+        assert theirs.user_attrs["cerebro"]["config"] == ours.config
+
+
+def test_a_study_that_cannot_be_made_leaves_nothing(result, tmp_path, monkeypatch):
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    add_trial = optuna.Study.add_trial
+
+    def fail_later(study, trial):
+        if len(study.trials) == 3:
+            raise KeyboardInterrupt
+        add_trial(study, trial)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(optuna.Study, "add_trial", fail_later)
+        result.to_study(storage=storage)
+    assert optuna.get_all_study_names(storage) == []
+    assert len(result.to_study(storage=storage).trials) == 24
 
 
 def test_what_is_large_is_maximised_and_what_a_rule_ends_is_complete(data, tmp_path):

@@ -21,7 +21,7 @@ from cerebro.run.states import (
     trials_with_slots,
     unpublished,
 )
-from cerebro.searchers import GridSearch, RandomSearch
+from cerebro.searchers import DONE, GridSearch, RandomSearch
 from cerebro.worker.epoch_progress import EpochProgress
 
 UNITS = 3
@@ -322,6 +322,6 @@ def test_a_searcher_that_cannot_be_made_again(searcher):
 
 def test_no_searcher_suggests_nothing_and_lets_all_go_on():
     searcher = NoSearcher()
-    assert searcher.suggest() is searcher.suggest()
+    assert searcher.suggest() is DONE
     assert searcher.report(0, 0, {}).value == "continue"
     assert searcher.state_dict() == {} and not searcher.adaptive

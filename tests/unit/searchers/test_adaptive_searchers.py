@@ -380,6 +380,47 @@ def test_samplers_take_conditions_options_of_any_kind_and_points() -> None:
     assert {tuple(config["shape"]) for config in configs} == {(1, 2), (3,)}
 
 
+def test_samplers_suggest_the_values_of_a_step_as_written() -> None:
+    pytest.importorskip("optuna")
+    searcher = TPE(40)
+    space = Space({"rate": uniform(0, 1, step=0.1), "late": uniform(0.05, 0.95, step=0.3)})
+    searcher.setup(space, seed=0, epochs=1, n_trials=40, metric="loss", mode="min")
+    suggestions: list[Any] = [searcher.suggest() for _ in range(40)]
+    configs = [suggestion.config for suggestion in suggestions]
+    rates, lates = ({config[name] for config in configs} for name in ("rate", "late"))
+    assert rates == {0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0}
+    assert lates == {0.05, 0.35, 0.65, 0.95}
+
+
+@pytest.mark.parametrize("version", ["now", "earlier"])
+def test_samplers_go_on_in_the_way_in_which_a_run_began(version: str) -> None:
+    """Earlier versions learned the best epoch of every trial, whatever the search's ``select``."""
+    pytest.importorskip("optuna")
+
+    def ready() -> TPE:
+        searcher = TPE(2)
+        searcher.select = "last"
+        space = Space({"lr": loguniform(1e-4, 1e-1)})
+        searcher.setup(space, seed=0, epochs=2, n_trials=2, metric="loss", mode="min")
+        return searcher
+
+    searcher = ready()
+    for trial in range(2):
+        searcher.suggest()
+        searcher.report(trial, 0, {"loss": 1.0})
+    state = json.loads(json.dumps(searcher.state_dict()))
+    if version == "earlier":
+        del state["told"]
+    searcher = ready()
+    searcher.load_state_dict(state)
+    searcher.report(0, 1, {"loss": 3.0})
+    searcher.report(1, 1, {"loss": math.inf})
+    learned = [["tell", 0, 3.0], ["tell", 1, None]]
+    if version == "earlier":
+        learned = [["tell", 0, 1.0], ["tell", 1, 1.0]]
+    assert searcher.state_dict()["log"][2:] == learned
+
+
 # --- the number of trials -----------------------------------------------------------
 
 
