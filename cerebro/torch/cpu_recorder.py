@@ -114,10 +114,13 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         self.calls: list[Call] = []
         self.refusal: str | None = None
         """Why the step cannot be repeated from these calls."""
+        self.leaves_traces = False
+        """Whether the step changed a tensor or a generator that is not part of the state."""
         self.section: int | None = None
         """The number of the optimizer that is stepping; None outside optimizers."""
         self._writable = set(writable)
         self._made: set[int] = set()
+        self._lifted: set[int] = set()
         self._addresses: dict[int, tuple[Any, int]] = {}
 
     @classmethod
@@ -141,9 +144,10 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         made: list[tuple[Any, Any]] = []
         outs = noted(listed(out), made)
         call = Call(func, about, noted_args, noted_kwargs, outs, self.section)
-        if self.refusal is None:
-            self._check(call, about, given, made, before)
+        self._check(call, about, given, made, before)
         self._made.update(self._noted_addresses(made) - before)
+        if about.name == "lift_fresh":  # by torch.tensor(), whose memory no call has made
+            self._lifted |= before
         self.calls.append(call)
         return out
 
@@ -174,7 +178,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         made: list[tuple[Any, Any]],
         before: set[int],
     ) -> None:
-        """Set `refusal` if a program cannot repeat the call.
+        """Set `refusal` if a program cannot repeat the call, and `leaves_traces`.
 
         `given` and `made` pair the call's inputs and results with their copies.
         """
@@ -189,17 +193,21 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
             isinstance(value, torch.Generator) for _, value in call.places()
         ):
             reason = f"{call.name}() draws from a generator other than the global one"
+            self.leaves_traces = True
         elif not all(type(t) in TENSORS and t.layout == _STRIDED for t, _ in given):
             reason = f"{call.name}() has a tensor of a special kind"
+            self.leaves_traces |= bool(about.writes)
         elif any(t.layout != _STRIDED for t, _ in made):
             reason = f"{call.name}() returns a tensor of a special kind"
         elif about.writes or about.name in HIDDEN_WRITES:
-            addresses = [self.address_of(t) for t in written_by(call) if t.numel()]
-            if any(a not in self._writable and a not in self._made for a in addresses):
+            addresses = {self.address_of(t) for t in written_by(call) if t.numel()}
+            others = addresses - self._writable - self._made
+            if others:
                 reason = f"{call.name}() changes a tensor that is not part of the state"
+                self.leaves_traces |= bool(others - self._lifted)
             elif any(address_of(t) not in before for t, _ in given if t.numel()):
                 reason = f"{call.name}() moves a tensor to other memory"
-        if reason is not None:
+        if reason is not None and self.refusal is None:
             self.refusal = f"{reason}{_where()}"
 
 
