@@ -796,6 +796,10 @@ class Model(BaseModel):
         self._pending = pending
         return how
 
+    def has_failed_replay(self, *, training: bool) -> bool:
+        """Return whether an exception in the unit is from a replayed step."""
+        return bool(self._recorded) and self._recorded[0 if training else 1].has_failed()
+
     def stop_recording(self) -> None:
         """Take ordinary steps from now on."""
         for recorded in self._recorded:

@@ -178,6 +178,7 @@ class RecordedStep:
         self._passed: Counter[Any] = Counter()  # this unit's batches by shape
         self._checked_at: int | None = None  # the number of replays before the check of a batch
         self._failure: str | None = None
+        self._has_failed = False
         self._what = what
         self._modules = modules
         self._optimizers = optimizers
@@ -233,7 +234,11 @@ class RecordedStep:
         self.replays += 1
         self._used[key] += 1
         recorded.set_numbers(self._numbers, self._settings)
-        values = recorded.replay(batch)
+        try:
+            values = recorded.replay(batch)
+        except Exception:
+            self._has_failed = True
+            raise
         self._gradients.put(recorded.gradients)
         if not recorded.gradients and not self._looks_always:
             self._offer(key, recorded)
@@ -299,6 +304,7 @@ class RecordedStep:
         self._batches, self._left = batches, left
         self._passed.clear()
         self._checked_at = self._failure = None
+        self._has_failed = False
         self._full = full if full == batches or len(self._replayed_shapes()) <= 1 else None
         self._is_open = self._prove is None or (
             batches >= FEWEST_BATCHES
@@ -356,6 +362,13 @@ class RecordedStep:
                     self._refuse(how)
                 return how
         return None
+
+    def has_failed(self) -> bool:
+        """Return whether a replay has raised an exception in this unit.
+
+        Unlike that of an ordinary step, its traceback has none of the user's lines.
+        """
+        return self._has_failed or any(replay.failed for _, replay in self._offered)
 
     def refuse(self, reason: str) -> None:
         """Take only ordinary steps from now on, without a log message."""
@@ -702,10 +715,10 @@ class RecordedStep:
         entries, gradients = Entries(self._modules, self._optimizers), self._gradients.taken()
         watched = Watched(Recording(self._state.storages()))
         try:
-            with sections(watched.recording, self._optimizers) as watched.stepped:
-                with watched.recording:
-                    watched.values = self._step(dict(static), phase)
-                    self._gradients.settle()
+            with sections(watched.recording, self._optimizers) as stepped, watched.recording:
+                watched.values = self._step(dict(static), phase)
+                self._gradients.settle()
+            watched.stepped = stepped
             watched.refusal = watched.recording.refusal
             watched.told = {name: cloned(value) for name, value in watched.values.items()}
             watched.gradients = self._gradients.taken()

@@ -8,9 +8,12 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import cerebro
 import cerebro._core as _core
+from cerebro.errors import RunError
 from cerebro.machine import generators
 
 torch = pytest.importorskip("torch")
@@ -753,6 +756,71 @@ class UsesAnotherLayer(nn.Module):
 def test_a_recorded_step_never_counts(net):
     model = agree(net=net)
     assert replays(model) == 0 and model._recorded[0].refusal is not None
+
+
+class Looked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x, index):
+        return self.head(x + self.table(index))
+
+
+def searched(folder, graph, schedule, *, wrong, index=2):
+    """Train a trial whose dataset has one index that may be too large."""
+    generator = np.random.default_rng(3)
+    columns = {
+        "x": generator.standard_normal((320, 6)).astype("float32"),
+        "index": generator.integers(0, 4, 320),
+        "y": generator.integers(0, 3, 320),
+    }
+    good = cerebro.shard(columns, folder / "good", shards=2, progress=False)
+    columns["index"][index] = 4
+    bad = cerebro.shard(columns, folder / "bad", shards=2, progress=False)
+
+    def build(config):
+        return made(graph, net=Looked, schedule=schedule, inputs=["x", "index"], metrics={})
+
+    settings = {"workers": 0, "epochs": 1, "seed": 2, "batch_size": 8, "eval_batch_size": 8}
+    try:
+        result = cerebro.search(
+            build, {}, bad if wrong == "training" else good, n_trials=1, run=folder / "run",
+            validation=bad if wrong == "validation" else good, progress=False, **settings,
+        )  # fmt: skip
+    except RunError as error:  # its only trial has failed
+        result = error.result
+    return result.trials[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*the validation rows are the training rows")
+@pytest.mark.parametrize("schedule", [None, cosine])  # replayed without Python, and with it
+@pytest.mark.parametrize("wrong", ["training", "validation"])
+def test_an_error_in_a_replayed_step_names_the_users_line(wrong, schedule, tmp_path):
+    trial = searched(tmp_path, True, schedule, wrong=wrong, index=-3)
+    assert line_of("return self.head(x + self.table(index))") in trial.error
+    assert "ran again with ordinary steps" in trial.log and "it fails: IndexError" in trial.log
+
+
+@pytest.mark.filterwarnings("ignore:.*the validation rows are the training rows")
+def test_after_a_replay_that_fails_the_unit_runs_again(tmp_path, monkeypatch):
+    from cerebro.torch.recorded_program import RecordedProgram
+
+    replay, calls, failed = RecordedProgram.replay, [], []
+
+    def broken(self, batch):
+        calls.append(self.compared)
+        if calls[-12:] == [COMPARED] * 12 and not failed:  # not in the rehearsal
+            failed.append(1)
+            raise OSError("out of luck")
+        return replay(self, batch)
+
+    monkeypatch.setattr(RecordedProgram, "replay", broken)
+    one, two = (
+        searched(tmp_path / str(graph), graph, cosine, wrong=None) for graph in (True, False)
+    )
+    assert "it fails: OSError: out of luck" in one.log
+    assert one.state_hash == two.state_hash is not None
 
 
 def test_hooks_of_an_optimizer_are_python():
