@@ -73,6 +73,7 @@ from cerebro.torch.torchmetrics import (
     is_metric,
     is_updated,
     numbers,
+    reset,
 )
 
 # Methods that get whole batches if a subclass or a user replaces them.
@@ -1018,7 +1019,7 @@ class Model(BaseModel):
         with self._no_grad:
             value = metric(*arguments)
         if accumulates(metric):
-            metric.reset()  # type: ignore[attr-defined]  # it would keep all passes
+            reset(metric)  # it would keep all passes
         return value
 
     # --- data -----------------------------------------------------------------
