@@ -720,6 +720,8 @@ class RecordedStep:
                 self._gradients.settle()
             watched.stepped = stepped
             watched.refusal = watched.recording.refusal
+            if watched.refusal is None and self._prove is not None:  # the code may read the text
+                watched.refusal = watched.recording.text
             watched.told = {name: cloned(value) for name, value in watched.values.items()}
             watched.gradients = self._gradients.taken()
             if watched.recording.leaves_traces:

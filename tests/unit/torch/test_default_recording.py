@@ -579,7 +579,32 @@ def forget():
 
 SEEN_AT = torch.tensor([6])
 
+
+class MakesText(Own2):
+    def forward(self, x):
+        return self.net(x if "nan" in f"{x}" else x * 2)
+
+
+class MakesTextOfNumbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({f"layer {i}": nn.Linear(6, 6) for i in range(2)})
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if len(x.shape) != 2:
+            raise ValueError(f"not {x}")
+        for number in range(2):
+            x = torch.relu(self.layers[f"layer {number}"](x))
+        return self.head(x)
+
+
+def test_text_of_numbers_may_be_made():
+    assert agree(net=MakesTextOfNumbers)._recorded[0].replays
+
+
 ADVERSE = {
+    "text": ({"net": MakesText}, "text of a tensor is made in test_default_recording.py:"),
     "a counter": ({"net": Counts}, "the attribute .calls is written in test_default_recording.py:"),
     "random": ({"net": Draws}, "Random.random() is called in"),
     "NumPy": ({"net": DrawsOfNumpy}, "rand() is called in test_default_recording.py:"),
@@ -733,7 +758,7 @@ def passed_with_two_stars(self, x):
 
 
 def read_lists(self, x):
-    sizes = [*self.padding, 2] + self.padding * 2  # noqa: RUF005
+    sizes = [*self.padding, 2] + self.padding * 2
     found = {"sizes": sizes, "first": self.both[0][0], **self.numbers}
     found["sizes"][0] = found["first"]
     sizes.append(max(self.counts) + sum(self.counts, 0.0))
