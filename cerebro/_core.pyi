@@ -487,10 +487,13 @@ class Replay:
         The number of steps taken.
     most
         The number of runs from which on :func:`run_unit` calls ``step`` instead.
+    failed
+        Whether a step has raised an exception.
     """
 
     runs: int
     most: int
+    failed: bool
     def __new__(
         cls,
         inputs: Iterable[tuple[int, str, tuple[int, ...], tuple[int, ...]]],

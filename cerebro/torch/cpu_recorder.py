@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 
 from cerebro.torch.nested_arguments import (
     TENSORS,
@@ -114,11 +114,26 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         self.calls: list[Call] = []
         self.refusal: str | None = None
         """Why the step cannot be repeated from these calls."""
+        self.leaves_traces = False
+        """Whether the step changed a tensor or a generator that is not part of the state."""
+        self.text: str | None = None
+        """Where the step made text of a tensor, which reads its values; None if nowhere."""
         self.section: int | None = None
         """The number of the optimizer that is stepping; None outside optimizers."""
         self._writable = set(writable)
         self._made: set[int] = set()
+        self._lifted: set[int] = set()
         self._addresses: dict[int, tuple[Any, int]] = {}
+
+    def __enter__(self) -> Recording:
+        # PyTorch calls no operators that a mode sees to make text of a tensor.
+        self._make_text, torch._tensor_str._str = torch._tensor_str._str, _noted_text
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        torch._tensor_str._str = self._make_text
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -141,9 +156,10 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         made: list[tuple[Any, Any]] = []
         outs = noted(listed(out), made)
         call = Call(func, about, noted_args, noted_kwargs, outs, self.section)
-        if self.refusal is None:
-            self._check(call, about, given, made, before)
+        self._check(call, about, given, made, before)
         self._made.update(self._noted_addresses(made) - before)
+        if about.name == "lift_fresh":  # by torch.tensor(), whose memory no call has made
+            self._lifted |= before
         self.calls.append(call)
         return out
 
@@ -174,7 +190,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         made: list[tuple[Any, Any]],
         before: set[int],
     ) -> None:
-        """Set `refusal` if a program cannot repeat the call.
+        """Set `refusal` if a program cannot repeat the call, and `leaves_traces`.
 
         `given` and `made` pair the call's inputs and results with their copies.
         """
@@ -189,18 +205,33 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
             isinstance(value, torch.Generator) for _, value in call.places()
         ):
             reason = f"{call.name}() draws from a generator other than the global one"
+            self.leaves_traces = True
         elif not all(type(t) in TENSORS and t.layout == _STRIDED for t, _ in given):
             reason = f"{call.name}() has a tensor of a special kind"
+            self.leaves_traces |= bool(about.writes)
         elif any(t.layout != _STRIDED for t, _ in made):
             reason = f"{call.name}() returns a tensor of a special kind"
         elif about.writes or about.name in HIDDEN_WRITES:
-            addresses = [self.address_of(t) for t in written_by(call) if t.numel()]
-            if any(a not in self._writable and a not in self._made for a in addresses):
+            addresses = {self.address_of(t) for t in written_by(call) if t.numel()}
+            others = addresses - self._writable - self._made
+            if others:
                 reason = f"{call.name}() changes a tensor that is not part of the state"
+                self.leaves_traces |= bool(others - self._lifted)
             elif any(address_of(t) not in before for t, _ in given if t.numel()):
                 reason = f"{call.name}() moves a tensor to other memory"
-        if reason is not None:
+        if reason is not None and self.refusal is None:
             self.refusal = f"{reason}{_where()}"
+
+
+_MAKE_TEXT = torch._tensor_str._str
+
+
+def _noted_text(*arguments: Any, **options: Any) -> Any:
+    """Return a tensor's text, and note this in the recording that is running."""
+    running = _get_current_dispatch_mode()
+    if isinstance(running, Recording) and running.text is None:
+        running.text = f"text of a tensor is made{_where()}"
+    return _MAKE_TEXT(*arguments, **options)
 
 
 def written_by(call: Call) -> list[Any]:

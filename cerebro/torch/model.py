@@ -73,6 +73,7 @@ from cerebro.torch.torchmetrics import (
     is_metric,
     is_updated,
     numbers,
+    reset,
 )
 
 # Methods that get whole batches if a subclass or a user replaces them.
@@ -796,6 +797,10 @@ class Model(BaseModel):
         self._pending = pending
         return how
 
+    def has_failed_replay(self, *, training: bool) -> bool:
+        """Return whether an exception in the unit is from a replayed step."""
+        return bool(self._recorded) and self._recorded[0 if training else 1].has_failed()
+
     def stop_recording(self) -> None:
         """Take ordinary steps from now on."""
         for recorded in self._recorded:
@@ -1014,7 +1019,7 @@ class Model(BaseModel):
         with self._no_grad:
             value = metric(*arguments)
         if accumulates(metric):
-            metric.reset()  # type: ignore[attr-defined]  # it would keep all passes
+            reset(metric)  # it would keep all passes
         return value
 
     # --- data -----------------------------------------------------------------

@@ -23,6 +23,7 @@ There is one program for each batch shape, so the shorter last batch of a shard 
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import sys
 import time
@@ -56,7 +57,7 @@ from cerebro.torch.proof.facts import Facts
 from cerebro.torch.proof.same_program import Proof
 from cerebro.torch.proof.values import Unproven
 from cerebro.torch.recorded_program import RecordedProgram, tensors_of
-from cerebro.torch.step_state import Copied, Gradients, ModuleAttributes, StepState, modes_of
+from cerebro.torch.step_state import Copied, Entries, Gradients, StepState, modes_of
 
 WARM_UP = 2
 """The number of ordinary steps with one batch shape before the step is recorded."""
@@ -91,6 +92,37 @@ CHANGED_WITHIN = "something that the step reads was changed within a unit"
 NO_GAIN = "that would not save time"
 
 log = logging.getLogger("cerebro.torch")
+
+
+@dataclasses.dataclass
+class Watched:
+    """A step that was recorded and undone.
+
+    Attributes
+    ----------
+    recording
+        The operators.
+    values
+        The metrics, in the memory of the recording.
+    told
+        A copy of the metrics.
+    stepped
+        The parameters that the optimizers updated.
+    gradients
+        Pairs of the parameters and their gradients after the step.
+    after
+        The state after the step; None if the step failed or replaced tensors.
+    refusal
+        Why the step cannot be repeated; None if it can.
+    """
+
+    recording: Recording
+    values: Values = dataclasses.field(default_factory=dict)
+    told: Values = dataclasses.field(default_factory=dict)
+    stepped: list[Any] = dataclasses.field(default_factory=list)
+    gradients: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    after: Copied | None = None
+    refusal: str | None = None
 
 
 class RecordedStep:
@@ -146,6 +178,7 @@ class RecordedStep:
         self._passed: Counter[Any] = Counter()  # this unit's batches by shape
         self._checked_at: int | None = None  # the number of replays before the check of a batch
         self._failure: str | None = None
+        self._has_failed = False
         self._what = what
         self._modules = modules
         self._optimizers = optimizers
@@ -201,7 +234,11 @@ class RecordedStep:
         self.replays += 1
         self._used[key] += 1
         recorded.set_numbers(self._numbers, self._settings)
-        values = recorded.replay(batch)
+        try:
+            values = recorded.replay(batch)
+        except Exception:
+            self._has_failed = True
+            raise
         self._gradients.put(recorded.gradients)
         if not recorded.gradients and not self._looks_always:
             self._offer(key, recorded)
@@ -267,6 +304,7 @@ class RecordedStep:
         self._batches, self._left = batches, left
         self._passed.clear()
         self._checked_at = self._failure = None
+        self._has_failed = False
         self._full = full if full == batches or len(self._replayed_shapes()) <= 1 else None
         self._is_open = self._prove is None or (
             batches >= FEWEST_BATCHES
@@ -324,6 +362,13 @@ class RecordedStep:
                     self._refuse(how)
                 return how
         return None
+
+    def has_failed(self) -> bool:
+        """Return whether a replay has raised an exception in this unit.
+
+        Unlike that of an ordinary step, its traceback has none of the user's lines.
+        """
+        return self._has_failed or any(replay.failed for _, replay in self._offered)
 
     def refuse(self, reason: str) -> None:
         """Take only ordinary steps from now on, without a log message."""
@@ -621,38 +666,26 @@ class RecordedStep:
     def _recorded_as_listed(self, batch: Batch, phase: int, key: Any) -> Values:
         static = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
         before, counts = self._state.taken(), self._numbers.counts()
-        attributes = ModuleAttributes(self._modules)
-        gradients = self._gradients.taken()
-        recording, watched, stepped = self._watch(static, phase)
-        if recording.refusal is not None:
-            self._refuse(recording.refusal)
-            return {name: cloned(value) for name, value in watched.items()}
-        if not self._state.is_as_listed():
-            self._replaced_tensors()
-            return {name: cloned(value) for name, value in watched.items()}
-        after_watched = self._state.taken()
-        # The results to return are those of a step that was not recorded.
-        told = {name: cloned(value) for name, value in watched.items()}
-        afterwards = self._gradients.taken()
-        self._state.put(before, after_watched)
-        attributes.put()
-        self._gradients.put(gradients)
-        values = self._step(batch, phase)
-        self._gradients.settle()
-        values = {name: cloned(value) for name, value in values.items()}
-        if not self._state.is_as_listed():
+        watched, values = self._watched(static, batch, phase, before)
+        if watched.refusal is not None:
+            self._refuse(watched.refusal)
+            return values
+        if watched.after is None or not self._state.is_as_listed():
             self._replaced_tensors()
             return values
         after = self._state.taken()
         try:
-            _require_same(told, values)
-            self._state.require_equal(after_watched, after)
+            _require_same(watched.told, values)
+            self._state.require_equal(watched.after, after)
             self._numbers.require_equal_counts()
-            recorded = self._taken_over(recording, counts, static, watched, key)
+            recording = watched.recording
+            recorded = self._taken_over(recording, counts, static, watched.values, key)
             if recorded is None:
-                program = Program(recording, tensors_of(watched.values()))
-                holes, free = self._holes(recording, counts, program, stepped)
-                recorded = RecordedProgram(program, static, watched, afterwards, holes, free)
+                program = Program(recording, tensors_of(watched.values.values()))
+                holes, free = self._holes(recording, counts, program, watched.stepped)
+                recorded = RecordedProgram(
+                    program, static, watched.values, watched.gradients, holes, free
+                )
             self._state.put(before)
             self._compare(recorded, batch, values, after)
             self._programs[key] = recorded
@@ -660,6 +693,51 @@ class RecordedStep:
         except Exception as error:
             self._give_up(error, after)
         return values
+
+    def _watched(
+        self, static: Batch, batch: Batch, phase: int, before: Copied
+    ) -> tuple[Watched, Values]:
+        """Record a step on `static`, undo it, and take it on `batch` without recording.
+
+        Only the second step counts, because PyTorch computes some results by other operators while
+        these are recorded, or fails then. A step that cannot be undone is not taken again.
+
+        Parameters
+        ----------
+        before
+            The present state.
+
+        Returns
+        -------
+        tuple
+            The recorded step, and the metrics of the step that counts.
+        """
+        entries, gradients = Entries(self._modules, self._optimizers), self._gradients.taken()
+        watched = Watched(Recording(self._state.storages()))
+        try:
+            with sections(watched.recording, self._optimizers) as stepped, watched.recording:
+                watched.values = self._step(dict(static), phase)
+                self._gradients.settle()
+            watched.stepped = stepped
+            watched.refusal = watched.recording.refusal
+            if watched.refusal is None and self._prove is not None:  # the code may read the text
+                watched.refusal = watched.recording.text
+            watched.told = {name: cloned(value) for name, value in watched.values.items()}
+            watched.gradients = self._gradients.taken()
+            if watched.recording.leaves_traces:
+                return watched, watched.told
+            if self._state.is_as_listed():
+                watched.after = self._state.taken()
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            watched.refusal = f"it cannot be recorded: {type(error).__name__}: {text}"
+            self._drop_gradients()  # a backward pass may have left some of them
+        entries.put()
+        self._state.put(before, watched.after)
+        self._gradients.put(gradients)
+        values = self._step(batch, phase)
+        self._gradients.settle()
+        return watched, {name: cloned(value) for name, value in values.items()}
 
     def _signature(self, recording: Recording, static: Batch, values: Values) -> Signature:
         return Signature(recording, static, values, set(self._state.storages()))
@@ -714,14 +792,6 @@ class RecordedStep:
         owners = [storages.index(memory.data_ptr()) for memory in signature.memories]
         return Origin(facts, owners, min(self._seconds[key]))
 
-    def _watch(self, batch: Batch, phase: int) -> tuple[Recording, Values, list[Any]]:
-        """Take an ordinary step and record its operators."""
-        recording = Recording(self._state.storages())
-        with sections(recording, self._optimizers) as stepped, recording:
-            values = self._step(dict(batch), phase)
-            self._gradients.settle()
-        return recording, values, stepped
-
     def _holes(
         self,
         recording: Recording,
@@ -751,12 +821,16 @@ class RecordedStep:
         how = None
         if recorded.compared == 0 and not recorded.is_adopted:
             fill(recorded.static, batch)
-            recording, values, _ = self._watch(recorded.static, phase)
-            how = self._other_program(recorded, recording, values)
+            watched, values = self._watched(recorded.static, batch, phase, before)
+            if watched.refusal is not None:
+                recorded.withdraw()
+                self._refuse(watched.refusal)
+                return values
+            how = self._other_program(recorded, watched.recording, watched.values)
         else:
             values = self._step(batch, phase)
             self._gradients.settle()
-        values = {name: cloned(value) for name, value in values.items()}
+            values = {name: cloned(value) for name, value in values.items()}
         if not self._state.is_as_listed():
             self._refuse("it is not the ordinary step: the step replaces its tensors")
             return values

@@ -25,26 +25,30 @@ MT19937_BYTES = 624 * 4 + 4
 """The size of the state of NumPy's generator: its words, and the position in them."""
 
 
-class ModuleAttributes:
-    """A copy of the attributes of modules, to undo changes made by a step's Python code."""
+class Entries:
+    """A copy of the attributes of modules and of the entries in optimizers' states.
 
-    def __init__(self, modules: Sequence[Any]) -> None:
+    With it, changes made by a step's Python code are undone.
+    """
+
+    def __init__(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> None:
+        parts = (vars(part) for module in modules for part in module.modules())
+        states = (optimizer.state for optimizer in optimizers)
         self._parts = [
             (
-                vars(part),
-                {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in vars(part).items()},
+                entries,
+                {k: (v, dict(v) if isinstance(v, dict) else None) for k, v in entries.items()},
             )
-            for module in modules
-            for part in module.modules()
+            for entries in (*parts, *states)
         ]
 
     def put(self) -> None:
-        """Restore the modules' attributes."""
-        for attributes, saved in self._parts:
-            for key in [key for key in attributes if key not in saved]:
-                del attributes[key]
+        """Restore attributes and entries."""
+        for entries, saved in self._parts:
+            for key in [key for key in entries if key not in saved]:
+                del entries[key]
             for key, (value, items) in saved.items():
-                attributes[key] = value
+                entries[key] = value
                 if items is not None:
                     value.clear()
                     value.update(items)

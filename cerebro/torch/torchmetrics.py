@@ -4,11 +4,15 @@ A ``torchmetrics.Metric`` accumulates batches in its own state, which a module's
 leaves out. This module finds, saves and loads the metrics of a model. The metrics accumulate the
 training batches of an epoch; a validation pass sets these states aside and starts from zero. The
 package is not imported: its classes are recognized by their names.
+
+A wrapper, such as ``BootStrapper``, accumulates in the metrics inside it and does not count
+batches itself. Two wrappers have numbers besides their states: `_NUMBERS`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,6 +23,14 @@ from cerebro.errors import InputError, StateError
 _METRIC = ("torchmetrics.metric", "Metric")
 
 _COLLECTION = ("torchmetrics.collections", "MetricCollection")
+
+_WRAPPER = ("torchmetrics.wrappers.abstract", "WrapperMetric")
+
+_NUMBERS: dict[tuple[str, str], dict[str, float]] = {
+    ("torchmetrics.wrappers.minmax", "MinMaxMetric"): {"min_val": math.inf, "max_val": -math.inf},
+    ("torchmetrics.wrappers.running", "Running"): {"_num_vals_seen": 0},
+}
+"""The attributes of wrappers that change but are no states, with their first values."""
 
 
 def is_metric(value: object) -> bool:
@@ -38,8 +50,21 @@ def accumulates(value: object) -> bool:
 
 def is_updated(value: Any) -> bool:
     """Return whether a metric, or one of a collection, has accumulated batches."""
-    metrics = value.values(copy_state=False) if is_collection(value) else (value,)
-    return any(metric.update_called for metric in metrics)
+    return any(_has_batches(part) for part in value.modules() if is_metric(part))
+
+
+def _has_batches(metric: Any) -> bool:
+    if _WRAPPER in _kinds(metric):  # the metrics inside count
+        return getattr(metric, "_num_vals_seen", 0) > 0
+    return bool(metric.update_called)
+
+
+def reset(value: Any) -> None:
+    """Reset a metric or a collection, including what a wrapper's own ``reset`` leaves."""
+    value.reset()
+    for part in value.modules():
+        for name, first in _numbers_of(part).items():
+            _set_number(part, name, first)
 
 
 def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -111,10 +136,7 @@ class Metrics:
         self._share()
         for metric in self._metrics.values():
             metric._computed = metric._forward_cache = None  # cached values are outdated
-        return {
-            name: {"updates": metric._update_count, "state": dict(_values(metric))}
-            for name, metric in self._metrics.items()
-        }
+        return {name: _state_of(metric) for name, metric in self._metrics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load states; their tensors are copied.
@@ -131,25 +153,28 @@ class Metrics:
             )
         for name, metric in self._metrics.items():
             loaded = {key: _copied(v, metric.device) for key, v in state[name]["state"].items()}
-            _set(metric, state[name]["updates"], loaded)
+            _set(metric, state[name]["updates"], loaded, state[name].get("numbers", {}))
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
         """Reset all metrics in this block; restore their states at the end."""
         self._share()
-        saved = [(m, m._update_count, dict(_values(m))) for m in self._metrics.values()]
+        saved = [
+            (m, m._update_count, dict(_values(m)), _changed_numbers(m))
+            for m in self._metrics.values()
+        ]
         self.reset()
         try:
             yield
         finally:
             self.reset()
-            for metric, updates, values in saved:
-                _set(metric, updates, values)
+            for metric, updates, values, changed in saved:
+                _set(metric, updates, values, changed)
 
     def reset(self) -> None:
         """Reset all metrics."""
         for metric in self._metrics.values():
-            metric.reset()
+            reset(metric)
 
     def _share(self) -> None:
         # Metrics of a collection with equal states share one, which only the first of them has
@@ -165,11 +190,42 @@ def _values(metric: Any) -> Iterator[tuple[str, Any]]:
         yield name, list(value) if isinstance(value, list) else value
 
 
-def _set(metric: Any, updates: int, values: Mapping[str, Any]) -> None:
+def _set(metric: Any, updates: int, values: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
     metric._update_count = updates
     metric._computed = metric._forward_cache = None
     for name, value in values.items():
         setattr(metric, name, value)
+    for name, number in {**_numbers_of(metric), **changed}.items():
+        _set_number(metric, name, number)
+
+
+def _state_of(metric: Any) -> dict[str, Any]:
+    state: dict[str, Any] = {"updates": metric._update_count, "state": dict(_values(metric))}
+    changed = _changed_numbers(metric)
+    if changed:
+        state["numbers"] = changed
+    return state
+
+
+def _numbers_of(metric: Any) -> dict[str, float]:
+    """Return the first values of a wrapper's numbers; nothing for other metrics."""
+    found: dict[str, float] = {}
+    for kind in _kinds(metric) & _NUMBERS.keys():
+        found |= _NUMBERS[kind]
+    return found
+
+
+def _changed_numbers(metric: Any) -> dict[str, Any]:
+    """Return a wrapper's numbers that are no longer the first ones."""
+    now = {name: getattr(metric, name) for name in _numbers_of(metric)}
+    return {name: value for name, value in now.items() if value != _numbers_of(metric)[name]}
+
+
+def _set_number(metric: Any, name: str, value: Any) -> None:
+    """Set a wrapper's number, which is a tensor in some wrappers."""
+    if isinstance(getattr(metric, name), torch.Tensor):
+        value = _copied(value, metric.device)
+    setattr(metric, name, value)
 
 
 def _copied(value: Any, device: Any) -> Any:

@@ -117,7 +117,8 @@ class TransformersModel(Model):
         self._labels = [name for name in self._accepted if "label" in name] or [
             name for name in self._accepted if name in ("start_positions", "end_positions")
         ]
-        super().__init__(model, inputs=inputs or "input_ids", target=None, **options)
+        # The code of these models could not be proven to do the same for every batch.
+        super().__init__(model, inputs=inputs or "input_ids", target=None, graph=False, **options)
 
     def train_batch(self, batch: Batch) -> dict[str, Any]:
         """Collate a batch and train on it; see :meth:`cerebro.torch.Model.train_batch`."""

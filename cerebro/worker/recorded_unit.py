@@ -8,7 +8,10 @@ from typing import Any
 
 
 class RecordedStepDiffers(Exception):
-    """Raised if a unit's replayed steps differ from ordinary steps; the message says how."""
+    """Raised if a unit's replayed steps differ from ordinary steps, or fail.
+
+    The message says how.
+    """
 
 
 @contextlib.contextmanager
@@ -39,7 +42,14 @@ def recorded_unit(
     begin = getattr(model, "begin_recorded_unit", None)
     if begin is not None:
         begin(batches, batches * units, training=training, full=full)
-    yield
+    try:
+        yield
+    except Exception as error:
+        if begin is None or not model.has_failed_replay(training=training):
+            raise
+        # If the ordinary step fails, too, its traceback has the user's line.
+        text = " ".join(str(error).split())[:300]
+        raise RecordedStepDiffers(f"it fails: {type(error).__name__}: {text}") from error
     if begin is not None:
         how = model.end_recorded_unit(training=training)
         if how is not None:

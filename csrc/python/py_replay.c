@@ -49,6 +49,7 @@ typedef struct replay_object {
     PyObject *enter, *leave; /* the names of its methods */
     Py_ssize_t runs;
     Py_ssize_t most; /* with so many runs, no batch fits */
+    char failed;     /* whether a run has raised an exception */
 } replay_object;
 
 /* --- running ---------------------------------------------------------------
@@ -145,7 +146,11 @@ py_replay_run(PyObject *object, const cer_batch *batch)
     for (size_t i = 0; i < self->n_numbers; i++)
         set_number(&self->numbers[i]);
     self->runs++;
-    return run_calls(self);
+    if (run_calls(self) < 0) {
+        self->failed = 1;
+        return -1;
+    }
+    return 0;
 }
 
 static double
@@ -454,6 +459,8 @@ static PyMemberDef replay_members[] = {
      "Steps taken so far."},
     {"most", T_PYSSIZET, offsetof(replay_object, most), 0,
      "The number of runs from which on run_unit calls `step` instead."},
+    {"failed", T_BOOL, offsetof(replay_object, failed), 0,
+     "Whether a run has raised an exception."},
     {NULL, 0, 0, 0, NULL},
 };
 

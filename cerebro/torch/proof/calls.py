@@ -30,6 +30,12 @@ CONTAINER_METHODS = {
 }  # fmt: skip
 """Methods of local lists, dicts and strings."""
 
+STORES = {"append", "get", "insert", "pop"}
+"""Those after which an argument may be a member, or the result."""
+
+COPIES = {"extend", "update"}
+"""Those after which the members of an argument, or a named one, may be members."""
+
 
 class CallReader(ExpressionReader):
     """Read the expressions of a function's tree, including calls."""
@@ -58,8 +64,15 @@ class CallReader(ExpressionReader):
         fine = (of_tensors and not name.startswith("_")) or name in PYTHON_METHODS
         if name in REFUSED_METHODS or not (fine or name in CONTAINER_METHODS):
             raise self.refuse(f".{name}()", node)
+        where = self.where(node)
         for value in arguments.all():
-            self._proof.data(value, self.where(node))
+            self._proof.data(value, where)
+        if name in STORES:
+            self._proof.all_stored(arguments, where)
+        elif name in COPIES:
+            for value in arguments.positional:
+                self._proof.copied(value, where)
+            self._proof.all_stored(Arguments([], arguments.named, arguments.rest), where)
 
     def _method(self, item: Any, node: Any, arguments: Arguments) -> Value:
         name, where = node.func.attr, self.where(node)
@@ -89,27 +102,27 @@ class CallReader(ExpressionReader):
     def _arguments(self, node: Any) -> Arguments:
         positional: list[Value] = []
         named: dict[str, Value] = {}
-        rest = False
+        rest = NOTHING
         for part in node.args:
             if not isinstance(part, ast.Starred):
-                if rest:
-                    self._data(part)
+                value = self.value(part)
+                if rest is NOTHING:
+                    positional.append(value)
                 else:
-                    positional.append(self.value(part))
+                    rest = rest.joined(value)
                 continue
             value = self.value(part.value)
             rows = [item for item in value.objects if isinstance(item, Row)]
-            if not rest and not value.data and len(value.objects) == len(rows) == 1:
+            if rest is NOTHING and not value.data and len(value.objects) == len(rows) == 1:
                 positional += rows[0].members
             else:
-                self._proof.data(value, self.where(part))
-                rest = True
+                rest = rest.joined(self._proof.iterated(value, self.where(part)))
         for word in node.keywords:
             if word.arg is None:
-                self._data(word.value)
-                rest = True
+                rest = rest.joined(self._proof.members(self.value(word.value), self.where(word)))
             else:
                 named[word.arg] = self.value(word.value)
+        self._proof.data(rest, self.where(node))
         return Arguments(positional, named, rest)
 
     def _special(self, target: Value, node: Any) -> Value | None:
@@ -159,8 +172,9 @@ class CallReader(ExpressionReader):
         return None
 
     def _data_arguments(self, node: Any) -> None:
-        for value in self._arguments(node).all():
-            self._proof.data(value, self.where(node))
+        arguments = self._arguments(node)
+        for value in (*arguments.all(), arguments.rest):
+            self._proof.copied(value, self.where(node))
 
 
 def _is_simple_type(value: Value) -> bool:

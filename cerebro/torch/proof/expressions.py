@@ -39,6 +39,14 @@ class Follower(Protocol):
 
     def data(self, value: Value, where: str) -> None: ...
 
+    def stored(self, value: Value, where: str) -> None: ...
+
+    def all_stored(self, arguments: Arguments, where: str) -> None: ...
+
+    def copied(self, value: Value, where: str) -> None: ...
+
+    def members(self, value: Value, where: str) -> Value: ...
+
     def noted(self, item: Any, where: str) -> Value: ...
 
     def iterated(self, value: Value, where: str) -> Value: ...
@@ -135,8 +143,9 @@ class ExpressionReader:
         return self._proof.attribute(self.value(node.value), name, self.where(node))
 
     def _binop(self, node: Any) -> Value:
-        self._data(node.left)
-        return self._data(node.right)
+        for part in (node.left, node.right):
+            self._proof.copied(self.value(part), self.where(node))
+        return DATA
 
     def _unaryop(self, node: Any) -> Value:
         if isinstance(node.op, ast.Not):
@@ -219,7 +228,7 @@ class ExpressionReader:
                 value = self.value(part.value)
                 rows = [item for item in value.objects if isinstance(item, Row)]
                 if value.data or len(rows) != len(value.objects) or len(rows) != 1:
-                    self._proof.data(value, self.where(part))
+                    self._proof.copied(value, self.where(part))
                     return DATA
                 members += rows[0].members
             else:
@@ -231,8 +240,13 @@ class ExpressionReader:
     _list = _tuple
 
     def _dict(self, node: Any) -> Value:
-        for part in (*node.keys, *node.values):
-            self._data(part)
+        for key, part in zip(node.keys, node.values, strict=True):
+            self._data(key)
+            value = self.value(part)
+            if key is None:  # **value
+                self._proof.copied(value, self.where(part))
+            else:
+                self._proof.stored(value, self.where(part))
         return DATA
 
     def _starred(self, node: Any) -> Value:
@@ -258,7 +272,8 @@ class ExpressionReader:
     def _dictcomp(self, node: Any) -> Value:
         self._comprehension(node)
         self._data(node.key)
-        return self._data(node.value)
+        self._proof.stored(self.value(node.value), self.where(node))
+        return DATA
 
     def _joinedstr(self, node: Any) -> Value:
         for part in node.values:
@@ -336,7 +351,7 @@ class ExpressionReader:
             into = self.value(target.value)
             if into.objects or not into.data:
                 raise self.refuse("an object that outlives the step is changed", target)
-            self._proof.data(value, self.where(target))
+            self._proof.stored(value, self.where(target))
         elif isinstance(target, ast.Attribute):
             raise self.refuse(f"the attribute .{target.attr} is written", target)
         else:

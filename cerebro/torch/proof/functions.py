@@ -68,17 +68,17 @@ class FunctionReader(CallReader):
             else:
                 if name in defaults:
                     value = self._proof.noted(defaults[name], self.where(self._tree))
-                if given.rest:
-                    value = value.joined(DATA)
+                value = value.joined(given.rest)
             self._set(name, value)
         if spec.vararg is not None:
-            more = [*positional, DATA] if given.rest else positional
+            more = _any_of([*positional, given.rest])
             self._set(
-                spec.vararg.arg, known(Each(_any_of(more))) if given.rest else known(Row(more))
+                spec.vararg.arg,
+                known(Each(more)) if given.may_be_more else known(Row(positional)),
             )
         if spec.kwarg is not None:
-            for value in named.values():
-                self._proof.data(value, self.where(self._tree))
+            for value in (*named.values(), given.rest):
+                self._proof.stored(value, self.where(self._tree))
             self._set(spec.kwarg.arg, DATA)
 
     # --- statements --------------------------------------------------------
@@ -112,14 +112,14 @@ class FunctionReader(CallReader):
             self._assigned(node.target, self.value(node.value))
 
     def _augassign(self, node: Any) -> None:
-        self._data(node.value)
+        self._proof.copied(self.value(node.value), self.where(node))
         if not isinstance(node.target, ast.Name):
             self._assigned(node.target, DATA)
             return
         value = self._variables.get(node.target.id, NOTHING)
         if any(not isinstance(item, Row) for item in value.objects):
             raise self.refuse(f"{node.target.id!r} is changed", node)
-        self._proof.data(value, self.where(node))
+        self._proof.copied(value, self.where(node))
         self._set(node.target.id, DATA)
 
     def _if(self, node: Any) -> None:

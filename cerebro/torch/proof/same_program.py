@@ -71,6 +71,9 @@ BUILTINS = {
     str, sum, tuple,
 }  # fmt: skip
 
+RETURN_MEMBERS = {dict, list, max, min, slice, sum, tuple}
+"""Those that return members of their arguments, or arguments."""
+
 PYTHON_OF_TORCH = ("torch.functional", "torch.nn.functional")
 """PyTorch's Python modules whose functions are the same program for equal arguments."""
 
@@ -210,6 +213,42 @@ class Proof(GenuineTorch):
                 self.data(self._elements(item), where)
             elif not (isinstance(item, type) and item in (int, float, bool)):
                 raise Unproven(f"{name_of(item)} is used as data in {where}")
+
+    def stored(self, value: Value, where: str) -> None:
+        """Raise `Unproven` unless a value may become a member of a local container.
+
+        Local containers are data. So no list that outlives the step may be in one: the code could
+        change it there.
+        """
+        self.data(value, where)
+        for item in value.objects:
+            if isinstance(item, (list, dict, set)):
+                raise Unproven(
+                    f"a {type(item).__name__} that outlives the step becomes a member of another "
+                    f"object in {where}"
+                )
+            if isinstance(item, (Row, Each, tuple, frozenset)):
+                self.stored(self._elements(item), where)
+
+    def all_stored(self, arguments: Arguments, where: str) -> None:
+        """Do what :meth:`stored` does for all arguments."""
+        for value in (*arguments.all(), arguments.rest):
+            self.stored(value, where)
+
+    def copied(self, value: Value, where: str) -> None:
+        """Raise `Unproven` unless the members of a value may become members of a local one."""
+        self.data(value, where)
+        self.stored(self.members(value, where), where)
+
+    def members(self, value: Value, where: str) -> Value:
+        """Return the possible members of containers, and of dicts the values."""
+        found = Value(data=value.data)
+        for item in value.objects:
+            if isinstance(item, (Row, Each, *CONTAINERS)):
+                found = found.joined(self._elements(item))
+            else:
+                self.data(known(item), where)
+        return found
 
     def noted(self, item: Any, where: str) -> Value:
         """Record an object that a name refers to, and return it as a `Value`."""
@@ -378,6 +417,8 @@ class Proof(GenuineTorch):
         ):
             return self._known(arguments, where)
         if isinstance(item, (types.BuiltinFunctionType, type)) and item in BUILTINS:
+            if item in RETURN_MEMBERS:
+                self._members_returned(item, arguments, where)
             return self._known(arguments, where)
         if item in (torch.finfo, torch.iinfo, torch.Size, torch.device):
             return self._known(arguments, where)
@@ -402,6 +443,15 @@ class Proof(GenuineTorch):
         for value in arguments.all():
             self.data(value, where)
         return DATA
+
+    def _members_returned(self, item: Any, arguments: Arguments, where: str) -> None:
+        """Check that a built-in function returns nothing that outlives the step."""
+        first, others = arguments.positional[:1], arguments.positional[1:]
+        for value in first:
+            self.copied(value, where)
+        if others and item in (max, min, slice):
+            others += first
+        self.all_stored(Arguments(others, arguments.named, arguments.rest), where)
 
     def _method_of_torch(self, method: Any, arguments: Arguments, where: str) -> Value:
         """Follow a call of a method that PyTorch defines for a module."""

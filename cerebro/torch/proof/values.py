@@ -84,13 +84,13 @@ def known(item: Any) -> Value:
 
 
 class Arguments:
-    """The arguments of a call; with `rest`, there may be more arguments, all of them data."""
+    """The arguments of a call; there may be more of them, which have the value `rest`."""
 
     def __init__(
         self,
         positional: Sequence[Value] = (),
         named: Mapping[str, Value] | None = None,
-        rest: bool = False,
+        rest: Value = NOTHING,
     ) -> None:
         self.positional = list(positional)
         self.named = dict(named or {})
@@ -107,10 +107,15 @@ class Arguments:
     def key(self) -> Any:
         """A key that is equal for equal arguments."""
         named = tuple((name, value.key) for name, value in self.named.items())
-        return tuple(value.key for value in self.positional), named, self.rest
+        return tuple(value.key for value in self.positional), named, self.rest.key
+
+    @property
+    def may_be_more(self) -> bool:
+        """Whether there may be more arguments."""
+        return self.rest.data or bool(self.rest.objects)
 
 
-SOME = Arguments(rest=True)
+SOME = Arguments(rest=DATA)
 """Any number of arguments, all data."""
 
 

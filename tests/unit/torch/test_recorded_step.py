@@ -8,15 +8,19 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import cerebro
 import cerebro._core as _core
+from cerebro.errors import RunError
 from cerebro.machine import generators
 
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 from torch.optim import lr_scheduler  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
 
 import cerebro.torch  # noqa: E402
 from cerebro.torch.recorded_step import COMPARED, WARM_UP  # noqa: E402
@@ -639,6 +643,186 @@ def test_steps_that_cannot_be_repeated_are_ordinary_ones(options, reason, caplog
     assert about == [f"graph=True: the training step is not recorded: {model._recorded[0].refusal}"]
 
 
+RECORDED = []
+
+
+class FailsIfRecorded(nn.Module):
+    """Fails halfway through a recorded step, from its given recording on."""
+
+    first = 1
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.noise, self.norm = mlp(), nn.Dropout(0.3), nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        output = self.norm(self.noise(self.net(x)))
+        if self.training and _get_current_dispatch_mode() is not None:
+            RECORDED.append(1)
+            if len(RECORDED) >= self.first:
+                raise OSError("somebody watches")
+        return output
+
+
+class FailsLater(FailsIfRecorded):
+    first = 2
+
+
+class FailsInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if _get_current_dispatch_mode() is not None:
+            raise OSError("somebody watches")
+        return gradient
+
+
+class FailsAfterTheHead(nn.Module):
+    """Fails when the last layer has its gradients and the others have none."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(FailsInBackward.apply(self.first(x).relu()))
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("net", [FailsIfRecorded, FailsLater, FailsAfterTheHead])
+def test_a_step_that_fails_only_while_it_is_recorded(net, accumulate):
+    RECORDED.clear()
+    model = agree(net=net, accumulate=accumulate)
+    assert replays(model) == 0
+    expected = "it cannot be recorded: OSError: somebody watches"
+    assert model._recorded[0].refusal == expected
+
+
+def test_a_step_that_fails_anyway_fails_as_without_recording():
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.calls = mlp(), 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls > WARM_UP:
+                raise OSError("broken")
+            return self.net(x)
+
+    model = made(True, net=Fails)
+    batch = batches(1, short=())[0]
+    for _ in range(WARM_UP):
+        model.train_batch(batch)
+    with pytest.raises(OSError, match="broken") as caught:
+        model.train_batch(batch)
+    assert caught.value.__context__ is None
+    assert model._recorded[0].refusal is None
+
+
+class Multiplies(nn.Module):
+    """PyTorch computes the gradient of a product by other operators while these are recorded."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 6), nn.Linear(1, 3)
+
+    def forward(self, x):
+        found = self.first(x)
+        if found.sum() > 0:
+            found = found * 1
+        return self.head(found.prod(1, keepdim=True))
+
+
+class UsesAnotherLayer(nn.Module):
+    """Trains another layer from the recorded step on, so that the optimizer gets more entries."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(1, 3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.calls.add_(1)
+        chosen = self.second if self.calls.numpy() > WARM_UP else self.first
+        return self.head(chosen(x).prod(1, keepdim=True))
+
+
+@pytest.mark.parametrize("net", [Multiplies, UsesAnotherLayer])
+def test_a_recorded_step_never_counts(net):
+    model = agree(net=net)
+    assert replays(model) == 0 and model._recorded[0].refusal is not None
+
+
+class Looked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.head = nn.Embedding(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x, index):
+        return self.head(x + self.table(index))
+
+
+def searched(folder, graph, schedule, *, wrong, index=2):
+    """Train a trial whose dataset has one index that may be too large."""
+    generator = np.random.default_rng(3)
+    columns = {
+        "x": generator.standard_normal((320, 6)).astype("float32"),
+        "index": generator.integers(0, 4, 320),
+        "y": generator.integers(0, 3, 320),
+    }
+    good = cerebro.shard(columns, folder / "good", shards=2, progress=False)
+    columns["index"][index] = 4
+    bad = cerebro.shard(columns, folder / "bad", shards=2, progress=False)
+
+    def build(config):
+        return made(graph, net=Looked, schedule=schedule, inputs=["x", "index"], metrics={})
+
+    settings = {"workers": 0, "epochs": 1, "seed": 2, "batch_size": 8, "eval_batch_size": 8}
+    try:
+        result = cerebro.search(
+            build, {}, bad if wrong == "training" else good, n_trials=1, run=folder / "run",
+            validation=bad if wrong == "validation" else good, progress=False, **settings,
+        )  # fmt: skip
+    except RunError as error:  # its only trial has failed
+        result = error.result
+    return result.trials[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*the validation rows are the training rows")
+@pytest.mark.parametrize("schedule", [None, cosine])  # replayed without Python, and with it
+@pytest.mark.parametrize("wrong", ["training", "validation"])
+def test_an_error_in_a_replayed_step_names_the_users_line(wrong, schedule, tmp_path):
+    trial = searched(tmp_path, True, schedule, wrong=wrong, index=-3)
+    assert line_of("return self.head(x + self.table(index))") in trial.error
+    assert "ran again with ordinary steps" in trial.log and "it fails: IndexError" in trial.log
+
+
+@pytest.mark.filterwarnings("ignore:.*the validation rows are the training rows")
+def test_after_a_replay_that_fails_the_unit_runs_again(tmp_path, monkeypatch):
+    from cerebro.torch.recorded_program import RecordedProgram
+
+    replay, calls, failed = RecordedProgram.replay, [], []
+
+    def broken(self, batch):
+        calls.append(self.compared)
+        if calls[-12:] == [COMPARED] * 12 and not failed:  # not in the rehearsal
+            failed.append(1)
+            raise OSError("out of luck")
+        return replay(self, batch)
+
+    monkeypatch.setattr(RecordedProgram, "replay", broken)
+    one, two = (
+        searched(tmp_path / str(graph), graph, cosine, wrong=None) for graph in (True, False)
+    )
+    assert "it fails: OSError: out of luck" in one.log
+    assert one.state_hash == two.state_hash is not None
+
+
 def test_hooks_of_an_optimizer_are_python():
     model = made(True)
     model._optimizers[0].register_step_pre_hook(lambda *_: None)
@@ -659,7 +843,7 @@ def test_a_metric_that_counts_in_python_is_refused():
     assert len(calls) == BATCHES + 1 + 3  # one batch was trained on twice
 
 
-def test_the_users_code_runs_twice_for_the_recorded_batch_alone():
+def test_the_users_code_runs_twice_for_recorded_batches_alone():
     seen = []
 
     def look(output, target):
@@ -669,7 +853,8 @@ def test_the_users_code_runs_twice_for_the_recorded_batch_alone():
     model = made(True, metrics={"accuracy": look})
     for index, batch in enumerate(batches(BEFORE + 3, short=()), 1):
         model.train_batch(batch)
-        assert len(seen) == min(index, BEFORE) + (index > WARM_UP)
+        recorded = min(2, max(0, index - WARM_UP))
+        assert len(seen) == min(index, BEFORE) + recorded
 
 
 @pytest.mark.parametrize("formula", ["step size", "1 - lr * weight_decay", "-lr", "momentum"])

@@ -14,8 +14,10 @@ from cerebro.worker.models import LiveModel, end_epoch
 torch = pytest.importorskip("torch")
 torchmetrics = pytest.importorskip("torchmetrics")
 from torch.nn import functional  # noqa: E402
+from torchmetrics import wrappers  # noqa: E402
 
 import cerebro.torch  # noqa: E402
+from cerebro.torch.torchmetrics import numbers  # noqa: E402
 
 UNITS = 3
 TASK = {"task": "multiclass", "num_classes": 3}
@@ -94,7 +96,8 @@ def trained(make, hops, epochs=2):
         if not hops:
             return model
         carried = _core.unpack_state(_core.pack_state(model.state_dict()), "torch")
-        fresh = make()
+        with generators.preserved(True):
+            fresh = make()
         fresh.load_state_dict(carried)
         return fresh
 
@@ -142,6 +145,98 @@ class WithMetric(torch.nn.Module):
 
     def forward(self, x):
         return self.layers(x)
+
+
+def multioutput():
+    def of_classes(target):
+        return functional.one_hot(target, 3).float()
+
+    inner = wrappers.MultioutputWrapper(torchmetrics.MeanSquaredError(), 3)
+    each = wrappers.ClasswiseWrapper(inner, labels=["a", "b", "c"])
+    return wrappers.LambdaInputTransformer(each, transform_target=of_classes)
+
+
+WRAPPERS = {
+    "MinMaxMetric": lambda: wrappers.MinMaxMetric(accuracy()),
+    "BootStrapper": lambda: wrappers.BootStrapper(accuracy(), num_bootstraps=3),
+    "Running": lambda: wrappers.Running(accuracy(), window=2),
+    "Running, all batches": lambda: wrappers.Running(accuracy(), window=20),
+    "ClasswiseWrapper": lambda: wrappers.ClasswiseWrapper(
+        torchmetrics.Accuracy(average="none", **TASK)
+    ),
+    "MultioutputWrapper": multioutput,
+    "a collection": lambda: torchmetrics.MetricCollection(
+        {"a": wrappers.MinMaxMetric(accuracy()), "b": wrappers.Running(accuracy(), window=2)}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_wrappers_are_computed_like_other_metrics(name):
+    if name == "MultioutputWrapper" and not hasattr(wrappers, "LambdaInputTransformer"):
+        pytest.skip("this version of torchmetrics has no LambdaInputTransformer")
+
+    def make():
+        return build(metrics={"m": WRAPPERS[name]()})
+
+    found, last = trained(make, False)
+    assert trained(make, True) == (found, last)
+    for ours, plain in zip(found, plain_loop(WRAPPERS[name]()), strict=True):
+        for values, expected in zip(ours, plain, strict=True):
+            if name == "BootStrapper":  # the passes in between draw random numbers, too
+                assert {"m_mean", "m_std"} <= values.keys()
+                continue
+            flat = numbers("m", expected)
+            for key, value in flat.items():
+                # The minimum and the maximum are those since the last reset.
+                key_of_value = key.replace("_max", "_raw").replace("_min", "_raw")
+                assert values[key] == flat[key_of_value] if key_of_value in flat else value
+
+
+def test_a_wrapper_that_a_step_computes_moves_with_the_trial():
+    """The smallest and the largest value of a batch, since the epoch began."""
+
+    class WithWrapper(WithMetric):
+        def __init__(self):
+            super().__init__()
+            self.accuracy = wrappers.MinMaxMetric(accuracy())
+
+    def forward_step(net, batch):
+        output = net(batch["x"])
+        net.accuracy(output.detach(), batch["y"])
+        return {"loss": functional.cross_entropy(output, batch["y"]), "acc": net.accuracy}
+
+    def make():
+        return build(WithWrapper(), step=forward_step)
+
+    found = trained(make, False)
+    assert trained(make, True) == found
+    for values, _ in found[0]:
+        assert values["acc_min"] < values["acc_max"]
+
+
+def test_a_wrapper_over_whole_passes_starts_anew_in_each():
+    model = build(epoch_metrics={"m": wrappers.MinMaxMetric(accuracy())})
+    first = model.evaluate(VALID)
+    for batch in TRAIN[0] * 5:
+        model.train_batch(batch)
+    second = model.evaluate(VALID)
+    assert first["m_raw"] != second["m_raw"]
+    for values in (first, second):
+        assert values["m_raw"] == values["m_min"] == values["m_max"]
+
+
+def test_a_wrapper_that_training_does_not_update_has_no_training_value():
+    def update(net, batch, optimizer):
+        optimizer.zero_grad()
+        functional.cross_entropy(net(batch["x"]), batch["y"]).backward()
+        optimizer.step()
+
+    metrics = {"m": WRAPPERS["ClasswiseWrapper"]()}
+    model = build(loss=functional.cross_entropy, train_step=update, metrics=metrics)
+    model.train_batch(VALID[0])
+    assert "m_multiclassaccuracy_0" in model.evaluate(VALID)
+    assert model.end_epoch(0, {}) == {}
 
 
 def step(net, batch):

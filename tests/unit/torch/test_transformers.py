@@ -67,6 +67,16 @@ def given_to_hugging_face(batch):
     }
 
 
+def test_steps_are_not_recorded_and_the_log_says_nothing():
+    model = build()
+    for _ in range(4):
+        model.begin_recorded_unit(16, 1000, training=True)
+        for batch in TRAIN * 4:
+            model.train_batch(batch)
+        assert model.end_recorded_unit(training=True) is None
+    assert model.recording_note() is None and model.held_bytes == 0
+
+
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_losses_and_weights_are_those_of_the_trainer(tmp_path, accumulate):
     pytest.importorskip("accelerate")
