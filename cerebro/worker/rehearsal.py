@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +21,16 @@ from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import batch_size_of, end_epoch
 from cerebro.worker.runner import UnitRunner
 
+_PARTS = ("_parameters", "_buffers", "_modules")
+
 BATCHES = 2
 """The number of batches before the hop, and again after it."""
 
 MAX_DEPTH = 6
+
+_LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
+"""A parameter that is found in an optimizer's list or in the model's list of all parameters only:
+`forward` has replaced it in the network by a new one, which is in the state."""
 
 
 def try_out(
@@ -241,6 +248,7 @@ def differences(
         if id_of(value) not in known
         and not same(value, right.get(path))
         and not (not is_array(value) and straight.is_numbered(path, hopped))
+        and not (not problems and _LISTED.search(path))
     ]
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
     for name, value in straight_metrics.items():
@@ -290,10 +298,10 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object that can hold state."""
+    """Yield the parts of an object that can hold state, public attributes first."""
     if isinstance(value, Mapping):
-        for key, child in list(value.items()):
-            yield f"[{key!r}]", child
+        for index, (key, child) in enumerate(list(value.items())):
+            yield f"[{_named_key(key, index)}]", child
         return
     if isinstance(value, (list, tuple)):
         for index, child in enumerate(value):
@@ -320,12 +328,26 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     # A compiled network is a module of TorchDynamo; all its other objects only run a step.
     if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):
         return
-    for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
+    own = getattr(value, "__dict__", {})
+    for attribute in sorted(own, key=_rank):
+        child = own[attribute]
         # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
-        if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
+        if attribute in _PARTS and isinstance(child, Mapping):
             yield "", child if attribute == "_modules" else dict(child)
         elif not attribute.startswith(("__", "_torchdynamo")):
             yield f".{attribute}", child
+
+
+def _rank(attribute: str) -> tuple[bool, bool, str]:
+    """Sort public attributes first: an object with several paths gets the one that users know."""
+    return attribute not in _PARTS, attribute.startswith("_"), attribute
+
+
+def _named_key(key: Any, index: int) -> str:
+    """Return a mapping's key as it is in a path; a tensor is given by its place and shape."""
+    if isinstance(key, np.generic) or not is_array(key):
+        return repr(key)
+    return f"<{index}: {type(key).__name__} {'x'.join(map(str, key.shape))}>"
 
 
 def numbers_of(model: Any) -> dict[str, Any]:
