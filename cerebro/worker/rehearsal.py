@@ -15,10 +15,12 @@ import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
 from cerebro.model import is_cpu_only
+from cerebro.worker import own_numbers
 from cerebro.worker.blame import describe
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import batch_size_of, end_epoch
+from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.runner import UnitRunner
 
 _PARTS = ("_parameters", "_buffers", "_modules")
@@ -121,6 +123,8 @@ class _Rehearsal:
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
             self._built.update(numbers_of(self.live.model))
+        self.own = OwnNumbers(self.live.model)
+        self.own_at_hop: dict[str, Any] = {}
         self.sums: list[Any] = []
 
     def train(self, half: int) -> None:
@@ -133,6 +137,8 @@ class _Rehearsal:
         result = run_batches(self._batches(half), step, device=device)
         end_training(live.model, result, live.progress)
         live.generators = generators.capture(live.torch, live.cuda)
+        if half == 0:
+            self.own_at_hop = self.own.with_generators()
 
     def _batches(self, half: int) -> _First:
         runner = self._runner
@@ -157,6 +163,19 @@ class _Rehearsal:
             key not in other._built and key.startswith(mapping + bracket) for key in self._built
         )
 
+    def unlike_at_hop(self, hopped: _Rehearsal) -> list[str]:
+        """Return the user's numbers and random generators that differed right after the hop.
+
+        A flag that the first batch sets and a generator that is drawn from a few times may have
+        become equal again.
+        """
+        return [
+            path
+            for path, value in self.own_at_hop.items()
+            if not own_numbers.equal(value, hopped.own_at_hop.get(path))
+            and not self.is_numbered(path, hopped)
+        ]
+
     def batch(self, half: int) -> Any:
         """Return the first batch that ``train(half)`` trains on."""
         return next(self._batches(half))
@@ -166,6 +185,7 @@ class _Rehearsal:
 
     def load(self, packed: Any) -> None:
         self._runner.load_packed(self.live, packed)
+        self.own_at_hop = self.own.with_generators()
 
     def validate(self) -> dict[str, float]:
         """Evaluate on a batch and end the epoch; return the epoch's metrics."""
@@ -250,6 +270,8 @@ def differences(
         and not (not is_array(value) and straight.is_numbered(path, hopped))
         and not (not problems and _LISTED.search(path))
     ]
+    if problems and not lost:
+        lost = straight.unlike_at_hop(hopped)
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
     for name, value in straight_metrics.items():
         if not problems and not same(value, hopped_metrics.get(name)):

@@ -297,3 +297,48 @@ def test_paths_name_tensors_briefly_and_take_public_names():
         "model._by_tensor[<0: Tensor 100x100>]",
         "model._by_tensor[<1: Tensor 2>]",
     ]
+
+
+class Scaled(torch.nn.Module):
+    """A layer whose scale is set from the first batch, as in an ActNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.register_buffer("scale", torch.ones(4))
+        self.initialized = False
+
+    def forward(self, x):
+        if not self.initialized:
+            self.scale.copy_(1 / x.std(0))
+            self.initialized = True
+        return self.linear(x * self.scale)
+
+
+class Noisy(torch.nn.Linear):
+    """A layer with a random generator of its own."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        return super().forward(x + torch.randn(x.shape, generator=self.generator))
+
+
+def build_scaled(config):
+    return model(Scaled(), config["lr"])
+
+
+def build_noisy(config):
+    return model(Noisy(), config["lr"])
+
+
+@pytest.mark.parametrize(
+    ("build", "lost"),
+    [(build_scaled, "model.net.initialized"), (build_noisy, "model.net.generator")],
+)
+def test_a_flag_and_a_generator_that_a_hop_loses_are_named(data, build, lost):
+    problems = cerebro.check(build, {"lr": [0.1]}, data).problems
+    assert problems[0].startswith("after a hop training continued differently: state_dict()")
+    assert problems[1:] == [f"{lost} is lost by a hop: it is not in state_dict()"]
