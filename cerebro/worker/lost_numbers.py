@@ -31,7 +31,6 @@ from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.rehearsal import same, walk
 from cerebro.worker.runner import UnitRunner
 
-STEPS = 2
 MOST_NAMED = 3
 SECONDS = 60.0
 """How long the comparison may take in addition to the unit's own time limit."""
@@ -149,7 +148,7 @@ def _continued(runner: UnitRunner, task: Task, numbers: Mapping[str, Any]) -> _C
     generators.restore(live.generators)
     if task.step == runner.context.units_per_epoch - 1 and hasattr(model, "begin_epoch"):
         model.begin_epoch(task.epoch)
-    results: list[Any] = [model.train_batch(_first_batch(runner, live, task)) for _ in range(STEPS)]
+    results: list[Any] = [model.train_batch(_first_batch(runner, live, task))]
     if hasattr(model, "end_unit"):
         model.end_unit()
     if runner.context.validates:
