@@ -23,12 +23,13 @@ from cerebro.worker.models import batch_size_of, end_epoch
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.runner import UnitRunner
 
-_PARTS = ("_parameters", "_buffers", "_modules")
-
 BATCHES = 2
 """The number of batches before the hop, and again after it."""
 
 MAX_DEPTH = 6
+
+_FORWARD = re.compile(r"^model\._forward\.net\b")
+"""The network as a `cerebro.torch.Model` calls it, which users know as `model.net`."""
 
 _LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
 """A parameter that is found in an optimizer's list or in the model's list of all parameters only:
@@ -173,7 +174,8 @@ class _Rehearsal:
             path
             for path, value in self.own_at_hop.items()
             if not own_numbers.equal(value, hopped.own_at_hop.get(path))
-            and not self.is_numbered(path, hopped)
+            # A number that differs between two models just built is the number of an object.
+            and own_numbers.equal(self.own.built.get(path), hopped.own.built.get(path))
         ]
 
     def batch(self, half: int) -> Any:
@@ -272,6 +274,7 @@ def differences(
     ]
     if problems and not lost:
         lost = straight.unlike_at_hop(hopped)
+    lost = [_FORWARD.sub("model.net", path) for path in lost]
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
     for name, value in straight_metrics.items():
         if not problems and not same(value, hopped_metrics.get(name)):
@@ -320,7 +323,7 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object that can hold state, public attributes first."""
+    """Yield the parts of an object that can hold state."""
     if isinstance(value, Mapping):
         for index, (key, child) in enumerate(list(value.items())):
             yield f"[{_named_key(key, index)}]", child
@@ -350,19 +353,12 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     # A compiled network is a module of TorchDynamo; all its other objects only run a step.
     if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):
         return
-    own = getattr(value, "__dict__", {})
-    for attribute in sorted(own, key=_rank):
-        child = own[attribute]
+    for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
         # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
-        if attribute in _PARTS and isinstance(child, Mapping):
+        if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
             yield "", child if attribute == "_modules" else dict(child)
         elif not attribute.startswith(("__", "_torchdynamo")):
             yield f".{attribute}", child
-
-
-def _rank(attribute: str) -> tuple[bool, bool, str]:
-    """Sort public attributes first: an object with several paths gets the one that users know."""
-    return attribute not in _PARTS, attribute.startswith("_"), attribute
 
 
 def _named_key(key: Any, index: int) -> str:
