@@ -15,12 +15,11 @@ import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
 from cerebro.model import is_cpu_only
-from cerebro.worker import own_numbers
 from cerebro.worker.blame import describe
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import batch_size_of, end_epoch
-from cerebro.worker.own_numbers import OwnNumbers
+from cerebro.worker.own_numbers import OwnNumbers, equal
 from cerebro.worker.runner import UnitRunner
 
 BATCHES = 2
@@ -121,11 +120,11 @@ class _Rehearsal:
         self._runner = runner
         self._config = config
         self.live = runner.build(0, config)
+        self.own = OwnNumbers(self.live.model)
+        self.own_at_hop: dict[str, Any] = {}
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
             self._built.update(numbers_of(self.live.model))
-        self.own = OwnNumbers(self.live.model)
-        self.own_at_hop: dict[str, Any] = {}
         self.sums: list[Any] = []
 
     def train(self, half: int) -> None:
@@ -173,9 +172,9 @@ class _Rehearsal:
         return [
             path
             for path, value in self.own_at_hop.items()
-            if not own_numbers.equal(value, hopped.own_at_hop.get(path))
+            if not equal(value, hopped.own_at_hop.get(path))
             # A number that differs between two models just built is the number of an object.
-            and own_numbers.equal(self.own.built.get(path), hopped.own.built.get(path))
+            and equal(self.own.built.get(path), hopped.own.built.get(path))
         ]
 
     def batch(self, half: int) -> Any:
