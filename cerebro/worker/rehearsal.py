@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import batch_size_of, end_epoch
+from cerebro.worker.own_numbers import OwnNumbers, equal
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe
 
@@ -25,6 +27,13 @@ BATCHES = 2
 """The number of batches before the hop, and again after it."""
 
 MAX_DEPTH = 6
+
+_FORWARD = re.compile(r"^model\._forward\.net\b")
+"""The network as a `cerebro.torch.Model` calls it, which users know as `model.net`."""
+
+_LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
+"""A parameter that is found in an optimizer's list or in the model's list of all parameters only:
+`forward` has replaced it in the network by a new one, which is in the state."""
 
 
 def try_out(
@@ -116,6 +125,8 @@ class _Rehearsal:
         self._runner = runner
         self._config = config
         self.live = runner.build(0, config)
+        self.own = OwnNumbers(self.live.model)
+        self.own_at_hop: dict[str, Any] = {}
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
             self._built.update(numbers_of(self.live.model))
@@ -132,6 +143,8 @@ class _Rehearsal:
         result = run_batches(self._batches(half), step, device=device)
         end_training(live.model, result, live.progress)
         live.generators = generators.capture(live.torch, live.cuda)
+        if half == 0:
+            self.own_at_hop = self.own.with_generators()
 
     def _batches(self, half: int) -> _First:
         runner = self._runner
@@ -156,6 +169,20 @@ class _Rehearsal:
             key not in other._built and key.startswith(mapping + bracket) for key in self._built
         )
 
+    def unlike_at_hop(self, hopped: _Rehearsal) -> list[str]:
+        """Return the user's numbers and random generators that differed right after the hop.
+
+        A flag that the first batch sets and a generator that is drawn from a few times may have
+        become equal again.
+        """
+        return [
+            path
+            for path, value in self.own_at_hop.items()
+            if not equal(value, hopped.own_at_hop.get(path))
+            # A number that differs between two models just built is the number of an object.
+            and equal(self.own.built.get(path), hopped.own.built.get(path))
+        ]
+
     def batch(self, half: int) -> Any:
         """Return the first batch that ``train(half)`` trains on."""
         return next(self._batches(half))
@@ -170,6 +197,7 @@ class _Rehearsal:
 
     def load(self, packed: Any) -> None:
         self._runner.load_packed(self.live, packed)
+        self.own_at_hop = self.own.with_generators()
 
     def validate(self) -> dict[str, float]:
         """Evaluate on a batch and end the epoch; return the epoch's metrics."""
@@ -252,7 +280,11 @@ def differences(
         if id_of(value) not in known
         and not same(value, right.get(path))
         and not (not is_array(value) and straight.is_numbered(path, hopped))
+        and not (not problems and _LISTED.search(path))
     ]
+    if problems and not lost:
+        lost = straight.unlike_at_hop(hopped)
+    lost = [_FORWARD.sub("model.net", path) for path in lost]
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
     moved = layout.changed(straight.layouts, hopped.layouts)
     if problems and moved:
@@ -308,8 +340,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     if has_objects(value):
         value = value.ravel().tolist()
     if isinstance(value, Mapping):
-        for key, child in list(value.items()):
-            yield f"[{key!r}]", child
+        for index, (key, child) in enumerate(list(value.items())):
+            yield f"[{_named_key(key, index)}]", child
         return
     if isinstance(value, (list, tuple)):
         for index, child in enumerate(value):
@@ -342,6 +374,13 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             yield "", child if attribute == "_modules" else dict(child)
         elif not attribute.startswith(("__", "_torchdynamo")):
             yield f".{attribute}", child
+
+
+def _named_key(key: Any, index: int) -> str:
+    """Return a mapping's key as it is in a path; a tensor is given by its place and shape."""
+    if isinstance(key, np.generic) or not is_array(key):
+        return repr(key)
+    return f"<{index}: {type(key).__name__} {'x'.join(map(str, key.shape))}>"
 
 
 def numbers_of(model: Any) -> dict[str, Any]:

@@ -71,6 +71,7 @@ from cerebro.worker.models import (
     make_info,
     pack_tree,
 )
+from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_warnings import Watch
@@ -169,6 +170,7 @@ class UnitRunner:
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
+        self.examined: dict[int, set[str]] = {}  # by trial; see `cerebro.worker.lost_numbers`
         self.warnings = Watch(context.warning_filters if own_process else ())
         set_torch_flags(context.torch_flags)
 
@@ -448,6 +450,7 @@ class UnitRunner:
                 self._drop(task.trial)
                 DROPPED.free()
                 live = self.build(task.trial, task.config, task.epochs)
+                live.own_numbers = OwnNumbers(live.model)
                 if task.clone_of is not None:
                     self._load_clone(live, task, task.clone_of)
                     loaded = True
@@ -484,8 +487,7 @@ class UnitRunner:
 
     def _try_device(self, device: str) -> None:
         """Try the GPU and compile its kernels without counting the time towards the unit."""
-        aside = contextlib.nullcontext() if self._clock is None else self._clock.aside(TRY_SECONDS)
-        with aside, contextlib.suppress(MemoryError):  # the loader will raise it
+        with self.aside(TRY_SECONDS), contextlib.suppress(MemoryError):  # the loader will raise it
             depots.problem(device)
             self._tried = True
 
@@ -569,6 +571,7 @@ class UnitRunner:
         for trial in ended:
             self._drop(trial)
             self.warnings.forget(trial)
+            self.examined.pop(trial, None)
             slots = self._slots.pop(trial, None)
             if slots is not None:
                 slots.close()
@@ -626,6 +629,32 @@ class UnitRunner:
     def load_packed(self, live: LiveModel, buffer: Any) -> None:
         """Load a packed state into a live model, on the model's device."""
         load_tree(live, buffer, self.device_of(live.model), self._arena)
+
+    # --- for the comparison of a trial with one after a hop ---------------
+
+    def live_model(self, trial: int) -> LiveModel | None:
+        """Return a trial's model, if it is in memory."""
+        return self._live.get(trial)
+
+    def committed_state(self, trial: int) -> Any:
+        """Return a trial's packed state."""
+        return self._slots_of(trial).view()
+
+    def hash_of(self, live: LiveModel) -> str:
+        """Return the hash of a model's state."""
+        return _core.hash_state(_core.pack_state(self.packable(live)))
+
+    def is_not_exact(self, trial: int) -> bool:
+        """Return whether a trial has used operations that are not deterministic."""
+        return trial in self._not_exact
+
+    def forget_usage(self) -> None:
+        """Let the next unit measure the memory anew: other work has used some."""
+        self._usage = None
+
+    def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
+        """Return a context whose time, at most `seconds`, does not count towards the unit."""
+        return contextlib.nullcontext() if self._clock is None else self._clock.aside(seconds)
 
     # --- data and files --------------------------------------------------
 
