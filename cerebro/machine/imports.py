@@ -83,7 +83,7 @@ def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.Fra
     here = str(PACKAGE) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(here)]
-    users = [frame for frame in outside if not _is_library(frame.filename)]
+    users = [frame for frame in outside if not is_library(frame.filename)]
     found = users or (outside if libraries else [])
     return found[-1] if found else None
 
@@ -98,13 +98,13 @@ def users_place() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(here):
         frame = frame.f_back
     while frame is not None and not (file := frame.f_code.co_filename).startswith(here):
-        if not _is_library(file):
+        if not is_library(file):
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
     """Return whether a traceback's file belongs to Python or to a package, installed anywhere."""
     packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return bool(packaged) or is_installed(file) or file.startswith(_GENERATED)

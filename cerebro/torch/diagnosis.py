@@ -419,8 +419,18 @@ def _of_optimizers(model: Model) -> Iterator[Finding]:
             "hint",
         )
     own = {id(p) for p in named.values()} | _of_loss(model)
-    foreign = sum(key not in own for key in taken)
-    if foreign:
+    old = [p for key, p in taken.items() if key not in own]
+    new = {n: p for n, p in named.items() if not any(p is built for built in model._parameters)}
+    if old and new:
+        matters = any(p.grad is not None and bool(p.grad.any()) for p in [*old, *new.values()])
+        yield Finding(
+            "replaced-parameters",
+            f"forward replaces {_listed(list(new))} by a new parameter, which no optimizer has",
+            "write into it in place: parameter.data.copy_(values)",
+            "matters" if matters else "hint",
+        )
+    foreign = len(old) - len(new)
+    if foreign > 0:
         yield Finding(
             "foreign-parameters",
             f"the optimizer has {foreign} parameters that are not the network's",

@@ -17,6 +17,7 @@ from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import is_full
 from cerebro.machine.flags import set_torch_flags
 from cerebro.model import is_cpu_only
+from cerebro.worker import lost_numbers
 from cerebro.worker.blame import describe, names_data, traceback_of
 from cerebro.worker.messages import (
     CheckDone,
@@ -26,6 +27,9 @@ from cerebro.worker.messages import (
     ShardFailed,
     ShardMade,
     ShardTask,
+    Task,
+    UnitDone,
+    UnitFailed,
     WarmTask,
 )
 from cerebro.worker.rehearsal import try_out
@@ -45,7 +49,14 @@ def _execute(runner: UnitRunner, job: Job) -> Event:
         return check(runner, job)
     if isinstance(job, ShardTask):
         return make_shard(runner, job)
-    return warm(runner, job) if isinstance(job, WarmTask) else runner.run(job)
+    return warm(runner, job) if isinstance(job, WarmTask) else run(runner, job)
+
+
+def run(runner: UnitRunner, task: Task) -> UnitDone | UnitFailed:
+    """Run a unit; warn if it changed numbers that a hop would lose."""
+    event = runner.run(task)
+    warned = lost_numbers.look(runner, task) if isinstance(event, UnitDone) else ()
+    return replace(event, warned=(*event.warned, *warned)) if warned else event
 
 
 def check(runner: UnitRunner, task: CheckTask) -> CheckDone:

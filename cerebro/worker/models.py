@@ -25,6 +25,7 @@ from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import whole_metrics
 from cerebro.worker.messages import RunContext
+from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.state_arena import StateArena
 
 Loader = _core.Loader | MovedBatches
@@ -46,6 +47,8 @@ class LiveModel:
     state_bytes: int = 0
     torch_flags: dict[str, Any] = field(default_factory=dict)
     """The process-wide settings of PyTorch that ``build`` left; the model computes with them."""
+    own_numbers: OwnNumbers | None = None
+    """The numbers of the user's objects as `build` made them; see `cerebro.worker.lost_numbers`."""
 
     @property
     def held_bytes(self) -> int:

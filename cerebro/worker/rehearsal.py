@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import types
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,16 +15,24 @@ import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
 from cerebro.model import is_cpu_only
+from cerebro.worker import own_numbers
 from cerebro.worker.blame import describe
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import batch_size_of, end_epoch
+from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.runner import UnitRunner
+
+_PARTS = ("_parameters", "_buffers", "_modules")
 
 BATCHES = 2
 """The number of batches before the hop, and again after it."""
 
 MAX_DEPTH = 6
+
+_LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
+"""A parameter that is found in an optimizer's list or in the model's list of all parameters only:
+`forward` has replaced it in the network by a new one, which is in the state."""
 
 
 def try_out(
@@ -114,6 +123,8 @@ class _Rehearsal:
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
             self._built.update(numbers_of(self.live.model))
+        self.own = OwnNumbers(self.live.model)
+        self.own_at_hop: dict[str, Any] = {}
         self.sums: list[Any] = []
 
     def train(self, half: int) -> None:
@@ -126,6 +137,8 @@ class _Rehearsal:
         result = run_batches(self._batches(half), step, device=device)
         end_training(live.model, result, live.progress)
         live.generators = generators.capture(live.torch, live.cuda)
+        if half == 0:
+            self.own_at_hop = self.own.with_generators()
 
     def _batches(self, half: int) -> _First:
         runner = self._runner
@@ -150,6 +163,19 @@ class _Rehearsal:
             key not in other._built and key.startswith(mapping + bracket) for key in self._built
         )
 
+    def unlike_at_hop(self, hopped: _Rehearsal) -> list[str]:
+        """Return the user's numbers and random generators that differed right after the hop.
+
+        A flag that the first batch sets and a generator that is drawn from a few times may have
+        become equal again.
+        """
+        return [
+            path
+            for path, value in self.own_at_hop.items()
+            if not own_numbers.equal(value, hopped.own_at_hop.get(path))
+            and not self.is_numbered(path, hopped)
+        ]
+
     def batch(self, half: int) -> Any:
         """Return the first batch that ``train(half)`` trains on."""
         return next(self._batches(half))
@@ -159,6 +185,7 @@ class _Rehearsal:
 
     def load(self, packed: Any) -> None:
         self._runner.load_packed(self.live, packed)
+        self.own_at_hop = self.own.with_generators()
 
     def validate(self) -> dict[str, float]:
         """Evaluate on a batch and end the epoch; return the epoch's metrics."""
@@ -241,7 +268,10 @@ def differences(
         if id_of(value) not in known
         and not same(value, right.get(path))
         and not (not is_array(value) and straight.is_numbered(path, hopped))
+        and not (not problems and _LISTED.search(path))
     ]
+    if problems and not lost:
+        lost = straight.unlike_at_hop(hopped)
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
     for name, value in straight_metrics.items():
         if not problems and not same(value, hopped_metrics.get(name)):
@@ -290,10 +320,10 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
 
 
 def children(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object that can hold state."""
+    """Yield the parts of an object that can hold state, public attributes first."""
     if isinstance(value, Mapping):
-        for key, child in list(value.items()):
-            yield f"[{key!r}]", child
+        for index, (key, child) in enumerate(list(value.items())):
+            yield f"[{_named_key(key, index)}]", child
         return
     if isinstance(value, (list, tuple)):
         for index, child in enumerate(value):
@@ -320,12 +350,26 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     # A compiled network is a module of TorchDynamo; all its other objects only run a step.
     if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):
         return
-    for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
+    own = getattr(value, "__dict__", {})
+    for attribute in sorted(own, key=_rank):
+        child = own[attribute]
         # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
-        if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
+        if attribute in _PARTS and isinstance(child, Mapping):
             yield "", child if attribute == "_modules" else dict(child)
         elif not attribute.startswith(("__", "_torchdynamo")):
             yield f".{attribute}", child
+
+
+def _rank(attribute: str) -> tuple[bool, bool, str]:
+    """Sort public attributes first: an object with several paths gets the one that users know."""
+    return attribute not in _PARTS, attribute.startswith("_"), attribute
+
+
+def _named_key(key: Any, index: int) -> str:
+    """Return a mapping's key as it is in a path; a tensor is given by its place and shape."""
+    if isinstance(key, np.generic) or not is_array(key):
+        return repr(key)
+    return f"<{index}: {type(key).__name__} {'x'.join(map(str, key.shape))}>"
 
 
 def numbers_of(model: Any) -> dict[str, Any]:

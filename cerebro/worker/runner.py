@@ -84,6 +84,7 @@ from cerebro.worker.models import (
     make_info,
     pack_tree,
 )
+from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.trial_warnings import Watch
@@ -170,6 +171,7 @@ class UnitRunner:
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
+        self.examined: dict[int, set[str]] = {}  # by trial; see `cerebro.worker.lost_numbers`
         self.warnings = Watch(context.warning_filters if own_process else ())
         flags.imported.clear()  # those of an earlier run are among this run's, or were undone
         set_torch_flags(context.torch_flags)
@@ -453,6 +455,7 @@ class UnitRunner:
                 self._drop(task.trial)
                 DROPPED.free()
                 live = self.build(task.trial, task.config, task.epochs)
+                live.own_numbers = OwnNumbers(live.model)
                 if task.clone_of is not None:
                     self._load_clone(live, task, task.clone_of)
                     loaded = True
@@ -493,8 +496,7 @@ class UnitRunner:
 
     def _try_device(self, device: str) -> None:
         """Try the GPU and compile its kernels without counting the time towards the unit."""
-        aside = contextlib.nullcontext() if self._clock is None else self._clock.aside(TRY_SECONDS)
-        with aside, contextlib.suppress(MemoryError):  # the loader will raise it
+        with self.aside(TRY_SECONDS), contextlib.suppress(MemoryError):  # the loader will raise it
             depots.problem(device)
             self._tried = True
 
@@ -578,6 +580,7 @@ class UnitRunner:
         for trial in ended:
             self._drop(trial)
             self.warnings.forget(trial)
+            self.examined.pop(trial, None)
             slots = self._slots.pop(trial, None)
             if slots is not None:
                 slots.close()
@@ -642,6 +645,32 @@ class UnitRunner:
         """Undo the settings of PyTorch that a model's ``build`` left."""
         if "torch" in sys.modules:
             set_torch_flags(flags.flags_of_process(self.context.torch_flags))
+
+    # --- for the comparison of a trial with one after a hop ---------------
+
+    def live_model(self, trial: int) -> LiveModel | None:
+        """Return a trial's model, if it is in memory."""
+        return self._live.get(trial)
+
+    def committed_state(self, trial: int) -> Any:
+        """Return a trial's packed state."""
+        return self._slots_of(trial).view()
+
+    def hash_of(self, live: LiveModel) -> str:
+        """Return the hash of a model's state."""
+        return _core.hash_state(_core.pack_state(self.packable(live)))
+
+    def is_not_exact(self, trial: int) -> bool:
+        """Return whether a trial has used operations that are not deterministic."""
+        return trial in self._not_exact
+
+    def forget_usage(self) -> None:
+        """Let the next unit measure the memory anew: other work has used some."""
+        self._usage = None
+
+    def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
+        """Return a context whose time, at most `seconds`, does not count towards the unit."""
+        return contextlib.nullcontext() if self._clock is None else self._clock.aside(seconds)
 
     # --- data and files --------------------------------------------------
 

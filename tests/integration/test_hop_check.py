@@ -11,6 +11,7 @@ import pytest
 
 import cerebro
 from cerebro.errors import StateError
+from cerebro.worker.rehearsal import walk
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -246,3 +247,98 @@ def test_a_search_warns_if_the_check_fails_after_the_model_has_trained(data, tmp
     assert text in str(result.summary())
     with pytest.raises(cerebro.InputError, match="no step after a hop"):
         cerebro.check(build_failing_once, {"lr": [0.1]}, data)
+
+
+# --- what the check says -----------------------------------------------------------------
+
+
+class Averaged(torch.nn.Module):
+    """A codebook whose averages `forward` replaces by new parameters, as many VQ-VAEs do."""
+
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = torch.nn.Linear(4, 2), torch.nn.Linear(2, 4)
+        self.codes = torch.nn.Parameter(torch.randn(3, 2))
+
+    def forward(self, x):
+        encoded = self.encode(x)
+        chosen = torch.cdist(encoded, self.codes).argmin(1)
+        if self.training:
+            sums = torch.zeros(3, 2).index_add_(0, chosen, encoded.detach())
+            self.codes = torch.nn.Parameter(0.9 * self.codes + 0.1 * sums)
+        quantized = self.codes[chosen].detach()
+        return self.decode(encoded + (quantized - encoded).detach())
+
+
+def build_averaged(config):
+    net = Averaged()
+    optimizer = torch.optim.Adam(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=F.mse_loss, target="x")
+
+
+def test_a_parameter_that_forward_replaces_is_in_the_state(data, tmp_path):
+    assert cerebro.check(build_averaged, {"lr": [0.1]}, data, validation=0.25).problems == []
+    live = searched(build_averaged, data, tmp_path / "live", validation=0.25, live_models=8)
+    hopped = searched(build_averaged, data, tmp_path / "hopped", validation=0.25, live_models=1)
+    assert hashes(live) == hashes(hopped) and len(hashes(live)) == 4
+
+
+def test_paths_name_tensors_briefly_and_take_public_names():
+    class Holder:
+        def __init__(self):
+            self.zeros = torch.zeros(100, 100)
+            self._by_tensor = {self.zeros: 1.0, torch.ones(2): 2.0}
+            self._alias = self.part = {"tau": 3.0}
+
+    paths = dict(walk(Holder(), "model"))
+    assert list(paths) == [
+        "model.part['tau']",
+        "model.zeros",
+        "model._by_tensor[<0: Tensor 100x100>]",
+        "model._by_tensor[<1: Tensor 2>]",
+    ]
+
+
+class Scaled(torch.nn.Module):
+    """A layer whose scale is set from the first batch, as in an ActNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 3)
+        self.register_buffer("scale", torch.ones(4))
+        self.initialized = False
+
+    def forward(self, x):
+        if not self.initialized:
+            self.scale.copy_(1 / x.std(0))
+            self.initialized = True
+        return self.linear(x * self.scale)
+
+
+class Noisy(torch.nn.Linear):
+    """A layer with a random generator of its own."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, x):
+        return super().forward(x + torch.randn(x.shape, generator=self.generator))
+
+
+def build_scaled(config):
+    return model(Scaled(), config["lr"])
+
+
+def build_noisy(config):
+    return model(Noisy(), config["lr"])
+
+
+@pytest.mark.parametrize(
+    ("build", "lost"),
+    [(build_scaled, "model.net.initialized"), (build_noisy, "model.net.generator")],
+)
+def test_a_flag_and_a_generator_that_a_hop_loses_are_named(data, build, lost):
+    problems = cerebro.check(build, {"lr": [0.1]}, data).problems
+    assert problems[0].startswith("after a hop training continued differently: state_dict()")
+    assert problems[1:] == [f"{lost} is lost by a hop: it is not in state_dict()"]

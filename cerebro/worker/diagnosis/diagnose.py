@@ -97,6 +97,7 @@ class _Diagnosis:
         uses: list[LabelUse] = []
         if self._patient.live.torch:
             self._look(lambda: self._of_torch(uses))
+        self._look(self._of_sizes)
         self._look(self._of_steps)
         self._look(lambda: self._of_outputs(uses))
         for use in uses:
@@ -142,12 +143,23 @@ class _Diagnosis:
                 "call optimizer.zero_grad() in each train_batch",
             )
 
+    def _of_sizes(self) -> Iterable[Finding]:
+        """Evaluate the same few rows once, twice and four times in one batch."""
+        if not self._patient.live.torch and not self._thorough:
+            return  # JAX would have to compile for each size
+        if hasattr(self._model, "estimator"):
+            return  # its library computes the loss
+        batches = training.repeated_rows(self._batch)
+        self._restore()
+        metrics = [self._evaluate(batch) for batch in batches]
+        yield from training.of_sizes([float((m or {}).get("loss", np.nan)) for m in metrics])
+
     def _of_steps(self) -> Iterable[Finding]:
         """Train repeatedly on one batch."""
         self._restore()
-        before = self._evaluate()
+        before = self._evaluate_thoroughly()
         if before is not None and not self._is_ill:
-            yield from training.of_two_evaluations(before, self._evaluate() or before)
+            yield from training.of_two_evaluations(before, self._evaluate_thoroughly() or before)
         self._restore()
         losses = self._steps()
         missing = ""
@@ -160,7 +172,7 @@ class _Diagnosis:
             return
         yield from training.of_losses(losses, opaque=self._is_opaque())
         if self._thorough and not self._is_adversarial():
-            after = self._evaluate()
+            after = self._evaluate_thoroughly()
             pair = ((before or {}).get("loss"), (after or {}).get("loss"))
             if not self._is_warming_up():
                 yield from training.of_fall(losses, *pair)
@@ -186,7 +198,7 @@ class _Diagnosis:
         target = batch.get(names.target or "")
         if not self._thorough or target is None or given is None:
             return
-        metrics = self._evaluate() or {}
+        metrics = self._evaluate_thoroughly() or {}
         if framework != "torch":
             loss = metrics.get("loss", float("nan"))
             yield from outputs.of_loss(given, target, loss)
@@ -227,17 +239,19 @@ class _Diagnosis:
         loss = values["loss"]
         return float(loss[0] if isinstance(loss, tuple) else loss)
 
-    def _evaluate(self) -> dict[str, float] | None:
+    def _evaluate_thoroughly(self) -> dict[str, float] | None:
         """Return the evaluation metrics of the batch; None in the check before a search."""
-        if not self._thorough:
-            return None
+        return self._evaluate(self._batch) if self._thorough else None
+
+    def _evaluate(self, batch: Any) -> dict[str, float] | None:
+        """Return the evaluation metrics of a batch; None if it cannot be evaluated."""
         live = self._patient.live
         try:
             with generators.preserved(live.torch, seed=0):
                 evaluate = whole_pass(self._model)
                 if evaluate is not None:
-                    return whole_metrics(evaluate([copied(self._batch)]))
-                values = self._model.eval_batch(copied(self._batch))
+                    return whole_metrics(evaluate([copied(batch)]))
+                values = self._model.eval_batch(copied(batch))
                 return {k: float(v[0] if isinstance(v, tuple) else v) for k, v in values.items()}
         except Exception:  # such as an AUC over a single class
             return None

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from cerebro.report.findings import Finding
 
@@ -14,6 +17,12 @@ HUGE = 1e12
 """If the loss is above this value, training diverged in an earlier batch."""
 LEAST_FALL = 1e-5
 """A loss has not fallen unless it falls by at least this share of its value."""
+
+SIZES = (1, 2, 4)
+"""How often a few rows are repeated, to see how the loss depends on the number of rows."""
+SIZE_TOLERANCE = 0.01
+SMALL = 1e-6
+"""A loss of less than this says nothing about how it depends on the number of rows."""
 
 
 def of_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
@@ -131,3 +140,41 @@ def of_two_evaluations(
                 "training mode",
             )
             return
+
+
+def repeated_rows(batch: Any) -> list[dict[str, Any]]:
+    """Return batches with the same few rows of a batch, repeated as often as in `SIZES`.
+
+    Return an empty list if the batch has something else than columns with one entry for each row.
+    The largest batch has as many rows as `batch`, or up to four.
+    """
+    columns = batch if isinstance(batch, Mapping) else {}
+    if not columns or not all(hasattr(column, "shape") for column in columns.values()):
+        return []
+    counts = {column.shape[0] if len(column.shape) else 0 for column in columns.values()}
+    if len(counts) != 1 or 0 in counts:
+        return []
+    few = max(1, counts.pop() // SIZES[-1])
+    return [
+        {name: column[np.tile(np.arange(few), times)] for name, column in columns.items()}
+        for times in SIZES
+    ]
+
+
+def of_sizes(losses: Sequence[float]) -> Iterator[Finding]:
+    """Report a loss that is as many times larger as its rows are repeated.
+
+    Parameters
+    ----------
+    losses
+        The loss in evaluation of the same rows, repeated as often as in `SIZES`.
+    """
+    if len(losses) != len(SIZES) or not abs(losses[0]) > SMALL:
+        return
+    grown = [loss / losses[0] for loss in losses]
+    if all(math.isclose(*pair, rel_tol=SIZE_TOLERANCE) for pair in zip(grown, SIZES, strict=True)):
+        yield Finding(
+            "summed-loss",
+            "the loss is a sum over the rows, so it grows with the batch size",
+            "divide it by the number of rows",
+        )

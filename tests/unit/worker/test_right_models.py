@@ -615,6 +615,22 @@ def build_native(config):
     return cerebro.native.Model((1, 8, 8), 3, lr=0.01, inputs="small_picture", target="label")
 
 
+@right(batch_size=8)
+def build_contrast_of_few(config):
+    """Among rows that are alike the loss is log(rows): for 4 rows twice as large as for 2."""
+
+    def loss(output, y):
+        return F.cross_entropy(0.001 * output @ output.T, torch.arange(len(output)))
+
+    return model(layers(4), loss, target="value", lr=0.1)
+
+
+@right()
+def build_weighted_rows(config):
+    loss = nn.MSELoss(reduction="none")
+    return model(layers(1, nn.Flatten(0)), loss, target="value", weight="flag")
+
+
 @pytest.mark.parametrize("thorough", [True, False], ids=["check", "search"])
 @pytest.mark.parametrize(("build", "options"), RIGHT)
 def test_a_right_model_is_left_alone(build, options, thorough, tmp_path):

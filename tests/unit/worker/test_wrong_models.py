@@ -598,6 +598,77 @@ def build_optimizer_of_another_network(config):
     return cerebro.torch.Model(layers(3), optimizer=optimizer, loss=F.cross_entropy, target="label")
 
 
+# --- sums over the rows ------------------------------------------------------------
+
+
+class Autoencoder(nn.Module):
+    """A variational autoencoder, whose noise differs from row to row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(64, 8), nn.Linear(4, 64)
+
+    def forward(self, x):
+        mean, log_variance = self.encode(x).chunk(2, dim=1)
+        noise = torch.randn_like(mean)
+        decoded = torch.sigmoid(self.decode(mean + noise * (log_variance / 2).exp()))
+        return decoded, mean, log_variance
+
+
+def of_autoencoder(output, x):
+    decoded, mean, log_variance = output
+    divergence = -0.5 * (1 + log_variance - mean**2 - log_variance.exp()).sum()
+    return F.binary_cross_entropy(decoded, x, reduction="sum") + divergence
+
+
+@wrong("summed-loss", "divide it by the number of rows")
+def build_summed_autoencoder(config):
+    return model(Autoencoder(), of_autoencoder, inputs="unit", target="unit")
+
+
+@wrong("summed-loss", "divide it by the number of rows", thorough=False)
+def build_sum_before_a_search(config):
+    loss = nn.MSELoss(reduction="sum")
+    return model(layers(1, nn.Flatten(0)), loss, target="value", lr=1e-4)
+
+
+class Summing(Bare):
+    def loss(self, batch):
+        return 0.001 * (self.net(batch["x"]).squeeze(1) - batch["value"]).square().sum()
+
+
+@wrong("summed-loss", "divide it by the number of rows")
+def build_bare_sum(config):
+    return Summing()
+
+
+# --- parameters that forward replaces ----------------------------------------------
+
+
+class Clamped(nn.Module):
+    """A network that clamps its weights by a new parameter in each step."""
+
+    def __init__(self, trained: bool) -> None:
+        super().__init__()
+        self.last, self.trained = nn.Linear(8, 3), trained
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        if self.training:
+            self.scale = nn.Parameter(self.scale.clamp(0.5, 2))
+        return self.last(x * (self.scale if self.trained else self.scale.detach()))
+
+
+@wrong("replaced-parameters", "in place")
+def build_replaced_parameter(config):
+    return model(Clamped(True), F.cross_entropy, target="label")
+
+
+@wrong("replaced-parameters", "in place", matters=False)
+def build_replaced_average(config):
+    return model(Clamped(False), F.cross_entropy, target="label")
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_a_wrong_model_is_named_with_its_cure(case, tmp_path):
     if "jax" in case.build.__name__:  # in the check itself, a skip would be the model's error

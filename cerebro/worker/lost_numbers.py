@@ -1,0 +1,190 @@
+"""Notice during a run that a trial changes a number that a hop would lose.
+
+The check before a search tries one configuration on a few batches. A configuration that it does not
+try may lower a temperature in `forward`, or a number may change only after many batches. So after
+each unit the numbers of the user's own objects (see `own_numbers`) are compared with those that
+`build` made. This takes microseconds, and usually none differs.
+
+If one differs and is not in the state, the trial's model is built twice more, gets the trial's
+state, and continues on a batch: once with the number that the trial has, and once as a hop would
+leave it. The number is lost if it still differs and if the two models continued differently. A
+number that the next step computes anew and a counter that nothing depends on are therefore not
+reported. The trial itself is not changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from cerebro.machine import generators, turns
+from cerebro.machine.devices import is_gpu
+from cerebro.model import whole_pass
+from cerebro.worker import own_numbers
+from cerebro.worker.messages import Task, Warned
+from cerebro.worker.models import LiveModel, batch_size_of, end_epoch
+from cerebro.worker.own_numbers import OwnNumbers
+from cerebro.worker.rehearsal import same, walk
+from cerebro.worker.runner import UnitRunner
+
+STEPS = 2
+MOST_NAMED = 3
+SECONDS = 60.0
+"""How long the comparison may take in addition to the unit's own time limit."""
+
+
+def look(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
+    """Return a warning if the trial's last unit changed numbers that a hop loses.
+
+    Every number is examined once per trial. If the comparison fails, there is no warning.
+    """
+    live = runner.live_model(task.trial)
+    if live is None or live.own_numbers is None:
+        return ()
+    try:
+        examined = runner.examined.setdefault(task.trial, set())
+        changed = live.own_numbers.changed()
+        new = {path: value for path, value in changed.items() if path not in examined}
+        examined.update(new)
+        lost = _lost(runner, task, live, new) if new else []
+        return _warned(runner, task, lost) if lost else ()
+    except Exception:
+        return ()
+
+
+def _lost(runner: UnitRunner, task: Task, live: LiveModel, numbers: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the numbers that a hop loses and on which training depends."""
+    kept = _kept(live.model.state_dict())
+    left = {path: value for path, value in numbers.items() if (_last(path), value) not in kept}
+    if not left or not _is_comparable(runner, task, live):
+        return []
+    with _aside(runner):
+        without = _continued(runner, task, {})
+        with_them = _continued(runner, task, left)
+    if without.state_hash == with_them.state_hash and _are_same(without.results, with_them.results):
+        return []
+    return [
+        path
+        for path in left
+        # A number that differs between two models just built is the number of an object.
+        if own_numbers.equal(without.built.get(path), with_them.built.get(path))
+        and not own_numbers.equal(without.numbers.get(path), with_them.numbers.get(path))
+    ]
+
+
+def _kept(state: Any) -> set[tuple[str, Any]]:
+    """Return the numbers in a state with the last parts of their paths."""
+    return {
+        (_last(path), value.item() if hasattr(value, "item") else value)
+        for path, value in walk(state, "")
+        if getattr(value, "ndim", 0) == 0
+    }
+
+
+def _last(path: str) -> str:
+    return str((re.findall(r"\w+", path) or [""])[-1])
+
+
+def _is_comparable(runner: UnitRunner, task: Task, live: LiveModel) -> bool:
+    """Return whether two continuations are equal if nothing is lost, and whether there is room."""
+    context = runner.context
+    varies = is_gpu(context.device) and context.deterministic is False
+    if varies or runner.is_not_exact(task.trial):
+        return False
+    return 2 * live.held_bytes <= context.live_bytes  # one model more at a time
+
+
+@contextlib.contextmanager
+def _aside(runner: UnitRunner) -> Iterator[None]:
+    """Leave no trace in the process: neither output and warnings nor random numbers."""
+    turns.allow(False)
+    with (
+        runner.aside(SECONDS),
+        runner.output_of(None),
+        runner.computing(),
+        generators.preserved("torch" in sys.modules),
+        _keras_seeds_preserved(),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            runner.forget_usage()
+            runner.free_rehearsed()
+
+
+@contextlib.contextmanager
+def _keras_seeds_preserved() -> Iterator[None]:
+    """Keep Keras's shared random generator, which each build discards."""
+    state: Any = sys.modules.get("keras.src.backend.common.global_state")
+    seeds: Any = sys.modules.get("keras.src.random.seed_generator")
+    if state is None or seeds is None:
+        yield
+        return
+    shared = state.get_global_attribute(seeds.GLOBAL_SEED_GENERATOR)
+    try:
+        yield
+    finally:
+        state.set_global_attribute(seeds.GLOBAL_SEED_GENERATOR, shared)
+
+
+class _Continued(NamedTuple):
+    built: Mapping[str, Any]
+    numbers: Mapping[str, Any]
+    results: Any
+    state_hash: str
+
+
+def _continued(runner: UnitRunner, task: Task, numbers: Mapping[str, Any]) -> _Continued:
+    """Build the trial's model, load its state, set `numbers`, and continue on a batch."""
+    live = runner.build(task.trial, task.config, task.epochs)
+    model, own = live.model, OwnNumbers(live.model)
+    runner.load_packed(live, runner.committed_state(task.trial))
+    own.write(numbers)
+    generators.restore(live.generators)
+    if task.step == runner.context.units_per_epoch - 1 and hasattr(model, "begin_epoch"):
+        model.begin_epoch(task.epoch)
+    results: list[Any] = [model.train_batch(_first_batch(runner, live, task)) for _ in range(STEPS)]
+    if hasattr(model, "end_unit"):
+        model.end_unit()
+    if runner.context.validates:
+        evaluate = whole_pass(model)
+        batch = _first_batch(runner, live, task)
+        results.append(model.eval_batch(batch) if evaluate is None else evaluate([batch]))
+    results.append(end_epoch(live, task.epoch))
+    live.generators = generators.capture(live.torch, live.cuda)
+    return _Continued(own.built, own.now(), results, runner.hash_of(live))
+
+
+def _first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
+    size = batch_size_of(task.config, runner.context.batch_size)
+    loader = runner.loader(live.model, size, training=True, trial=task.trial)
+    loader.begin([task.shard if task.step < runner.context.train.num_shards else 0], task.epoch)
+    return next(iter(loader))
+
+
+def _are_same(left: Any, right: Any) -> bool:
+    return all(
+        same(value, other)
+        for (_, value), (_, other) in zip(walk(left, ""), walk(right, ""), strict=True)
+    )
+
+
+def _warned(runner: UnitRunner, task: Task, lost: list[str]) -> tuple[Warned, ...]:
+    named = ", ".join(lost[:MOST_NAMED])
+    text = (
+        f"a hop loses {named}, which training changes: make it a buffer, or put it into state_dict"
+    )
+    code = getattr(runner.context.build, "__code__", None)
+    file, line = getattr(code, "co_filename", "cerebro"), getattr(code, "co_firstlineno", 1)
+    with runner.output_of(task.trial), runner.warnings.of(task.trial) as found:
+        try:
+            warnings.warn_explicit(text, UserWarning, file, line)
+        except UserWarning:  # the user's filters make errors of warnings
+            found.append(Warned(("builtins:UserWarning",), text, file, line))
+    return tuple(found)

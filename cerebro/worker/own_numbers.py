@@ -1,0 +1,199 @@
+"""Find the numbers that the user's own objects keep in a model, and notice when they change.
+
+A temperature that `forward` lowers, a counter, a flag: numbers in attributes of classes that the
+user has written, in lists and dicts of these, and in the closures of their functions. Numbers of
+libraries are left out: they have states for what matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cerebro.machine.imports import PACKAGE, is_library
+
+MAX_DEPTH = 8
+MAX_ENTRIES = 64
+"""A longer list or dict is data, such as a vocabulary."""
+MAX_OBJECTS = 20_000
+"""The most objects that are searched in a model."""
+
+_NUMBERS = (int, float, np.number, np.bool_)  # a bool is an int
+_LEAVES = (str, bytes, complex, type, types.ModuleType, np.ndarray, types.NoneType, *_NUMBERS)
+_CONTAINERS = (dict, list, tuple)
+_PARTS = ("_parameters", "_buffers", "_modules")
+_MODE = "training"
+"""The mode of PyTorch's modules, which is set before each use."""
+_SKIPPED = ("cerebro.", "torch._dynamo", "numpy.random")
+"""The modules of objects that are not searched, unless they are the model itself."""
+
+
+class _Place(NamedTuple):
+    holder: Any
+    """A dict, such as an object's attributes, a list, or a cell of a closure."""
+    key: Any
+
+    def read(self) -> Any:
+        if isinstance(self.holder, types.CellType):
+            return self.holder.cell_contents
+        return self.holder[self.key]
+
+    def write(self, value: Any) -> None:
+        if isinstance(self.holder, types.CellType):
+            self.holder.cell_contents = value
+        else:
+            self.holder[self.key] = value
+
+
+class OwnNumbers:
+    """The numbers of the user's objects in a model, by path.
+
+    Attributes
+    ----------
+    built
+        The numbers when this object was made.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._places: dict[str, _Place] = {}
+        self._generators: dict[str, Any] = {}
+        seen: dict[int, Any] = {}
+        try:
+            self._collect(model, "model", _is_users(type(model)), MAX_DEPTH, seen)
+        except Exception:  # an object may fail to give its attributes
+            self._places.clear()
+        self.built = self.now()
+
+    def now(self) -> dict[str, Any]:
+        """Return the present numbers; those whose place is gone are left out."""
+        found = {}
+        for path, place in self._places.items():
+            try:
+                value = place.read()
+            except (LookupError, ValueError):
+                continue
+            if isinstance(value, _NUMBERS):
+                found[path] = value
+        return found
+
+    def changed(self) -> dict[str, Any]:
+        """Return the numbers that are no longer as they were built."""
+        now = self.now()
+        return {path: value for path, value in now.items() if not equal(value, self.built[path])}
+
+    def write(self, numbers: Mapping[str, Any]) -> None:
+        """Set numbers by path."""
+        for path, value in numbers.items():
+            self._places[path].write(value)
+
+    def with_generators(self) -> dict[str, Any]:
+        """Return the present numbers, and the states of random generators as bytes."""
+        found = self.now()
+        for path, generator in self._generators.items():
+            with contextlib.suppress(Exception):
+                found[path] = _state_of(generator)
+        return found
+
+    def _collect(
+        self, value: Any, path: str, is_users: bool, depth: int, seen: dict[int, Any]
+    ) -> None:
+        if depth == 0 or id(value) in seen or len(seen) >= MAX_OBJECTS:
+            return
+        seen[id(value)] = value
+        for part, place in _places_of(value):
+            try:
+                child = place.read()
+            except ValueError:  # the cell is still empty
+                continue
+            if isinstance(child, _NUMBERS):
+                if is_users and place.key != _MODE:
+                    self._places[path + part] = place
+            elif is_users and _is_generator(child):
+                self._generators[path + part] = child
+            elif not isinstance(child, _LEAVES) and not _is_skipped(child):
+                users = is_users if type(child) in _CONTAINERS else _is_users(_owner(child))
+                self._collect(child, path + part, users, depth - 1, seen)
+
+
+def _places_of(value: Any) -> Iterator[tuple[str, _Place]]:
+    """Yield the parts of an object, as a path's part and the place where it is kept."""
+    if type(value) in _CONTAINERS:
+        entries = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, _ in list(entries) if len(value) <= MAX_ENTRIES else ():
+            if isinstance(key, (str, int)):
+                yield f"[{key!r}]", _Place(value, key)
+        return
+    if isinstance(value, types.MethodType):
+        yield "", _Place((value.__self__,), 0)
+        return
+    if isinstance(value, types.FunctionType):
+        names = value.__code__.co_freevars
+        for name, cell in zip(names, value.__closure__ or (), strict=True):
+            yield f".{name}", _Place(cell, None)
+        return
+    own = getattr(value, "__dict__", None)
+    if not isinstance(own, dict):
+        return
+    for name in sorted(own, key=lambda name: (name.startswith("_"), name)):
+        if name == "_modules":
+            for key in own[name]:
+                yield f".{key}", _Place(own[name], key)
+        elif name not in _PARTS and not name.startswith("__"):
+            yield f".{name}", _Place(own, name)
+
+
+def _owner(value: Any) -> Any:
+    """Return what has the module in which an object's code was written."""
+    function = getattr(value, "__func__", value)
+    return function if isinstance(function, types.FunctionType) else type(value)
+
+
+def _is_skipped(value: Any) -> bool:
+    return str(type(value).__module__).startswith(_SKIPPED)
+
+
+def _is_users(owner: Any) -> bool:
+    return _is_users_module(getattr(owner, "__module__", None) or "builtins")
+
+
+@cache
+def _is_users_module(name: str) -> bool:
+    """Return whether a module is neither of Python or Cerebro nor of an installed package."""
+    if name in ("__main__", "__mp_main__"):
+        return True
+    if name.partition(".")[0] in sys.builtin_module_names:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    if file is None:
+        return name not in sys.modules  # its code has been sent
+    return not is_library(file) and PACKAGE not in Path(file).parents
+
+
+def _is_generator(value: Any) -> bool:
+    kinds = (random.Random, np.random.Generator, np.random.RandomState)
+    return isinstance(value, kinds) or (
+        type(value).__module__ == "torch._C" and hasattr(value, "initial_seed")
+    )
+
+
+def _state_of(generator: Any) -> bytes:
+    if isinstance(generator, random.Random):
+        return repr(generator.getstate()).encode()
+    if isinstance(generator, np.random.Generator):
+        return repr(generator.bit_generator.state).encode()
+    if isinstance(generator, np.random.RandomState):
+        return repr(generator.get_state(legacy=False)).encode()
+    return bytes(generator.get_state().numpy().tobytes())
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Return whether two numbers, or two states of generators, are the same."""
+    return type(left) is type(right) and bool(left == right or (left != left and right != right))
