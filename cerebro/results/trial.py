@@ -233,7 +233,14 @@ class Trial:
     ) -> LiveModel:
         """Load a model on a device, with the settings in which it computes; see `load`."""
         from cerebro.worker.epoch_progress import EpochProgress
-        from cerebro.worker.models import LiveModel, batch_device, build_model, load_tree, make_info
+        from cerebro.worker.models import (
+            LiveModel,
+            batch_device,
+            begin_again,
+            build_model,
+            load_tree,
+            make_info,
+        )
 
         record = self._epoch_record(epoch)
         packed = self.saved.read_state(self.number, record)
@@ -259,6 +266,7 @@ class Trial:
         ):
             model, torch = build_model(context, self.number, self.record.config, info)
             live = LiveModel(model, torch, progress=EpochProgress(), torch_flags=torch_flags())
+            begin_again(model, record.epoch)
             load_tree(live, packed, batch_device(model, device))
         # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
         # train_batch switches back to training mode by itself.

@@ -215,6 +215,18 @@ def give_back_memory(device: str) -> int:
     return shards + max(0, int(models))
 
 
+def begin_again(model: Any, epoch: int) -> None:
+    """Call ``begin_epoch`` on a model into which a state from within that epoch is then loaded.
+
+    This sets what depends on the epoch and is not in the state, such as a factor of the loss. What
+    is in the state is overwritten. A method that fails now needs the state of its epochs: such
+    models were not called before their states are loaded, and need not be.
+    """
+    if hasattr(model, "begin_epoch") and not getattr(model, "begins_once", False):
+        with contextlib.suppress(Exception):
+            model.begin_epoch(epoch)
+
+
 def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:
     """End a model's epoch; return its metrics, including those computed only at the end."""
     metrics = live.progress.epoch_metrics()

@@ -76,6 +76,7 @@ from cerebro.worker.models import (
     Loader,
     batch_device,
     batch_size_of,
+    begin_again,
     build_model,
     end_epoch,
     give_back_memory,
@@ -466,6 +467,8 @@ class UnitRunner:
             self._live.pop(task.trial, None)  # until its state is right
             if live.position != task.position:
                 with self.computing():
+                    if task.step > 0 and (built or live.progress.epoch != task.epoch):
+                        self.begin_again(live, task.epoch)
                     self._load(live, task, slots)
                 loaded = True
         except BaseException:
@@ -493,6 +496,11 @@ class UnitRunner:
         return LiveModel(
             *(model, torch, cuda), epochs=epochs, generators=state, torch_flags=torch_flags()
         )
+
+    def begin_again(self, live: LiveModel, epoch: int) -> None:
+        """Call ``begin_epoch`` before a state is loaded; its output has been logged before."""
+        with self.output_of(None):
+            begin_again(live.model, epoch)
 
     def _try_device(self, device: str) -> None:
         """Try the GPU and compile its kernels without counting the time towards the unit."""
