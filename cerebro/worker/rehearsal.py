@@ -72,7 +72,10 @@ def try_out(
     )
     try:
         hopped = _Rehearsal(runner, config)
-        problems = _hop_problems(runner, config, straight, metrics, hopped, packed, not_exact)
+        problems = _hop_problems(
+            *(runner, config, straight, metrics, hopped, packed, not_exact),
+            further=thorough or runner.context.epochs > 1,
+        )
     except Exception as error:
         if runner.tolerates(error, set(not_exact)):
             raise  # the check runs again, without `strict`
@@ -92,11 +95,13 @@ def _hop_problems(
     hopped: _Rehearsal,
     before: Any,
     not_exact: Collection[str],
+    *,
+    further: bool,
 ) -> list[str]:
     """Continue training after a hop, and compare; return the problems.
 
     `straight` has trained without a hop, which gave `metrics`; `before` is its state at the time of
-    the hop.
+    the hop. `further` says whether to begin a second epoch.
     """
     try:
         runner.begin_again(hopped.live, 0)
@@ -111,7 +116,9 @@ def _hop_problems(
     problems = differences(straight, hopped, metrics, hopped_metrics)
     if problems and _differs_from_itself(runner, config, straight):
         return ["training is not deterministic: the same batches twice gave different states"]
-    return problems or _problems_between_epochs(runner, config, straight)
+    if further and not problems:
+        return _problems_between_epochs(runner, config, straight)
+    return problems
 
 
 def _problems_between_epochs(
@@ -129,7 +136,7 @@ def _problems_between_epochs(
         other.train(0, epoch=1)
         return other
 
-    if runner.context.epochs == 1 or not _has_own_epochs(straight.live.model):
+    if not _has_own_epochs(straight.live.model):
         return []
     try:
         packed = straight.packed()
@@ -386,7 +393,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", "cerebro.jax.program")
     ours = ("cerebro._core", *steps)
     numbered = ("flax.ids",)  # every flax module has a unique number
-    if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
+    modes = ("torch.autograd.grad_mode",)  # has the mode before its last use
+    if module.startswith((*ours, *numbered, *modes, "builtins", "numpy.random")):
         return
     # A compiled network is a module of TorchDynamo; all its other objects only run a step.
     if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):
