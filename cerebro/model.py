@@ -97,7 +97,11 @@ class Model(Protocol):
     ``begin_epoch(epoch)``, ``end_epoch(epoch, metrics)``
         Called before and after an epoch, numbered from 0. `end_epoch` is called after validation
         and before the epoch's state is hashed. It may return a mapping of training metrics that are
-        not means over batches; they become metrics of the epoch.
+        not means over batches; they become metrics of the epoch. `begin_epoch` is called again on a
+        model that was built in the middle of an epoch, before the state is loaded: it sets what
+        depends on the epoch and is not in the state. An error of this call is ignored.
+    ``begins_once``
+        True if the state has everything that `begin_epoch` changes; it is then not called again.
     ``end_unit()``
         Called after the last training batch of a unit, before its state is saved.
     ``training_metrics() -> dict``

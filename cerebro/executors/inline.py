@@ -13,6 +13,7 @@ import sys
 from cerebro.executors.base import Wake
 from cerebro.machine import generators
 from cerebro.machine.devices import using
+from cerebro.machine.flags import flags_of_run
 from cerebro.machine.guard import in_trial
 from cerebro.machine.jax_settings import jax_of_run
 from cerebro.worker import jobs
@@ -30,6 +31,7 @@ class InlineExecutor:
 
     def start(self, context: RunContext) -> list[int]:
         self._settings.enter_context(jax_of_run(context.jax))
+        self._settings.enter_context(flags_of_run(context.torch_flags))
         self._runner = UnitRunner(context, worker=0)
         return [0]
 

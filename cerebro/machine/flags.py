@@ -181,34 +181,46 @@ def torch_flags() -> dict[str, Any]:
     Returns
     -------
     dict
-        JSON values; :func:`set_torch_flags` applies them in another process.
+        JSON values; :func:`set_torch_flags` applies them in another process. None: torch does not
+        tell, because its newer settings of the precision (``fp32_precision``) are in use.
     """
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
     return {
         "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "matmul_precision": _told(torch.get_float32_matmul_precision),
+        "cudnn_allow_tf32": _told(lambda: torch.backends.cudnn.allow_tf32),
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "flush_denormal": _flushes_denormals(torch),
+        "flush_denormal": _flushes_denormals(),
     }
 
 
-def _flushes_denormals(torch: Any) -> bool:
-    """Return whether torch treats denormal numbers as zero; torch has no getter for this."""
-    smallest = torch.tensor(1e-310, dtype=torch.float64)
-    return bool((smallest * 1.0).item() == 0.0)
+def _told(getter: Callable[[], Any]) -> Any:
+    try:
+        return getter()
+    except RuntimeError:
+        return None
+
+
+def _flushes_denormals(smallest: float = sys.float_info.min) -> bool:
+    """Return whether this thread treats denormal numbers as zero.
+
+    Torch has no getter for this. It sets a mode of the processor, so that an operation of Python
+    tells as well as one of torch, which takes several times as long as all other settings.
+    """
+    return smallest * 0.5 == 0.0
 
 
 def set_torch_flags(flags: Mapping[str, Any]) -> None:
     """Apply settings from :func:`torch_flags` in this process.
 
     Import torch, which takes seconds and 200 MB, only for settings that differ from torch's
-    defaults: models that do not use torch train without it.
+    defaults: models that do not use torch train without it. If the present settings are these, this
+    takes a few microseconds.
     """
     if not flags or (flags == FIRST_TORCH_FLAGS and "torch" not in sys.modules):
         return
@@ -217,33 +229,55 @@ def set_torch_flags(flags: Mapping[str, Any]) -> None:
     now = torch_flags()
     if now == flags:
         return
-    torch.set_default_dtype(getattr(torch, flags["default_dtype"]))
-    torch.set_float32_matmul_precision(flags["matmul_precision"])
-    torch.backends.cudnn.allow_tf32 = flags["cudnn_allow_tf32"]
-    torch.backends.cudnn.benchmark = flags["cudnn_benchmark"]
-    torch.backends.cudnn.deterministic = flags["cudnn_deterministic"]
+    differ = {
+        name
+        for name, value in flags.items()
+        if value != now.get(name) and value is not None and now.get(name) is not None
+    }
+    if "default_dtype" in differ:
+        torch.set_default_dtype(getattr(torch, flags["default_dtype"]))
+    if "matmul_precision" in differ:
+        torch.set_float32_matmul_precision(flags["matmul_precision"])
+    for name in ("allow_tf32", "benchmark", "deterministic"):
+        if f"cudnn_{name}" in differ:
+            setattr(torch.backends.cudnn, name, flags[f"cudnn_{name}"])
     checks = ("deterministic_algorithms", "deterministic_warn_only")
-    if any(now[name] != flags[name] for name in checks):  # imports TorchInductor: a second or two
+    if differ.intersection(checks):  # imports TorchInductor: a second or two
         torch.use_deterministic_algorithms(flags[checks[0]], warn_only=flags[checks[1]])
-    torch.set_flush_denormal(flags["flush_denormal"])
+    if "flush_denormal" in differ:
+        torch.set_flush_denormal(flags["flush_denormal"])
+
+
+imported: dict[str, Any] = {}
+"""The settings that modules made while a ``build`` of this run imported them.
+
+Python imports a module once, so no later ``build`` makes them again. They stay, as after any
+import.
+"""
+
+
+def flags_of_process(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in which each ``build`` of a run with these `flags` begins."""
+    return {**(flags or FIRST_TORCH_FLAGS), **imported}
 
 
 @contextmanager
 def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
     """Run with the process-wide settings of the run, then restore the caller's settings.
 
-    Do nothing unless PyTorch is imported: `cerebro.worker.runner.build_model` handles the first
-    import.
+    Settings of modules that are first imported in the block stay. Torch is not imported here:
+    `cerebro.worker.models.build_model` handles its first import.
     """
     before = torch_flags()
-    if not before or not flags or before == flags:
-        yield
-        return
-    set_torch_flags(flags)
+    imported_before = dict(imported)
+    if before:
+        set_torch_flags(flags)
     try:
         yield
     finally:
-        set_torch_flags(before)
+        if before or torch_flags():
+            new = {k: v for k, v in imported.items() if imported_before.get(k) != v}
+            set_torch_flags({**(before or FIRST_TORCH_FLAGS), **new})
 
 
 @contextmanager

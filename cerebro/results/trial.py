@@ -18,13 +18,16 @@ from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine import generators
 from cerebro.machine.devices import CPU, here, recorded, using
 from cerebro.machine.files import path_of
-from cerebro.machine.flags import flags_of_run
+from cerebro.machine.flags import flags_of_run, torch_flags
 from cerebro.machine.jax_settings import jax_of_run
 from cerebro.machine.keras_settings import keras_kept
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
 from cerebro.run.settings import Training
 from cerebro.worker.messages import RunContext
+
+if TYPE_CHECKING:
+    from cerebro.worker.models import LiveModel
 
 OTHER_NAMES = {
     **dict.fromkeys(("params", "hyperparameters"), "config"),
@@ -219,7 +222,7 @@ class Trial:
         """
         if fold is not None:
             return self._fold(fold).load(epoch, build)
-        return self._load(epoch, build, CPU)
+        return self._load(epoch, build, CPU).model
 
     def _load(
         self,
@@ -227,10 +230,17 @@ class Trial:
         build: Callable[..., Any] | None,
         device: str,
         context: RunContext | None = None,
-    ) -> Any:
-        """Load a model on a device; see `load`."""
+    ) -> LiveModel:
+        """Load a model on a device, with the settings in which it computes; see `load`."""
         from cerebro.worker.epoch_progress import EpochProgress
-        from cerebro.worker.models import LiveModel, batch_device, build_model, load_tree, make_info
+        from cerebro.worker.models import (
+            LiveModel,
+            batch_device,
+            begin_again,
+            build_model,
+            load_tree,
+            make_info,
+        )
 
         record = self._epoch_record(epoch)
         packed = self.saved.read_state(self.number, record)
@@ -255,14 +265,15 @@ class Trial:
             keras_kept(),
         ):
             model, torch = build_model(context, self.number, self.record.config, info)
-            live = LiveModel(model, torch, progress=EpochProgress())
+            live = LiveModel(model, torch, progress=EpochProgress(), torch_flags=torch_flags())
+            begin_again(model, record.epoch)
             load_tree(live, packed, batch_device(model, device))
         # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
         # train_batch switches back to training mode by itself.
         net: Any = getattr(model, "net", None)
         if torch and hasattr(net, "eval"):
             net.eval()
-        return model
+        return live
 
     def state_path(self, epoch: Literal["best", "last"] | int = "best") -> Path:
         """Return the path of a kept state, a safetensors file.
@@ -317,15 +328,15 @@ class Trial:
         """
         device = here(recorded(self.saved.settings))[0]
         with using(device), contextlib.ExitStack() as rows:
-            model = self._load("best", build, device)
-            return self._evaluate(model, self.saved.data_for(data, self.number, rows), device)
+            live = self._load("best", build, device)
+            return self._evaluate(live, self.saved.data_for(data, self.number, rows), device)
 
-    def _evaluate(self, model: Any, target: Dataset, device: str) -> dict[str, float]:
+    def _evaluate(self, live: LiveModel, target: Dataset, device: str) -> dict[str, float]:
         from cerebro.machine.flags import compute_settings, tolerated
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
         from cerebro.worker.models import batch_device, make_batches
 
-        settings = self.saved.settings
+        model, settings = live.model, self.saved.settings
         loader = make_batches(
             *(model, target, settings["eval_batch_size"] or self._batch_size(), device),
             seed=settings["seed"],
@@ -349,7 +360,7 @@ class Trial:
 
         with (
             contextlib.closing(loader),
-            flags_of_run(self.saved.environment.get("torch", {})),
+            flags_of_run(live.torch_flags),
             jax_of_run(self.saved.environment.get("jax", {})),
         ):
             if not self.not_exact:
@@ -389,12 +400,13 @@ class Trial:
 
         if isinstance(data, (str, os.PathLike)):
             data = Dataset(data)
-        model = self.load(build=build)
+        live = self._load("best", build, CPU)
         other = self.saved.other_classes(data) if isinstance(data, Dataset) else None
         if other is not None:  # relevant only if the model reads this column
             warnings.warn(f"{data.path}: {other}", stacklevel=users_level())
         with (
             generators.preserved(_torch_imported()),
+            flags_of_run(live.torch_flags),
             jax_of_run(self.saved.environment.get("jax", {})),
             contextlib.ExitStack() as rows,
         ):
@@ -403,7 +415,7 @@ class Trial:
                 data = narrowed(data, self.saved.columns())
             elif is_rows(data) and not isinstance(data, list):  # which has batches
                 data = rows.enter_context(temporary(data, self.saved.dataset("data"), "predict"))
-            return predict(model, data, self._batch_size())
+            return predict(live.model, data, self._batch_size())
 
     @plainly
     def out_of_fold(self, *, build: Callable[..., Any] | None = None) -> Any:
@@ -498,11 +510,15 @@ class Trial:
         def read() -> bytes:
             return self.saved.read_state(self.number, self._epoch_record(epoch))
 
-        def load() -> tuple[Any, Dataset]:
-            context = self._context(build, data)
-            return self._load(epoch, build, CPU, context), context.views(self.number)[0]
+        with contextlib.ExitStack() as settings:
 
-        return export(path, format, read, load)
+            def load() -> tuple[Any, Dataset]:
+                context = self._context(build, data)
+                live = self._load(epoch, build, CPU, context)
+                settings.enter_context(flags_of_run(live.torch_flags))
+                return live.model, context.views(self.number)[0]
+
+            return export(path, format, read, load)
 
     @plainly
     def save(
@@ -559,13 +575,17 @@ class Trial:
             "metrics": dict(record.metrics),
         }
 
-        def load() -> tuple[Any, Dataset]:
-            return self._load(epoch, build, CPU, context), context.views(self.number)[0]
-
         def read() -> bytes:
             return self.saved.read_state(self.number, record)
 
-        return save(folder, about, context.build, read, load)
+        with contextlib.ExitStack() as settings:
+
+            def load() -> tuple[Any, Dataset]:
+                live = self._load(epoch, build, CPU, context)
+                settings.enter_context(flags_of_run(live.torch_flags))
+                return live.model, context.views(self.number)[0]
+
+            return save(folder, about, context.build, read, load)
 
     def _context(self, build: Callable[..., Any] | None, data: Any) -> RunContext:
         """Return the run's context, with the data at its current path."""

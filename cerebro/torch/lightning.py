@@ -132,6 +132,7 @@ class LightningModel(BaseModel):
 
     framework = "torch"
     loads_in_place = True
+    begins_once = True
     evaluates_whole = True
     _array_types = (torch.Tensor, np.ndarray)
 

@@ -266,6 +266,7 @@ class Model(BaseModel):
         self._autocast, self._scaler = _make_amp(amp, self._device.type)
         self._no_grad = torch.no_grad()
         self._keep_evaluating = _evaluating_parts(net)
+        self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
         self._to_training()
         self._pending = 0  # batches since the last update
         self._scheduler_due = False
@@ -330,7 +331,11 @@ class Model(BaseModel):
             )
 
     def bind_info(self, info: Any) -> None:
-        """Check the weights of the training data."""
+        """Check the weights of the training data; note which parameters `build` has frozen."""
+        self._trained_as_built = [
+            (name, parameter, parameter.requires_grad)
+            for name, parameter in self.net.named_parameters()
+        ]
         if self._weight is not None and isinstance(info.data, Dataset):
             check_column(info.data, self._weight)
 
@@ -546,8 +551,9 @@ class Model(BaseModel):
 
         Its keys are ``net``, ``optimizer`` and, if they exist, ``scheduler``, ``scaler`` and
         ``loss``; ``partial``, which is true, with ``state="trainable"``; ``metrics`` with
-        torchmetrics; and ``gradients`` with `train_step`. States are taken between units, so this
-        call ends an open window of `accumulate` (see :meth:`end_unit`).
+        torchmetrics; ``gradients`` with `train_step`; and ``requires_grad`` with the flags that
+        differ from those after `build`, as in gradual unfreezing. States are taken between units,
+        so this call ends an open window of `accumulate` (see :meth:`end_unit`).
         """
         self.end_unit()
         net = dict(self.net.state_dict())
@@ -573,6 +579,13 @@ class Model(BaseModel):
             }
         if self._train_step is not None:
             state["gradients"] = gradients_of(self._parameters)
+        changed = {
+            name: parameter.requires_grad
+            for name, parameter, built in self._trained_as_built
+            if parameter.requires_grad != built
+        }
+        if changed:
+            state["requires_grad"] = changed
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -601,6 +614,11 @@ class Model(BaseModel):
         for recorded in self._recorded:
             recorded.look_again()
         self._drop_gradients()
+        changed = state.get("requires_grad", {})
+        for name, parameter, built in self._trained_as_built:
+            trained = changed.get(name, built)
+            if parameter.requires_grad != trained:
+                parameter.requires_grad = trained
         load_net(self.net, state["net"], partial=self._partial)
         for optimizer, part in parts_of(self._optimizers, state["optimizer"]):
             load_optimizer(optimizer, part)

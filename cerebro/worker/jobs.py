@@ -37,7 +37,14 @@ from cerebro.worker.user_errors import describe, names_data, traceback_of
 
 
 def execute(runner: UnitRunner, job: Job) -> Event:
-    """Run a job and return its result."""
+    """Run a job and return its result; a model's settings of PyTorch end with the job."""
+    try:
+        return _execute(runner, job)
+    finally:
+        runner.end_settings()
+
+
+def _execute(runner: UnitRunner, job: Job) -> Event:
     if isinstance(job, CheckTask):
         return check(runner, job)
     if isinstance(job, ShardTask):

@@ -143,10 +143,13 @@ def _continued(runner: UnitRunner, task: Task, numbers: Mapping[str, Any]) -> _C
     """Build the trial's model, load its state, set `numbers`, and continue on a batch."""
     live = runner.build(task.trial, task.config, task.epochs)
     model, own = live.model, OwnNumbers(live.model)
+    ended = task.step == runner.context.units_per_epoch - 1
+    if not ended:
+        runner.begin_again(live, task.epoch)
     runner.load_packed(live, runner.committed_state(task.trial))
     own.write(numbers)
     generators.restore(live.generators)
-    if task.step == runner.context.units_per_epoch - 1 and hasattr(model, "begin_epoch"):
+    if ended and hasattr(model, "begin_epoch"):
         model.begin_epoch(task.epoch)
     results: list[Any] = [model.train_batch(_first_batch(runner, live, task))]
     if hasattr(model, "end_unit"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from cerebro.data.moved import MovedBatches
 from cerebro.errors import InputError
 from cerebro.machine import dynamo, flags, generators
 from cerebro.machine.devices import building_on, is_gpu
-from cerebro.machine.flags import compute_settings, set_torch_flags
+from cerebro.machine.flags import compute_settings, set_torch_flags, torch_flags
 from cerebro.machine.guard import in_trial
 from cerebro.machine.keras_settings import begin_keras, set_keras
 from cerebro.model import Info, check_model, read_columns
@@ -44,6 +45,8 @@ class LiveModel:
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0
+    torch_flags: dict[str, Any] = field(default_factory=dict)
+    """The process-wide settings of PyTorch that ``build`` left; the model computes with them."""
     own_numbers: OwnNumbers | None = None
     """The numbers of the user's objects as `build` made them; see `cerebro.worker.lost_numbers`."""
 
@@ -59,10 +62,12 @@ class LiveModel:
 def build_model(
     context: RunContext, trial: int, config: Mapping[str, Any], info: Info
 ) -> tuple[Any, bool]:
-    """Seed the generators and call the user's ``build``.
+    """Seed the generators and call the user's ``build``, with the run's settings of PyTorch.
 
     If ``build`` is the first code to import PyTorch, it is called again, so that the first model is
-    also built with the run's threads and flags.
+    also built with the run's threads and flags. It is also called again if it changes the flags and
+    imports modules: flags that it does not change again were changed by a module, and stay for all
+    models of this process. Other flags belong to this model (`LiveModel.torch_flags`).
 
     Returns
     -------
@@ -71,17 +76,32 @@ def build_model(
     """
     dynamo.postpone()
     set_keras(context.keras)
-    for _ in range(2):
-        had_torch = "torch" in sys.modules
+    changed: dict[str, Any] = {}
+    for attempt in range(3):
+        had_torch, modules = "torch" in sys.modules, len(sys.modules)
+        begun = flags.flags_of_process(context.torch_flags)
+        if had_torch:
+            set_torch_flags(begun)
         begin_keras()
         generators.seed_all(info.seed, had_torch)
         settings = compute_settings(context.threads, context.deterministic, info.device)
         xla = flags.xla_threads(context.threads)
-        with settings, xla, building_on(info.device), in_trial():
+        model: Any = None
+        # A build may fail without the settings of the modules that it has imported before.
+        maybe = contextlib.suppress(*[Exception] * (attempt == 1 and bool(changed)))
+        with maybe, settings, xla, building_on(info.device), in_trial():
             model = call_build(context.build, dict(config), info)
-        if had_torch or "torch" not in sys.modules:
-            break
-        set_torch_flags(context.torch_flags)
+        now = torch_flags()
+        if attempt == 0:
+            changed = {name: new for name, new in now.items() if new != begun.get(name, new)}
+            if had_torch == bool(now) and not (changed and len(sys.modules) > modules):
+                break
+        elif attempt == 1:
+            again = {name for name in changed if now[name] != begun[name]}
+            by_import = {name: changed[name] for name in changed.keys() - again}
+            if not by_import and model is not None:
+                break
+            flags.imported.update(by_import)
     check_model(model)
     if hasattr(model, "bind_info"):
         model.bind_info(info)
@@ -193,6 +213,18 @@ def give_back_memory(device: str) -> int:
     models = before - torch.cuda.memory_allocated(device)
     torch.cuda.empty_cache()
     return shards + max(0, int(models))
+
+
+def begin_again(model: Any, epoch: int) -> None:
+    """Call ``begin_epoch`` on a model into which a state from within that epoch is then loaded.
+
+    This sets what depends on the epoch and is not in the state, such as a factor of the loss. What
+    is in the state is overwritten. A method that fails now needs the state of its epochs: such
+    models were not called before their states are loaded, and need not be.
+    """
+    if hasattr(model, "begin_epoch") and not getattr(model, "begins_once", False):
+        with contextlib.suppress(Exception):
+            model.begin_epoch(epoch)
 
 
 def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:

@@ -74,7 +74,10 @@ def try_out(
     )
     try:
         hopped = _Rehearsal(runner, config)
-        problems = _hop_problems(runner, config, straight, metrics, hopped, packed, not_exact)
+        problems = _hop_problems(
+            *(runner, config, straight, metrics, hopped, packed, not_exact),
+            further=thorough or runner.context.epochs > 1,
+        )
     except Exception as error:
         if runner.tolerates(error, set(not_exact)):
             raise  # the check runs again, without `strict`
@@ -96,13 +99,16 @@ def _hop_problems(
     hopped: _Rehearsal,
     before: Any,
     not_exact: Collection[str],
+    *,
+    further: bool,
 ) -> list[str]:
     """Continue training after a hop, and compare; return the problems.
 
     `straight` has trained without a hop, which gave `metrics`; `before` is its state at the time of
-    the hop.
+    the hop. `further` says whether to begin a second epoch.
     """
     try:
+        runner.begin_again(hopped.live, 0)
         hopped.load(before)
     except Exception as error:
         return [f"load_state_dict rejects the result of state_dict: {describe(error)}"]
@@ -115,7 +121,49 @@ def _hop_problems(
     problems = differences(straight, hopped, metrics, hopped_metrics)
     if problems and _differs_from_itself(runner, config, straight):
         return ["training is not deterministic: the same batches twice gave different states"]
+    if further and not problems:
+        return _problems_between_epochs(runner, config, straight)
     return problems
+
+
+def _problems_between_epochs(
+    runner: UnitRunner, config: Mapping[str, Any], straight: _Rehearsal
+) -> list[str]:
+    """Begin the next epoch with and without a hop before it; return the problems.
+
+    Only a ``begin_epoch`` or ``end_epoch`` of the user changes what a state may lack here. One that
+    fails after a few batches may need a whole epoch: then there are no problems.
+    """
+
+    def hopped() -> _Rehearsal:
+        other = _Rehearsal(runner, config)
+        other.load(packed)
+        other.train(0, epoch=1)
+        return other
+
+    if not _has_own_epochs(straight.live.model):
+        return []
+    try:
+        packed = straight.packed()
+        straight.train(0, epoch=1)
+        other = hopped()
+        state_hash = _core.hash_state(other.packed())
+        if state_hash == _core.hash_state(straight.packed()):
+            return []  # if a counter is lost, nothing depends on it
+        if state_hash != _core.hash_state(hopped().packed()):
+            return []  # the epochs are not deterministic
+        return differences(straight, other, {}, {})
+    except Exception:
+        return []
+
+
+def _has_own_epochs(model: Any) -> bool:
+    """Return whether a model has a ``begin_epoch`` or ``end_epoch`` that is not Cerebro's."""
+    methods = [getattr(model, name, None) for name in ("begin_epoch", "end_epoch")]
+    return any(
+        method is not None and not str(getattr(method, "__module__", "")).startswith("cerebro.")
+        for method in methods
+    )
 
 
 class _Rehearsal:
@@ -133,12 +181,12 @@ class _Rehearsal:
         self.layouts: dict[str, layout.Layout] = {}
         self.sums: list[Any] = []
 
-    def train(self, half: int) -> None:
-        """Train on the first (`half` 0) or the second (`half` 1) `BATCHES` batches."""
+    def train(self, half: int, epoch: int = 0) -> None:
+        """Train on the first (`half` 0) or the second (`half` 1) `BATCHES` batches of an epoch."""
         live, runner = self.live, self._runner
         generators.restore(live.generators)
         if half == 0 and hasattr(live.model, "begin_epoch"):
-            live.model.begin_epoch(0)
+            live.model.begin_epoch(epoch)
         step, device = live.model.train_batch, runner.device_of(live.model)
         result = run_batches(self._batches(half), step, device=device)
         end_training(live.model, result, live.progress)
@@ -363,7 +411,8 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", "cerebro.jax.program")
     ours = ("cerebro._core", *steps)
     numbered = ("flax.ids",)  # every flax module has a unique number
-    if module.startswith((*ours, *numbered, "builtins", "numpy.random")):
+    modes = ("torch.autograd.grad_mode",)  # has the mode before its last use
+    if module.startswith((*ours, *numbered, *modes, "builtins", "numpy.random")):
         return
     # A compiled network is a module of TorchDynamo; all its other objects only run a step.
     if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):

@@ -30,7 +30,7 @@ import cerebro._core as _core
 from cerebro.data import copies, depots
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
-from cerebro.machine import device_check, generators, turns
+from cerebro.machine import device_check, flags, generators, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
@@ -40,6 +40,7 @@ from cerebro.machine.flags import (
     operations_noted,
     set_torch_flags,
     tolerated,
+    torch_flags,
 )
 from cerebro.model import Info, read_columns
 from cerebro.run.records import plain
@@ -63,6 +64,7 @@ from cerebro.worker.models import (
     Loader,
     batch_device,
     batch_size_of,
+    begin_again,
     build_model,
     end_epoch,
     give_back_memory,
@@ -172,6 +174,7 @@ class UnitRunner:
         self._tried = False  # whether the GPU, if any, has been tried
         self.examined: dict[int, set[str]] = {}  # by trial; see `cerebro.worker.lost_numbers`
         self.warnings = Watch(context.warning_filters if own_process else ())
+        flags.imported.clear()  # those of an earlier run are among this run's, or were undone
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
@@ -293,7 +296,10 @@ class UnitRunner:
         if turns.is_shared():
             before = None  # the process also grows by other units
             # A unit that was lost runs by itself, so that it is known which unit costs the process.
-            turns.allow(task.attempt == 0 and getattr(live.model, "overlaps", False))
+            # So does a unit with settings of its own, which others must not see.
+            alike = live.torch_flags in ({}, flags.flags_of_process(context.torch_flags))
+            overlaps = alike and getattr(live.model, "overlaps", False)
+            turns.allow(task.attempt == 0 and overlaps)
         not_exact: set[str] = set()
         unlike = ""
         while True:
@@ -434,7 +440,7 @@ class UnitRunner:
         """Return the trial's model at the task's position.
 
         Also return whether its state was loaded, and whether it was built. The model's random
-        generators are restored.
+        generators are restored, and PyTorch's settings are those that its ``build`` left.
         """
         # Until the unit has succeeded: a build that fails has moved the generators, too.
         last, self._last_trial = self._last_trial, None
@@ -456,9 +462,13 @@ class UnitRunner:
                     loaded = True
                 elif task.position == 0:
                     live.position = 0
+            else:
+                set_torch_flags(live.torch_flags)
             self._live.pop(task.trial, None)  # until its state is right
             if live.position != task.position:
                 with self.computing():
+                    if task.step > 0 and (built or live.progress.epoch != task.epoch):
+                        self.begin_again(live, task.epoch)
                     self._load(live, task, slots)
                 loaded = True
         except BaseException:
@@ -483,7 +493,14 @@ class UnitRunner:
         self.warnings.take_filters()  # build may have imported the filters' categories
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
-        return LiveModel(model, torch, cuda, epochs=epochs, generators=state)
+        return LiveModel(
+            *(model, torch, cuda), epochs=epochs, generators=state, torch_flags=torch_flags()
+        )
+
+    def begin_again(self, live: LiveModel, epoch: int) -> None:
+        """Call ``begin_epoch`` before a state is loaded; its output has been logged before."""
+        with self.output_of(None):
+            begin_again(live.model, epoch)
 
     def _try_device(self, device: str) -> None:
         """Try the GPU and compile its kernels without counting the time towards the unit."""
@@ -629,6 +646,13 @@ class UnitRunner:
     def load_packed(self, live: LiveModel, buffer: Any) -> None:
         """Load a packed state into a live model, on the model's device."""
         load_tree(live, buffer, self.device_of(live.model), self._arena)
+
+    # --- the process's settings -------------------------------------------
+
+    def end_settings(self) -> None:
+        """Undo the settings of PyTorch that a model's ``build`` left."""
+        if "torch" in sys.modules:
+            set_torch_flags(flags.flags_of_process(self.context.torch_flags))
 
     # --- for the comparison of a trial with one after a hop ---------------
 

@@ -114,6 +114,20 @@ def test_what_torch_begins_with_is_known_and_setting_it_imports_nothing() -> Non
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_precision_that_torch_does_not_tell_is_left_alone(monkeypatch) -> None:
+    """As after ``torch.backends.fp32_precision = "tf32"``."""
+    torch = pytest.importorskip("torch")
+
+    def untold():
+        raise RuntimeError("you have used mix of the legacy and new APIs")
+
+    before = flags.torch_flags()
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", untold)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", None)
+    assert flags.torch_flags() == {**before, "matmul_precision": None}
+    flags.set_torch_flags(before)
+
+
 def test_no_flags_set_nothing() -> None:
     flags.set_torch_flags({})
 

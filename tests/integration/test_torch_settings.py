@@ -1,0 +1,94 @@
+"""A trial computes with PyTorch's process-wide settings that its own `build` leaves."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import cerebro
+
+torch = pytest.importorskip("torch")
+
+MODULE = """
+import torch
+
+torch.set_default_dtype(torch.float64)
+"""
+
+
+@pytest.fixture
+def data(tmp_path):
+    x = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
+    return cerebro.shard({"x": x, "y": (x[:, 0] > 0).astype("int64")}, tmp_path / "d", shards=2)
+
+
+@pytest.fixture(autouse=True)
+def dtype():
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+class Net(torch.nn.Module):
+    """Makes a tensor of the default type in every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.linear(x.to(self.linear.weight.dtype)) + torch.full((2,), 0.1)
+
+
+def build(config):
+    if "dtype" in config:
+        torch.set_default_dtype(getattr(torch, config["dtype"]))
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    return cerebro.torch.Model(net, loss=torch.nn.functional.cross_entropy, optimizer=optimizer)
+
+
+def build_with_module(config):
+    import module_that_sets_float64  # noqa: F401
+
+    assert torch.get_default_dtype() is torch.float64
+    return build({})
+
+
+def hashes(result):
+    return [trial.state_hash for trial in result]
+
+
+def search(data, path, build=build, space=None, **options):
+    space = {"dtype": ["float32", "float64", "float32"]} if space is None else space
+    return cerebro.search(
+        build, space, data, epochs=2, validation=data, batch_size=8, searcher="grid",
+        progress=False, run=path, **options,
+    )  # fmt: skip
+
+
+def test_settings_of_build_do_not_reach_other_trials(data, tmp_path):
+    straight = search(data, tmp_path / "a", workers=0)
+    assert torch.get_default_dtype() is torch.float32
+    dropped = search(data, tmp_path / "b", workers=0, live_models=1)
+    hopped = search(data, tmp_path / "c", workers=2)
+    assert hashes(straight) == hashes(dropped) == hashes(hopped)
+    assert [t.load().net.linear.weight.dtype for t in straight] == [
+        torch.float32, torch.float64, torch.float32,
+    ]  # fmt: skip
+
+
+def test_a_loaded_model_computes_with_the_settings_of_build(data, tmp_path):
+    result = search(data, tmp_path / "a", workers=0, space={"dtype": ["float64"]})
+    trial = result[0]
+    assert trial.evaluate(data)["loss"] == trial.metrics["loss"]
+    assert trial.predict(data).dtype == torch.float64
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_settings_of_a_module_that_build_imports_stay(data, tmp_path, monkeypatch):
+    Path(tmp_path, "module_that_sets_float64.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    space = {"lr": [0.1, 0.2]}
+    result = search(data, tmp_path / "a", build_with_module, space, workers=0, live_models=1)
+    assert [t.status for t in result] == ["finished"] * 2
+    assert torch.get_default_dtype() is torch.float64
