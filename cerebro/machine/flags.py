@@ -67,10 +67,16 @@ def _chosen(
         wanted |= {"cudnn_deterministic": True, "cudnn_benchmark": False}
         wanted["fill"] = deterministic is True
     _choose(torch, before, wanted)
+    _chosen_blocks.append(True)
     try:
         yield
     finally:
+        _chosen_blocks.pop()
         _choose(torch, wanted, before)
+
+
+_chosen_blocks: list[bool] = []
+"""One entry for every block of this process whose operations `compute_settings` has chosen."""
 
 
 def _choices(torch: Any) -> dict[str, bool]:
@@ -257,8 +263,21 @@ import.
 
 
 def flags_of_process(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in which each ``build`` of a run with these `flags` begins."""
-    return {**(flags or FIRST_TORCH_FLAGS), **imported}
+    """Return the settings in which each ``build`` of a run with these `flags` begins.
+
+    Within `compute_settings`, the choices made there stay.
+    """
+    process = {**(flags or FIRST_TORCH_FLAGS), **imported}
+    if _chosen_blocks:
+        now = torch_flags()
+        process |= {name: now[name] for name in _CHOICES if name in now}
+    return process
+
+
+_CHOICES = (
+    *("cudnn_benchmark", "cudnn_deterministic"),
+    *("deterministic_algorithms", "deterministic_warn_only"),
+)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ keeps models alive between units: the state of a trial that stays on its worker 
 unpacked. A process on a GPU may have several runners, each in a thread with its own stream, whose
 units overlap (`cerebro.worker.streams`). The steps of a unit:
 
-1. take the live model, or build one and load the trial's committed state;
+1. take the live model, or build one, begin the epoch and load the trial's committed state;
 2. restore the trial's random generators;
 3. train on the shard's batches (in C: `_core.run_unit`), or evaluate;
 4. at the end of an epoch, call ``end_epoch`` and complete the metrics;
