@@ -345,7 +345,7 @@ def test_gpus_that_compute_other_features_are_refused(images, tmp_path, case, vi
 @pytest.mark.parametrize("gpus", [0, -1, True, "1", float("nan"), 2, 1.5])
 def test_a_worker_has_one_gpu_or_a_part_of_one(gpus):
     with pytest.raises(
-        InputError, match=r"gpus(=2|=1.5)?.* give gpus=1|gpus must be 1, or the part"
+        InputError, match=r"gpus(=2|=1.5)?.* give gpus=1|gpus must be 1, or the fraction"
     ):
         cerebro.cluster.Executor(gpus=gpus)
 
