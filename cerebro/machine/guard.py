@@ -63,7 +63,11 @@ class _Finding:
         self.names = names
         self.is_trial = is_trial
         self.thread = threading.get_ident()
-        self.others = frozenset(sys._current_frames()) - {self.thread}
+        # Not sys._current_frames: in older releases of Python it waits forever if a garbage
+        # collection begins in it (python/cpython#106883). Trials, of which each unit makes one,
+        # need only their own thread.
+        threads = () if is_trial else threading.enumerate()
+        self.others = frozenset(thread.ident for thread in threads) - {self.thread}
 
     def includes_this_thread(self) -> bool:
         """Return whether the period applies to the current thread.
