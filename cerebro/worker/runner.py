@@ -504,7 +504,8 @@ class UnitRunner:
 
     def _try_device(self, device: str) -> None:
         """Try the GPU and compile its kernels without counting the time towards the unit."""
-        with self.aside(TRY_SECONDS), contextlib.suppress(MemoryError):  # the loader will raise it
+        aside = _aside(self._clock, TRY_SECONDS)
+        with aside, contextlib.suppress(MemoryError):  # the loader will raise it
             depots.problem(device)
             self._tried = True
 
@@ -678,7 +679,7 @@ class UnitRunner:
 
     def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
         """Return a context whose time, at most `seconds`, does not count towards the unit."""
-        return contextlib.nullcontext() if self._clock is None else self._clock.aside(seconds)
+        return _aside(self._clock, seconds)
 
     # --- data and files --------------------------------------------------
 
@@ -768,3 +769,7 @@ class UnitRunner:
             slots.close()
         self._slots.clear()
         give_back_memory(self.context.device)
+
+
+def _aside(clock: Any, seconds: float) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if clock is None else clock.aside(seconds)
