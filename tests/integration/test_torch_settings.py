@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cerebro
+from cerebro.machine.flags import imported, set_torch_flags, torch_flags
 
 torch = pytest.importorskip("torch")
 
@@ -16,16 +17,19 @@ torch.set_default_dtype(torch.float64)
 """
 
 
+@pytest.fixture(autouse=True)
+def settings_of_the_process():
+    """Settings of a module that a trial imports stay in the process, as after any import."""
+    before = torch_flags()
+    yield
+    imported.clear()
+    set_torch_flags(before)
+
+
 @pytest.fixture
 def data(tmp_path):
     x = np.random.default_rng(0).standard_normal((40, 4)).astype("float32")
     return cerebro.shard({"x": x, "y": (x[:, 0] > 0).astype("int64")}, tmp_path / "d", shards=2)
-
-
-@pytest.fixture(autouse=True)
-def dtype():
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 class Net(torch.nn.Module):
