@@ -55,7 +55,7 @@ COMMANDS = (
 )
 
 TRAINING = (demo.main, run.main, resume.main, replay.main)
-"""The commands that do not end when nobody reads their output; see `cerebro.cli.options.say`."""
+"""Commands that train continue if standard output is closed; see `cerebro.cli.options.say`."""
 
 MESSAGE_LIMIT = 2000
 

@@ -46,7 +46,7 @@ def json_value(value: object, name: str, *, keep_tuples: bool = False) -> Any:
         return {k: json_value(item, name, keep_tuples=keep_tuples) for k, item in value.items()}
     if isinstance(value, (Dimension, When)):
         raise InputError(
-            f"{name}: {value!r} is nested inside another value; give it a key of its own, "
+            f"{name}: {value!r} is nested inside another value; give it its own key, "
             "under when(...) if it depends on another choice"
         )
     if getattr(value, "ndim", 0) and hasattr(value, "tolist"):

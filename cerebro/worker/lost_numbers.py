@@ -62,13 +62,18 @@ def _lost(runner: UnitRunner, task: Task, live: LiveModel, numbers: Mapping[str,
     if not left or not _is_comparable(runner, task, live):
         return []
     with _aside(runner):
+        first = _built(runner, task)
         # An object that all models share, such as a clock, is as it was in a model just built.
-        built = OwnNumbers(runner.build(task.trial, task.config, task.epochs).model).built
-        left = {p: value for p, value in left.items() if not own_numbers.equal(built.get(p), value)}
+        left = {
+            path: value
+            for path, value in left.items()
+            if not own_numbers.equal(first.own.built.get(path), value)
+        }
         if not left:
             return []
-        without = _continued(runner, task, {})
-        with_them = _continued(runner, task, left)
+        without = _continued(runner, task, first, {})
+        del first  # so that one model more than the trial's is in memory at a time
+        with_them = _continued(runner, task, _built(runner, task), left)
     if without.state_hash == with_them.state_hash and _are_same(without.results, with_them.results):
         return []
     return [
@@ -137,6 +142,11 @@ def _keras_seeds_preserved() -> Iterator[None]:
         state.set_global_attribute(seeds.GLOBAL_SEED_GENERATOR, shared)
 
 
+class _Built(NamedTuple):
+    live: LiveModel
+    own: OwnNumbers
+
+
 class _Continued(NamedTuple):
     built: Mapping[str, Any]
     numbers: Mapping[str, Any]
@@ -144,10 +154,16 @@ class _Continued(NamedTuple):
     state_hash: str
 
 
-def _continued(runner: UnitRunner, task: Task, numbers: Mapping[str, Any]) -> _Continued:
-    """Build the trial's model, load its state, set `numbers`, and continue on a batch."""
+def _built(runner: UnitRunner, task: Task) -> _Built:
     live = runner.build(task.trial, task.config, task.epochs)
-    model, own = live.model, OwnNumbers(live.model)
+    return _Built(live, OwnNumbers(live.model))
+
+
+def _continued(
+    runner: UnitRunner, task: Task, built: _Built, numbers: Mapping[str, Any]
+) -> _Continued:
+    """Load the trial's state into a model just built, set `numbers`, and continue on a batch."""
+    (live, own), model = built, built.live.model
     ended = task.step == runner.context.units_per_epoch - 1
     if not ended:
         runner.begin_again(live, task.epoch)

@@ -296,7 +296,7 @@ class UnitRunner:
         if turns.is_shared():
             before = None  # the process also grows by other units
             # A unit that was lost runs by itself, so that it is known which unit costs the process.
-            # So does a unit with settings of its own, which others must not see.
+            # So does a unit whose `build` changed PyTorch's settings: others must not see them.
             alike = live.torch_flags in ({}, flags.flags_of_process(context.torch_flags))
             overlaps = alike and getattr(live.model, "overlaps", False)
             turns.allow(task.attempt == 0 and overlaps)

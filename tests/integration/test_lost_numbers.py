@@ -255,7 +255,7 @@ class Scaled(torch.nn.Module):
 
 
 class Noisy(torch.nn.Linear):
-    """A layer with a random generator of its own."""
+    """A layer that has its own random generator."""
 
     def __init__(self):
         super().__init__(4, 2)

@@ -50,7 +50,7 @@ def build(config):
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    """A run over a dataset of its own: two trials, three epochs, every state kept."""
+    """A run with its own dataset: two trials, three epochs, every state kept."""
     folder = tmp_path_factory.mktemp("original")
     x = np.random.default_rng(0).normal(size=(90, 2))
     cerebro.shard({"x": x, "y": x.sum(1)}, folder / "data", shards=3)

@@ -115,7 +115,7 @@ def _groups(
         if not math.isfinite(values[trial.number]):
             style = "failed" if style == "failed" else "unknown"
         elif trial.number == best:
-            groups.setdefault(style, [])  # explained although the best trial has a mark of its own
+            groups.setdefault(style, [])  # in the legend, even if only the best trial has it
             style = "best"
         groups.setdefault(style, []).append(trial.number)
     return groups

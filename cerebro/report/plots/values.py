@@ -22,7 +22,7 @@ class _Absent:
 
 
 ABSENT = _Absent()
-"""Stands for a dimension that a configuration does not have; None can be a value of its own."""
+"""Stands for a dimension that a configuration does not have; None can be a setting's value."""
 
 
 def mode_of(result: Any, metric: str) -> str:
