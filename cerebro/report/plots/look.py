@@ -116,6 +116,8 @@ def clean(look: Look, axes: Axes) -> None:
     for side in ("left", "bottom"):
         axes.spines[side].set_color(look.faint)
     axes.tick_params(which="both", colors=look.ink, labelsize=9, length=3, color=look.faint)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize(10)  # names are cut to fit at this size, whatever the user's style is
     axes.grid(True, color=look.grid, linewidth=0.8)
     axes.set_axisbelow(True)
 

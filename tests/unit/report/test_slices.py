@@ -268,8 +268,16 @@ def test_none_is_a_value_and_not_an_absent_setting() -> None:
 LONG = "a_very_long_name_of_a_setting_that_goes_on_and_on"
 
 
+@pytest.mark.parametrize("style", ["default", "ggplot"])  # Optuna's plots turn ggplot on
 @pytest.mark.parametrize("kind", ["curves", "parallel", "importance", "slice"])
-def test_long_names_fit(kind: str) -> None:
+def test_long_names_fit(kind: str, style: str) -> None:
+    import matplotlib.style
+
+    with matplotlib.style.context(style, after_reset=True):
+        _check_long_names(kind)
+
+
+def _check_long_names(kind: str) -> None:
     from matplotlib.text import Text
 
     wide = result(saved=None, metric=f"{LONG}_metric")
