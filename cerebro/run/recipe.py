@@ -117,7 +117,8 @@ class Recipe:
         Older runs recorded the name of the class or of its function.
         """
         if isinstance(found, type):  # a class has a source, its objects do not
-            return self.source_hash is None and source_hash(found) is not None
+            has_source = source_hash(found) is not None or found is functools.partial
+            return self.source_hash is None and has_source
         if not (isinstance(owner, type) and inspect.isfunction(found)):
             return False
         name = self.qualname.rpartition(".")[2]

@@ -5,11 +5,12 @@
 
 #include <numpy/arrayobject.h>
 
-PyDoc_STRVAR(trial_seed_doc,
-             "trial_seed(seed, trial)\n--\n\n"
-             "Return the seed of a trial's generators, 0 <= result < 2**32.\n\n"
-             "Different trials of one search never get the same result. The result fits\n"
-             "random.seed, numpy.random.seed and torch.manual_seed.");
+PyDoc_STRVAR(
+    trial_seed_doc,
+    "trial_seed(seed, trial)\n--\n\n"
+    "Return the seed of a trial's generators, 0 <= result < 2**32.\n\n"
+    "Different trials of one search never get the same result. The result\n"
+    "fits random.seed, numpy.random.seed and torch.manual_seed.");
 
 static PyObject *
 trial_seed(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
