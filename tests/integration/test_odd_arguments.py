@@ -110,7 +110,7 @@ def test_trials_are_chosen_by_whole_numbers(result):
         with pytest.raises(InputError, match="n must be a whole number of at least 0"):
             result.top(wrong)
     # An int that Python does not convert to text.
-    with pytest.raises(InputError, match="n must be a whole number from 0 to .*, not one of more"):
+    with pytest.raises(InputError, match=r"n must be a whole number from 0 to .*, not one of more"):
         result.top(10**5000)
     with pytest.raises(InputError, match="lr must be at most 1, not one of more digits"):
         real_number("lr", Fraction(10**5000 + 1, 10**4999), most=1)
