@@ -465,7 +465,10 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if callable(self.refit):
             self.best_index_ = _chosen(self.refit(self.cv_results_), len(trials))
         else:
-            self.best_index_ = result.best.number
+            # `Result.best` may be a configuration that failed later; here it has no score.
+            lost = {trial.number for trial in failed}
+            scored = (t.number for t in result.top(len(trials)) if t.number not in lost)
+            self.best_index_ = next(scored, result.best.number)
         best = trials[self.best_index_]
         self.best_params_ = self.cv_results_["params"][self.best_index_]
         self.best_score_ = float(self.cv_results_["mean_test_score"][self.best_index_])

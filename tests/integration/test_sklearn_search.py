@@ -301,6 +301,21 @@ def test_what_cannot_be_searched(digits: Any, make: Any, error: Any, message: st
         make().fit(*digits)
 
 
+def test_the_best_configuration_has_not_failed_later(digits: Any) -> None:
+    x, y = digits
+
+    def score(estimator: Any, *_: Any) -> float:
+        if estimator.alpha < 0.1 and estimator.class_count_.sum() > len(x):
+            raise ValueError("in the second epoch")
+        return float(1 / estimator.alpha)
+
+    search = search_cv(scoring=score, epochs=2)
+    with pytest.warns(UserWarning, match="1 of 3 configurations failed"):
+        search.fit(x, y)
+    assert (search.best_index_, search.best_score_) == (1, 1.0)
+    assert search.cv_results_["rank_test_score"].tolist() == [3, 1, 2]
+
+
 def test_bad_targets(digits: Any) -> None:
     x, y = digits
     with pytest.raises(InputError, match="only one class"):
