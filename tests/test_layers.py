@@ -135,8 +135,8 @@ USE_CORE = {
     "torch.trunk",
     "worker.epoch_progress",
     "worker.evaluate",
+    "worker.hop_check",
     "worker.models",
-    "worker.rehearsal",
     "worker.runner",
 }
 

@@ -61,31 +61,31 @@ class Teller:
     """Reports when a unit begins; has no ``__dict__``, because it is not part of the model's
     state."""
 
-    __slots__ = ("begun", "rehearsing", "trial")
+    __slots__ = ("begun", "checking_hop", "trial")
 
     def __init__(self, trial: int) -> None:
         self.trial = trial
         self.begun = False
-        self.rehearsing: bool | None = None
+        self.checking_hop: bool | None = None
 
     def batch(self, position: int) -> None:
         if self.begun:
             return
         self.begun = True
-        if self.rehearsing is None:
-            self.rehearsing = in_rehearsal()
-        if not self.rehearsing:
+        if self.checking_hop is None:
+            self.checking_hop = in_hop_check()
+        if not self.checking_hop:
             tell(f"start {os.getpid()} {self.trial} {position} {time.monotonic_ns()}")
 
     def end(self) -> None:
         self.begun = False
 
 
-def in_rehearsal() -> bool:
-    """Whether this is the check before the first trial, which is not a unit."""
+def in_hop_check() -> bool:
+    """Whether this is the hop check before the first trial, which is not a unit."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") == "cerebro.worker.rehearsal":
+        if frame.f_globals.get("__name__") == "cerebro.worker.hop_check":
             return True
         frame = frame.f_back
     return False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of a dry run of a configuration; true if its state survives a hop.
+    """The outcome of a hop check; true if the configuration's state survives a hop.
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ from typing import Any
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
 from cerebro.coordinator.disk_space import check_room
-from cerebro.coordinator.dry_run import dry_run, ranked_wrongly, require_build
+from cerebro.coordinator.hop_check import check_hop, ranked_wrongly, require_build
 from cerebro.coordinator.restore import Previous, open_again
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.coordinator.trials import recordable
@@ -104,7 +104,7 @@ def conduct(
             store.listeners = hooks.of_commits
             if first is not None:
                 session.progress.phase("trying the first configuration")
-                tried = dry_run(executor, workers, context, recordable(first.config)[0])
+                tried = check_hop(executor, workers, context, recordable(first.config)[0])
                 coordinator.note_first_warnings(tried.warned)
                 coordinator.note_findings(ranked_wrongly(settings.metric, settings.mode))
                 coordinator.note_findings(tried.findings_to_show())

@@ -621,13 +621,13 @@ class Coordinator:
     # --- warnings and remarks --------------------------------------------
 
     def note_first_warnings(self, warned: Sequence[Warned]) -> None:
-        """Show and record the warnings of the dry run, which tries trial 0's configuration."""
+        """Show and record the warnings of the hop check, which tries trial 0's configuration."""
         for each in warned:
             self.store.add_event(self._now(), EVENT, str(each))
         self._shown_warnings.show(warned, self._name_of(0))
 
     def note_findings(self, findings: Sequence[Finding]) -> None:
-        """Show and record each mistake that the dry run found, once."""
+        """Show and record each mistake that the hop check found, once."""
         for each in findings:
             self.store.add_event(self._now(), EVENT, str(each))
             show_finding(each, self.settings.build, f"{self._name_of(0)}: ")

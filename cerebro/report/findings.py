@@ -1,4 +1,4 @@
-"""Describe likely mistakes in a model or its data: the findings of the check before a search."""
+"""Describe likely mistakes in a model or its data: the findings of the hop check."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ def warned(result: Any) -> list[str]:
 
 
 def _whose(trials: set[int]) -> str:
-    """Return the trial that warned, or the number of trials; without trials, the dry run warned."""
+    """Return the trial that warned, or how many did; without trials, the hop check warned."""
     if len(trials) == 1:
         return f"trial {min(trials)}"
     return f"{len(trials)} trials" if trials else "before the search"

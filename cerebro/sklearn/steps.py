@@ -191,7 +191,7 @@ def _settle(estimator: Any) -> None:
 def string_objects(strings: Any) -> Any:
     """Return strings as an array of objects, as pandas and scikit-learn store names of columns.
 
-    Equal strings are the same object, because the check of hops compares arrays byte by byte, and
+    Equal strings are the same object, because the hop check compares arrays byte by byte, and
     the bytes of such an array are the addresses of its items.
     """
     return np.array([sys.intern(str(item)) for item in strings], dtype=object)

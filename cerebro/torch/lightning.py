@@ -22,7 +22,7 @@ from cerebro.model import BaseModel, Batch, Columns, Info, check_batch, column_n
 from cerebro.torch.attributes import Attributes
 from cerebro.torch.lightning_trainer import LIGHTNING, Trainer, part_of
 from cerebro.torch.logged import Logs
-from cerebro.torch.model import host_copy, joined
+from cerebro.torch.outputs import host_copy, joined
 from cerebro.torch.state import (
     each_state,
     frozen_names,
@@ -801,7 +801,7 @@ def _configured(module: Any, returned: Any) -> tuple[tuple[Any, ...], tuple[Any,
             raise InputError(
                 f"configure_optimizers returned {optimizer!r}, which is not a torch.optim.Optimizer"
             )
-        optimizer._opt_called = True  # see cerebro.torch.model
+        optimizer._opt_called = True  # see cerebro.torch.arguments
     if module.automatic_optimization and len(optimizers) > 1:
         raise InputError(
             "configure_optimizers returned several optimizers: set self.automatic_optimization = "

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,21 +30,33 @@ from cerebro.data.moved import moved
 from cerebro.errors import InputError, StateError
 from cerebro.machine.devices import build_device
 from cerebro.model import (
-    NO_KERAS,
     BaseModel,
     Batch,
     Columns,
     check_batch,
     check_metrics,
     column_names,
-    is_joinable,
-    is_keras,
     loss_of,
     make_getter,
-    named_functions,
+)
+from cerebro.torch.arguments import (
+    check_countable,
+    check_functions,
+    check_graph,
+    check_net,
+    check_optimizers,
+    check_scheduler_step,
+    check_schedulers,
+    check_state,
+    check_train_step,
+    make_amp,
+    named_epoch_metrics,
+    needs_metric,
+    split_metrics,
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
 from cerebro.torch.kept_programs import kept_programs
+from cerebro.torch.outputs import detached, host_copy, in_float32, joined
 from cerebro.torch.place import place
 from cerebro.torch.proof.same_program import Proof
 from cerebro.torch.proof.schedulers import is_quiet
@@ -69,7 +80,6 @@ from cerebro.torch.torchmetrics import (
     Metrics,
     accumulates,
     flattened,
-    is_collection,
     is_metric,
     is_updated,
     numbers,
@@ -226,45 +236,49 @@ class Model(BaseModel):
         train_step: Callable[..., Mapping[str, Any] | None] | None = None,
         weight: str | None = None,
     ) -> None:
-        _check_net(net)
-        self.net = net
-        self._loss = loss
-        collected: Any = {"": metrics}
-        given = collected if is_collection(metrics) else named_functions("metrics", metrics)
-        self._accumulating: dict[str, Any] = {
-            name: f for name, f in given.items() if accumulates(f)
-        }
-        self._metrics = {name: f for name, f in given.items() if not accumulates(f)}
-        if is_collection(epoch_metrics):
-            epoch_metrics = {"": epoch_metrics}  # type: ignore[dict-item]
-        self._epoch_metrics = named_functions("epoch_metrics", epoch_metrics)
-        self._inputs, self._target = inputs, target
-        self._weight = weight
-        self._step = step
-        self._train_step = train_step
-        self._augment = augment
+        check_net(net)
+        self.net, self._loss = net, loss
+        self._inputs, self._target, self._weight = inputs, target, weight
+        self._step, self._train_step, self._augment = step, train_step, augment
+        self._metrics, self._accumulating = split_metrics(metrics)
+        self._epoch_metrics = named_epoch_metrics(epoch_metrics)
         self._clip_norm = real_number("clip_norm", clip_norm, above=0, optional=True)
         self._accumulate = whole_number("accumulate", accumulate, 1, math.inf)
-        self._optimizers = _check_optimizers(optimizer, net, loss)
-        self._schedulers = _check_schedulers(scheduler, self._optimizers)
-        self._scheduler_step = _check_scheduler_step(scheduler_step, self._schedulers)
+        self._optimizers = check_optimizers(optimizer, net, loss)
+        self._schedulers = check_schedulers(scheduler, self._optimizers)
+        self._scheduler_step = check_scheduler_step(scheduler_step, self._schedulers)
+        all_metrics = {**self._metrics, **self._accumulating}
         metered = {f"metrics.{name}": metric for name, metric in self._accumulating.items()}
         self._meters = Metrics({"net": net, "loss": loss, **metered})
         self._returned: dict[str, str] = {}  # metrics that step returned: their paths by name
-        self._check_combinations(graph, state, amp)
-        self._partial = state == "trainable"
-        others = (loss, *given.values(), *self._epoch_metrics.values())
-        place(net, self._optimizers, others, build_device())
 
+        check_graph(graph, amp)
+        check_state(state)
+        check_metrics(loss, step, all_metrics, self._epoch_metrics)
+        check_countable(graph, self._meters)
+        if train_step is not None:
+            check_train_step(
+                clip_norm=self._clip_norm, accumulate=self._accumulate, amp=amp, graph=graph
+            )
+        check_functions({"step": step, "train_step": train_step, "augment": augment, "loss": loss})
+        column_names("inputs", inputs)
+        column_names("target", target)
+        if weight is not None:
+            check_weight(weight, loss, step or train_step)
+
+        others = (loss, *all_metrics.values(), *self._epoch_metrics.values())
+        place(net, self._optimizers, others, build_device())
         self._parameters = _all_parameters(net, self._optimizers)
         self.channels_last = any(map(_is_channels_last, net.parameters()))
         self._device = self._parameters[0].device
         self._on_gpu = self._device.type == "cuda"
+        self._partial = state == "trainable"
         # They are not in the state, by whose size the memory of models is known otherwise.
         frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
         self._frozen_bytes = sum(t.nbytes for t in frozen) if self._partial and self._on_gpu else 0
-        self._autocast, self._scaler = _make_amp(amp, self._device.type)
+        self._autocast, self._scaler = make_amp(amp, self._device.type)
         self._no_grad = torch.no_grad()
+
         self._keep_evaluating = _evaluating_parts(net)
         self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
         self._to_training()
@@ -274,61 +288,7 @@ class Model(BaseModel):
         self._graphed: GraphedStep | None = None
         self._recorded: tuple[RecordedStep, ...] = ()
         self._told_of_recording = False
-        if graph and self._on_gpu:
-            if self._accumulate != 1:
-                raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
-            make_capturable(self._optimizers)
-            self._train = self._compile_graphed(CudaRecorder(self._device))
-        elif train_step is not None:
-            self._train = self._compile_own(train_step)
-        else:
-            self._train = self._compile_train(graph=graph if self._device.type == "cpu" else False)
-
-    def _check_combinations(self, graph: bool | None, state: str, amp: str | None) -> None:
-        if graph not in (None, True, False):
-            raise InputError(f"graph must be None, True or False, not {graph!r}")
-        if graph and amp == "fp16":
-            raise InputError(
-                "graph=True: amp='fp16' reads the gradients before each step: use amp='bf16'"
-            )
-        if state not in ("all", "trainable"):
-            raise InputError(f"state must be 'all' or 'trainable', not {state!r}")
-        metrics = {**self._metrics, **self._accumulating}
-        check_metrics(self._loss, self._step, metrics, self._epoch_metrics)
-        if graph and self._meters:
-            raise InputError(
-                f"graph=True cannot count the batches of {self._meters}: leave out graph, or give "
-                "the metric in epoch_metrics"
-            )
-        if self._train_step is not None:
-            self._check_train_step(graph, amp)
-        functions = {
-            "step": self._step,
-            "train_step": self._train_step,
-            "augment": self._augment,
-            "loss": self._loss,
-        }
-        for name, value in functions.items():
-            if value is not None and not callable(value):
-                raise InputError(f"{name} must be callable, not {value!r}")
-            if isinstance(value, type) and issubclass(value, torch.nn.Module):
-                raise InputError(f"{name} is the class {value.__name__}: give {value.__name__}()")
-        column_names("inputs", self._inputs)
-        column_names("target", self._target)
-        if self._weight is not None:
-            check_weight(self._weight, self._loss, self._step or self._train_step)
-
-    def _check_train_step(self, graph: bool | None, amp: str | None) -> None:
-        given = {
-            "clip_norm": self._clip_norm is not None,
-            "accumulate": self._accumulate != 1,
-            "amp": amp is not None,
-            "graph": graph,
-        }
-        for name in (name for name, is_given in given.items() if is_given):
-            raise InputError(
-                f"train_step makes its own updates: leave out {name}, and do its work in train_step"
-            )
+        self._train = self._compile(graph)
 
     def bind_info(self, info: Any) -> None:
         """Check the weights of the training data; note which parameters `build` has frozen."""
@@ -416,7 +376,7 @@ class Model(BaseModel):
         elif self._scheduler_step != "batch":
             value = _find_metric(self._scheduler_step, metrics)
             for scheduler in self._schedulers:
-                if _needs_metric(scheduler):
+                if needs_metric(scheduler):
                     scheduler.step(value)
                 else:  # would take the value for the epoch's number
                     scheduler.step()
@@ -651,6 +611,17 @@ class Model(BaseModel):
         return f"cerebro.torch.Model({type(self.net).__name__}, {count:,} parameters, {kinds})"
 
     # --- the parts of a training step -----------------------------------------
+
+    def _compile(self, graph: bool | None) -> Callable[[Batch], dict[str, Any]]:
+        """Return the function that trains on a batch; see the argument `graph`."""
+        if graph and self._on_gpu:
+            if self._accumulate != 1:
+                raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
+            make_capturable(self._optimizers)
+            return self._compile_graphed(CudaRecorder(self._device))
+        if self._train_step is not None:
+            return self._compile_own(self._train_step)
+        return self._compile_train(graph=graph if self._device.type == "cpu" else False)
 
     def _compile_train(self, *, graph: bool | None) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch, with all settings resolved in advance."""
@@ -986,11 +957,11 @@ class Model(BaseModel):
     def _values_of(self, returned: Mapping[str, Any]) -> dict[str, Any]:
         """Return a step's values, detached; keep torchmetrics metrics for the end of the epoch."""
         if not self._meters:
-            return {name: _detached(value) for name, value in returned.items()}
+            return {name: detached(value) for name, value in returned.items()}
         values = {}
         for name, value in flattened(returned):
             if not is_metric(value):
-                values[name] = _detached(value)
+                values[name] = detached(value)
                 continue
             path = self._meters.name_of(value)
             if path is None:
@@ -1026,7 +997,7 @@ class Model(BaseModel):
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
         outputs, targets = parts
         if self._autocast is not None:  # NumPy and scikit-learn lack bfloat16
-            outputs = _in_float32(outputs)
+            outputs = in_float32(outputs)
         arguments = (outputs,) if self._target is None else (outputs, targets)
         found: dict[str, float] = {}
         for name, metric in self._epoch_metrics.items():
@@ -1068,29 +1039,6 @@ class Model(BaseModel):
             check_batch(batch, self._inputs, self._target if with_target else None)
 
 
-def host_copy(output: Any) -> Any:
-    """Return a network's output with the same structure, in host memory."""
-    if isinstance(output, torch.Tensor):
-        return output.cpu()
-    if isinstance(output, Mapping):
-        return {key: host_copy(value) for key, value in output.items()}
-    if isinstance(output, (list, tuple)):
-        return tuple(host_copy(value) for value in output)
-    return output
-
-
-def joined(parts: list[Any]) -> Any:
-    """Join the batches' outputs along their rows; return them as a list if they do not fit."""
-    first = parts[0]
-    if isinstance(first, torch.Tensor):
-        return torch.cat(parts) if is_joinable(parts) else parts
-    if isinstance(first, Mapping):
-        return {key: joined([part[key] for part in parts]) for key in first}
-    if isinstance(first, (list, tuple)):
-        return tuple(joined([part[i] for part in parts]) for i in range(len(first)))
-    return parts
-
-
 def _make_forward(net: Any, inputs: Columns) -> Callable[[Batch], Any]:
     """Return a function that calls the network with the columns `inputs` of a batch."""
     if isinstance(inputs, str):
@@ -1120,23 +1068,6 @@ def _check_loss(loss: Any, function: Any) -> None:
     )
 
 
-def _detached(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return tuple(_detached(item) for item in value)
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _in_float32(outputs: Any) -> Any:
-    """Return outputs with 16-bit floats converted to float32, and others unchanged."""
-    if isinstance(outputs, torch.Tensor):
-        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
-    if isinstance(outputs, Mapping):
-        return {key: _in_float32(value) for key, value in outputs.items()}
-    if isinstance(outputs, (list, tuple)):
-        return type(outputs)([_in_float32(value) for value in outputs])
-    return outputs
-
-
 def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:
     name = step.partition(":")[2] or "loss"
     for key in (f"val_{name}", name, f"train_{name}"):
@@ -1148,16 +1079,6 @@ def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:
     )
 
 
-def _check_net(net: Any) -> None:
-    if is_keras(net):
-        raise InputError(f"net is a Keras {type(net).__name__}: {NO_KERAS}")
-    if not isinstance(net, torch.nn.Module):
-        raise InputError(f"net must be a torch.nn.Module, not {net!r}")
-    for name, part in net.named_modules():
-        if is_keras(part):
-            raise InputError(f"net.{name} is a Keras {type(part).__name__}: {NO_KERAS}")
-
-
 def _is_channels_last(weight: Any) -> bool:
     """Return whether a weight is a convolution's and in the memory format ``channels_last``."""
     return (
@@ -1165,99 +1086,6 @@ def _is_channels_last(weight: Any) -> bool:
         and not weight.is_contiguous()
         and weight.is_contiguous(memory_format=torch.channels_last)
     )
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
-
-
-def _check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
-    optimizers = _several(optimizer)
-    if not optimizers:
-        raise InputError("optimizer must be an optimizer or a list of them, not an empty list")
-    ours = {id(parameter) for parameter in net.parameters()}
-    if isinstance(loss, torch.nn.Module):
-        ours |= {id(parameter) for parameter in loss.parameters()}
-    for item in optimizers:
-        if is_keras(item):
-            raise InputError(f"optimizer is a Keras {type(item).__name__}: {NO_KERAS}")
-        if not all(hasattr(item, name) for name in ("step", "state_dict", "param_groups")):
-            raise InputError(f"optimizer must be a torch.optim.Optimizer, not {item!r}")
-        kind = type(item).__name__
-        if isinstance(item, torch.optim.LBFGS):
-            raise InputError(
-                f"{kind} evaluates the loss several times per step, which needs a closure: choose "
-                "an optimizer whose step() needs no closure"
-            )
-        taken = [parameter for group in item.param_groups for parameter in group["params"]]
-        if not any(id(parameter) in ours for parameter in taken):
-            raise InputError(
-                f"the {kind} has none of the network's parameters: make it from net.parameters()"
-            )
-        # Schedulers warn if they step before their optimizer object has stepped. After a hop, this
-        # is normal: the trial has stepped, but not this object.
-        item._opt_called = True
-    return optimizers
-
-
-def _check_schedulers(scheduler: Any, optimizers: Sequence[Any]) -> tuple[Any, ...]:
-    schedulers = () if scheduler is None else _several(scheduler)
-    for item in schedulers:
-        if not all(hasattr(item, name) for name in ("step", "state_dict", "load_state_dict")):
-            raise InputError(f"scheduler must be a learning-rate scheduler, not {item!r}")
-        its = getattr(item, "optimizer", None)
-        if its is not None and not any(its is optimizer for optimizer in optimizers):
-            raise InputError(
-                f"the {type(item).__name__} belongs to a different optimizer than the one given: "
-                "make it from the optimizer that you give"
-            )
-    return schedulers
-
-
-def _check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str:
-    known = ("epoch", "batch", "metric")
-    if scheduler_step not in known and not str(scheduler_step).startswith("metric:"):
-        raise InputError(
-            f"scheduler_step must be 'epoch', 'batch', 'metric' or 'metric:NAME', not "
-            f"{scheduler_step!r}"
-        )
-    for scheduler in schedulers:
-        plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        if plateau and not scheduler_step.startswith("metric"):
-            raise InputError("ReduceLROnPlateau follows a metric: give scheduler_step='metric'")
-        if scheduler_step == "metric" and getattr(scheduler, "mode", "min") == "max":
-            raise InputError(
-                "scheduler_step='metric' follows the loss, but the scheduler's mode is 'max': name "
-                "the metric, such as scheduler_step='metric:accuracy'"
-            )
-    if (
-        scheduler_step.startswith("metric")
-        and schedulers
-        and not any(map(_needs_metric, schedulers))
-    ):
-        kinds = ", ".join(type(scheduler).__name__ for scheduler in schedulers)
-        raise InputError(
-            f"scheduler_step={scheduler_step!r} is for schedulers that follow a metric, as "
-            f"ReduceLROnPlateau does, but {kinds} takes none: give scheduler_step='epoch'"
-        )
-    return scheduler_step
-
-
-def _needs_metric(scheduler: Any) -> bool:
-    """Return whether a scheduler's `step` needs a metric, as that of `ReduceLROnPlateau` does.
-
-    The argument that other schedulers take, if they take any, is the epoch's number.
-    """
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        return True
-    try:
-        parameters = list(inspect.signature(scheduler.step).parameters.values())
-    except (TypeError, ValueError):  # not written in Python
-        return False
-    first = parameters[0] if parameters else None
-    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
-        return False
-    return first.name == "metrics" or (first.default is first.empty and first.name != "epoch")
 
 
 def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:
@@ -1276,18 +1104,3 @@ def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:
 def _evaluating_parts(net: Any) -> list[Any]:
     """Return the submodules that `build` put into evaluation mode permanently."""
     return [part for part in net.modules() if not part.training] if net.training else []
-
-
-def _make_amp(amp: str | None, device: str) -> tuple[Any, Any]:
-    """Return the autocast context and the gradient scaler; None for each that is not used."""
-    if amp is None:
-        return None, None
-    if amp not in ("bf16", "fp16"):
-        raise InputError(f"amp must be None, 'bf16' or 'fp16', not {amp!r}")
-    dtype = torch.bfloat16 if amp == "bf16" else torch.float16
-    try:
-        autocast = torch.autocast(device, dtype=dtype)
-        scaler = torch.amp.GradScaler(device) if amp == "fp16" else None
-    except (RuntimeError, ValueError) as error:
-        raise InputError(f"amp={amp!r} is not available on {device}: {error}") from error
-    return autocast, scaler

@@ -12,7 +12,8 @@ import torch
 from cerebro.arguments import TRANSFORMERS_WORDS, answers
 from cerebro.errors import InputError
 from cerebro.model import Batch, check_batch, make_getter
-from cerebro.torch.model import Model, joined
+from cerebro.torch.model import Model
+from cerebro.torch.outputs import joined
 from cerebro.torch.torchmetrics import numbers
 
 _PADDING = -100

@@ -18,6 +18,7 @@ from cerebro.machine.files import is_full
 from cerebro.machine.flags import set_torch_flags
 from cerebro.model import is_cpu_only
 from cerebro.worker import lost_numbers
+from cerebro.worker.hop_check import check_hop
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
@@ -31,7 +32,6 @@ from cerebro.worker.messages import (
     UnitFailed,
     WarmTask,
 )
-from cerebro.worker.rehearsal import try_out
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe, names_data, traceback_of
 
@@ -63,7 +63,7 @@ def check(runner: UnitRunner, task: CheckTask) -> CheckDone:
     """Train on a few batches with and without a hop in between; see `cerebro.check`."""
     with runner.warnings.of(None) as warned:
         event = _check(runner, task)
-    runner.free_rehearsed()
+    runner.free_checked()
     runner.warnings.forget(None)  # the next check reports its warnings again
     return replace(event, warned=tuple(warned))
 
@@ -88,7 +88,7 @@ def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDon
         if task.build_only:
             model = runner.build(task.number, task.config).model
             return CheckDone(runner.worker, (), cpu_only=is_cpu_only(model))
-        return try_out(runner, task.config, not_exact, thorough=task.thorough)
+        return check_hop(runner, task.config, not_exact, thorough=task.thorough)
 
     try:
         with runner.computing(not_exact, strict=True):
@@ -96,7 +96,7 @@ def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDon
     except Exception as error:
         if not runner.tolerates(error, not_exact):
             raise
-    runner.free_rehearsed()
+    runner.free_checked()
     with runner.computing(not_exact):
         return build_or_try()
 

@@ -1,9 +1,9 @@
 """Notice during a run that a trial changes a number that a hop would lose.
 
-The check before a search tries one configuration on a few batches. A configuration that it does not
-try may lower a temperature in `forward`, or a number may change only after many batches. So after
-each unit the numbers of the user's own objects (see `own_numbers`) are compared with those that
-`build` made. This takes microseconds, and usually none differs.
+The hop check before a search tries one configuration on a few batches. A configuration that it does
+not try may lower a temperature in `forward`, or a number may change only after many batches. So
+after each unit the numbers of the user's own objects (see `own_numbers`) are compared with those
+that `build` made. This takes microseconds, and usually none differs.
 
 If one differs and is not in the state, the trial's model is built twice more, gets the trial's
 state, and continues on a batch: once with the number that the trial has, and once as a hop would
@@ -25,10 +25,10 @@ from cerebro.machine import generators, turns
 from cerebro.machine.devices import is_gpu
 from cerebro.model import whole_pass
 from cerebro.worker import own_numbers
+from cerebro.worker.hop_check import same, walk
 from cerebro.worker.messages import Task, Warned
 from cerebro.worker.models import LiveModel, batch_size_of, end_epoch
 from cerebro.worker.own_numbers import OwnNumbers
-from cerebro.worker.rehearsal import same, walk
 from cerebro.worker.runner import UnitRunner
 
 MOST_NAMED = 3
@@ -124,7 +124,7 @@ def _aside(runner: UnitRunner) -> Iterator[None]:
             yield
         finally:
             runner.forget_usage()
-            runner.free_rehearsed()
+            runner.free_checked()
 
 
 @contextlib.contextmanager

@@ -576,7 +576,7 @@ class UnitRunner:
             # Without a state, its first unit has failed.
             DROPPED.add(live.held_bytes if live.state_bytes else None)
 
-    def free_rehearsed(self) -> None:
+    def free_checked(self) -> None:
         """Free the models of a check on a GPU, where room for others may be short."""
         if is_gpu(self.context.device):
             DROPPED.free(all_sizes=True)

@@ -1,11 +1,11 @@
 """Show the warnings that trials raise in the user's process, once each and with the trial.
 
-Python shows a warning once per line of code and process. The check before a search would therefore
-silence a warning for all trials, and a worker's first trial would silence it for later trials. So
-before every unit `Watch`, in the worker, makes Python forget which warnings it has shown. It writes
-a trial's warnings to the trial's log, once each, and sends them to the coordinator with the unit's
-result. The coordinator records them for every trial, and `ShownWarnings` shows each warning once
-per run.
+Python shows a warning once per line of code and process. The hop check before a search would
+therefore silence a warning for all trials, and a worker's first trial would silence it for later
+trials. So before every unit `Watch`, in the worker, makes Python forget which warnings it has
+shown. It writes a trial's warnings to the trial's log, once each, and sends them to the coordinator
+with the unit's result. The coordinator records them for every trial, and `ShownWarnings` shows each
+warning once per run.
 
 The filters of the user's process decide which warnings are shown; they are sent to the workers
 (`carried_filters`).

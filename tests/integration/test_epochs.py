@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.worker.rehearsal import BATCHES
+from cerebro.worker.hop_check import BATCHES
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -183,7 +183,7 @@ def test_a_state_has_flags_of_parameters_only_if_they_differ_from_those_of_build
     assert not models[1].net.hidden.weight.requires_grad
 
 
-# --- the check before a search -------------------------------------------------------------
+# --- the hop check ---------------------------------------------------------------------------
 
 
 class LoweredAtBegin(cerebro.torch.Model):

@@ -1,4 +1,4 @@
-"""The check of a hop, for models whose objects are unlike others: Lightning's and compiled ones."""
+"""The hop check, for models whose objects are unlike others: Lightning's and compiled ones."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_compiled_networks_are_searched(data, tmp_path):
 def test_what_dynamo_adds_to_a_network_is_no_state():
     """Run in a separate process: TorchDynamo stays imported, which prevents recorded steps."""
     code = (
-        "import torch; from cerebro.worker.rehearsal import walk\n"
+        "import torch; from cerebro.worker.hop_check import walk\n"
         "layers = torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)\n"
         "net = torch.compile(torch.nn.Sequential(*layers), backend='eager')\n"
         "net(torch.zeros(2, 4))\n"
@@ -268,7 +268,7 @@ def test_a_network_in_channels_last_has_no_findings(data, own):
 
 
 class FailsOnce:
-    """Fails in the first step after a state was loaded, in the check before a search only."""
+    """Fails in the first step after a state was loaded, in the hop check only."""
 
     framework = "numpy"
     loads = 0

@@ -201,7 +201,7 @@ def test_a_warning_of_pytorch_is_shown_once_and_recorded_for_every_trial(search,
     assert shown[0].filename.endswith("loss.py")
     events = [event for event in result.events() if event["kind"] == "warning"]
     assert sorted(event["trial"] for event in events[1:]) == [0, 1, 2]
-    assert events[0]["trial"] is None  # of the check before the search
+    assert events[0]["trial"] is None  # of the hop check
     assert all(event["text"].startswith(f"UserWarning: {BROADCASTS}") for event in events)
     assert f"3 trials: UserWarning: {BROADCASTS}" in result.summary()
     for trial in result.trials:

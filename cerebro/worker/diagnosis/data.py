@@ -13,7 +13,7 @@ from cerebro.data.rows import cut, part_rows
 from cerebro.report.findings import Finding
 
 MOST_LABELS = 4_000_000
-"""The most labels that the check before a search reads."""
+"""The most labels that the hop check before a search reads."""
 SAMPLED_ROWS = 1_000
 MANY_SAMPLED_ROWS = 20_000
 """The number of rows that `cerebro.check` looks at."""

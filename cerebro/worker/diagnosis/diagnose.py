@@ -1,8 +1,8 @@
 """Diagnose a model: observe a batch, train a few steps on it, check outputs and rows.
 
-The check before a search takes `FEW` steps on one batch; `cerebro.check` takes more steps and also
-evaluates. A time limit also bounds the number of steps, which affects only the findings. The model
-is discarded afterwards, so the trial's states, generators and results do not depend on the
+The hop check before a search takes `FEW` steps on one batch; `cerebro.check` takes more steps and
+also evaluates. A time limit also bounds the number of steps, which affects only the findings. The
+model is discarded afterwards, so the trial's states, generators and results do not depend on the
 diagnosis. If a part fails, it has no findings: the trial itself reports the error.
 """
 
@@ -241,7 +241,7 @@ class _Diagnosis:
         return float(mean) if weight != 0 else None
 
     def _evaluate_thoroughly(self) -> dict[str, float] | None:
-        """Return the evaluation metrics of the batch; None in the check before a search."""
+        """Return the evaluation metrics of the batch; None in the hop check before a search."""
         return self._evaluate(self._batch) if self._thorough else None
 
     def _evaluate(self, batch: Any) -> dict[str, float] | None:

@@ -21,8 +21,8 @@ from cerebro.machine.flags import compute_settings, operation_of, operations_not
 from cerebro.worker import evaluate as device_values
 from cerebro.worker import state_arena as device_states
 from cerebro.worker.evaluate import run_batches
+from cerebro.worker.hop_check import first_shards
 from cerebro.worker.models import make_batches
-from cerebro.worker.rehearsal import first_shards
 from cerebro.worker.state_arena import StateArena
 
 torch = pytest.importorskip("torch")

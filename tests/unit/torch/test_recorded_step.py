@@ -810,7 +810,7 @@ def test_after_a_replay_that_fails_the_unit_runs_again(tmp_path, monkeypatch):
 
     def broken(self, batch):
         calls.append(self.compared)
-        if calls[-12:] == [COMPARED] * 12 and not failed:  # not in the rehearsal
+        if calls[-12:] == [COMPARED] * 12 and not failed:  # not in the hop check
             failed.append(1)
             raise OSError("out of luck")
         return replay(self, batch)

@@ -17,9 +17,9 @@ import cerebro._core as _core
 from cerebro.machine import turns
 from cerebro.worker import dropped_models, jobs
 from cerebro.worker import runner as worker_runner
+from cerebro.worker.hop_check import is_array, walk
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
 from cerebro.worker.pickled import pickled_event
-from cerebro.worker.rehearsal import is_array, walk
 from cerebro.worker.runner import UnitRunner
 
 torch = pytest.importorskip("torch")

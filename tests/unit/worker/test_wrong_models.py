@@ -729,7 +729,7 @@ def test_a_model_that_fails_is_told_the_cure(build, cure, options, tmp_path):
 def test_the_guide_lists_every_finding():
     root = Path(cerebro.__file__).parent
     sources = [*root.glob("worker/diagnosis/*.py"), root / "torch/diagnosis.py"]
-    sources.append(root / "coordinator/dry_run.py")
+    sources.append(root / "coordinator/hop_check.py")
     texts = [source.read_text(encoding="utf-8") for source in sources]
     codes = {code for text in texts for code in re.findall(r'Finding\(\s*"([\w-]+)"', text)}
     guide = (root.parent / "docs/guide/diagnosis.md").read_text(encoding="utf-8")

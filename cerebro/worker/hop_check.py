@@ -1,4 +1,4 @@
-"""Check a hop: train with and without packing and unpacking in between, and compare."""
+"""The hop check: train with and without packing and unpacking in between, and compare."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parame
 `forward` has replaced it in the network by a new one, which is in the state."""
 
 
-def try_out(
+def check_hop(
     runner: UnitRunner,
     config: Mapping[str, Any],
     not_exact: Collection[str] = (),
     *,
     thorough: bool = False,
 ) -> CheckDone:
-    """Check a hop in a worker, and diagnose the model.
+    """Make the hop check in a worker, and diagnose the model.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def try_out(
         ``state_bytes`` is not 0.
     """
     runner.context.check_files()
-    straight = _Rehearsal(runner, config)
+    straight = _CheckedModel(runner, config)
     straight.train(0)
     packed = straight.packed()
     straight.note_layouts()
@@ -73,7 +73,7 @@ def try_out(
         cpu_only=is_cpu_only(straight.live.model),
     )
     try:
-        hopped = _Rehearsal(runner, config)
+        hopped = _CheckedModel(runner, config)
         problems = _hop_problems(
             *(runner, config, straight, metrics, hopped, packed, not_exact),
             further=thorough or runner.context.epochs > 1,
@@ -94,9 +94,9 @@ def try_out(
 def _hop_problems(
     runner: UnitRunner,
     config: Mapping[str, Any],
-    straight: _Rehearsal,
+    straight: _CheckedModel,
     metrics: Mapping[str, float],
-    hopped: _Rehearsal,
+    hopped: _CheckedModel,
     before: Any,
     not_exact: Collection[str],
     *,
@@ -127,7 +127,7 @@ def _hop_problems(
 
 
 def _problems_between_epochs(
-    runner: UnitRunner, config: Mapping[str, Any], straight: _Rehearsal
+    runner: UnitRunner, config: Mapping[str, Any], straight: _CheckedModel
 ) -> list[str]:
     """Begin the next epoch with and without a hop before it; return the problems.
 
@@ -135,8 +135,8 @@ def _problems_between_epochs(
     fails after a few batches may need a whole epoch: then there are no problems.
     """
 
-    def hopped() -> _Rehearsal:
-        other = _Rehearsal(runner, config)
+    def hopped() -> _CheckedModel:
+        other = _CheckedModel(runner, config)
         other.load(packed)
         other.train(0, epoch=1)
         return other
@@ -166,7 +166,7 @@ def _has_own_epochs(model: Any) -> bool:
     )
 
 
-class _Rehearsal:
+class _CheckedModel:
     """One of the two models that are compared."""
 
     def __init__(self, runner: UnitRunner, config: Mapping[str, Any]) -> None:
@@ -179,7 +179,6 @@ class _Rehearsal:
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
             self._built.update(numbers_of(self.live.model))
         self.layouts: dict[str, layout.Layout] = {}
-        self.sums: list[Any] = []
 
     def train(self, half: int, epoch: int = 0) -> None:
         """Train on the first (`half` 0) or the second (`half` 1) `BATCHES` batches of an epoch."""
@@ -204,7 +203,7 @@ class _Rehearsal:
         loader.begin(shards, 0, half * BATCHES)
         return _First(loader, BATCHES)
 
-    def is_numbered(self, path: str, other: _Rehearsal) -> bool:
+    def is_numbered(self, path: str, other: _CheckedModel) -> bool:
         """Return whether a number differed when both models had just been built.
 
         An object's number or address and the time when it was made are not state.
@@ -217,7 +216,7 @@ class _Rehearsal:
             key not in other._built and key.startswith(mapping + bracket) for key in self._built
         )
 
-    def unlike_at_hop(self, hopped: _Rehearsal) -> list[str]:
+    def unlike_at_hop(self, hopped: _CheckedModel) -> list[str]:
         """Return the user's numbers and random generators that differed right after the hop.
 
         A flag that the first batch sets and a generator that is drawn from a few times may have
@@ -301,8 +300,8 @@ class _First:
 
 
 def differences(
-    straight: _Rehearsal,
-    hopped: _Rehearsal,
+    straight: _CheckedModel,
+    hopped: _CheckedModel,
     straight_metrics: Mapping[str, float],
     hopped_metrics: Mapping[str, float],
 ) -> list[str]:
@@ -344,9 +343,9 @@ def differences(
 
 
 def _differs_from_itself(
-    runner: UnitRunner, config: Mapping[str, Any], straight: _Rehearsal
+    runner: UnitRunner, config: Mapping[str, Any], straight: _CheckedModel
 ) -> bool:
-    again = _Rehearsal(runner, config)
+    again = _CheckedModel(runner, config)
     again.train(0)
     again.train(1)
     again.validate()

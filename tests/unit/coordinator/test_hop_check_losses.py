@@ -1,4 +1,4 @@
-"""The dry run when workers are lost for good, as with a machine of a cluster."""
+"""The hop check when workers are lost for good, as with a machine of a cluster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cerebro.coordinator.dry_run import dry_run, require_build
+from cerebro.coordinator.hop_check import check_hop, require_build
 from cerebro.errors import InputError, WorkerError
 from cerebro.run.records import TrialRecord
 from cerebro.worker.messages import CheckDone, CheckTask, WorkerJoined, WorkerLost
@@ -38,17 +38,17 @@ class Shrinking:
         raise WorkerError(f"node {worker} is gone")
 
 
-def tried(lost: set[int], order: list[int]) -> tuple[list[int], list[tuple[int, bool]]]:
+def checked(lost: set[int], order: list[int]) -> tuple[list[int], list[tuple[int, bool]]]:
     executor: Any = Shrinking(lost, order)
     context: Any = SimpleNamespace(check_files=lambda: None)
-    return dry_run(executor, [0, 1, 2], context, {}).workers, executor.given[3:]
+    return check_hop(executor, [0, 1, 2], context, {}).workers, executor.given[3:]
 
 
 def test_another_worker_takes_over_the_check_of_a_lost_one() -> None:
-    assert tried({0}, [1, 2, 0]) == ([1, 2], [(1, False)])  # one that is ready
-    assert tried({0}, [0, 1, 2]) == ([1, 2], [(1, False)])  # the first that will be
-    assert tried({0, 1}, [0, 1, 2]) == ([2], [(2, False)])
-    assert tried({2}, [0, 1, 2]) == ([0, 1], [])
+    assert checked({0}, [1, 2, 0]) == ([1, 2], [(1, False)])  # one that is ready
+    assert checked({0}, [0, 1, 2]) == ([1, 2], [(1, False)])  # the first that will be
+    assert checked({0, 1}, [0, 1, 2]) == ([2], [(2, False)])
+    assert checked({2}, [0, 1, 2]) == ([0, 1], [])
 
 
 def test_a_worker_that_joins_during_the_check_is_used() -> None:
@@ -65,12 +65,12 @@ def test_a_worker_that_joins_during_the_check_is_used() -> None:
 
 def test_a_missing_worker_is_named_and_the_last_one_is_needed() -> None:
     with pytest.warns(UserWarning, match="missing from now on: node 0 is gone"):
-        tried({0}, [0, 1, 2])
+        checked({0}, [0, 1, 2])
     with (
         pytest.warns(UserWarning, match="node 1 is gone"),
         pytest.raises(WorkerError, match="node 2 is gone"),
     ):
-        tried({0, 1, 2}, [0, 1, 2])
+        checked({0, 1, 2}, [0, 1, 2])
 
 
 @pytest.mark.parametrize(("state_bytes", "codes"), [(0, []), (8, ["unchecked-hop"])])
@@ -85,7 +85,7 @@ def test_a_check_that_fails_after_the_model_has_trained_is_reported(state_bytes,
 
     context: Any = SimpleNamespace(check_files=lambda: None)
     executor: Any = Failing(set(), [0, 1, 2])
-    found = dry_run(executor, [0, 1, 2], context, {})
+    found = check_hop(executor, [0, 1, 2], context, {})
     assert found.workers == [0, 1, 2] and found.problems == ()
     assert [finding.code for finding in found.findings_to_show()] == codes
     assert all("failed: KeyError: 'z'" in finding.message for finding in found.findings)

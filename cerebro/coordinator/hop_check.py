@@ -1,4 +1,4 @@
-"""Try a configuration of a run before training begins; see `cerebro.check`."""
+"""Make the hop check on the workers of a run, before training begins; see `cerebro.check`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MAX_START_LOSSES = 2
 
 
 @dataclass
-class DryRun:
-    """The outcome of a dry run."""
+class HopCheck:
+    """The outcome of a hop check on the workers of a run."""
 
     workers: list[int] = field(default_factory=list)
     """Workers that are ready to train."""
@@ -90,13 +90,13 @@ def unchecked_hop(error: str) -> Finding:
     )
 
 
-def dry_run(
+def check_hop(
     executor: Executor, workers: Sequence[int], context: RunContext, config: Mapping[str, Any]
-) -> DryRun:
+) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
     A worker that joins meanwhile imports them too. A lost worker is replaced. If no replacement can
-    be started, another worker takes over its check. The first problem ends the dry run; no worker
+    be started, another worker takes over its check. The first problem ends the hop check; no worker
     is ready then.
 
     Raises
@@ -104,7 +104,7 @@ def dry_run(
     WorkerError
         If no worker is left.
     """
-    tried = DryRun()
+    tried = HopCheck()
     unchecked: CheckTask | None = None
     losses = 0
     pending: dict[int, CheckTask] = {}

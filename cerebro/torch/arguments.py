@@ -1,0 +1,191 @@
+"""Check the arguments of `cerebro.torch.Model`; an error names the argument and the cure."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from cerebro.errors import InputError
+from cerebro.model import NO_KERAS, is_keras, named_functions
+from cerebro.torch.torchmetrics import Metrics, accumulates, is_collection
+
+
+def check_net(net: Any) -> None:
+    if is_keras(net):
+        raise InputError(f"net is a Keras {type(net).__name__}: {NO_KERAS}")
+    if not isinstance(net, torch.nn.Module):
+        raise InputError(f"net must be a torch.nn.Module, not {net!r}")
+    for name, part in net.named_modules():
+        if is_keras(part):
+            raise InputError(f"net.{name} is a Keras {type(part).__name__}: {NO_KERAS}")
+
+
+def split_metrics(metrics: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the metrics that are functions of a batch, and those that accumulate batches."""
+    given: Any = {"": metrics} if is_collection(metrics) else named_functions("metrics", metrics)
+    functions = {name: f for name, f in given.items() if not accumulates(f)}
+    return functions, {name: f for name, f in given.items() if accumulates(f)}
+
+
+def named_epoch_metrics(metrics: Any) -> dict[str, Any]:
+    """Return the metrics of whole passes by name."""
+    return named_functions("epoch_metrics", {"": metrics} if is_collection(metrics) else metrics)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
+    optimizers = _several(optimizer)
+    if not optimizers:
+        raise InputError("optimizer must be an optimizer or a list of them, not an empty list")
+    ours = {id(parameter) for parameter in net.parameters()}
+    if isinstance(loss, torch.nn.Module):
+        ours |= {id(parameter) for parameter in loss.parameters()}
+    for item in optimizers:
+        if is_keras(item):
+            raise InputError(f"optimizer is a Keras {type(item).__name__}: {NO_KERAS}")
+        if not all(hasattr(item, name) for name in ("step", "state_dict", "param_groups")):
+            raise InputError(f"optimizer must be a torch.optim.Optimizer, not {item!r}")
+        kind = type(item).__name__
+        if isinstance(item, torch.optim.LBFGS):
+            raise InputError(
+                f"{kind} evaluates the loss several times per step, which needs a closure: choose "
+                "an optimizer whose step() needs no closure"
+            )
+        taken = [parameter for group in item.param_groups for parameter in group["params"]]
+        if not any(id(parameter) in ours for parameter in taken):
+            raise InputError(
+                f"the {kind} has none of the network's parameters: make it from net.parameters()"
+            )
+        # Schedulers warn if they step before their optimizer object has stepped. After a hop, this
+        # is normal: the trial has stepped, but not this object.
+        item._opt_called = True
+    return optimizers
+
+
+def check_schedulers(scheduler: Any, optimizers: Sequence[Any]) -> tuple[Any, ...]:
+    schedulers = () if scheduler is None else _several(scheduler)
+    for item in schedulers:
+        if not all(hasattr(item, name) for name in ("step", "state_dict", "load_state_dict")):
+            raise InputError(f"scheduler must be a learning-rate scheduler, not {item!r}")
+        its = getattr(item, "optimizer", None)
+        if its is not None and not any(its is optimizer for optimizer in optimizers):
+            raise InputError(
+                f"the {type(item).__name__} belongs to a different optimizer than the one given: "
+                "make it from the optimizer that you give"
+            )
+    return schedulers
+
+
+def check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str:
+    known = ("epoch", "batch", "metric")
+    if scheduler_step not in known and not str(scheduler_step).startswith("metric:"):
+        raise InputError(
+            f"scheduler_step must be 'epoch', 'batch', 'metric' or 'metric:NAME', not "
+            f"{scheduler_step!r}"
+        )
+    for scheduler in schedulers:
+        plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+        if plateau and not scheduler_step.startswith("metric"):
+            raise InputError("ReduceLROnPlateau follows a metric: give scheduler_step='metric'")
+        if scheduler_step == "metric" and getattr(scheduler, "mode", "min") == "max":
+            raise InputError(
+                "scheduler_step='metric' follows the loss, but the scheduler's mode is 'max': name "
+                "the metric, such as scheduler_step='metric:accuracy'"
+            )
+    if (
+        scheduler_step.startswith("metric")
+        and schedulers
+        and not any(map(needs_metric, schedulers))
+    ):
+        kinds = ", ".join(type(scheduler).__name__ for scheduler in schedulers)
+        raise InputError(
+            f"scheduler_step={scheduler_step!r} is for schedulers that follow a metric, as "
+            f"ReduceLROnPlateau does, but {kinds} takes none: give scheduler_step='epoch'"
+        )
+    return scheduler_step
+
+
+def needs_metric(scheduler: Any) -> bool:
+    """Return whether a scheduler's `step` needs a metric, as that of `ReduceLROnPlateau` does.
+
+    The argument that other schedulers take, if they take any, is the epoch's number.
+    """
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        return True
+    try:
+        parameters = list(inspect.signature(scheduler.step).parameters.values())
+    except (TypeError, ValueError):  # not written in Python
+        return False
+    first = parameters[0] if parameters else None
+    if first is None or first.kind not in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD):
+        return False
+    return first.name == "metrics" or (first.default is first.empty and first.name != "epoch")
+
+
+def check_graph(graph: bool | None, amp: str | None) -> None:
+    if graph not in (None, True, False):
+        raise InputError(f"graph must be None, True or False, not {graph!r}")
+    if graph and amp == "fp16":
+        raise InputError(
+            "graph=True: amp='fp16' reads the gradients before each step: use amp='bf16'"
+        )
+
+
+def check_countable(graph: bool | None, meters: Metrics) -> None:
+    """Raise InputError if a recorded step would leave out batches of torchmetrics metrics."""
+    if graph and meters:
+        raise InputError(
+            f"graph=True cannot count the batches of {meters}: leave out graph, or give the metric "
+            "in epoch_metrics"
+        )
+
+
+def check_state(state: str) -> None:
+    if state not in ("all", "trainable"):
+        raise InputError(f"state must be 'all' or 'trainable', not {state!r}")
+
+
+def check_train_step(
+    *, clip_norm: float | None, accumulate: int, amp: str | None, graph: bool | None
+) -> None:
+    """Raise InputError if a setting of updates was given, which `train_step` makes itself."""
+    given = {
+        "clip_norm": clip_norm is not None,
+        "accumulate": accumulate != 1,
+        "amp": amp is not None,
+        "graph": graph,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise InputError(
+            f"train_step makes its own updates: leave out {name}, and do its work in train_step"
+        )
+
+
+def check_functions(functions: Mapping[str, Any]) -> None:
+    """Raise InputError unless the arguments, by name, can be called with a batch's values."""
+    for name, value in functions.items():
+        if value is not None and not callable(value):
+            raise InputError(f"{name} must be callable, not {value!r}")
+        if isinstance(value, type) and issubclass(value, torch.nn.Module):
+            raise InputError(f"{name} is the class {value.__name__}: give {value.__name__}()")
+
+
+def make_amp(amp: str | None, device: str) -> tuple[Any, Any]:
+    """Return the autocast context and the gradient scaler; None for each that is not used."""
+    if amp is None:
+        return None, None
+    if amp not in ("bf16", "fp16"):
+        raise InputError(f"amp must be None, 'bf16' or 'fp16', not {amp!r}")
+    dtype = torch.bfloat16 if amp == "bf16" else torch.float16
+    try:
+        autocast = torch.autocast(device, dtype=dtype)
+        scaler = torch.amp.GradScaler(device) if amp == "fp16" else None
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"amp={amp!r} is not available on {device}: {error}") from error
+    return autocast, scaler

@@ -1,0 +1,50 @@
+"""Outputs of networks, which may be nested: copy, join, detach and convert them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from cerebro.model import is_joinable
+
+
+def host_copy(output: Any) -> Any:
+    """Return a network's output with the same structure, in host memory."""
+    if isinstance(output, torch.Tensor):
+        return output.cpu()
+    if isinstance(output, Mapping):
+        return {key: host_copy(value) for key, value in output.items()}
+    if isinstance(output, (list, tuple)):
+        return tuple(host_copy(value) for value in output)
+    return output
+
+
+def joined(parts: list[Any]) -> Any:
+    """Join the batches' outputs along their rows; return them as a list if they do not fit."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(parts) if is_joinable(parts) else parts
+    if isinstance(first, Mapping):
+        return {key: joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return tuple(joined([part[i] for part in parts]) for i in range(len(first)))
+    return parts
+
+
+def detached(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(detached(item) for item in value)
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def in_float32(outputs: Any) -> Any:
+    """Return outputs with 16-bit floats converted to float32, and others unchanged."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+    if isinstance(outputs, Mapping):
+        return {key: in_float32(value) for key, value in outputs.items()}
+    if isinstance(outputs, (list, tuple)):
+        return type(outputs)([in_float32(value) for value in outputs])
+    return outputs
