@@ -59,7 +59,7 @@ def test_a_worker_that_joins_during_the_check_is_used() -> None:
 
     context: Any = SimpleNamespace(check_files=lambda: None)
     executor: Any = Growing(set(), [0, 1, 2, 3])
-    assert dry_run(executor, [0, 1, 2], context, {}).workers == [0, 1, 2, 3]
+    assert check_hop(executor, [0, 1, 2], context, {}).workers == [0, 1, 2, 3]
     assert executor.given[3:] == [(3, True)]
 
 
