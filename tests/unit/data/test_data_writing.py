@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import subprocess
@@ -429,6 +430,17 @@ def test_a_meter_shows_only_much_on_a_terminal(
         meter.begin("writing shards", 2)
         meter.advance(2)
     assert "writing shards" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("progress", ["auto", True])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_data_can_be_written_without_standard_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: str | bool, is_closed: bool
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed if is_closed else None)  # as in a daemon
+    assert len(shard({"x": [1, 2, 3]}, tmp_path / "d", progress=progress)) == 3
 
 
 def test_exceptions_are_cerebros(tmp_path: Path) -> None:
