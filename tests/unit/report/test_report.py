@@ -441,10 +441,19 @@ def test_curves_of_a_loss_take_the_smallest(result: Any, matplotlib: Any) -> Non
     assert axes.get_legend().get_texts()[0].get_text().startswith("trial 5\n")
 
 
-def test_curves_skip_what_is_not_finite(matplotlib: Any) -> None:
-    trials = [make_trial(0, [0.5, 0.6]), make_trial(1, [0.4, math.nan], status="diverged")]
+def test_a_cross_ends_the_finite_part_of_a_curve(matplotlib: Any) -> None:
+    trials = [
+        make_trial(0, [0.5, 0.6]),
+        make_trial(1, [0.3, 0.4, math.nan], status="diverged"),
+        make_trial(2, [0.2, math.inf, -math.inf], status="failed"),
+        make_trial(3, [0.1, 0.2], status="failed"),
+        make_trial(4, [math.nan], status="diverged"),
+    ]
     figure = plots.plot(make_result(trials))
     figure.savefig(io.BytesIO(), format="png")
+    crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+    points = {(*line.get_xdata(), *line.get_ydata()) for line in crosses}
+    assert points == {(2, 0.4), (1, 0.2), (2, 0.2)}
 
 
 def test_curves_of_one_epoch_have_one_tick(matplotlib: Any) -> None:
