@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
 from cerebro.report.plots.curves import draw_curves
+from cerebro.report.plots.fonts import complete
 from cerebro.report.plots.gantt import draw_gantt
 from cerebro.report.plots.importance import draw_importance
 from cerebro.report.plots.look import DARK, LIGHT, Look, is_style_dark
@@ -71,7 +72,9 @@ def plot(
     if kind not in KINDS:
         raise InputError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     look = DARK if (is_style_dark() if dark is None else dark) else LIGHT
-    return KINDS[kind](result, metric or result.metric, _chosen(result, trials), look)
+    figure = KINDS[kind](result, metric or result.metric, _chosen(result, trials), look)
+    complete(figure)
+    return figure
 
 
 def check(result: Any, metric: str | None, trials: Sequence[int] | None) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cerebro.machine.imports import import_extra
 
@@ -69,6 +71,15 @@ def figure_class() -> type[Figure]:
 
     class Picture(Figure):
         """A figure that a notebook shows whether or not pyplot was imported."""
+
+        lacks_glyphs = False
+        """Whether fonts lack characters; a warning has said so, so matplotlib need not."""
+
+        def draw(self, renderer: Any) -> None:
+            with warnings.catch_warnings() if self.lacks_glyphs else contextlib.nullcontext():
+                if self.lacks_glyphs:
+                    warnings.filterwarnings("ignore", "Glyph .* missing from")
+                super().draw(renderer)
 
         def _repr_png_(self) -> bytes:
             out = io.BytesIO()
