@@ -443,6 +443,40 @@ def test_data_can_be_written_without_standard_error(
     assert len(shard({"x": [1, 2, 3]}, tmp_path / "d", progress=progress)) == 3
 
 
+@pytest.mark.parametrize("leaves", ["exits", "raises", "returns", "goes on"])
+def test_a_process_that_the_source_forks_leaves_the_files_alone(
+    tmp_path: Path, leaves: str
+) -> None:
+    children = []
+
+    def rows() -> Iterator[dict[str, int]]:
+        yield {"x": 0}
+        child = os.fork()
+        if child:
+            children.append(os.waitpid(child, 0)[1])
+        elif leaves == "exits":
+            sys.exit()
+        elif leaves == "raises":
+            raise RuntimeError
+        elif leaves == "returns":
+            return
+        yield {"x": 1}
+
+    parent = os.getpid()
+    try:
+        data = shard(rows(), tmp_path / "d", shards=1, shuffle=False)
+    except BaseException as error:
+        if os.getpid() != parent:
+            os._exit(7 if "forked this process" in str(error) else 5)
+        raise
+    finally:
+        if os.getpid() != parent:
+            os._exit(1)
+    assert children == [(5 if leaves in ("exits", "raises") else 7) << 8]
+    assert data.shard(0)["x"].tolist() == [0, 1]
+    assert names_below(tmp_path) == ["d"]
+
+
 def test_exceptions_are_cerebros(tmp_path: Path) -> None:
     with pytest.raises(CerebroError):
         Dataset(tmp_path / "nothing")
