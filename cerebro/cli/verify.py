@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.cli.as_json import json_option, print_json
-from cerebro.cli.options import new_command
+from cerebro.cli.options import complain, new_command
 from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine.objects import is_url
 from cerebro.report.output import is_terminal
@@ -103,5 +103,5 @@ def _complain(path: Path | str, problems: Sequence[Any]) -> int:
         print("\n".join(lines), end="\n" * bool(lines))  # one problem would be there twice
     if lines:
         count = "a problem" if len(lines) == 1 else f"{len(lines)} problems, the first"
-        print(f"error: {path} has {count}: {lines[0]}", file=sys.stderr)
+        complain(f"error: {path} has {count}: {lines[0]}")
     return 1 if lines else 0
