@@ -55,7 +55,7 @@ def main(options: argparse.Namespace) -> int:
 
     source: Any = options.source
     if Path(source).is_dir():
-        size = None if options.size is None else _picture_size(options.size)
+        size = None if options.size is None else _image_size(options.size)
         source = cerebro.images(source, size=size, mode=options.mode)
     data = cerebro.shard(
         source,
@@ -72,7 +72,7 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _picture_size(text: str) -> tuple[int, int]:
+def _image_size(text: str) -> tuple[int, int]:
     """Read ``WxH``, or one number for a square, as (height, width)."""
     try:
         width, _, height = text.lower().partition("x")

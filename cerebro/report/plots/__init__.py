@@ -1,4 +1,4 @@
-"""Draw pictures of a result, one kind per file.
+"""Draw plots of a result, one kind per file.
 
 Every function returns a new ``matplotlib.figure.Figure``, which does not depend on a window or on
 pyplot's global state. So it works without a display and in threads:
@@ -57,7 +57,7 @@ def plot(
         of the metric's variance that each dimension explains, with its uncertainty; ``"slice"``:
         the metric over each setting.
     dark
-        Whether the picture is for a dark page. None: as in matplotlib's current style.
+        Whether the plot is for a dark page. None: as in matplotlib's current style.
 
     Returns
     -------

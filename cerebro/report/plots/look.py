@@ -1,4 +1,4 @@
-"""Define the style of pictures on white and on dark pages."""
+"""Define the style of plots on white and on dark pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Look:
-    """The colors of a picture."""
+    """The colors of a plot."""
 
     page: str
     ink: str
@@ -66,10 +66,10 @@ def figure_class() -> type[Figure]:
     InputError
         If matplotlib is missing.
     """
-    import_extra("matplotlib", "plots", "pictures need matplotlib")
+    import_extra("matplotlib", "plots", "plots need matplotlib")
     from matplotlib.figure import Figure
 
-    class Picture(Figure):
+    class Plot(Figure):
         """A figure that a notebook shows whether or not pyplot was imported."""
 
         lacks_glyphs = False
@@ -86,7 +86,7 @@ def figure_class() -> type[Figure]:
             self.savefig(out, format="png")
             return out.getvalue()
 
-    return Picture
+    return Plot
 
 
 def is_style_dark() -> bool:
@@ -97,7 +97,7 @@ def is_style_dark() -> bool:
     InputError
         If matplotlib is missing.
     """
-    import_extra("matplotlib", "plots", "pictures need matplotlib")
+    import_extra("matplotlib", "plots", "plots need matplotlib")
     from matplotlib import rcParams
     from matplotlib.colors import to_rgb
 

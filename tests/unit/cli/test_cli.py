@@ -252,14 +252,14 @@ def test_columns() -> None:
     }
 
 
-def test_dtypes_and_picture_size() -> None:
+def test_dtypes_and_image_size() -> None:
     assert shard._dtypes(["x=float32"]) == {"x": "float32"}
     with pytest.raises(InputError, match="x=float32"):
         shard._dtypes(["x"])
-    assert shard._picture_size("224x112") == (112, 224)
-    assert shard._picture_size("64") == (64, 64)
+    assert shard._image_size("224x112") == (112, 224)
+    assert shard._image_size("64") == (64, 64)
     with pytest.raises(InputError, match="--size big"):
-        shard._picture_size("big")
+        shard._image_size("big")
 
 
 def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

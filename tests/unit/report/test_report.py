@@ -1,4 +1,4 @@
-"""Progress, tables, pictures and HTML, drawn from small made-up runs."""
+"""Progress, tables, plots and HTML, drawn from small made-up runs."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ def test_html_is_static_and_escaped() -> None:
     assert "&lt;script&gt;" in html.trial_html(trial)  # a notebook's view of a Trial
 
 
-# --- pictures ---
+# --- plots ---
 
 from cerebro.report import plots  # noqa: E402
 from cerebro.report.plots import gantt, importance, values  # noqa: E402
@@ -418,7 +418,7 @@ def matplotlib() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["curves", "gantt", "parallel", "importance", "slice"])
-def test_every_picture_can_be_saved(result: Any, kind: str, matplotlib: Any) -> None:
+def test_every_plot_can_be_saved(result: Any, kind: str, matplotlib: Any) -> None:
     figure = plots.plot(result, kind=kind)
     out = io.BytesIO()
     figure.savefig(out, format="png")
@@ -604,7 +604,7 @@ def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
     assert axes.get_ylim() == (-0.5, 0.5)
 
 
-def test_pictures_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
+def test_plots_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
     trials = [make_trial(0, [0.5, 0.9, 0.6]), make_trial(1, [0.5, 0.7, 0.8])]
     result = make_result(trials)
     accuracies = values.table_of(result, "accuracy", trials)[1]
