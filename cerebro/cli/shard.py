@@ -17,7 +17,9 @@ def add(commands: Any) -> None:
     """Add the command to the parser."""
     parser = new_command(commands, "shard", main, "write a dataset as shards")
     parser.add_argument(
-        "source", help="a .npz, .csv, .parquet or .arrow file, or a folder of class folders"
+        "source",
+        help="a .npz, .csv, .parquet or .arrow file, or a folder of .parquet files or of images: "
+        "one subfolder for each class",
     )
     parser.add_argument("path", help="the folder or the URL to write")
     parser.add_argument("--shards", type=count, help="number of shards (8, or more for large data)")
@@ -54,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     import cerebro
 
     source: Any = options.source
-    if Path(source).is_dir():
+    if Path(source).is_dir() and not _has_parquet_files(Path(source)):
         size = None if options.size is None else _image_size(options.size)
         source = cerebro.images(source, size=size, mode=options.mode)
     data = cerebro.shard(
@@ -70,6 +72,10 @@ def main(options: argparse.Namespace) -> int:
     )
     print(data)
     return 0
+
+
+def _has_parquet_files(folder: Path) -> bool:
+    return any(file.suffix.lower() == ".parquet" for file in folder.iterdir())
 
 
 def _image_size(text: str) -> tuple[int, int]:

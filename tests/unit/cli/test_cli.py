@@ -374,6 +374,21 @@ def test_wrong_arrays_are_one_line(
     assert not folder.exists()
 
 
+def test_shard_of_a_folder_of_parquet_files(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import cerebro
+
+    (tmp_path / "parts").mkdir()
+    for part in range(2):
+        table = pa.table({"x": [part, part + 0.5]})
+        parquet.write_table(table, tmp_path / "parts" / f"{part}.parquet")
+    folder = tmp_path / "data"
+    arguments = ["shard", str(tmp_path / "parts"), str(folder), "--shards", "1", "--no-shuffle"]
+    assert cli.main(arguments) == 0
+    assert cerebro.Dataset(folder).shard(0)["x"].tolist() == [0, 0.5, 1, 1.5]
+
+
 def test_shard_of_an_image_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image = pytest.importorskip("PIL.Image")
     import cerebro
