@@ -271,7 +271,11 @@ def test_binary_values_that_do_not_fit_are_named(tmp_path: Path) -> None:
     for table, dtypes, match in [
         (even, {"v": ("float32", (3,))}, r"'v' has 8 bytes in each row, but .* needs 12"),
         (even.select(["y"]), {"y": ("int64", 2)}, r"'y' has rows of shape \(\), which cannot"),
-        (uneven, {"v": ("float32", (2,))}, "'v' has rows of differing length"),
+        (
+            uneven,
+            {"v": ("float32", (2,))},
+            r"'v' has rows of differing length \(8 in row 0, 4 in row 1",
+        ),
         (even, {"v": ("float32", ())}, "is not a type and a shape"),
         (even, {"v": ("float32", (2, -1))}, "is not a type and a shape"),
         (even, {"v": ("float31", (2,))}, "unknown dtype 'float31'"),

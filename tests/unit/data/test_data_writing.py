@@ -211,7 +211,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"x": [1, 2]}, {"columns": "x"}, "give a list of names"),
         ({"x": [1, 2]}, {"columns": {"a": []}}, "an empty stack"),
         ({"x": [1, 2]}, {"columns": ["x", "x"]}, "twice"),
-        ({"x": [[1], [2, 3]]}, {"columns": {"a": ["x"]}}, "differing length"),
+        ({"x": [[1], [2, 3]]}, {"columns": {"a": ["x"]}}, "length (1 in row 0, 2 in row 1)"),
         ({"x": [1, 2]}, {"dtypes": {"z": "int8"}}, "dtypes has the unknown column 'z'"),
         ({"x": [1, 2]}, {"dtypes": {"x": "int7"}}, "unknown dtype 'int7'"),
         ({"x": [1, 2]}, {"dtypes": "int8"}, "give a mapping"),
