@@ -22,8 +22,8 @@ from cerebro.transforms import RandomCrop, Scale, ToCHW
 def make_data(folder: str) -> cerebro.Dataset:
     """Write 1,797 gray images of 8 x 8 pixels, 0 to 16, as height x width x channels."""
     digits = load_digits()
-    pictures = digits.images.astype("uint8")[..., None]
-    arrays = {"x": pictures, "y": digits.target.astype("int64")}
+    images = digits.images.astype("uint8")[..., None]
+    arrays = {"x": images, "y": digits.target.astype("int64")}
     return cerebro.shard(arrays, folder, shards=8, exist_ok=True, progress=False)
 
 
@@ -90,7 +90,7 @@ def main() -> None:
     )
     print(result.summary())
     outcome = result.best.evaluate(test.with_transforms(plain))
-    print(f"\naccuracy on {len(test)} other pictures: {outcome['accuracy']:.4f}")
+    print(f"\naccuracy on {len(test)} other images: {outcome['accuracy']:.4f}")
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ WHAT = {
     "three": "3",
     "nine": "9",
     "clicks": "clicks",
-    "pictures": "pictures",
+    "pictures": "images",
     "text": "text",
     "large": "larger than memory",
 }

@@ -68,7 +68,7 @@ WORKLOADS = {
         FEW,
     ),
     "pictures": Workload(
-        "pictures of 32 x 32",
+        "images of 32 x 32",
         "pictures",
         same(8, width=8),
         {"tiny": 1_024, "quick": 4_096, "full": 16_384},
@@ -193,7 +193,7 @@ class Language(nn.Module):
 
 
 class Pictures(nn.Module):
-    """A small convolutional network for bytes; large pictures are averaged first."""
+    """A small convolutional network for bytes; large images are averaged first."""
 
     def __init__(self, width: int, side: int) -> None:
         super().__init__()

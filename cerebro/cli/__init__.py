@@ -1,7 +1,8 @@
 """Run the command line: thin commands on top of the public interface.
 
 Exit status: 0 on success; 1 on an error, with one line that begins with ``error:`` and says how to
-fix it; 130 on Ctrl-C and 143 on SIGTERM, after printing the command that resumes the run.
+fix it; 130 on Ctrl-C and 143 on SIGTERM, after printing the command that resumes the run; 141 if
+the reader of the output leaves, as in ``cerebro show | head``, unless the command trains.
 ``--traceback``, or ``CEREBRO_TRACEBACK=1`` in the environment, shows the origin of an error.
 
 Every module has two functions: ``add`` adds the command with its options to the parser, and
@@ -12,7 +13,6 @@ that mistakes in the arguments are reported without delay.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import io
 import os
@@ -43,10 +43,10 @@ from cerebro.cli import (
     show,
     verify,
 )
-from cerebro.cli.options import drop_output
+from cerebro.cli.options import complain, drop_lost_output
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.imports import imported_shadows, raised_at
-from cerebro.machine.signals import INTERRUPTED
+from cerebro.machine.signals import INTERRUPTED, READER_LEFT
 
 COMMANDS = (
     *(demo, shard, plan, run, resume, control),
@@ -91,23 +91,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return int(status or 0)
     except KeyboardInterrupt as error:
-        print(f"\n{str(error) or 'interrupted'}", file=sys.stderr)
+        complain(f"\n{str(error) or 'interrupted'}")
         return INTERRUPTED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and not trains:  # as in `cerebro show | head`
-            drop_output()
-            return 1
+            return READER_LEFT
         if show_traceback:
-            traceback.print_exc()
+            complain(traceback.format_exc().rstrip())
         shadows = imported_shadows()
-        print(f"error: {one_line(error)}{shadows and f' ({shadows})'}", file=sys.stderr)
+        complain(f"error: {one_line(error)}{shadows and f' ({shadows})'}")
         return 1
+    finally:
+        drop_lost_output()
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Write a warning as one line, without the source line that Python adds."""
-    with contextlib.suppress(OSError, ValueError):  # a warning does not end a search
-        print(f"warning: {message}", file=sys.stderr)
+    complain(f"warning: {message}")
 
 
 def one_line(error: BaseException) -> str:
@@ -138,6 +138,12 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise InputError instead of ending the process."""
         raise InputError(f"{message}; see {self.prog} --help")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """End the process after ``--help`` and the like; raise OSError if the text is lost."""
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        super().exit(status, message)
 
 
 def make_parser(program: str = "python -m cerebro") -> Parser:

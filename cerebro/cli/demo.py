@@ -229,8 +229,8 @@ def demonstrate(
     say("\n".join(summary.best_lines(result)))
     outcome = result.best.evaluate(test)
     say(f"\nOn the {len(test)} rows that no trial saw: accuracy {outcome['accuracy']:.4f}")
-    pictures = draw(result)
-    say(f"\nThe run is in {result.path}" + (f", with {' and '.join(pictures)}" if pictures else ""))
+    drawn = draw(result)
+    say(f"\nThe run is in {result.path}" + (f", with {' and '.join(drawn)}" if drawn else ""))
     say(f"\n{lines_to_open(result.path)}")
     return 0
 

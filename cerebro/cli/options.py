@@ -146,14 +146,30 @@ def say(text: object = "") -> None:
     try:
         print(text, flush=True)
     except OSError:
-        drop_output()
+        drop_lost_output()
 
 
-def drop_output() -> None:
-    """Send standard output to nowhere from now on, with the text that is not yet written."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def complain(text: str) -> None:
+    """Print text to standard error; if it is lost, the exit status still tells."""
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr)
+
+
+def drop_lost_output() -> None:
+    """Send streams that cannot be written to nowhere, with the text that is not yet written.
+
+    Otherwise Python complains about them at its end, and changes the exit status.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except ValueError:  # closed
+            continue
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def show_result(result: Any) -> int:
@@ -167,7 +183,7 @@ def interrupted(error: KeyboardInterrupt) -> int:
     """Print the error's message: what an interrupted run has kept and how to resume it."""
     with uninterrupted(error):
         text = str(error) or "interrupted before any trial began; nothing was kept"
-        print(f"\n{text}", file=sys.stderr)
+        complain(f"\n{text}")
     return INTERRUPTED
 
 
@@ -175,9 +191,8 @@ def status_of(result: Any) -> int:
     """Return the exit status of a search that has returned a result."""
     if result.status == "finished":
         return 0
-    print(
+    complain(
         f"error: the run is {result.status}, not finished; to resume it: "
-        f"python -m cerebro resume {shlex.quote(str(result.path))}",
-        file=sys.stderr,
+        f"python -m cerebro resume {shlex.quote(str(result.path))}"
     )
     return 1

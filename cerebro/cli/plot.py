@@ -1,4 +1,4 @@
-"""``plot``: draw a figure of a run, or an HTML page with all its pictures."""
+"""``plot``: draw one plot of a run, or write an HTML page with all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("curves", "gantt", "parallel", "importance", "slice")
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
-    parser = new_command(commands, "plot", main, "draw a figure of a run, or an HTML page")
+    parser = new_command(commands, "plot", main, "draw a plot of a run, or write an HTML page")
     parser.add_argument(
         "run", nargs="?", help="the run's folder (default: the newest one under runs)"
     )
@@ -43,12 +43,12 @@ def main(options: argparse.Namespace) -> int:
     if options.out is not None and Path(options.out).suffix == ".html":
         out = _write_page(result, options)
     else:
-        out = _write_picture(result, options)
+        out = _write_plot(result, options)
     print(out)
     return 0
 
 
-def _write_picture(result: Any, options: argparse.Namespace) -> Path:
+def _write_plot(result: Any, options: argparse.Namespace) -> Path:
     from cerebro.report import plots
 
     kind = options.kind or "curves"

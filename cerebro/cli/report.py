@@ -23,7 +23,9 @@ def add(commands: Any) -> None:
         "--trials", type=numbers, metavar="N,N,...", help="draw only these (default: all)"
     )
     parser.add_argument(
-        "--no-pictures", action="store_true", help="leave out the pictures (default: draw all)"
+        *("--no-plots", "--no-pictures"),
+        action="store_true",
+        help="leave out the plots (default: draw all)",
     )
     parser.add_argument(
         "--out", metavar="FILE", help=f"the file to write (default: {NAME} in the run's folder)"
@@ -41,7 +43,7 @@ def main(options: argparse.Namespace) -> int:
     page = render_page(
         result,
         about(result.saved),
-        kinds=() if options.no_pictures else tuple(plots.KINDS),
+        kinds=() if options.no_plots else tuple(plots.KINDS),
         metric=options.metric,
         trials=options.trials,
     )

@@ -149,7 +149,7 @@ def main(say: Callable[[str], object] = print) -> int:
         place = Path(folder)
         data = cerebro.shard(pictures(), place / "data", shards=SHARDS, progress=False)
         data = data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})
-        say(f"training 4 small networks on {ROWS} drawn pictures, {EPOCHS} epochs:")
+        say(f"training 4 small networks on {ROWS} drawn images, {EPOCHS} epochs:")
         if problem:
             say(f"  not on the GPU: {problem}")
         good = [prove(data, place / name.replace(":", "-"), name, say) for name in names]

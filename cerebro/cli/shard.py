@@ -17,7 +17,9 @@ def add(commands: Any) -> None:
     """Add the command to the parser."""
     parser = new_command(commands, "shard", main, "write a dataset as shards")
     parser.add_argument(
-        "source", help="a .npz, .csv, .parquet or .arrow file, or a folder of class folders"
+        "source",
+        help="a .npz, .csv, .parquet or .arrow file, or a folder of .parquet files or of images: "
+        "one subfolder for each class",
     )
     parser.add_argument("path", help="the folder or the URL to write")
     parser.add_argument("--shards", type=count, help="number of shards (8, or more for large data)")
@@ -54,8 +56,8 @@ def main(options: argparse.Namespace) -> int:
     import cerebro
 
     source: Any = options.source
-    if Path(source).is_dir():
-        size = None if options.size is None else _picture_size(options.size)
+    if Path(source).is_dir() and not _has_parquet_files(Path(source)):
+        size = None if options.size is None else _image_size(options.size)
         source = cerebro.images(source, size=size, mode=options.mode)
     data = cerebro.shard(
         source,
@@ -72,7 +74,11 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _picture_size(text: str) -> tuple[int, int]:
+def _has_parquet_files(folder: Path) -> bool:
+    return any(file.suffix.lower() == ".parquet" for file in folder.iterdir())
+
+
+def _image_size(text: str) -> tuple[int, int]:
     """Read ``WxH``, or one number for a square, as (height, width)."""
     try:
         width, _, height = text.lower().partition("x")

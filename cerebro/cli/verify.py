@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.cli.as_json import json_option, print_json
-from cerebro.cli.options import new_command
+from cerebro.cli.options import complain, new_command
 from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine.objects import is_url
+from cerebro.report.output import is_terminal
 
 MESSAGE_LIMIT = 2000
 
@@ -98,9 +99,9 @@ def _bucket(url: str, as_json: bool) -> int:
 def _complain(path: Path | str, problems: Sequence[Any]) -> int:
     """Print one line for each problem, and an error with the number of problems."""
     lines = [one_line(str(problem), MESSAGE_LIMIT) for problem in problems]
-    if len(lines) != 1 or not (sys.stdout.isatty() and sys.stderr.isatty()):
+    if len(lines) != 1 or not (is_terminal(sys.stdout) and is_terminal(sys.stderr)):
         print("\n".join(lines), end="\n" * bool(lines))  # one problem would be there twice
     if lines:
         count = "a problem" if len(lines) == 1 else f"{len(lines)} problems, the first"
-        print(f"error: {path} has {count}: {lines[0]}", file=sys.stderr)
+        complain(f"error: {path} has {count}: {lines[0]}")
     return 1 if lines else 0

@@ -96,6 +96,7 @@ class Cache:
         self._changing = threading.Condition()  # guards the next two
         self._scratch: tuple[Path, int] | None = None
         self._pulling: list[threading.Thread] = []
+        self._scratch_of = 0  # the process that made it
         self._arriving: dict[tuple[str, int], Path] = {}  # each has one folder, the shard's
         self._used: dict[str, int] = {}  # locked descriptors, by dataset
         self._limit = cache_limit()
@@ -385,6 +386,7 @@ class Cache:
             self._check_open()
             if self._scratch is None:
                 self._scratch = self._new_scratch()
+                self._scratch_of = os.getpid()
             return self._scratch[0]
 
     def _new_scratch(self) -> tuple[Path, int]:
@@ -417,12 +419,13 @@ class Cache:
             os.close(fd)
 
     def drop_scratch(self) -> None:
-        """Remove this process's scratch."""
+        """Remove this process's scratch, but not, in a forked child, that of its parent."""
         with self._changing:
             scratch, self._scratch = self._scratch, None
         if scratch is not None:
             folder, fd = scratch
-            shutil.rmtree(folder, ignore_errors=True)
+            if os.getpid() == self._scratch_of:
+                shutil.rmtree(folder, ignore_errors=True)
             os.close(fd)
 
     def _check_open(self) -> None:

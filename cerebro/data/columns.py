@@ -256,18 +256,26 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
         raise InputError(f"column {column!r} mixes strings and numbers: make all of them one kind")
     values, lengths, rows = [], [], 0
     ragged = any(part.offsets is not None for part in parts)
+    parts = [part.as_ragged() for part in parts] if ragged else parts
+    filled = [part for part in parts if len(part.values)]  # empty lists have no shape
+    shape = (filled or parts)[0].row_shape
     for part in parts:
         dtype = promoted(column, dtype, part.dtype)
-        part = part.as_ragged() if ragged else part
         codes = part.values
-        if part.row_shape != parts[0].row_shape and not ragged:
+        if part.row_shape != shape and not ragged:
             raise InputError(
                 f"column {column!r} has rows of different shapes: give all rows the same shape"
+            )
+        if part.row_shape != shape and len(part.values):
+            raise InputError(
+                f"column {column!r}: rows may differ only in the length of their first "
+                f"dimension, but after row {rows} they have a different shape"
             )
         if names is not None:
             table = [names.setdefault(name, len(names)) for name in part.names or ()]
             codes = np.array(table, np.int64)[checked_codes(column, part, rows)]
-        values.append((codes, part.dtype))
+        if len(codes) or not filled:
+            values.append((codes, part.dtype))
         rows += part.rows
         if part.offsets is not None:
             lengths.append(np.diff(part.offsets))
@@ -498,7 +506,7 @@ def _joined_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnDat
         if not isinstance(item, (list, tuple)):
             part = from_array(column, item).as_fixed()
             if part is None:
-                raise _too_ragged(column, row)
+                raise too_ragged(column, row)
             parts.append(part)
         elif item:  # an empty list has no element type; an empty array has one
             parts.append(_elements(column, item, row, None))
@@ -529,7 +537,7 @@ def _elements(
     lacking = next((place for place, item in enumerate(items) if _lacks_value(item)), None)
     place = _first_unlike(items) if lacking is None else lacking
     row = first_row + (0 if offsets is None else _row_of(offsets, place))
-    raise _too_ragged(column, row) if lacking is None else missing(column, row)
+    raise too_ragged(column, row) if lacking is None else missing(column, row)
 
 
 def _lacks_value(item: Any) -> bool:
@@ -560,7 +568,7 @@ def _shape(item: Any) -> tuple[int, ...] | None:
         return None
 
 
-def _too_ragged(column: str, row: int) -> InputError:
+def too_ragged(column: str, row: int) -> InputError:
     return InputError(
         f"column {column!r} is ragged in more than one dimension: only the first may vary, but "
         f"row {row} has parts of other lengths: give each part its own column (make each row a "

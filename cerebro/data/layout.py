@@ -147,8 +147,7 @@ def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> 
     fixed = data.as_fixed()
     if fixed is None:
         raise InputError(
-            f"column {name!r} has rows of differing length, but {dtype} of shape {shape} needs "
-            "rows of one length"
+            f"{_uneven(name, data)}, but {dtype} of shape {shape} needs rows of one length"
         )
     if fixed.binary:
         return ColumnData(reinterpret(fixed.values, dtype, shape, name), dtype)
@@ -156,6 +155,17 @@ def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> 
         found = "text" if fixed.names is not None else f"rows of shape {fixed.row_shape}"
         raise InputError(f"column {name!r} has {found}, which cannot become shape {shape}")
     return ColumnData(fixed.values.reshape(fixed.rows, *shape), fixed.dtype)
+
+
+def _uneven(name: str, data: ColumnData) -> str:
+    """Begin the error of a ragged column: name the first row that is not as long as row 0."""
+    assert data.offsets is not None
+    lengths = np.diff(data.offsets)
+    row = int((lengths != lengths[0]).argmax())
+    return (
+        f"column {name!r} has rows of differing length ({lengths[0]} in row 0, {lengths[row]} in "
+        f"row {row})"
+    )
 
 
 def _single(name: str, data: ColumnData, dtype: str | None) -> OutputColumn:
@@ -179,8 +189,8 @@ def _stack(name: str, sources: Table, dtype: str | None) -> OutputColumn:
         fixed = data.as_fixed()
         if fixed is None:
             raise InputError(
-                f"column {key!r} has rows of differing length and cannot be stacked into {name!r}: "
-                "keep it as a separate column"
+                f"{_uneven(key, data)} and cannot be stacked into {name!r}: keep it as a separate "
+                "column"
             )
         pieces.append((fixed, None if fixed.names is None else final_names(fixed)[1]))
         width += int(np.prod(fixed.row_shape, dtype=np.int64))

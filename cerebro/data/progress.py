@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from cerebro.errors import InputError
+from cerebro.report.output import is_terminal
 
 QUIET_BYTES = 128_000_000  # takes about a second
 
@@ -20,7 +21,8 @@ class ByteProgress:
     def __init__(self, progress: str | bool) -> None:
         if progress not in ("auto", True, False):
             raise InputError(f"progress must be 'auto', True or False, not {progress!r}")
-        self._shows = sys.stderr.isatty() if progress == "auto" else bool(progress)
+        is_open = not getattr(sys.stderr, "closed", False)
+        self._shows = is_terminal(sys.stderr) if progress == "auto" else bool(progress) and is_open
         self._quiet = QUIET_BYTES if progress == "auto" else 0
         self._label = ""
         self._total: int | None = None

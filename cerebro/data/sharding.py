@@ -375,7 +375,11 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary_folder(target: Path) -> Iterator[Path]:
-    """Make a folder beside the target; remove it at the end unless it was renamed."""
+    """Make a folder beside the target; remove it at the end unless it was renamed.
+
+    A process that the source has forked leaves the folder alone.
+    """
+    process = os.getpid()
     folder = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -390,7 +394,7 @@ def _temporary_folder(target: Path) -> Iterator[Path]:
                 fcntl.flock(lock, fcntl.LOCK_EX)
             yield folder
     finally:
-        if folder.exists():
+        if folder.exists() and os.getpid() == process:
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -7,6 +7,7 @@ file is converted if a later chunk has a wider type or rows of another length.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
@@ -30,8 +31,10 @@ def spool(chunks: Iterable[Table], folder: Path, meter: ByteProgress) -> Table:
     Raises InputError if there are no rows or chunks do not fit together.
     """
     columns: dict[str, _Spooled] = {}
+    process = os.getpid()
     try:
         for chunk in chunks:
+            _check_process(process)
             if not columns:
                 columns = {
                     name: _Spooled(name, folder / f"{index:05d}", data)
@@ -42,10 +45,20 @@ def spool(chunks: Iterable[Table], folder: Path, meter: ByteProgress) -> Table:
             for name, data in chunk.items():
                 columns[name].append(data)
                 meter.advance(data.nbytes)
+        _check_process(process)
         return {name: column.finish() for name, column in columns.items()}
     finally:
         for column in columns.values():
             column.close()
+
+
+def _check_process(process: int) -> None:
+    """Raise InputError in a process that the source has forked: it would write into our files."""
+    if os.getpid() != process:
+        raise InputError(
+            "the source has forked this process, which must not go on with the rows: end it with "
+            "os._exit(0)"
+        )
 
 
 class _Spooled:

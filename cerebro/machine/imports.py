@@ -52,7 +52,7 @@ def import_extra(module: str, extra: str, need: str) -> Any:
     Parameters
     ----------
     need
-        The beginning of the message, such as ``"pictures need matplotlib"``.
+        The beginning of the message, such as ``"plots need matplotlib"``.
 
     Raises
     ------

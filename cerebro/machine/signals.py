@@ -13,6 +13,8 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C."""
 TERMINATED = 143
 """The exit status after SIGTERM."""
+READER_LEFT = 141
+"""The exit status if standard output is a pipe that nobody reads any more, as after SIGPIPE."""
 
 
 class Terminated(KeyboardInterrupt):

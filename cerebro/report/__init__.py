@@ -1,4 +1,4 @@
-"""Show a run: progress, tables, pictures and HTML pages.
+"""Show a run: progress, tables, plots and HTML pages.
 
 Nothing here trains, opens or changes a run. During a run the input is a
 :class:`~cerebro.report.snapshot.Snapshot`, afterwards a ``Result``. Only

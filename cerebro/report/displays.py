@@ -11,6 +11,7 @@ from typing import Any, ParamSpec, TextIO, TypeVar
 
 from cerebro.errors import InputError, explain_interrupt
 from cerebro.report import format as fmt
+from cerebro.report.output import is_terminal
 from cerebro.report.progress import Lines, Progress, Silent
 from cerebro.report.table import Table
 
@@ -53,7 +54,7 @@ def make_progress(
     if out is None or getattr(out, "closed", False):  # as after `>&-` or in pythonw
         return Silent()
     if kind == "auto":
-        terminal = out.isatty() and os.environ.get("TERM") != "dumb"
+        terminal = is_terminal(out) and os.environ.get("TERM") != "dumb"
         kind = "table" if terminal else "lines"
     return Table(out) if kind == "table" else Lines(out)
 

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import TextIO
+from typing import Any, TextIO
 
 from cerebro.errors import text_of
+
+
+def is_terminal(stream: Any) -> bool:
+    """Return whether a stream is a terminal; it may be closed, or None as in a daemon."""
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, OSError, ValueError):  # ValueError: the stream is closed
+        return False
 
 
 class Output:

@@ -80,10 +80,10 @@ def render_page(
     about
         Further facts about the run.
     kinds
-        The pictures, as for ``Result.plot``. A picture that cannot be drawn, for example because
+        The plots, as for ``Result.plot``. A plot that cannot be drawn, for example because
         the run has just begun, is replaced by the reason.
     metric, trials
-        What the pictures show, as for ``Result.plot``.
+        What the plots show, as for ``Result.plot``.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def render_page(
     Raises
     ------
     InputError
-        If there are pictures, and `metric` or one of the `trials` is unknown.
+        If there are plots, and `metric` or one of the `trials` is unknown.
     """
     about = about or About()
     if kinds:
@@ -101,7 +101,7 @@ def render_page(
     ranked = summary.ranked(result)
     sections = [
         ("best", "Best configuration", _best(result, ranked)),
-        ("pictures", "Pictures", _pictures(result, kinds, metric, trials)),
+        ("plots", "Plots", _plots(result, kinds, metric, trials)),
         ("trials", "Trials", _trials(result, ranked)),
         ("failures", "Failures", _failures(ranked)),
         ("pruned", "Ended early", _pruned(result, ranked)),
@@ -231,10 +231,10 @@ def _best(result: Any, ranked: Sequence[Any]) -> str:
     return f'<div class="pair"><div>{left}</div><div>{right}</div></div>'
 
 
-# --- pictures ----------------------------------------------------------------
+# --- plots -------------------------------------------------------------------
 
 
-def _pictures(
+def _plots(
     result: Any, kinds: Sequence[str], metric: str | None, trials: Sequence[int] | None
 ) -> str:
     parts = []

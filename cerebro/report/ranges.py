@@ -1,4 +1,4 @@
-"""Describe the range of a setting, as far as pictures and advice need it."""
+"""Describe the range of a setting, as far as plots and advice need it."""
 
 from __future__ import annotations
 

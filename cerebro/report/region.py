@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
 
-from cerebro.report.output import Output
+from cerebro.report.output import Output, is_terminal
 
 UP, CLEAR_LINE_END, CLEAR_DOWN = "\x1b[{}A", "\x1b[K", "\x1b[J"
 
@@ -49,7 +49,7 @@ class Region:
             return
         for name in ("stdout", "stderr"):
             before = getattr(sys, name)
-            if name == "stdout" or before.isatty():
+            if name == "stdout" or is_terminal(before):
                 self._replaced[name] = before, Printed(before, self)
                 setattr(sys, name, self._replaced[name][1])
 

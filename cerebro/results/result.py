@@ -322,7 +322,7 @@ class Result:
     ) -> Figure:
         """Draw the run; needs matplotlib.
 
-        The picture is dark if matplotlib's style is, as after
+        The plot is dark if matplotlib's style is, as after
         ``matplotlib.style.use("dark_background")``.
 
         Parameters

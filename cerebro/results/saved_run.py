@@ -1,4 +1,4 @@
-"""Read a run's folder, for results, replay and pictures.
+"""Read a run's folder, for results, replay and plots.
 
 Only `SavedRun` knows where a run keeps its parts: the rows of the store, the kept states, the data
 on which it was trained, and the identity of ``build``. Users access them through `cerebro.Result`

@@ -949,7 +949,7 @@ take_columns(cer_loader *l, const cer_load_column *columns, size_t n,
         if (status == CER_OK && c->channels_last &&
             (c->ragged || cer_transform_output(c->transform)->ndim != 3))
             status = cer_fail(err, CER_INVALID,
-                              "column '%s': only pictures can have channels "
+                              "column '%s': only images can have channels "
                               "last",
                               c->name);
         l->n_tensors += c->ragged ? 3 : 1;

@@ -222,7 +222,7 @@ cer_native_net_new(const cer_native_net_sizes *sizes, cer_native_net **out,
     plan_convolutions(net);
     if (!plan_parts(net) || !make_parts(net) || !make_room(net)) {
         status = cer_fail(err, CER_NOMEM,
-                          "out of memory for a network of %zux%zux%zu pictures "
+                          "out of memory for a network of %zux%zux%zu images "
                           "with %zu and %zu filters and %zu classes",
                           sizes->channels, sizes->height, sizes->width,
                           sizes->filters[0], sizes->filters[1], sizes->classes);

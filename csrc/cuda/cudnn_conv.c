@@ -463,7 +463,7 @@ cer_cudnn_conv_plan(const cer_cudnn_session *session,
     if (status == CER_OK && made.plan == NULL)
         status = cer_fail(err, CER_DEVICE,
                           "%s: cuDNN %zu has no deterministic float32 engine "
-                          "with at most 256 MB of workspace for %zu pictures "
+                          "with at most 256 MB of workspace for %zu images "
                           "of %zux%zux%zu and %zu filters",
                           cer_device_name(session->device),
                           session->cudnnGetVersion(), rows, conv->channels,

@@ -132,7 +132,7 @@ batch_rows(const net_object *self, PyObject *pictures, PyObject *labels)
         shape[0] = PyArray_DIM((PyArrayObject *)pictures, 0);
     if (shape[0] == 0 || !fits(pictures, NPY_FLOAT32, 4, shape)) {
         PyErr_Format(PyExc_ValueError,
-                     "pictures must be a dense float32 array of shape (rows, "
+                     "images must be a dense float32 array of shape (rows, "
                      "%zd, %zd, %zd), with rows",
                      shape[1], shape[2], shape[3]);
         return -1;
@@ -195,7 +195,7 @@ scored(net_object *self, PyObject *args, const char *format, bool gradients)
 
 PyDoc_STRVAR(
     differentiate_doc,
-    "differentiate(pictures, labels, /)\n--\n\n"
+    "differentiate(images, labels, /)\n--\n\n"
     "Compute the gradients of the mean loss; return loss and accuracy.");
 
 static PyObject *
@@ -206,7 +206,7 @@ net_differentiate(PyObject *object, PyObject *args)
     return scored(self, args, "OO:differentiate", true);
 }
 
-PyDoc_STRVAR(evaluate_doc, "evaluate(pictures, labels, /)\n--\n\n"
+PyDoc_STRVAR(evaluate_doc, "evaluate(images, labels, /)\n--\n\n"
                            "Return loss and accuracy.");
 
 static PyObject *
@@ -243,7 +243,7 @@ net_step(PyObject *object, PyObject *args)
 }
 
 PyDoc_STRVAR(predict_doc,
-             "predict(pictures, /)\n--\n\n"
+             "predict(images, /)\n--\n\n"
              "Return the scores, (rows, classes), before the softmax.");
 
 static PyObject *

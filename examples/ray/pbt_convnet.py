@@ -54,8 +54,8 @@ def train_convnet(config):  # was: def train_convnet(config), with all of the tr
 
 def make_data(folder: str) -> cerebro.Dataset:  # was: two data loaders
     digits = load_digits()
-    pictures = (digits.images[:, None] / 16).astype("float32")
-    arrays = {"x": pictures, "y": digits.target.astype("int64")}
+    images = (digits.images[:, None] / 16).astype("float32")
+    arrays = {"x": images, "y": digits.target.astype("int64")}
     return cerebro.shard(arrays, folder, shards=4, exist_ok=True, progress=False)
 
 

@@ -632,7 +632,7 @@ nonsense_is_refused(void)
     check_refused(parts, 3, &nowhere, 1, good, "no column z in shard");
     check_refused(parts, 3, &padded, 1, good, "column id: Pad is for ragged");
     check_refused(parts, 3, &last, 1, good,
-                  "column 'v': only pictures can have channels last");
+                  "column 'v': only images can have channels last");
     parts[1].sums = zeros;
     check_refused(parts, 3, all_columns, 4, good, "shard 1: all weights are 0");
     parts[1].sums = NULL;

@@ -147,6 +147,25 @@ def test_a_search_outlives_its_output(folder: Path, kind: str) -> None:
     assert "finished; 4 finished" in cerebro(folder, "show", run).stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "status"), [("show runs/first", 141), ("--help", 141), ("nonsense", 1)]
+)
+def test_a_command_ends_quietly_when_its_reader_leaves(
+    folder: Path, command: str, status: int
+) -> None:
+    for both in (False, True):
+        read, out = os.pipe()
+        os.close(read)
+        done = subprocess.run(
+            [sys.executable, "-m", "cerebro", *command.split()],
+            cwd=folder, stdout=out, stderr=out if both else subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": ""},
+        )  # fmt: skip
+        os.close(out)
+        assert done.returncode == status
+        assert not done.stderr or (status == 1 and done.stderr.startswith("error:"))
+
+
 def test_text_is_written_in_any_encoding(folder: Path) -> None:
     text = SEARCH.replace("SLOWER", "pass").replace('"lr"', '"größe"')
     (folder / "names.py").write_text(text.replace("validation=0.25", "validation=cerebro.KFold(2)"))

@@ -442,7 +442,7 @@ def test_the_place_of_a_state_cut_anywhere_is_not_believed() -> None:
         EpochProgress.of_packed(b"\xff" * 8 + packed[8:])
 
 
-def test_pictures_are_not_drawn_through_links(
+def test_plots_are_not_drawn_through_links(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")

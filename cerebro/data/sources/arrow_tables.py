@@ -1,25 +1,31 @@
 """Arrow tables, record batches and their readers, datasets, ``.arrow`` and ``.parquet`` files.
 
 Lists become ragged columns, fixed-size lists and fixed-shape tensors become columns of fixed shape,
-and strings and dictionaries of strings become categories. Any object with Arrow's C stream
-interface can be read too.
+and strings and dictionaries of strings become categories. The inner lists of lists must have the
+same length. Any object with Arrow's C stream interface can be read too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from operator import add
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, concatenate, missing, offsets_of
+from cerebro.data.columns import ColumnData, concatenate, missing, offsets_of, too_ragged
 from cerebro.data.dtypes import Array
 from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
 
 OLDEST_ARROW = 15
+
+RowOf = Callable[[int], int]
+"""Returns the row of the source that has the element at a place of an array, for errors."""
 
 
 def import_arrow(what: str) -> None:
@@ -118,7 +124,7 @@ def whole_column(name: str, array: Any, binary: Collection[str] = ()) -> ColumnD
     parts, first = [], 0
     for chunk in getattr(array, "chunks", [array]):
         if len(chunk):
-            parts.append(column_of(name, chunk, first, binary))
+            parts.append(column_of(name, chunk, partial(add, first), binary))
         first += len(chunk)
     if not parts:
         raise InputError("the source has no rows: give at least one")
@@ -130,7 +136,7 @@ def table_of(
 ) -> Table:
     """Return a record batch as a chunk."""
     return {
-        name: column_of(name, batch.column(name), first_row, binary)
+        name: column_of(name, batch.column(name), partial(add, first_row), binary)
         for name in _names(batch, wanted)
     }
 
@@ -143,32 +149,31 @@ def _names(table: Any, wanted: Sequence[str] | None) -> list[str]:
     return choose(names, wanted)
 
 
-def column_of(
-    name: str, array: Any, first_row: int = 0, binary: Collection[str] = ()
-) -> ColumnData:
+def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()) -> ColumnData:
     """Return an Arrow array as a column; `binary` names columns that may hold binary values.
 
-    Raises InputError for types that are not numbers, and for nulls except in floats.
+    Raises InputError for types that are not numbers, and for nulls except in floats; `row_of` tells
+    which row to name.
     """
     import pyarrow as pa
 
     kind = array.type
     if isinstance(kind, pa.FixedShapeTensorType):
-        return _tensors(name, array, first_row)
+        return _tensors(name, array, row_of)
     if isinstance(kind, pa.BaseExtensionType):
-        return column_of(name, array.storage, first_row)
+        return column_of(name, array.storage, row_of)
     if pa.types.is_dictionary(kind) and not _is_text(kind.value_type):
-        return column_of(name, array.dictionary_decode(), first_row)
+        return column_of(name, array.dictionary_decode(), row_of)
     if array.null_count and not pa.types.is_floating(kind):  # nulls among floats become NaN
-        raise missing(name, first_row + _first_null(array))
+        raise missing(name, row_of(_first_null(array)))
     if pa.types.is_dictionary(kind):
-        return _dictionary(name, array, first_row)
+        return _dictionary(name, array, row_of)
     if pa.types.is_fixed_size_list(kind):
-        return _fixed_lists(name, array, first_row)
+        return _fixed_lists(name, array, row_of)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _lists(name, array, first_row)
+        return _lists(name, array, row_of)
     if _is_text(kind):
-        return _dictionary(name, array.dictionary_encode(), first_row)
+        return _dictionary(name, array.dictionary_encode(), row_of)
     if _is_binary(kind) and name in binary:
         return _bytes(array)
     if pa.types.is_struct(kind) and [kind[i].name for i in range(kind.num_fields)] == _VECTOR:
@@ -228,54 +233,50 @@ def _first_null(array: Any) -> int:
     return int(array.is_null().to_numpy(zero_copy_only=False).argmax())
 
 
-def _dictionary(name: str, array: Any, first_row: int) -> ColumnData:
+def _dictionary(name: str, array: Any, row_of: RowOf) -> ColumnData:
     names = array.dictionary
     if names.null_count:
         plain = array.dictionary_decode()
         if plain.null_count:
-            raise missing(name, first_row + _first_null(plain))
-        return _dictionary(name, plain.dictionary_encode(), first_row)
+            raise missing(name, row_of(_first_null(plain)))
+        return _dictionary(name, plain.dictionary_encode(), row_of)
     codes = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return ColumnData(codes, "int64", None, names.to_pylist())
 
 
-def _elements(name: str, lists: Any, lengths: Array, first_row: int) -> ColumnData:
-    """Return the elements of lists; the error for a missing element names its row."""
-    import pyarrow as pa
+def _elements(name: str, lists: Any, lengths: Array, row_of: RowOf) -> ColumnData:
+    """Return the elements of lists: numbers, strings, or lists that have the same length."""
+    ends = np.cumsum(lengths)
 
-    flat = lists.flatten()
-    if flat.null_count and not pa.types.is_floating(flat.type):
-        row = np.searchsorted(np.cumsum(lengths), _first_null(flat), side="right")
-        raise missing(name, first_row + int(row))
-    return column_of(name, flat)
+    def row_of_element(place: int) -> int:
+        return row_of(int(np.searchsorted(ends, place, side="right")))
+
+    elements = column_of(name, lists.flatten(), row_of_element)
+    if elements.offsets is None or elements.rows == 0:
+        return replace(elements, offsets=None)
+    fixed = elements.as_fixed()
+    if fixed is None:
+        inner = np.diff(elements.offsets)
+        raise too_ragged(name, row_of_element(int((inner != inner[0]).argmax())))
+    return fixed
 
 
-def _lists(name: str, array: Any, first_row: int) -> ColumnData:
+def _lists(name: str, array: Any, row_of: RowOf) -> ColumnData:
     lengths: Array = np.diff(array.offsets.to_numpy())
-    elements = _elements(name, array, lengths, first_row)
-    if elements.offsets is not None:
-        raise InputError(
-            f"column {name!r} is ragged in more than one dimension: only the first may vary"
-        )
-    return ColumnData(
-        elements.values, elements.dtype, offsets_of(lengths), elements.names, elements.ordered
-    )
+    elements = _elements(name, array, lengths, row_of)
+    return replace(elements, offsets=offsets_of(lengths))
 
 
-def _fixed_lists(name: str, array: Any, first_row: int) -> ColumnData:
+def _fixed_lists(name: str, array: Any, row_of: RowOf) -> ColumnData:
     lengths = np.full(len(array), array.type.list_size)
-    elements = _elements(name, array, lengths, first_row)
-    if elements.offsets is not None:
-        raise InputError(f"column {name!r} has ragged lists within fixed ones: flatten it first")
+    elements = _elements(name, array, lengths, row_of)
     shape = (len(array), array.type.list_size, *elements.row_shape)
-    return ColumnData(
-        elements.values.reshape(shape), elements.dtype, None, elements.names, elements.ordered
-    )
+    return replace(elements, values=elements.values.reshape(shape))
 
 
-def _tensors(name: str, array: Any, first_row: int) -> ColumnData:
+def _tensors(name: str, array: Any, row_of: RowOf) -> ColumnData:
     if array.null_count:
-        raise missing(name, first_row + _first_null(array))
+        raise missing(name, row_of(_first_null(array)))
     values = array.to_numpy_ndarray()
     return ColumnData(np.ascontiguousarray(values), values.dtype.name)
 

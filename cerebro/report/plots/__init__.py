@@ -1,4 +1,4 @@
-"""Draw pictures of a result, one kind per file.
+"""Draw plots of a result, one kind per file.
 
 Every function returns a new ``matplotlib.figure.Figure``, which does not depend on a window or on
 pyplot's global state. So it works without a display and in threads:
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
 from cerebro.report.plots.curves import draw_curves
+from cerebro.report.plots.fonts import complete
 from cerebro.report.plots.gantt import draw_gantt
 from cerebro.report.plots.importance import draw_importance
 from cerebro.report.plots.look import DARK, LIGHT, Look, is_style_dark
@@ -56,7 +57,7 @@ def plot(
         of the metric's variance that each dimension explains, with its uncertainty; ``"slice"``:
         the metric over each setting.
     dark
-        Whether the picture is for a dark page. None: as in matplotlib's current style.
+        Whether the plot is for a dark page. None: as in matplotlib's current style.
 
     Returns
     -------
@@ -71,7 +72,9 @@ def plot(
     if kind not in KINDS:
         raise InputError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     look = DARK if (is_style_dark() if dark is None else dark) else LIGHT
-    return KINDS[kind](result, metric or result.metric, _chosen(result, trials), look)
+    figure = KINDS[kind](result, metric or result.metric, _chosen(result, trials), look)
+    complete(figure)
+    return figure
 
 
 def check(result: Any, metric: str | None, trials: Sequence[int] | None) -> None:

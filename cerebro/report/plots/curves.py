@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
-    """Draw the metric over epochs: the best trial on top, four others labeled, the rest faint."""
+    """Draw the metric over epochs: the best trial on top, four others labeled, the rest faint.
+
+    A cross marks the last finite value of a trial that failed or diverged.
+    """
     known = best_first(result, metric, trials)
     if not known:
         raise no_metric(metric, trials)
@@ -47,7 +50,8 @@ def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
             label=_curve_label(trial) if named else None,
         )
         if trial.status in ("diverged", "failed"):
-            axes.plot(x[-1:], y[-1:], "x", color=look.ink, markersize=6, zorder=11)
+            end = [point for point in zip(x, y, strict=True) if math.isfinite(point[1])][-1]
+            axes.plot(*end, "x", color=look.ink, markersize=6, zorder=11)
     if ranked:
         _mark_best(axes, ranked[0], result, metric, look)
     _finish_curves(axes, ranked, metric, look)

@@ -83,7 +83,7 @@ class _Bar:
 def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar]:
     """Return one worker's bars; those too narrow to see are joined with their neighbours.
 
-    So the number of bars depends on the width of the picture, not on the length of the run. Joined
+    So the number of bars depends on the width of the plot, not on the length of the run. Joined
     bars look like the longest of them.
     """
     gap = TOUCHING_SHARE * end

@@ -108,7 +108,7 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     tells = len(configs) >= enough
     labels = [wrap(name, 30, 2) for name in ordered]
     longest = max(len(line) for label in labels for line in label.split("\n"))
-    # Long names widen the picture, so that the bars and the title keep their room.
+    # Long names widen the plot, so that the bars and the title keep their room.
     figure, axes = figure_of(look, 7.2 + 0.07 * max(0, longest - 12), 1.9 + 0.38 * len(ordered))
     axes.grid(False, axis="y")
     for place, name in enumerate(ordered):

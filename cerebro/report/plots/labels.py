@@ -1,4 +1,4 @@
-"""Shorten names and values so that they fit into a picture."""
+"""Shorten names and values so that they fit into a plot."""
 
 from __future__ import annotations
 

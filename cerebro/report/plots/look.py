@@ -1,11 +1,13 @@
-"""Define the style of pictures on white and on dark pages."""
+"""Define the style of plots on white and on dark pages."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
+import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cerebro.machine.imports import import_extra
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Look:
-    """The colors of a picture."""
+    """The colors of a plot."""
 
     page: str
     ink: str
@@ -64,18 +66,27 @@ def figure_class() -> type[Figure]:
     InputError
         If matplotlib is missing.
     """
-    import_extra("matplotlib", "plots", "pictures need matplotlib")
+    import_extra("matplotlib", "plots", "plots need matplotlib")
     from matplotlib.figure import Figure
 
-    class Picture(Figure):
+    class Plot(Figure):
         """A figure that a notebook shows whether or not pyplot was imported."""
+
+        lacks_glyphs = False
+        """Whether fonts lack characters; a warning has said so, so matplotlib need not."""
+
+        def draw(self, renderer: Any) -> None:
+            with warnings.catch_warnings() if self.lacks_glyphs else contextlib.nullcontext():
+                if self.lacks_glyphs:
+                    warnings.filterwarnings("ignore", "Glyph .* missing from")
+                super().draw(renderer)
 
         def _repr_png_(self) -> bytes:
             out = io.BytesIO()
             self.savefig(out, format="png")
             return out.getvalue()
 
-    return Picture
+    return Plot
 
 
 def is_style_dark() -> bool:
@@ -86,7 +97,7 @@ def is_style_dark() -> bool:
     InputError
         If matplotlib is missing.
     """
-    import_extra("matplotlib", "plots", "pictures need matplotlib")
+    import_extra("matplotlib", "plots", "plots need matplotlib")
     from matplotlib import rcParams
     from matplotlib.colors import to_rgb
 

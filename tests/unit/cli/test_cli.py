@@ -252,14 +252,14 @@ def test_columns() -> None:
     }
 
 
-def test_dtypes_and_picture_size() -> None:
+def test_dtypes_and_image_size() -> None:
     assert shard._dtypes(["x=float32"]) == {"x": "float32"}
     with pytest.raises(InputError, match="x=float32"):
         shard._dtypes(["x"])
-    assert shard._picture_size("224x112") == (112, 224)
-    assert shard._picture_size("64") == (64, 64)
+    assert shard._image_size("224x112") == (112, 224)
+    assert shard._image_size("64") == (64, 64)
     with pytest.raises(InputError, match="--size big"):
-        shard._picture_size("big")
+        shard._image_size("big")
 
 
 def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -372,6 +372,21 @@ def test_wrong_arrays_are_one_line(
     assert cli.main(["shard", str(tmp_path / "in.npz"), str(folder), *options]) == 1
     assert cause in error_of(capsys)
     assert not folder.exists()
+
+
+def test_shard_of_a_folder_of_parquet_files(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import cerebro
+
+    (tmp_path / "parts").mkdir()
+    for part in range(2):
+        table = pa.table({"x": [part, part + 0.5]})
+        parquet.write_table(table, tmp_path / "parts" / f"{part}.parquet")
+    folder = tmp_path / "data"
+    arguments = ["shard", str(tmp_path / "parts"), str(folder), "--shards", "1", "--no-shuffle"]
+    assert cli.main(arguments) == 0
+    assert cerebro.Dataset(folder).shard(0)["x"].tolist() == [0, 0.5, 1, 1.5]
 
 
 def test_shard_of_an_image_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -219,7 +219,7 @@ def test_report(runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     ):
         assert part in page
     assert "http:" not in page and "https:" not in page
-    default = output(capsys, "report", runs / "first", "--no-pictures").strip()
+    default = output(capsys, "report", runs / "first", "--no-plots").strip()
     assert Path(default) == runs / "first" / "report.html" and Path(default).exists()
 
 

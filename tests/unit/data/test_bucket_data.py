@@ -125,6 +125,21 @@ def pulled(url, cache):
     one.close()
 
 
+def test_a_forked_child_leaves_its_parents_scratch(cache):
+    shared = Cache(cache)
+    scratch = shared.scratch()
+    child = os.fork()
+    if child == 0:
+        try:
+            shared.close()
+        finally:
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert scratch.exists()
+    shared.close()
+    assert not scratch.exists()
+
+
 def test_a_cache_that_is_closed_reads_the_objects_in_progress_only(pulled, monkeypatch, cache):
     one, arguments = pulled
     plain, begun, closing = Objects.get, [], threading.Event()

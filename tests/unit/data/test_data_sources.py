@@ -271,7 +271,11 @@ def test_binary_values_that_do_not_fit_are_named(tmp_path: Path) -> None:
     for table, dtypes, match in [
         (even, {"v": ("float32", (3,))}, r"'v' has 8 bytes in each row, but .* needs 12"),
         (even.select(["y"]), {"y": ("int64", 2)}, r"'y' has rows of shape \(\), which cannot"),
-        (uneven, {"v": ("float32", (2,))}, "'v' has rows of differing length"),
+        (
+            uneven,
+            {"v": ("float32", (2,))},
+            r"'v' has rows of differing length \(8 in row 0, 4 in row 1",
+        ),
         (even, {"v": ("float32", ())}, "is not a type and a shape"),
         (even, {"v": ("float32", (2, -1))}, "is not a type and a shape"),
         (even, {"v": ("float31", (2,))}, "unknown dtype 'float31'"),
@@ -768,6 +772,56 @@ def test_bad_arrow(tmp_path: Path) -> None:
         shard(pa.table([[1], [2]], names=["a", "a"]), tmp_path / "d")
     with pytest.raises(InputError, match="no column 'z'"):
         shard(pa.table({"a": [1]}), tmp_path / "d", columns=["z"])
+
+
+BOXES = [[[1.0, 2.0], [3.0, 4.0]], [], [[5.0, None]], [[7.0, 8.0], [9.0, 0.5], [1.5, 2.5]]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_lists_of_lists_of_one_length_are_stored(tmp_path: Path, size: int) -> None:
+    pa = pytest.importorskip("pyarrow")
+    listed = shard({"c": BOXES}, tmp_path / "lists", shards=1, shuffle=False)
+    table = pa.Table.from_batches(pa.table({"c": BOXES}).to_batches(size))
+    for name, source in (("table", table), ("reader", table.to_reader())):
+        data = shard(source, tmp_path / name, shards=1, shuffle=False)
+        assert data.columns["c"] == listed.columns["c"]
+        for row, stored in zip(BOXES, data.shard(0)["c"], strict=True):
+            np.testing.assert_array_equal(stored, np.array(row, float).reshape(-1, 2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[[1], [2]], [[3], [4, 5]]], "row 1 has parts of other lengths"),
+        ([[[1], [2]], [], [[3], []]], "row 2 has parts of other lengths"),
+        ([[[1], [2]], [[3], [4]], [[5], [None]]], "missing value in row 2"),
+        ([[[[1], [2]]], [[[3], [4]], [[5]]]], "row 1 has parts of other lengths"),
+        ([[["a"], ["b"]], [["c"], ["d", "e"]]], "row 1 has parts of other lengths"),
+        ([[[1], [2]], [[3, 4], [5, 6]]], "row 1 has parts of other lengths"),
+    ],
+)
+@pytest.mark.parametrize("outer", ["list_", "large_list"])
+def test_lists_of_lists_that_cannot_be_stored_name_their_row(
+    tmp_path: Path, rows: list[list[object]], message: str, outer: str
+) -> None:
+    pa = pytest.importorskip("pyarrow")
+    inner = pa.array(rows).type.value_type
+    kinds = [getattr(pa, outer)(inner)]
+    if {len(row) for row in rows} == {2}:
+        kinds.append(pa.list_(inner, 2))
+    for kind in kinds:
+        table = pa.table({"c": pa.array(rows, kind)})
+        for source in (table, table.to_reader()):
+            with pytest.raises(InputError, match=f"column 'c' .*{message}"):
+                shard(source, tmp_path / "d")
+
+
+def test_chunks_of_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"c": pa.chunked_array([[[[1]], []], [[], [[1, 2]]]])})
+    for source in (table, table.to_reader()):
+        with pytest.raises(InputError, match=r"column 'c': .* after row 2 .* different shape"):
+            shard(source, tmp_path / "d")
 
 
 def test_pairs_and_bunches(tmp_path: Path) -> None:

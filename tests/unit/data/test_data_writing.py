@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shutil
@@ -211,7 +212,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"x": [1, 2]}, {"columns": "x"}, "give a list of names"),
         ({"x": [1, 2]}, {"columns": {"a": []}}, "an empty stack"),
         ({"x": [1, 2]}, {"columns": ["x", "x"]}, "twice"),
-        ({"x": [[1], [2, 3]]}, {"columns": {"a": ["x"]}}, "differing length"),
+        ({"x": [[1], [2, 3]]}, {"columns": {"a": ["x"]}}, "length (1 in row 0, 2 in row 1)"),
         ({"x": [1, 2]}, {"dtypes": {"z": "int8"}}, "dtypes has the unknown column 'z'"),
         ({"x": [1, 2]}, {"dtypes": {"x": "int7"}}, "unknown dtype 'int7'"),
         ({"x": [1, 2]}, {"dtypes": "int8"}, "give a mapping"),
@@ -443,6 +444,51 @@ def test_a_meter_shows_only_much_on_a_terminal(
         meter.begin("writing shards", 2)
         meter.advance(2)
     assert "writing shards" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("progress", ["auto", True])
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_data_can_be_written_without_standard_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, progress: str | bool, is_closed: bool
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed if is_closed else None)  # as in a daemon
+    assert len(shard({"x": [1, 2, 3]}, tmp_path / "d", progress=progress)) == 3
+
+
+@pytest.mark.parametrize("leaves", ["exits", "raises", "returns", "goes on"])
+def test_a_process_that_the_source_forks_leaves_the_files_alone(
+    tmp_path: Path, leaves: str
+) -> None:
+    children = []
+
+    def rows() -> Iterator[dict[str, int]]:
+        yield {"x": 0}
+        child = os.fork()
+        if child:
+            children.append(os.waitpid(child, 0)[1])
+        elif leaves == "exits":
+            sys.exit()
+        elif leaves == "raises":
+            raise RuntimeError
+        elif leaves == "returns":
+            return
+        yield {"x": 1}
+
+    parent = os.getpid()
+    try:
+        data = shard(rows(), tmp_path / "d", shards=1, shuffle=False)
+    except BaseException as error:
+        if os.getpid() != parent:
+            os._exit(7 if "forked this process" in str(error) else 5)
+        raise
+    finally:
+        if os.getpid() != parent:
+            os._exit(1)
+    assert children == [(5 if leaves in ("exits", "raises") else 7) << 8]
+    assert data.shard(0)["x"].tolist() == [0, 1]
+    assert names_below(tmp_path) == ["d"]
 
 
 def test_exceptions_are_cerebros(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_installed_imports_nothing() -> None:
 def test_diagnosis_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "installed", lambda module: module != "matplotlib")
     text = diagnosis.report()
-    assert f"plots    missing  for pictures of runs: {install_hint('plots')}" in text
+    assert f"plots    missing  for plots of runs: {install_hint('plots')}" in text
     assert "present  for PyTorch models" in text
 
 

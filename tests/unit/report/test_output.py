@@ -99,3 +99,32 @@ def test_without_standard_output_nothing_is_shown(
 ) -> None:
     monkeypatch.setattr(sys, "stdout", make())
     displays.make_progress("auto").phase("a phase")
+
+
+@pytest.mark.parametrize("make", [no_stream, closed_stream])
+def test_a_table_is_drawn_without_standard_error(
+    make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", make())
+    display = displays.make_progress("table")
+    display.run_started(snapshot(0))
+    print("a line of the user's callback")
+    display.close()
+    assert "a line of the user's callback\n" in out.getvalue()
+
+
+def test_a_stream_that_only_writes_gets_lines() -> None:
+    class Writer:
+        text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None:
+            pass
+
+    out: Any = Writer()
+    displays.make_progress("auto", stream=out).phase("a phase")
+    assert out.text == "a phase ...\n"

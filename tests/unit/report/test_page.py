@@ -151,7 +151,7 @@ def test_the_page_says_it_all(page: str) -> None:
     assert "ValueError: no" not in output
 
 
-def test_a_picture_has_a_dark_form_and_one_that_cannot_be_drawn_its_reason(page: str) -> None:
+def test_a_plot_has_a_dark_form_and_one_that_cannot_be_drawn_its_reason(page: str) -> None:
     pytest.importorskip("matplotlib")
     assert page.count("<img") == 1 == page.count("<picture>")
     light, dark = re.findall(r'(?:src|srcset)="(data:image/png;base64,iVBOR[^"]*)"', page)
@@ -159,7 +159,7 @@ def test_a_picture_has_a_dark_form_and_one_that_cannot_be_drawn_its_reason(page:
     assert "no unit has finished yet" in page
 
 
-def test_a_page_can_be_made_without_pictures() -> None:
+def test_a_page_can_be_made_without_plots() -> None:
     page = render_page(of([]), kinds=[])
     assert "No trial has begun" in page and "<img" not in page
     Reader(page)
@@ -181,7 +181,7 @@ def test_a_thousand_trials_stay_usable() -> None:
     assert len(Reader(page).keys()) == 1000
 
 
-def test_an_unknown_metric_or_trial_is_refused_if_there_are_pictures() -> None:
+def test_an_unknown_metric_or_trial_is_refused_if_there_are_plots() -> None:
     result = of([trial(0, [0.5]), trial(1, [0.6])])
     with pytest.raises(InputError, match="metric='foo': no trial has it yet; available: val_acc"):
         render_page(result, metric="foo")

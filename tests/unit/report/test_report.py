@@ -1,4 +1,4 @@
-"""Progress, tables, pictures and HTML, drawn from small made-up runs."""
+"""Progress, tables, plots and HTML, drawn from small made-up runs."""
 
 from __future__ import annotations
 
@@ -406,7 +406,7 @@ def test_html_is_static_and_escaped() -> None:
     assert "&lt;script&gt;" in html.trial_html(trial)  # a notebook's view of a Trial
 
 
-# --- pictures ---
+# --- plots ---
 
 from cerebro.report import plots  # noqa: E402
 from cerebro.report.plots import gantt, importance, values  # noqa: E402
@@ -418,7 +418,7 @@ def matplotlib() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["curves", "gantt", "parallel", "importance", "slice"])
-def test_every_picture_can_be_saved(result: Any, kind: str, matplotlib: Any) -> None:
+def test_every_plot_can_be_saved(result: Any, kind: str, matplotlib: Any) -> None:
     figure = plots.plot(result, kind=kind)
     out = io.BytesIO()
     figure.savefig(out, format="png")
@@ -441,10 +441,19 @@ def test_curves_of_a_loss_take_the_smallest(result: Any, matplotlib: Any) -> Non
     assert axes.get_legend().get_texts()[0].get_text().startswith("trial 5\n")
 
 
-def test_curves_skip_what_is_not_finite(matplotlib: Any) -> None:
-    trials = [make_trial(0, [0.5, 0.6]), make_trial(1, [0.4, math.nan], status="diverged")]
+def test_a_cross_ends_the_finite_part_of_a_curve(matplotlib: Any) -> None:
+    trials = [
+        make_trial(0, [0.5, 0.6]),
+        make_trial(1, [0.3, 0.4, math.nan], status="diverged"),
+        make_trial(2, [0.2, math.inf, -math.inf], status="failed"),
+        make_trial(3, [0.1, 0.2], status="failed"),
+        make_trial(4, [math.nan], status="diverged"),
+    ]
     figure = plots.plot(make_result(trials))
     figure.savefig(io.BytesIO(), format="png")
+    crosses = [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+    points = {(*line.get_xdata(), *line.get_ydata()) for line in crosses}
+    assert points == {(2, 0.4), (1, 0.2), (2, 0.2)}
 
 
 def test_curves_of_one_epoch_have_one_tick(matplotlib: Any) -> None:
@@ -595,7 +604,7 @@ def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
     assert axes.get_ylim() == (-0.5, 0.5)
 
 
-def test_pictures_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
+def test_plots_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
     trials = [make_trial(0, [0.5, 0.9, 0.6]), make_trial(1, [0.5, 0.7, 0.8])]
     result = make_result(trials)
     accuracies = values.table_of(result, "accuracy", trials)[1]

@@ -1,4 +1,4 @@
-"""The picture of the metric over each setting."""
+"""The plot of the metric over each setting."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_sliced_says_so() -> None:
 
 
 @pytest.mark.parametrize("kind", ["curves", "parallel", "importance", "slice"])
-def test_pictures_have_the_color_of_their_page(kind: str) -> None:
+def test_plots_have_the_color_of_their_page(kind: str) -> None:
     from matplotlib.colors import to_hex
 
     for dark, look in ((False, LIGHT), (True, DARK)):
