@@ -8,7 +8,9 @@ workers with one thread each, every search in a separate process:
 - Ray Tune with trials that load the data themselves, and with `tune.with_parameters`.
 
 The makespan, from the start of the first unit or epoch to the end of the last, is divided by half
-of one local worker's time, measured before and after. Further figures: the time from the process's
+of one local worker's time, measured before and after. Recording the training step makes these units
+half as long, so their overhead weighs twice as much; local workers and the executor on Ray are
+therefore also compared with ordinary steps. Further figures: the time from the process's
 start to the first result and to its end, and the memory of the whole process tree. Then models that
 do nothing: milliseconds per unit with local workers and on Ray. Last, 4, 16 and 32 of the models on
 two nodes that share nothing, for one epoch: the total memory, the states that agents hold, and the
@@ -55,7 +57,8 @@ CONFIGURATIONS = _configurations()
 
 def build(config: dict[str, Any]) -> cerebro.torch.Model:
     """Make the model of a configuration, given by number."""
-    return bench_search.build(CONFIGURATIONS[config["index"] % TRIALS])
+    chosen = CONFIGURATIONS[config["index"] % TRIALS]
+    return bench_search.build({**chosen, "graph": config.get("graph")})
 
 
 def save(folder: Path, rows: int) -> None:
@@ -95,11 +98,13 @@ def options_of(place: Path, arguments: Any) -> dict[str, Any]:
     }
 
 
-def by_cerebro(place: Path, arguments: Any, *, workers: int, on_ray: bool = False) -> None:
+def by_cerebro(
+    place: Path, arguments: Any, *, workers: int, on_ray: bool = False, recorded: bool = True
+) -> None:
     def run(**where: Any) -> None:
         result = cerebro.search(
             build,
-            {"index": list(range(TRIALS))},
+            {"index": list(range(TRIALS)), "graph": [None if recorded else False]},
             searcher="grid",
             progress=False,
             callbacks=[Told(place)],
@@ -280,6 +285,7 @@ def on_two_nodes(place: Path, arguments: Any, *, trials: int) -> None:
 
 
 ONE, LOCAL = "Cerebro, 1 local worker", "Cerebro, local workers"
+ORDINARY = "ordinary steps"
 NOTHING = "models that do nothing"
 NODES = "trials on two nodes"
 CELLS: dict[str, tuple[str, peers.Cell]] = {
@@ -290,6 +296,12 @@ CELLS: dict[str, tuple[str, peers.Cell]] = {
     "cerebro.ray.fit": ("Ray Tune", by_fit),
     "Ray Tune, trials load the data": ("Ray Tune", partial(by_tune, shared=False)),
     "Ray Tune, with_parameters": ("Ray Tune", partial(by_tune, shared=True)),
+    f"{ORDINARY}, 1 local worker": ("", partial(by_cerebro, workers=1, recorded=False)),
+    f"{ORDINARY}, local workers": ("", partial(by_cerebro, workers=peers.CORES, recorded=False)),
+    f"{ORDINARY}, cerebro.ray.Executor": (
+        "Ray Tune",
+        partial(by_cerebro, workers=peers.CORES, on_ray=True, recorded=False),
+    ),
     f"{NOTHING}, local workers": ("", partial(nothing, on_ray=False)),
     f"{NOTHING}, cerebro.ray.Executor": ("Ray Tune", partial(nothing, on_ray=True)),
     **{
@@ -373,12 +385,30 @@ def main() -> None:
         if spans and ours:
             bench.add("one local worker", statistics.mean(spans), "s")
             for found in outcomes:
-                others = (ONE, NOTHING, NODES)
+                others = (ONE, ORDINARY, NOTHING, NODES)
                 if found and not any(word in found.name for word in others):
                     add_search(bench, found, ours, statistics.mean(spans))
+        add_ordinary(bench, [found for found in outcomes if found and ORDINARY in found.name])
         add_units(bench, [found for found in outcomes if found and NOTHING in found.name])
         add_memory(bench, [found for found in outcomes if found and NODES in found.name])
     bench.report()
+
+
+def add_ordinary(bench: Bench, outcomes: list[peers.Outcome]) -> None:
+    """Add the makespans of searches with ordinary steps, over half of the sequential one."""
+    spans = {found.name: makespan_of(found) or 0.0 for found in outcomes}
+    sequential = spans.pop(f"{ORDINARY}, 1 local worker", None)
+    if sequential is None:
+        return
+    bench.add(f"{ORDINARY}, one local worker", sequential, "s")
+    for name, span in spans.items():
+        bench.add(
+            f"{name}: makespan",
+            span,
+            "s",
+            reference="sequential / 2",
+            ratio=2 * span / sequential,
+        )
 
 
 def add_units(bench: Bench, outcomes: list[peers.Outcome]) -> None:

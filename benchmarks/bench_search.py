@@ -47,7 +47,8 @@ def build(config: dict[str, object]) -> cerebro.torch.Model:
         torch.nn.Linear(width, 2),
     )
     optimizer = torch.optim.Adam(net.parameters(), lr=config["lr"])
-    return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+    loss = torch.nn.functional.cross_entropy
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=loss, graph=config.get("graph"))
 
 
 class Clock:

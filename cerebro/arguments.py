@@ -75,7 +75,7 @@ def whole_number(
         return number
     bounded = limit < math.inf and (most is not None or number > limit)
     bounds = f"from {least} to {limit}" if bounded else f"of at least {least}"
-    raise InputError(f"{name} must be a whole number {bounds}, not {value!r}")
+    raise InputError(f"{name} must be a whole number {bounds}, not {_shown(value)}")
 
 
 @overload
@@ -135,9 +135,9 @@ def real_number(
     except (TypeError, ValueError, OverflowError):
         wrong = True
     if wrong:
-        raise InputError(f"{name} must be a number, not {value!r}")
+        raise InputError(f"{name} must be a number, not {_shown(value)}")
     if finite and math.isinf(found):
-        raise InputError(f"{name} must be finite, not {value!r}")
+        raise InputError(f"{name} must be finite, not {_shown(value)}")
     given = {"above": above, "at least": least, "below": below, "at most": most}
     bounds = {word: bound for word, bound in given.items() if bound is not None}
     if all(_COMPARED[word](found, bound) for word, bound in bounds.items()):
@@ -145,13 +145,20 @@ def real_number(
     allowed = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items())
     if least is not None and most is not None:
         allowed = f"from {least:g} to {most:g}"
-    raise InputError(f"{name} must be {allowed}, not {value!r}")
+    raise InputError(f"{name} must be {allowed}, not {_shown(value)}")
 
 
 def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """Raise InputError unless an argument has one of the allowed values."""
     if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except ValueError:
+        return "one of more digits than Python converts to text"
 
 
 P = ParamSpec("P")

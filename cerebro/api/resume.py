@@ -86,8 +86,8 @@ def resume(
         stops no trial, and PBT copies none.
     trials
         The numbers of the trials to continue, whatever their status; those that a searcher dropped
-        at a rung train for the run's epochs. Default: all that have not ended and, if `epochs` is
-        higher than before, also the finished ones.
+        at a rung, or that failed on the way to one, train for the run's epochs. Default: all that
+        have not ended and, if `epochs` is higher than before, also the finished ones.
     workers
         The number of worker processes, 0 for none. Default: as many as the run had. With
         `executor`, give the number to the executor. The number of compute threads does not change,

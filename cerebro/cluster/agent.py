@@ -41,7 +41,9 @@ from cerebro.worker.messages import Event, Job
 
 STEP_SECONDS = 0.5
 ENDED, REFUSED, UNHEARD = 0, 1, 2
-"""Exit statuses: the run has ended; the coordinator rejects this agent; there is no coordinator."""
+"""Exit statuses: the run has ended; the coordinator rejects this agent, or has given it up; there
+is no coordinator.
+"""
 CUT = 3
 """What `Agent.run` returns when the connection has ended, but the coordinator has not ended it."""
 QUEUE_SECONDS = 2.0
@@ -244,7 +246,7 @@ class Agent:
         kind, *rest = frames
         if kind.bytes == b"end":
             self._end(ENDED)
-        elif kind.bytes == b"refused":
+        elif kind.bytes == b"refused" and self._status is None:
             print(f"cerebro agent: {rest[0].bytes.decode()}", file=sys.stderr)
             self._end(REFUSED)
         elif kind.bytes == b"welcome":

@@ -53,8 +53,8 @@ class Agent(Protocol):
     def run(self, job: Job, state: StateIn | None) -> tuple[Future[JobResult], Any]:
         """Run a job; return its future result, and a reference to the state that it will leave."""
 
-    def kill(self) -> None:
-        """End the agent and its worker process."""
+    def kill(self, trouble: str | None = None) -> None:
+        """End the agent and its worker process; `trouble` is why, if the run still needs them."""
 
 
 class Cluster(Protocol):

@@ -762,7 +762,7 @@ class ClusterExecutor(ABC):
             self._gone_nodes.add(remote.node.id)
         self._states_are_gone(remote)
         with contextlib.suppress(Exception):
-            remote.agent.kill()
+            remote.agent.kill(cause)
         # An agent that never answered, or has no process, has not begun its task.
         began = remote.has_answered and not isinstance(getattr(error, "cause", None), WorkerError)
         self._out.pop(remote.number, None)

@@ -95,8 +95,8 @@ class Line:
         ref = self.refs[number] = Ref(self._states, number, self.frees)
         return ref
 
-    def kill(self) -> None:
-        self._hub.end(self)
+    def kill(self, trouble: str | None = None) -> None:
+        self._hub.end(self, trouble)
 
 
 class Hub:
@@ -282,10 +282,13 @@ class Hub:
             future.set_exception(AgentError("it has closed the connection"))
         return future, ref
 
-    def end(self, line: Line) -> None:
-        """Tell a connected agent to end at once."""
+    def end(self, line: Line, trouble: str | None = None) -> None:
+        """Tell a connected agent to end at once; `trouble` is why, if its run has given it up."""
+        frames: list[Any] = [b"end"]
+        if trouble is not None:
+            frames = [b"refused", f"its search has given it up: {trouble}".encode()]
         with uninterrupted():
-            self._socket.send([line.peer, b"end"])
+            self._socket.send([line.peer, *frames])
 
     # --- messages of agents ----------------------------------------------------
 
@@ -344,8 +347,8 @@ class Hub:
         elif kind.bytes == b"answer":
             try:
                 number, value, error, packed = message_of(rest)
-            except Exception:  # anything that a broken pickle raises: this agent is unusable
-                self.end(line)
+            except Exception as cause:  # what a broken pickle raises: this agent is unusable
+                self.end(line, f"its answer cannot be read: {text_of(cause)}")
                 self._left(line)
                 return
             with self._lock:  # `lose` may be called by another thread

@@ -246,7 +246,13 @@ def explain(error: BaseException, result: Result) -> None:
     if isinstance(error, RunError):
         error.result = result
     elif isinstance(error, KeyboardInterrupt):
-        explain_interrupt(error, in_three_lines(result), how_to_resume(result), result)
+        # A build that the user has not written says what can be done without it.
+        own = getattr(result.saved.known_build, "lines_on_interrupt", None)
+        if own is not None:
+            lines = own(what_is_kept(result), str(result.path))
+            explain_interrupt(error, lines, "\n".join(lines), result)
+        else:
+            explain_interrupt(error, in_three_lines(result), how_to_resume(result), result)
 
 
 def how_to_resume(result: Result) -> str:
@@ -284,9 +290,9 @@ def what_is_kept(result: Result) -> str:
 
 
 def in_three_lines(result: Result) -> list[str]:
-    """Return the message for a notebook, where `build` is defined and can be found again."""
+    """Return the message for a notebook, where a `build` that has a name can be found again."""
     path, saved = str(result.path), result.saved
-    command = f"result = cerebro.resume({path!r})"
+    command = f"result = cerebro.resume({path!r}{'' if saved.recipe.has_name else ', build'})"
     if not can_be_resumed_by_name(saved):
         command = same_call(saved)
     return [

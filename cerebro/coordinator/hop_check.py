@@ -95,8 +95,9 @@ def check_hop(
 ) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
-    A lost worker is replaced. If no replacement can be started, another worker takes over its
-    check. The first problem ends the hop check; no worker is ready then.
+    A worker that joins meanwhile imports them too. A lost worker is replaced. If no replacement can
+    be started, another worker takes over its check. The first problem ends the hop check; no worker
+    is ready then.
 
     Raises
     ------
@@ -116,7 +117,9 @@ def check_hop(
         submit(worker, CheckTask(config, build_only=worker != workers[0]))
     while pending:
         for event in executor.wait(None):
-            if not isinstance(event, Event):  # no other event matters before training
+            if isinstance(event, WorkerJoined):
+                submit(event.worker, CheckTask(config, build_only=True))
+            if not isinstance(event, Event):
                 continue
             given = pending.pop(event.worker, None)
             if isinstance(event, CheckDone):

@@ -417,6 +417,9 @@ def restore(
                 if last.paused and _is_released(record, last, request, is_over):
                     restored.decisions[number] = replace(last, paused=False)
                     _raise_target(record, store, before)
+                elif restored.decisions and request.trials is not None and not record.is_open:
+                    # It failed on the way to a rung, at which nobody would decide on it now.
+                    _raise_target(record, store, before)
                 # No clone will begin any more, so no state is kept for one.
                 reported = last.reported if restored.decisions and not is_over else None
                 trial, lost = _reopen(record, store, restorer, request, before, reported)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from cerebro.errors import InputError
+from cerebro.machine.files import is_mount_point
 
 
 def real_target(path: Path) -> Path:
@@ -26,7 +27,7 @@ def real_target(path: Path) -> Path:
             f"'{path}' is a link to '{target}', which does not exist: make that folder, or choose "
             "another path"
         )
-    if target.is_mount() and is_empty_folder(target):
+    if is_empty_folder(target) and is_mount_point(target):
         raise InputError(
             f"'{path}' is a mount point, which a dataset cannot replace: give a folder in it, "
             f"such as '{path / 'data'}'"

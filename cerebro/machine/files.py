@@ -261,6 +261,17 @@ def mounts(table: bytes) -> Iterator[tuple[str, str]]:
         yield os.fsdecode(place), os.fsdecode(right.split()[0])
 
 
+def is_mount_point(path: Path) -> bool:
+    """Return whether something is mounted at `path`, such as another folder of its file system."""
+    if path.is_mount():
+        return True
+    try:
+        table = Path("/proc/self/mountinfo").read_bytes()
+    except OSError:
+        return False
+    return os.path.realpath(path) in (place for place, _ in mounts(table))
+
+
 def is_network_file_system(path: str | os.PathLike[str]) -> bool:
     """Return whether `path` is on a network file system, where locks and mmap are less reliable."""
     return file_system(path) in NETWORK_FILE_SYSTEMS

@@ -158,6 +158,10 @@ class Result:
     def best(self) -> Trial:
         """The trial with the best metric; if several tie, the one with the lowest number.
 
+        Every trial counts with the epochs that it has finished, also one that was stopped, failed
+        or diverged later: the model of its best epoch is a model like any other. Its ``status``
+        says how it ended. Optuna, `to_study` and `cerebro.sklearn.SearchCV` rank no failed trials.
+
         Raises
         ------
         InputError
@@ -169,7 +173,10 @@ class Result:
         return best[0]
 
     def top(self, n: int) -> list[Trial]:
-        """Return the `n` best trials, best first; trials without a metric are left out."""
+        """Return the `n` best trials, best first, as `best` ranks them.
+
+        Trials without a finite metric are left out.
+        """
         numbers = self.saved.ranking(whole_number("n", n, 0))
         if self.saved.holds_trials:
             return [self.trials[number] for number in numbers]

@@ -441,7 +441,6 @@ class Trial:
             If the trial has no folds, if a row is held out twice, or if the model has several
             outputs; also as for `load`.
         """
-        from cerebro.results.export import predict
         from cerebro.results.out_of_fold import joined_by_row
 
         folds = self.saved.folds()
@@ -449,11 +448,9 @@ class Trial:
             what = "is a fold" if self._whole is not None else "has no folds"
             raise InputError(f"trial {self.number} {what}: out_of_fold needs a trial with folds")
         views = [folds.of_trial(fold.number)[1] for fold in self.folds]
-        with generators.preserved(_torch_imported()):
-            predictions = [
-                predict(fold.load(build=build), view, self._batch_size())
-                for fold, view in zip(self.folds, views, strict=True)
-            ]
+        predictions = [
+            fold.predict(view, build=build) for fold, view in zip(self.folds, views, strict=True)
+        ]
         return joined_by_row(self.saved.dataset("data"), views, predictions)
 
     @plainly

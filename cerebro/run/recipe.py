@@ -71,7 +71,12 @@ class Recipe:
     @property
     def is_importable(self) -> bool:
         """Whether another program can import the function by its name."""
-        return self.module != "__main__" and "<" not in self.qualname
+        return self.module != "__main__" and self.has_name
+
+    @property
+    def has_name(self) -> bool:
+        """Whether this program finds the function again; not a lambda, for example."""
+        return "<" not in self.qualname
 
     def find(self) -> Callable[..., Any]:
         """Import the function again.
@@ -81,7 +86,7 @@ class Recipe:
         InputError
             If it cannot be imported; the message says to pass ``build=``.
         """
-        if "<" in self.qualname:
+        if not self.has_name:
             inside = "<locals>" in self.qualname or "<lambda>" in self.qualname
             raise self._has_no_name(
                 "defined inside a function or as a lambda" if inside else _OBJECT

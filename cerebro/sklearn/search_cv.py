@@ -110,7 +110,10 @@ class BuildEstimator:
         labels: Any,
         weight: str | None = None,
         originals: Originals | None = None,
+        *,
+        keeps_run: bool = False,
     ) -> None:
+        self.keeps_run = keeps_run
         self.estimator = estimator
         self.scorer = scorer
         self.labels = labels
@@ -127,6 +130,21 @@ class BuildEstimator:
                 if hasattr(step, "set_output") and not hasattr(step, "_sklearn_output_config"):
                     step.set_output(transform=self.output)
         return ScoredModel(estimator, self.scorer, self.labels, self.weight)
+
+    def lines_on_interrupt(self, kept: str, path: str) -> list[str]:
+        """Return what an interrupted `fit` shows: nobody else has this `build` to resume the run.
+
+        Parameters
+        ----------
+        kept, path
+            A line on what is in the run's folder, and its path.
+        """
+        if not self.keeps_run:
+            return ["interrupted: nothing is kept; SearchCV(run=...) keeps the trials"]
+        return [
+            f"{kept}, but SearchCV cannot resume them",
+            f"to see them:  result = cerebro.open({path!r})",
+        ]
 
     def configured(self, config: Mapping[str, Any]) -> Any:
         """Return a fresh estimator with these parameters."""
@@ -215,7 +233,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     path
         A folder for the data, which must not exist; default: a temporary one, removed after `fit`.
     run
-        A folder for the run, which is kept; default: a temporary one, removed after `fit`.
+        A folder for the run, which is kept; default: a temporary one, removed after `fit`. After
+        Ctrl-C, `cerebro.open` shows the trials so far; `fit` cannot resume them.
     workers
         As for `cerebro.search`.
     random_state
@@ -315,7 +334,10 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         folds = self._folds(columns["x"], y, groups, order)
         labels = getattr(self, "classes_", None)
         weight = "w" if "w" in columns else None
-        build = BuildEstimator(self.estimator, self.scorer_, labels, weight, originals)
+        build = BuildEstimator(
+            *(self.estimator, self.scorer_, labels, weight, originals),
+            keeps_run=self.run is not None,
+        )
         with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
             data = shard(
                 {name: column[order] for name, column in columns.items()},
@@ -452,7 +474,10 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if callable(self.refit):
             self.best_index_ = _chosen(self.refit(self.cv_results_), len(trials))
         else:
-            self.best_index_ = result.best.number
+            # `Result.best` may be a configuration that failed later; here it has no score.
+            lost = {trial.number for trial in failed}
+            scored = (t.number for t in result.top(len(trials)) if t.number not in lost)
+            self.best_index_ = next(scored, result.best.number)
         best = trials[self.best_index_]
         self.best_params_ = self.cv_results_["params"][self.best_index_]
         self.best_score_ = float(self.cv_results_["mean_test_score"][self.best_index_])

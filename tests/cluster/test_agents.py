@@ -183,6 +183,32 @@ def test_agents_of_the_command_line_come_and_go(
     assert left_over(tmp_path) == []
 
 
+def test_an_agent_that_is_given_up_fails(data, tmp_path, expected, monkeypatch):
+    """Its batch system may start another; the agent that trains to the end succeeds."""
+    monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
+    address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
+    key_at(key, create=True)
+    command = [sys.executable, "-m", "cerebro", "agent", "--connect", address, "--key", str(key)]
+    agents = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    executor = cerebro.cluster.Executor(2, listen=address, key=key)
+    given_up = []
+
+    def give_up():
+        remote = executor._remotes[0]
+        given_up.append(remote.agent.pid)
+        executor._agent_failed(remote, WorkerError("no heartbeat for 35 seconds"))
+
+    with pytest.warns(UserWarning, match="until another is started"):
+        result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(10, give_up)])
+    same(result, expected)
+    line = "cerebro agent: its search has given it up: no heartbeat for 35 seconds\n"
+    for agent in agents:
+        said = agent.communicate(timeout=30)[1]
+        fails = agent.pid in given_up
+        assert (agent.returncode, said) == ((1, line) if fails else (0, ""))
+    assert left_over(tmp_path) == []
+
+
 def test_an_agent_that_is_cut_off_comes_back_as_a_new_one(data, tmp_path, expected, monkeypatch):
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     port, key = free_port(), tmp_path / "key"

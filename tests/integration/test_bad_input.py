@@ -888,6 +888,20 @@ def test_keyboard_interrupt_inline(data, tmp_path):
     assert {trial.status for trial in result.trials} <= {"stopped", "finished"}
 
 
+def test_an_interrupt_asks_for_a_build_without_a_name(data, tmp_path):
+    """Also in a notebook, which finds other functions by their names."""
+    module = import_file(program(tmp_path, data, LATER + "def act(): raise KeyboardInterrupt"))
+    module.WHEN = 50
+    settings = {**module.settings, "run": tmp_path / "run", "progress": False, "workers": 0}
+    with pytest.raises(KeyboardInterrupt) as caught:
+        cerebro.search(lambda c: module.build(c), module.space, module.data, **settings)
+    call = f"cerebro.resume({str(tmp_path / 'run')!r}, build)"
+    assert str(caught.value).endswith(call)
+    assert vars(caught.value)["_render_traceback_"]()[-1] == f"to resume it:  result = {call}"
+    module.act = int
+    assert cerebro.resume(tmp_path / "run", module.build, progress=False).status == "finished"
+
+
 def test_workers_go_when_the_coordinator_is_killed(data, tmp_path):
     extra = SPEAKS + LATER + "act = stop_here"
     process = Process(program(tmp_path, data, extra), "--workers", "2")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import cerebro
+from cerebro.arguments import real_number
 from cerebro.errors import InputError
 
 
@@ -107,6 +109,11 @@ def test_trials_are_chosen_by_whole_numbers(result):
     for wrong in (-1, None, 1.5, "a"):
         with pytest.raises(InputError, match="n must be a whole number of at least 0"):
             result.top(wrong)
+    # An int that Python does not convert to text.
+    with pytest.raises(InputError, match=r"n must be a whole number from 0 to .*, not one of more"):
+        result.top(10**5000)
+    with pytest.raises(InputError, match="lr must be at most 1, not one of more digits"):
+        real_number("lr", Fraction(10**5000 + 1, 10**4999), most=1)
 
 
 def test_trials_to_plot_may_come_in_any_way(result):

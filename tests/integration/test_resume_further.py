@@ -174,6 +174,22 @@ def test_a_configuration_that_its_searcher_dropped(data, tmp_path):
     assert hashes(result)[number] == hashes(search(tmp_path / "all", data, folds=2))[number]
 
 
+@pytest.mark.parametrize("searcher", RUNGS)
+@pytest.mark.parametrize("folds", [None, 2])
+def test_a_trial_that_failed_on_the_way_to_a_rung(data, tmp_path, monkeypatch, searcher, folds):
+    """Nobody compares it with the others of its rung any more: it trains like one apart."""
+    options = {} if folds is None else {"folds": folds}
+    folder = tmp_path / "run"
+    result = search(folder, data, build=build_some_fail, searcher=searcher, **options)
+    number = 1 // (folds or 1)
+    assert result.trials[number].status == "failed"
+    monkeypatch.setenv("HEALTHY", "1")
+    result = cerebro.resume(folder, trials=[number], progress=False)
+    assert result.status == result.trials[number].status == "finished"
+    plain = search(tmp_path / "plain", data, **options)
+    assert hashes(result)[number] == hashes(plain)[number]
+
+
 @pytest.mark.parametrize("searcher", [*RUNGS, "median"])
 @pytest.mark.parametrize("names", [False, True])
 def test_an_interrupted_resume_of_what_a_searcher_is_done_with(data, tmp_path, searcher, names):

@@ -53,6 +53,17 @@ def build_of_study(trial: Any) -> Worsening:
     return Worsening()
 
 
+def build_some_diverge(config: dict[str, Any]) -> Any:
+    class Diverging(Worsening):
+        def train_batch(self, batch: Any) -> dict[str, float]:
+            return {"loss": np.nan if self.epoch == 2 else 0.5}
+
+        def eval_batch(self, batch: Any) -> dict[str, float]:
+            return {"loss": LOSSES[self.epoch] - 0.5}
+
+    return Diverging() if config["diverges"] else Worsening()
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> cerebro.Dataset:
     rows = {"x": np.arange(24, dtype=np.float32), "y": np.zeros(24, np.float32)}
@@ -130,3 +141,15 @@ def test_compare_names_the_epoch_of_the_value(data, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)["results"]
     assert found["best value"] == [1.0, 4.0]
     assert found["best epoch"] == [2, 4]
+
+
+def test_a_trial_that_diverges_later_counts_with_its_epochs(data: Any, tmp_path: Path) -> None:
+    result = cerebro.search(
+        build_some_diverge, {"diverges": [False, True]}, data, epochs=4, validation=data,
+        batch_size=8, searcher="grid", run=tmp_path / "run", workers=0, progress=False,
+    )  # fmt: skip
+    best = result.best
+    assert (best.number, best.status, best.epoch, best.best_epoch) == (1, "diverged", 2, 1)
+    assert [trial.number for trial in result.top(2)] == [1, 0]
+    assert best.metrics["loss"] == best.evaluate(data)["loss"] == 0.5
+    assert best.load().epoch == 1

@@ -51,6 +51,32 @@ def search_cv(estimator: Any = None, space: Any = None, **options: Any) -> Searc
     return SearchCV(estimator or MultinomialNB(), space or ALPHAS, **options)
 
 
+class Interrupting:
+    """A scorer during whose call with this number the user presses Ctrl-C."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, estimator: Any, x: Any, y: Any) -> float:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return float(estimator.score(x, y))
+
+
+def test_an_interrupt_names_nothing_that_cannot_work(digits: Any, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        search_cv(scoring=Interrupting(8)).fit(*digits)
+    assert str(caught.value).startswith("interrupted: nothing is kept; SearchCV(run=...)")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        search_cv(scoring=Interrupting(8), run=tmp_path / "run").fit(*digits)
+    kept, see = str(caught.value).splitlines()
+    assert "are kept in" in kept and kept.endswith(", but SearchCV cannot resume them")
+    assert see == f"to see them:  result = cerebro.open({str(tmp_path / 'run')!r})"
+    assert vars(caught.value)["_render_traceback_"]() == [kept, see]
+    assert len(cerebro.open(tmp_path / "run")) == 3
+
+
 SHARED = ("mean_test_score", "std_test_score", "rank_test_score", "param_alpha")
 
 
@@ -273,6 +299,21 @@ def test_a_configuration_that_fails_has_no_score(digits: Any) -> None:
 def test_what_cannot_be_searched(digits: Any, make: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make().fit(*digits)
+
+
+def test_the_best_configuration_has_not_failed_later(digits: Any) -> None:
+    x, y = digits
+
+    def score(estimator: Any, *_: Any) -> float:
+        if estimator.alpha < 0.1 and estimator.class_count_.sum() > len(x):
+            raise ValueError("in the second epoch")
+        return float(1 / estimator.alpha)
+
+    search = search_cv(scoring=score, epochs=2)
+    with pytest.warns(UserWarning, match="1 of 3 configurations failed"):
+        search.fit(x, y)
+    assert (search.best_index_, search.best_score_) == (1, 1.0)
+    assert search.cv_results_["rank_test_score"].tolist() == [3, 1, 2]
 
 
 def test_bad_targets(digits: Any) -> None:

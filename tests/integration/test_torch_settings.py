@@ -62,10 +62,10 @@ def hashes(result):
     return [trial.state_hash for trial in result]
 
 
-def search(data, path, build=build, space=None, **options):
+def search(data, path, build=build, space=None, validation=None, **options):
     space = {"dtype": ["float32", "float64", "float32"]} if space is None else space
     return cerebro.search(
-        build, space, data, epochs=2, validation=data, batch_size=8, searcher="grid",
+        build, space, data, epochs=2, validation=validation or data, batch_size=8, searcher="grid",
         progress=False, run=path, **options,
     )  # fmt: skip
 
@@ -86,6 +86,16 @@ def test_a_loaded_model_computes_with_the_settings_of_build(data, tmp_path):
     trial = result[0]
     assert trial.evaluate(data)["loss"] == trial.metrics["loss"]
     assert trial.predict(data).dtype == torch.float64
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_folds_predict_with_the_settings_of_build(data, tmp_path):
+    space = {"dtype": ["float64"]}
+    (trial,) = search(data, tmp_path / "a", validation=cerebro.KFold(2), workers=0, space=space)
+    first, second = (fold.predict(data).numpy() for fold in trial.folds)
+    found = trial.out_of_fold()
+    # In float32, the bias of the net differs by 1e-9.
+    assert np.minimum(abs(found - first), abs(found - second)).max() < 1e-12
     assert torch.get_default_dtype() is torch.float32
 
 

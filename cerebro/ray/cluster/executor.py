@@ -141,7 +141,7 @@ class RayAgent(Line):
         self._ray = ray
         self._actor = actor
 
-    def kill(self) -> None:
+    def kill(self, trouble: str | None = None) -> None:
         if self._ray.is_initialized():  # else Ray would start a new cluster to kill it in
             self._ray.kill(self._actor, no_restart=True)
 

@@ -51,6 +51,18 @@ def test_another_worker_takes_over_the_check_of_a_lost_one() -> None:
     assert checked({2}, [0, 1, 2]) == ([0, 1], [])
 
 
+def test_a_worker_that_joins_during_the_check_is_used() -> None:
+    class Growing(Shrinking):
+        def wait(self, timeout: float | None) -> list[Any]:
+            joined = [WorkerJoined(3)] if len(self.given) == 3 else []
+            return [*joined, *super().wait(timeout)]
+
+    context: Any = SimpleNamespace(check_files=lambda: None)
+    executor: Any = Growing(set(), [0, 1, 2, 3])
+    assert check_hop(executor, [0, 1, 2], context, {}).workers == [0, 1, 2, 3]
+    assert executor.given[3:] == [(3, True)]
+
+
 def test_a_missing_worker_is_named_and_the_last_one_is_needed() -> None:
     with pytest.warns(UserWarning, match="missing from now on: node 0 is gone"):
         checked({0}, [0, 1, 2])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -315,6 +316,19 @@ def test_what_a_dataset_cannot_replace_is_refused_at_once(
     assert next(unread) == {"x": 1}
     shard({"x": [1]}, tmp_path / "disk" / "data").verify()
     assert names_below(tmp_path) == ["disk", "link"]
+
+
+def test_a_folder_that_is_mounted_twice_is_refused_at_once(tmp_path: Path) -> None:
+    for name in ("from", "to"):
+        (tmp_path / name).mkdir()
+    mount = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    bind = f"mount --bind '{tmp_path}/from' '{tmp_path}/to'"
+    if shutil.which("unshare") is None or subprocess.run([*mount, bind]).returncode:
+        pytest.skip("this process cannot mount a folder")
+    program = 'import cerebro, sys; cerebro.shard(iter([{"x": 1}]), sys.argv[1])'
+    run = f"{bind} && exec '{sys.executable}' -c '{program}' '{tmp_path}/to'"
+    ended = subprocess.run([*mount, run], capture_output=True, text=True)
+    assert f"'{tmp_path}/to' is a mount point, which a dataset cannot replace" in ended.stderr
 
 
 def test_a_relative_path_survives_a_change_of_directory(
