@@ -20,6 +20,8 @@ from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext
 from cerebro.worker.trial_warnings import carried_filters, show
 
 if TYPE_CHECKING:
+    from cerebro.data import Dataset
+    from cerebro.data.validation import Folds
     from cerebro.executors.local import LocalExecutor
 
 
@@ -117,9 +119,6 @@ def check(
     from cerebro.data.given_rows import is_rows, written
     from cerebro.data.validation import check_columns, views_of
     from cerebro.executors.local import LocalExecutor
-    from cerebro.machine import flags
-    from cerebro.machine.jax_settings import jax_settings
-    from cerebro.machine.keras_settings import keras_settings
     from cerebro.run.recipe import check_build
     from cerebro.space import as_space
 
@@ -145,36 +144,62 @@ def check(
         batch_size = 32
     executor = LocalExecutor(1, 1, seats=seats([device], 1))
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
-        context = RunContext(
-            build=build,
-            train=train,
-            validation=held_out,
-            folds=folds,
+        context = _context(
+            *(build, train, held_out, folds, device, folder),
             seed=seed,
             batch_size=batch_size,
-            eval_batch_size=eval_rows(train),
-            channels_last=True,
-            state_dir=folder,
-            epoch_dir=folder,
-            log_dir=folder,
-            device=in_worker([device]),
             deterministic=deterministic,
-            torch_flags=flags.torch_flags(),
-            keras=keras_settings(),
-            jax=jax_settings(),
-            warning_filters=carried_filters(),
         )
         event = ask(executor, context, CheckTask(config, thorough=True))
+    done = _done(event)
+    if done.cpu_only and named(devices) == ["auto"]:  # the same decision as in a search
+        device = CPU
+    problems, metrics, operations = map(list, (done.problems, done.metrics, done.not_exact))
+    return Check(problems, metrics, dict(config), device, operations, list(done.findings))
+
+
+def _context(
+    build: Callable[..., Any],
+    train: Dataset,
+    held_out: Dataset | None,
+    folds: Folds | None,
+    device: str,
+    folder: str,
+    **settings: Any,
+) -> RunContext:
+    """Return the context for a worker that only checks a model; `settings` are the user's."""
+    from cerebro.machine import flags
+    from cerebro.machine.jax_settings import jax_settings
+    from cerebro.machine.keras_settings import keras_settings
+
+    return RunContext(
+        build=build,
+        train=train,
+        validation=held_out,
+        folds=folds,
+        eval_batch_size=eval_rows(train),
+        channels_last=True,
+        state_dir=folder,
+        epoch_dir=folder,
+        log_dir=folder,
+        device=in_worker([device]),
+        torch_flags=flags.torch_flags(),
+        keras=keras_settings(),
+        jax=jax_settings(),
+        warning_filters=carried_filters(),
+        **settings,
+    )
+
+
+def _done(event: Event) -> CheckDone:
+    """Return the worker's answer, and show its warnings; raise an error if there is no outcome."""
     if not isinstance(event, CheckDone):
         raise StateError(f"the worker was lost while trying the model: {event}")
     for warned in event.warned:
         show(warned)
     if event.error is not None:
         raise InputError(event.error)
-    if event.cpu_only and named(devices) == ["auto"]:  # the same decision as in a search
-        device = CPU
-    problems, metrics, operations = map(list, (event.problems, event.metrics, event.not_exact))
-    return Check(problems, metrics, dict(config), device, operations, list(event.findings))
+    return event
 
 
 def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:

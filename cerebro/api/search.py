@@ -348,9 +348,7 @@ def search(
         announce(progress, the_workers, advice)
     else:
         announce(progress, None)
-    if executor is None and the_devices == (CPU,):  # they start while the search is prepared
-        loaded = [name for name in ("torch",) if name in sys.modules]
-        warm_workers.start_early(the_threads, [None] * the_workers, loaded)
+    _start_early(settings)
     if goes_on:
         _warn_if_mixed(the_devices)
         return resume_search(settings, the_searcher)
@@ -358,6 +356,13 @@ def search(
     if by_itself and workers_per_device is None:
         chosen_for = worker_count(workers, the_threads)
     return run_search(settings, the_space, the_searcher, chosen_for)
+
+
+def _start_early(settings: Settings) -> None:
+    """Let workers on the CPUs of this machine start while the search is prepared."""
+    if settings.executor is None and settings.devices == (CPU,):
+        loaded = [name for name in ("torch",) if name in sys.modules]
+        warm_workers.start_early(settings.threads, [None] * settings.workers, loaded)
 
 
 def _idle_advice(settings: Settings, searcher: Searcher) -> str | None:

@@ -286,6 +286,7 @@ class Agent:
         lanes = {"ordered": self._ordered, "control": self._control}
         if method == "run":
             self._supervisor.offer(arguments[0])
+        # The coordinator gives the names: `agent.call("begin", ...)`, `agent.control("ping")`.
         job = lanes[lane].submit(getattr(self._supervisor, method), *arguments)
         job.add_done_callback(lambda done: self._answer(number, lane, done, has_state))
 

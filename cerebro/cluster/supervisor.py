@@ -99,6 +99,10 @@ class Supervisor(ABC):
         self._shares_run = True
         self._folder = Path()
 
+    # The coordinator calls most public methods by name, with messages: `agent.call("begin", ...)`
+    # or `agent.control("receive", ...)` in executor.py, supply.py, admission.py and hub.py of this
+    # folder. `Agent._begin_call` looks the names up.
+
     # --- before a run ------------------------------------------------------
 
     def report(

@@ -325,41 +325,13 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             it.
         """
         refuse(f"{type(self).__name__}.fit")
-        sample_weight = fit_params.pop("sample_weight", None)
-        if fit_params:
-            raise InputError(
-                f"SearchCV.fit takes X, y, groups and sample_weight, not "
-                f"{', '.join(sorted(fit_params))}: scikit-learn's other metadata are not "
-                "supported. Use cerebro.search with your own model, or GridSearchCV"
-            )
-        if kind_of(self.estimator) not in ("classifier", "regressor"):
-            raise InputError(
-                f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "
-                "use cerebro.search with cerebro.sklearn.Model"
-            )
-        x, target = self._validated(X, y)
-        columns = {"x": x, "y": target}
-        if sample_weight is not None:
-            if not takes_weights(self.estimator):
-                name = type(steps_of(self.estimator)[-1][1]).__name__
-                raise InputError(
-                    f"{name}.partial_fit takes no sample_weight: leave out sample_weight"
-                )
-            columns["w"] = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
-        if callable(getattr(self.scoring, "keys", None)) or isinstance(self.scoring, (list, tuple)):
-            raise InputError("scoring must be one scorer, not several: search by one of them")
+        columns = self._columns(X, y, fit_params)
         space, originals = as_choices(self.space)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
         self.multimetric_ = False
         seed = _seed_of(self.random_state)
-        splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        pairs = [(_numbers(a), _numbers(b)) for a, b in splitter.split(x, y, groups)]
-        self.n_splits_ = len(pairs)
-        order = np.random.RandomState(seed).permutation(len(x))
-        place = np.empty_like(order)
-        place[order] = np.arange(len(order))
-        _check_rows(pairs, len(x))
-        folds = Given([(place[train], place[test]) for train, test in pairs], repr(splitter))
+        order = np.random.RandomState(seed).permutation(len(columns["x"]))
+        folds = self._folds(columns["x"], y, groups, order)
         labels = getattr(self, "classes_", None)
         weight = "w" if "w" in columns else None
         build = BuildEstimator(
@@ -370,7 +342,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             data = shard(
                 {name: column[order] for name, column in columns.items()},
                 Path(temporary, "data") if self.path is None else self.path,
-                shards=self.shards or max(1, min(MAX_SHARDS, len(x) // ROWS_PER_SHARD)),
+                shards=self.shards or max(1, min(MAX_SHARDS, len(order) // ROWS_PER_SHARD)),
                 shuffle=False,
                 progress=False,
             )
@@ -399,6 +371,43 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         if self.run is not None:
             self.result_ = result
         return self
+
+    def _columns(self, X: Any, y: Any, fit_params: dict[str, Any]) -> dict[str, Any]:
+        """Check the arguments of `fit` and of the search; return the rows as columns."""
+        sample_weight = fit_params.pop("sample_weight", None)
+        if fit_params:
+            raise InputError(
+                f"SearchCV.fit takes X, y, groups and sample_weight, not "
+                f"{', '.join(sorted(fit_params))}: scikit-learn's other metadata are not "
+                "supported. Use cerebro.search with your own model, or GridSearchCV"
+            )
+        if kind_of(self.estimator) not in ("classifier", "regressor"):
+            raise InputError(
+                f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "
+                "use cerebro.search with cerebro.sklearn.Model"
+            )
+        x, target = self._validated(X, y)
+        columns = {"x": x, "y": target}
+        if sample_weight is not None:
+            if not takes_weights(self.estimator):
+                name = type(steps_of(self.estimator)[-1][1]).__name__
+                raise InputError(
+                    f"{name}.partial_fit takes no sample_weight: leave out sample_weight"
+                )
+            columns["w"] = _check_sample_weight(sample_weight, x, ensure_non_negative=True)
+        if callable(getattr(self.scoring, "keys", None)) or isinstance(self.scoring, (list, tuple)):
+            raise InputError("scoring must be one scorer, not several: search by one of them")
+        return columns
+
+    def _folds(self, x: Any, y: Any, groups: Any, order: Any) -> Given:
+        """Return the splitter's folds, for rows that are stored in the given order."""
+        splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
+        pairs = [(_numbers(a), _numbers(b)) for a, b in splitter.split(x, y, groups)]
+        self.n_splits_ = len(pairs)
+        place = np.empty_like(order)
+        place[order] = np.arange(len(order))
+        _check_rows(pairs, len(x))
+        return Given([(place[train], place[test]) for train, test in pairs], repr(splitter))
 
     def _trials_of(self, space: Space) -> int | None:
         """Return `n_trials`; for random search, at most the number of configurations."""

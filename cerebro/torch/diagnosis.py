@@ -364,9 +364,8 @@ def _same(left: Any, right: Any) -> bool:
 
 
 def _of_optimizers(model: Model) -> Iterator[Finding]:
-    groups = [group for optimizer in model._optimizers for group in optimizer.param_groups]
-    taken = {id(p): p for group in groups for p in group["params"]}
-    named = dict(model.net.named_parameters())
+    """Compare the optimizers' parameters with the network's, after a step that leaves gradients."""
+    taken = {id(p): p for group in _groups(model) for p in group["params"]}
     trained = [p for p in taken.values() if p.grad is not None and bool(p.grad.any())]
     if not trained:
         yield Finding(
@@ -375,7 +374,18 @@ def _of_optimizers(model: Model) -> Iterator[Finding]:
             "give the optimizer the parameters that the loss depends on",
         )
         return
-    rates = [float(group.get("lr", 1)) for group in groups]
+    yield from _of_learning_rates(model)
+    named = dict(model.net.named_parameters())
+    yield from _of_gradients(named, taken)
+    yield from _of_other_parameters(model, named, taken)
+
+
+def _groups(model: Model) -> list[Any]:
+    return [group for optimizer in model._optimizers for group in optimizer.param_groups]
+
+
+def _of_learning_rates(model: Model) -> Iterator[Finding]:
+    rates = [float(group.get("lr", 1)) for group in _groups(model)]
     if not any(rates):
         scheduled = bool(model._schedulers)
         yield Finding(
@@ -394,6 +404,13 @@ def _of_optimizers(model: Model) -> Iterator[Finding]:
                 "try 0.001: each step changes every weight by about the learning rate",
                 "hint",
             )
+
+
+def _of_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterator[Finding]:
+    """Find parameters of the network, by name, that only lack a gradient or only an optimizer.
+
+    `taken` has the parameters of the optimizers by their `id`.
+    """
     unused = [n for n, p in named.items() if id(p) in taken and p.requires_grad and p.grad is None]
     if unused:
         yield Finding(
@@ -418,6 +435,12 @@ def _of_optimizers(model: Model) -> Iterator[Finding]:
             "give it the trainable parameters only, or unfreeze them",
             "hint",
         )
+
+
+def _of_other_parameters(
+    model: Model, named: Mapping[str, Any], taken: Mapping[int, Any]
+) -> Iterator[Finding]:
+    """Find parameters of the optimizers that are not, or are no longer, the network's."""
     own = {id(p) for p in named.values()} | _of_loss(model)
     old = [p for key, p in taken.items() if key not in own]
     new = {n: p for n, p in named.items() if not any(p is built for built in model._parameters)}

@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import cerebro._core as _core
 from cerebro.data import copies, depots
@@ -103,6 +103,21 @@ TRY_SECONDS = 2 * device_check.SECONDS
 
 class Diverged(Exception):
     """Raised if a training loss is not finite."""
+
+
+class _Computed(NamedTuple):
+    """A unit that has been computed, and is not committed yet."""
+
+    live: LiveModel
+    loaded: bool
+    """Whether the model's state was loaded."""
+    sums: UnitSums
+    before: memory.Usage | None
+    """The memory before the unit; None if other units have used some meanwhile."""
+    not_exact: set[str]
+    """The operations that are not deterministic."""
+    unlike: str
+    """How a recorded step differed from the ordinary step, after which the unit ran again."""
 
 
 class TaskClock(Protocol):
@@ -281,7 +296,6 @@ class UnitRunner:
         return False
 
     def _run(self, task: Task) -> UnitDone:
-        context = self.context
         started = time.time()
         clock = time.perf_counter()
         self._release(task.ended)
@@ -289,24 +303,57 @@ class UnitRunner:
         self._not_exact.difference_update(task.ended)
         slots = self._slots_of(task.trial)
         self._settle(task, slots)
+        unit = self._computed(task, slots)
+        live = unit.live
+        metrics, packed_hash = self._commit(task, slots, unit)
+        untold, self._untold = self._untold - {task.trial}, set()
+        after = self._usage = memory.usage()
+        ends_epoch = metrics is not None
+        state_file = self._saved(task, slots, packed_hash) if ends_epoch else None
+        return UnitDone(
+            worker=self.worker,
+            task=task,
+            rows=unit.sums.rows,
+            batches=unit.sums.batches,
+            sums=unit.sums.sums,
+            started=started,
+            seconds=time.perf_counter() - clock,
+            loaded=unit.loaded,
+            state_bytes=live.state_bytes,
+            metrics=metrics,
+            state_hash=packed_hash if ends_epoch else None,
+            state_file=state_file,
+            dropped=(*sorted(untold), *self._shrink(task.trial)),
+            libraries=tuple(name for name in LIBRARIES if name in sys.modules),
+            resident=0 if after is None else after.resident,
+            grown=growth.unexplained(
+                unit.before, after, loaded=unit.loaded, state_bytes=live.state_bytes
+            ),
+            packed_hash=packed_hash,
+            not_exact=tuple(sorted(unit.not_exact)),
+            moved=self._moved,
+            unlike=unit.unlike,
+        )
+
+    def _computed(self, task: Task, slots: _core.Slots) -> _Computed:
+        """Train or evaluate the trial's model; start again if a step must be taken differently.
+
+        That is so if a recorded step was wrong, or if an operation is not deterministic.
+        """
         last, self._usage = self._usage, None  # stays None unless the unit succeeds
         live, loaded, built = self._model_of(task, slots)
         # A worker process does not grow between units.
         before = last if self._own_process and not built and not loaded else memory.usage()
         if turns.is_shared():
             before = None  # the process also grows by other units
-            # A unit that was lost runs by itself, so that it is known which unit costs the process.
-            # So does a unit whose `build` changed PyTorch's settings: others must not see them.
-            alike = live.torch_flags in ({}, flags.flags_of_process(context.torch_flags))
-            overlaps = alike and getattr(live.model, "overlaps", False)
-            turns.allow(task.attempt == 0 and overlaps)
+            self._allow_overlap(task, live)
         not_exact: set[str] = set()
         unlike = ""
         while True:
             try:
                 strict = task.trial not in self._not_exact
                 with self.computing(not_exact, strict=strict):
-                    result = self._compute(live, task)
+                    sums = self._compute(live, task)
                 break
             except RecordedStepDiffers as error:
                 unlike = self._note_unlike(task, error)
@@ -315,12 +362,30 @@ class UnitRunner:
                     raise
                 self._not_exact.add(task.trial)
                 self._drop(task.trial)
-            del live
-            DROPPED.free(all_sizes=True)  # the model may fit only once
+            del live  # no caller has it, either: the model may fit into memory only once
+            DROPPED.free(all_sizes=True)
             live, loaded, _ = self._model_of(task, slots)
-        with self.computing(not_exact):
+        return _Computed(live, loaded, sums, before, not_exact, unlike)
+
+    def _allow_overlap(self, task: Task, live: LiveModel) -> None:
+        """Let other units run between this unit's batches, or not."""
+        # A unit that was lost runs by itself, so that it is known which unit costs the process. So
+        # does a unit whose `build` changed PyTorch's settings: others must not see them.
+        alike = live.torch_flags in ({}, flags.flags_of_process(self.context.torch_flags))
+        overlaps = alike and getattr(live.model, "overlaps", False)
+        turns.allow(task.attempt == 0 and overlaps)
+
+    def _commit(
+        self, task: Task, slots: _core.Slots, unit: _Computed
+    ) -> tuple[dict[str, float] | None, str]:
+        """Commit the trial's state after a unit; end the epoch if the unit is its last.
+
+        Return the epoch's metrics, or None within an epoch, and the hash of the state.
+        """
+        live = unit.live
+        with self.computing(unit.not_exact):
             metrics = None
-            if task.step == context.units_per_epoch - 1:
+            if task.step == self.context.units_per_epoch - 1:
                 metrics = end_epoch(live, task.epoch)
             live.generators = generators.capture(live.torch, live.cuda)
             tree = self.packable(live)
@@ -333,38 +398,16 @@ class UnitRunner:
                 packed_hash = slots.commit(task.position + 1)
         live.position = task.position + 1
         self._last_trial = task.trial
-        untold, self._untold = self._untold - {task.trial}, set()
-        after = self._usage = memory.usage()
-        state_hash = state_file = None
-        if metrics is not None:
-            state_hash = packed_hash
-            if task.keep_state:
-                state_file = epoch_state_file(task.trial, task.epoch)
-                with storing():
-                    name = unpublished(state_file, state_hash)
-                    slots.save(str(Path(context.epoch_dir, name)))
-        return UnitDone(
-            worker=self.worker,
-            task=task,
-            rows=result.rows,
-            batches=result.batches,
-            sums=result.sums,
-            started=started,
-            seconds=time.perf_counter() - clock,
-            loaded=loaded,
-            state_bytes=live.state_bytes,
-            metrics=metrics,
-            state_hash=state_hash,
-            state_file=state_file,
-            dropped=(*sorted(untold), *self._shrink(task.trial)),
-            libraries=tuple(name for name in LIBRARIES if name in sys.modules),
-            resident=0 if after is None else after.resident,
-            grown=growth.unexplained(before, after, loaded=loaded, state_bytes=live.state_bytes),
-            packed_hash=packed_hash,
-            not_exact=tuple(sorted(not_exact)),
-            moved=self._moved,
-            unlike=unlike,
-        )
+        return metrics, packed_hash
+
+    def _saved(self, task: Task, slots: _core.Slots, state_hash: str) -> str | None:
+        """Save the state of an epoch's end, if the task asks for it; return its file."""
+        if not task.keep_state:
+            return None
+        state_file = epoch_state_file(task.trial, task.epoch)
+        with storing():
+            slots.save(str(Path(self.context.epoch_dir, unpublished(state_file, state_hash))))
+        return state_file
 
     def _compute(self, live: LiveModel, task: Task) -> UnitSums:
         """Train or evaluate the model for a task; return the metrics as sums."""
