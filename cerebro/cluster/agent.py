@@ -41,8 +41,8 @@ from cerebro.worker.messages import Event, Job
 
 STEP_SECONDS = 0.5
 ENDED, REFUSED, UNHEARD = 0, 1, 2
-"""Exit statuses: the run has ended; the coordinator rejects this agent, or has given it up; there
-is no coordinator.
+"""Exit statuses: the run has ended; the coordinator rejects this agent, or has given it up (ENDED
+if an engine has started it); there is no coordinator.
 """
 CUT = 3
 """What `Agent.run` returns when the connection has ended, but the coordinator has not ended it."""
@@ -248,7 +248,9 @@ class Agent:
             self._end(ENDED)
         elif kind.bytes == b"refused" and self._status is None:
             print(f"cerebro agent: {rest[0].bytes.decode()}", file=sys.stderr)
-            self._end(REFUSED)
+            # An engine's task that fails may end those of the other agents, as on Spark.
+            is_given_up = self._is_welcome and self._stdin is not None
+            self._end(ENDED if is_given_up else REFUSED)
         elif kind.bytes == b"welcome":
             self._is_welcome = True
             if self._is_cut:  # the end of the connection was heard of first

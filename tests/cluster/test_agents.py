@@ -209,6 +209,23 @@ def test_an_agent_that_is_given_up_fails(data, tmp_path, expected, monkeypatch):
     assert left_over(tmp_path) == []
 
 
+def test_an_agent_of_an_engine_that_is_given_up_does_not_fail(data, tmp_path, expected):
+    """Its task would fail, for which Spark may end the tasks of all agents."""
+    executor = Apart(tmp_path, workers=2)
+    ended = []
+
+    def give_up():
+        remote = executor._remotes[0]
+        executor._agent_failed(remote, WorkerError("no heartbeat for 35 seconds"))
+        started = executor.processes.processes
+        ended.extend(p.wait(30) for p in started if p.pid == remote.agent.pid)
+
+    with pytest.warns(UserWarning, match="missing from now on"):
+        result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(10, give_up)])
+    same(result, expected)
+    assert ended == [0]
+
+
 def test_an_agent_that_is_cut_off_comes_back_as_a_new_one(data, tmp_path, expected, monkeypatch):
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     port, key = free_port(), tmp_path / "key"
