@@ -56,7 +56,7 @@ def main(options: argparse.Namespace) -> int:
     import cerebro
 
     source: Any = options.source
-    if Path(source).is_dir() and not _has_parquet_files(Path(source)):
+    if Path(source).is_dir() and not _is_table(Path(source)):
         size = None if options.size is None else _image_size(options.size)
         source = cerebro.images(source, size=size, mode=options.mode)
     data = cerebro.shard(
@@ -74,8 +74,12 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
-def _has_parquet_files(folder: Path) -> bool:
-    return any(file.suffix.lower() == ".parquet" for file in folder.iterdir())
+def _is_table(folder: Path) -> bool:
+    """Return whether a folder has Parquet files, and not also class folders of images."""
+    entries = [entry for entry in folder.iterdir() if entry.name[0] not in "._"]
+    return any(entry.suffix.lower() == ".parquet" for entry in entries) and not any(
+        entry.is_dir() for entry in entries
+    )
 
 
 def _image_size(text: str) -> tuple[int, int]:

@@ -398,6 +398,7 @@ def test_shard_of_an_image_folder(tmp_path: Path, capsys: pytest.CaptureFixture[
         for i in range(4):
             picture = image.new("RGB", (10, 6), color=(i, 0, 0))
             picture.save(tmp_path / "pictures" / kind / f"{i}.png")
+    (tmp_path / "pictures" / "metadata.parquet").touch()  # as in datasets of Hugging Face
     folder = tmp_path / "data"
     arguments = ["shard", str(tmp_path / "pictures"), str(folder), "--shards", "2"]
     assert cli.main([*arguments, "--size", "5x3", "--mode", "L", "--seed", "1"]) == 0
