@@ -363,6 +363,41 @@ def test_evaluation_and_prediction_change_nothing(data):
     assert _core.hash_state(_core.pack_state(model.state_dict())) == before
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules need its backend")
+def test_buffers_of_pytorch_modules_move(data):
+    """Statistics of PyTorch's batch norm, which are no variables of Keras."""
+
+    class Normed(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(8)  # Keras wraps it
+
+        def call(self, x, training=None):
+            return self.norm(x, training=training)
+
+    def net():
+        first = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8))
+        layers = [keras.layers.TorchModuleWrapper(first), Normed(), keras.layers.Dense(1)]
+        made = keras.Sequential(layers)
+        made.compile("sgd", "mse")
+        return made
+
+    model, again = made(net), made(net)
+    for one in (model, again):
+        one.bind_info(info_of(data))
+    model.begin_epoch(0)
+    for batch in batches(data, 0):
+        model.train_batch(batch)
+    state = model.state_dict()["net"]
+    names = [name for name in state if name.endswith("/running_mean")]
+    assert len(names) == 2 and all(float(state[name].abs().sum()) > 0 for name in names)
+    evaluated = model.evaluate(data)
+    assert hopped(model, again).evaluate(data) == evaluated
+    assert _core.hash_state(_core.pack_state(again.state_dict())) == _core.hash_state(
+        _core.pack_state(model.state_dict())
+    )
+
+
 def test_class_weights_are_those_of_fit(data):
     def net():
         made = keras.Sequential([keras.layers.Dense(2, activation="softmax")])
