@@ -30,7 +30,7 @@ import cerebro._core as _core
 from cerebro.data import copies, depots
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
-from cerebro.machine import device_check, flags, generators, turns
+from cerebro.machine import device_check, flags, generators, keras_settings, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
@@ -175,6 +175,7 @@ class UnitRunner:
         self.examined: dict[int, set[str]] = {}  # by trial; see `cerebro.worker.lost_numbers`
         self.warnings = Watch(context.warning_filters if own_process else ())
         flags.imported.clear()  # those of an earlier run are among this run's, or were undone
+        keras_settings.imported.clear()
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
@@ -464,6 +465,7 @@ class UnitRunner:
                     live.position = 0
             else:
                 set_torch_flags(live.torch_flags)
+                keras_settings.set_keras(live.keras)
             self._live.pop(task.trial, None)  # until its state is right
             if live.position != task.position:
                 with self.computing():
@@ -494,7 +496,11 @@ class UnitRunner:
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
         return LiveModel(
-            *(model, torch, cuda), epochs=epochs, generators=state, torch_flags=torch_flags()
+            *(model, torch, cuda),
+            epochs=epochs,
+            generators=state,
+            torch_flags=torch_flags(),
+            keras=keras_settings.keras_settings(),
         )
 
     def begin_again(self, live: LiveModel, epoch: int) -> None:
@@ -651,9 +657,10 @@ class UnitRunner:
     # --- the process's settings -------------------------------------------
 
     def end_settings(self) -> None:
-        """Undo the settings of PyTorch that a model's ``build`` left."""
+        """Undo the settings of PyTorch and Keras that a model's ``build`` left."""
         if "torch" in sys.modules:
             set_torch_flags(flags.flags_of_process(self.context.torch_flags))
+        keras_settings.restore_keras(self.context.keras)
 
     # --- for the comparison of a trial with one after a hop ---------------
 

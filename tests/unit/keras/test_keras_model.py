@@ -24,7 +24,7 @@ import cerebro  # noqa: E402
 import cerebro._core as _core  # noqa: E402
 from cerebro.errors import InputError, StateError  # noqa: E402
 from cerebro.machine import generators  # noqa: E402
-from cerebro.machine.keras_settings import begin_keras, keras_kept, keras_settings, set_keras  # noqa: E402
+from cerebro.machine.keras_settings import begin_keras, keras_of_run, keras_settings, set_keras  # noqa: E402
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 5)).astype("float32")
@@ -94,7 +94,7 @@ def two_outputs():
 
 def made(net, **arguments):
     """A network and its model, as `build` makes them."""
-    begin_keras()
+    begin_keras(keras_settings())
     random.seed(3)
     np.random.seed(3)
     if BACKEND == "torch":
@@ -562,11 +562,23 @@ def test_a_second_optimizer_must_be_built():
 def test_settings_of_keras_are_carried():
     settings = keras_settings()
     assert settings["backend"] == BACKEND
-    with keras_kept():
+    with keras_of_run({}):
         set_keras({**settings, "floatx": "float64", "dtype_policy": "mixed_bfloat16"})
         assert keras.config.floatx() == "float64"
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
     assert keras_settings() == settings
+
+
+def test_a_build_begins_with_the_first_settings_if_the_script_has_none(tmp_path, monkeypatch):
+    """As where only `build` imports Keras: in a worker, settings of other trials do not stay."""
+    (tmp_path / "keras.json").write_text('{"epsilon": 1e-05}')
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    with keras_of_run({}):
+        set_keras({"dtype_policy": "mixed_bfloat16", "floatx": "float64"})
+        begin_keras({})
+        found = keras_settings()
+        assert (found["dtype_policy"], found["floatx"]) == ("float32", "float32")
+        assert found["epsilon"] == 1e-5
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="once is enough")
