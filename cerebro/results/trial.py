@@ -19,7 +19,7 @@ from cerebro.machine import generators
 from cerebro.machine.devices import CPU, here, recorded, using
 from cerebro.machine.files import path_of
 from cerebro.machine.flags import flags_of_run, torch_flags
-from cerebro.machine.jax_settings import jax_of_run
+from cerebro.machine.jax_settings import jax_of_run, jax_settings
 from cerebro.machine.keras_settings import keras_of_run, keras_settings
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
@@ -270,6 +270,7 @@ class Trial:
                 progress=EpochProgress(),
                 torch_flags=torch_flags(),
                 keras=keras_settings(),
+                jax=jax_settings(),
             )
             begin_again(model, record.epoch)
             load_tree(live, packed, batch_device(model, device))
@@ -367,7 +368,7 @@ class Trial:
             contextlib.closing(loader),
             flags_of_run(live.torch_flags),
             keras_of_run(live.keras),
-            jax_of_run(self.saved.environment.get("jax", {})),
+            jax_of_run(live.jax),
         ):
             if not self.not_exact:
                 try:
@@ -414,7 +415,7 @@ class Trial:
             generators.preserved(_torch_imported()),
             flags_of_run(live.torch_flags),
             keras_of_run(live.keras),
-            jax_of_run(self.saved.environment.get("jax", {})),
+            jax_of_run(live.jax),
             contextlib.ExitStack() as rows,
         ):
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
@@ -524,6 +525,7 @@ class Trial:
                 live = self._load(epoch, build, CPU, context)
                 settings.enter_context(flags_of_run(live.torch_flags))
                 settings.enter_context(keras_of_run(live.keras))
+                settings.enter_context(jax_of_run(live.jax))
                 return live.model, context.views(self.number)[0]
 
             return export(path, format, read, load)
@@ -592,6 +594,7 @@ class Trial:
                 live = self._load(epoch, build, CPU, context)
                 settings.enter_context(flags_of_run(live.torch_flags))
                 settings.enter_context(keras_of_run(live.keras))
+                settings.enter_context(jax_of_run(live.jax))
                 return live.model, context.views(self.number)[0]
 
             return save(folder, about, context.build, read, load)

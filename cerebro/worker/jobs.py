@@ -37,7 +37,7 @@ from cerebro.worker.user_errors import describe, names_data, traceback_of
 
 
 def execute(runner: UnitRunner, job: Job) -> Event:
-    """Run a job and return its result; a model's settings of PyTorch and Keras end with the job."""
+    """Run a job and return its result; the settings that a model's build left end with the job."""
     try:
         return _execute(runner, job)
     finally:

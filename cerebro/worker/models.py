@@ -15,6 +15,7 @@ from cerebro.data.batches import make_trusted
 from cerebro.data.moved import MovedBatches
 from cerebro.errors import InputError
 from cerebro.machine import dynamo, flags, generators
+from cerebro.machine import jax_settings as of_jax
 from cerebro.machine import keras_settings as of_keras
 from cerebro.machine.devices import building_on, is_gpu
 from cerebro.machine.flags import compute_settings, set_torch_flags, torch_flags
@@ -49,6 +50,8 @@ class LiveModel:
     """The process-wide settings of PyTorch that ``build`` left; the model computes with them."""
     keras: dict[str, Any] = field(default_factory=dict)
     """The same of Keras."""
+    jax: dict[str, Any] = field(default_factory=dict)
+    """The same of JAX."""
     own_numbers: OwnNumbers | None = None
     """The numbers of the user's objects as `build` made them; see `cerebro.worker.lost_numbers`."""
 
@@ -69,8 +72,8 @@ def build_model(
     If ``build`` is the first code to import PyTorch, it is called again, so that the first model is
     also built with the run's threads and flags. It is also called again if it changes the flags and
     imports modules: flags that it does not change again were changed by a module, and stay for all
-    models of this process. Other flags belong to this model (`LiveModel.torch_flags`). Keras's
-    settings are handled likewise (`LiveModel.keras`).
+    models of this process. Other flags belong to this model (`LiveModel.torch_flags`). Settings
+    of Keras and JAX are handled likewise.
 
     Returns
     -------
@@ -84,7 +87,8 @@ def build_model(
         begun = flags.flags_of_process(context.torch_flags)
         if had_torch:
             set_torch_flags(begun)
-        begun |= of_keras.keras_of_process(context.keras)
+        begun |= of_jax.jax_of_process(context.jax) | of_keras.keras_of_process(context.keras)
+        of_jax.restore_jax(context.jax)
         of_keras.begin_keras(context.keras)
         generators.seed_all(info.seed, had_torch)
         settings = compute_settings(context.threads, context.deterministic, info.device)
@@ -94,7 +98,7 @@ def build_model(
         maybe = contextlib.suppress(*[Exception] * (attempt == 1 and bool(changed)))
         with maybe, settings, xla, building_on(info.device), in_trial():
             model = call_build(context.build, dict(config), info)
-        now = {**torch_flags(), **of_keras.keras_settings()}
+        now = {**torch_flags(), **of_jax.jax_settings(), **of_keras.keras_settings()}
         if attempt == 0:
             changed = {name: new for name, new in now.items() if new != begun.get(name, new)}
             imports = len(sys.modules) > modules
@@ -106,7 +110,12 @@ def build_model(
             if not by_import and model is not None:
                 break
             for name, value in by_import.items():
-                (of_keras if name in of_keras.DEFAULTS else flags).imported[name] = value
+                owner: Any = flags
+                if name in of_keras.DEFAULTS:
+                    owner = of_keras
+                elif name in of_jax.FIRST_SETTINGS:
+                    owner = of_jax
+                owner.imported[name] = value
     check_model(model)
     if hasattr(model, "bind_info"):
         model.bind_info(info)
