@@ -16,6 +16,7 @@ from cerebro.machine.devices import using
 from cerebro.machine.flags import flags_of_run
 from cerebro.machine.guard import in_trial
 from cerebro.machine.jax_settings import jax_of_run
+from cerebro.machine.keras_settings import keras_of_run
 from cerebro.worker import jobs
 from cerebro.worker.messages import Event, Job, RunContext
 from cerebro.worker.runner import UnitRunner
@@ -31,6 +32,7 @@ class InlineExecutor:
 
     def start(self, context: RunContext) -> list[int]:
         self._settings.enter_context(jax_of_run(context.jax))
+        self._settings.enter_context(keras_of_run(context.keras))
         self._settings.enter_context(flags_of_run(context.torch_flags))
         self._runner = UnitRunner(context, worker=0)
         return [0]

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import torch
 
-from cerebro.keras.variables import variables_of
+from cerebro.keras.variables import buffers_of, variables_of
 
 
 class TorchSteps:
@@ -53,6 +53,7 @@ class TorchSteps:
         """Restore at the end what evaluation changes: statistics, generators, metrics, `others`."""
         variables = [
             *self._net.non_trainable_variables,
+            *buffers_of(self._net),
             *variables_of(self._net, "metrics"),
             *others,
         ]

@@ -27,10 +27,50 @@ SEED = "seed_generator_state"
 def variables_of(net: Any, part: str) -> list[Any]:
     """Return the Keras variables of one of `PARTS`, in Keras' order."""
     if part == "net":
-        return [*net.trainable_variables, *net.non_trainable_variables]
+        return [*net.trainable_variables, *net.non_trainable_variables, *buffers_of(net)]
     if part == "metrics":
         return list(net.metrics_variables)
     return [variable for each in optimizers_of(net).values() for variable in each.variables]
+
+
+class Buffer:
+    """A buffer of a PyTorch module in a Keras model, with the attributes of a Keras variable.
+
+    Keras makes variables of a module's parameters only. Buffers, such as the statistics of
+    PyTorch's batch norm, change in training, too.
+    """
+
+    def __init__(self, path: str, module: Any, name: str) -> None:
+        self.path, self.name = path, name
+        self._module = module
+
+    @property
+    def value(self) -> Any:
+        return getattr(self._module, self.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.value.shape)
+
+    @property
+    def dtype(self) -> str:
+        return _dtype_name(self.value)
+
+    def assign(self, value: Any) -> None:
+        """Copy an array or a tensor into the buffer."""
+        self.value.copy_(keras.ops.convert_to_tensor(value, dtype=self.dtype))
+
+
+def buffers_of(net: Any) -> list[Any]:
+    """Return the buffers of all PyTorch modules inside a model, in a fixed order."""
+    found = []
+    for layer in net._flatten_layers():
+        if isinstance(layer, keras.layers.TorchModuleWrapper):
+            for place, module in layer.module.named_modules():
+                path = "/".join([str(layer.path), *filter(None, place.split("."))])
+                for name, _ in module.named_buffers(recurse=False):
+                    found.append(Buffer(f"{path}/{name}", module, name))
+    return found
 
 
 def optimizers_of(net: Any) -> dict[str, Any]:

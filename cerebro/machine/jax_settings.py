@@ -35,6 +35,10 @@ _begun: dict[str, Any] = {}
 """The settings of the last run in this worker process."""
 
 
+imported: dict[str, Any] = {}
+"""The settings that modules made while a ``build`` of this run imported them."""
+
+
 def jax_settings() -> dict[str, Any]:
     """Return the JAX settings that change results; empty if JAX is not imported.
 
@@ -95,19 +99,32 @@ def begin_jax(settings: Mapping[str, Any]) -> None:
     _begun.update(wanted)
 
 
+def jax_of_process(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in which each ``build`` of a run with these `settings` begins."""
+    return {**(settings or _own or _first_in_environment()), **imported}
+
+
+def restore_jax(settings: Mapping[str, Any]) -> None:
+    """Apply the settings in which a ``build`` begins; JAX is not imported here."""
+    if _jax() is not None:
+        set_jax(jax_of_process(settings))
+
+
 @contextmanager
 def jax_of_run(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Run a block with the settings of a run, then restore the caller's settings."""
-    before = jax_settings()
-    if not settings or before == settings:
-        yield
-        return
+    """Run a block with the settings of a run, then restore the caller's settings.
+
+    Settings of modules that are first imported in the block stay.
+    """
+    before, imported_before = jax_settings(), dict(imported)
     try:
         set_jax(settings)
         yield
     finally:
-        # If the block has imported JAX, the caller has the settings with which JAX began.
-        set_jax(before or _own)
+        if _jax() is not None:
+            # If the block has imported JAX, the caller has the settings with which JAX began.
+            new = {k: v for k, v in imported.items() if imported_before.get(k) != v}
+            set_jax({**(before or _own or _first_in_environment()), **new})
 
 
 def _begins_with(settings: Mapping[str, Any]) -> bool:
@@ -117,6 +134,17 @@ def _begins_with(settings: Mapping[str, Any]) -> bool:
         not any(f"JAX_{name.upper()}" in os.environ for name in first)
         and all(first.get(name, value) == value for name, value in settings.items())
     )
+
+
+def _first_in_environment() -> dict[str, Any]:
+    """Return the settings of a new process with this environment; empty if there is no JAX."""
+    found = dict(_first_settings() or {})
+    for name, value in found.items():
+        text = os.environ.get(f"JAX_{name.upper()}")
+        if text is not None:  # read as JAX does
+            yes = text.lower() in ("y", "yes", "t", "true", "on", "1")
+            found[name] = yes if isinstance(value, bool) else text
+    return found
 
 
 @functools.cache

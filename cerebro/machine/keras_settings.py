@@ -7,9 +7,12 @@ Keras unless its settings differ from the defaults.
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 BACKEND_VARIABLE = "KERAS_BACKEND"
@@ -21,6 +24,10 @@ DEFAULTS = {
     "dtype_policy": "float32",
 }
 """The Keras settings that are sent to workers, with their defaults in a new process."""
+
+
+imported: dict[str, Any] = {}
+"""The settings that modules made while a ``build`` of this run imported them."""
 
 
 def keras_backend() -> str | None:
@@ -61,12 +68,14 @@ def set_keras(settings: Mapping[str, Any]) -> None:
             getattr(keras.config, f"set_{name}")(settings[name])
 
 
-def begin_keras() -> None:
-    """Restart Keras's numbering of layers, and discard its shared random generator.
+def begin_keras(settings: Mapping[str, Any]) -> None:
+    """Begin a ``build`` of a run with these `settings`.
 
-    The next use of that generator takes a new seed from the generator of `random`. So a model's
-    names and weights do not depend on the models created before it.
+    Keras's numbering of layers begins anew, and its shared random generator is discarded: its next
+    use takes a new seed from the generator of `random`. So neither a model's names nor its weights
+    nor its types depend on the models created before it.
     """
+    set_keras(settings if _keras() is None else keras_of_process(settings))
     if _keras() is None:
         return
     from keras.src.backend.common.global_state import set_global_attribute
@@ -77,14 +86,44 @@ def begin_keras() -> None:
     set_global_attribute(GLOBAL_SEED_GENERATOR, None)
 
 
+def keras_of_process(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in which each ``build`` of a run with these `settings` begins."""
+    given = {name: settings[name] for name in DEFAULTS if name in settings}
+    return {**(given or _first_settings()), **imported}
+
+
+def restore_keras(settings: Mapping[str, Any]) -> None:
+    """Undo what a ``build`` has changed; Keras is not imported here."""
+    if _keras() is not None:
+        set_keras(keras_of_process(settings))
+
+
 @contextmanager
-def keras_kept() -> Iterator[None]:
-    """Run a block, then restore Keras's settings; its backend cannot change."""
-    before = keras_settings()
+def keras_of_run(settings: Mapping[str, Any]) -> Iterator[None]:
+    """Run a block with Keras's settings of a run, then restore the caller's settings.
+
+    The backend cannot change. Settings of modules that are first imported in the block stay.
+    """
+    before, imported_before = keras_settings(), dict(imported)
+    if before:
+        set_keras(settings)
     try:
         yield
     finally:
-        set_keras(before)
+        if _keras() is not None:
+            new = {k: v for k, v in imported.items() if imported_before.get(k) != v}
+            set_keras({**(before or _first_settings()), **new})
+
+
+def _first_settings() -> dict[str, Any]:
+    """Return the settings with which Keras begins in a new process, by the user's keras.json."""
+    try:
+        folder = os.environ.get("KERAS_HOME") or Path("~/.keras").expanduser()
+        file = json.loads(Path(folder, "keras.json").read_text("utf-8"))
+    except (OSError, RuntimeError, ValueError):  # also no home folder, or no JSON
+        file = {}
+    found = {name: file.get(name, default) for name, default in DEFAULTS.items()}
+    return {**found, "dtype_policy": found["floatx"]}
 
 
 def _keras() -> Any:

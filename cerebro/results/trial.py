@@ -19,8 +19,8 @@ from cerebro.machine import generators
 from cerebro.machine.devices import CPU, here, recorded, using
 from cerebro.machine.files import path_of
 from cerebro.machine.flags import flags_of_run, torch_flags
-from cerebro.machine.jax_settings import jax_of_run
-from cerebro.machine.keras_settings import keras_kept
+from cerebro.machine.jax_settings import jax_of_run, jax_settings
+from cerebro.machine.keras_settings import keras_of_run, keras_settings
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
 from cerebro.run.settings import Training
@@ -262,10 +262,16 @@ class Trial:
             generators.preserved(_torch_imported()),
             flags_of_run(context.torch_flags),
             jax_of_run(context.jax),
-            keras_kept(),
+            keras_of_run(context.keras),
         ):
             model, torch = build_model(context, self.number, self.record.config, info)
-            live = LiveModel(model, torch, progress=EpochProgress(), torch_flags=torch_flags())
+            live = LiveModel(
+                *(model, torch),
+                progress=EpochProgress(),
+                torch_flags=torch_flags(),
+                keras=keras_settings(),
+                jax=jax_settings(),
+            )
             begin_again(model, record.epoch)
             load_tree(live, packed, batch_device(model, device))
         # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
@@ -361,7 +367,8 @@ class Trial:
         with (
             contextlib.closing(loader),
             flags_of_run(live.torch_flags),
-            jax_of_run(self.saved.environment.get("jax", {})),
+            keras_of_run(live.keras),
+            jax_of_run(live.jax),
         ):
             if not self.not_exact:
                 try:
@@ -407,7 +414,8 @@ class Trial:
         with (
             generators.preserved(_torch_imported()),
             flags_of_run(live.torch_flags),
-            jax_of_run(self.saved.environment.get("jax", {})),
+            keras_of_run(live.keras),
+            jax_of_run(live.jax),
             contextlib.ExitStack() as rows,
         ):
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
@@ -513,6 +521,8 @@ class Trial:
                 context = self._context(build, data)
                 live = self._load(epoch, build, CPU, context)
                 settings.enter_context(flags_of_run(live.torch_flags))
+                settings.enter_context(keras_of_run(live.keras))
+                settings.enter_context(jax_of_run(live.jax))
                 return live.model, context.views(self.number)[0]
 
             return export(path, format, read, load)
@@ -580,6 +590,8 @@ class Trial:
             def load() -> tuple[Any, Dataset]:
                 live = self._load(epoch, build, CPU, context)
                 settings.enter_context(flags_of_run(live.torch_flags))
+                settings.enter_context(keras_of_run(live.keras))
+                settings.enter_context(jax_of_run(live.jax))
                 return live.model, context.views(self.number)[0]
 
             return save(folder, about, context.build, read, load)

@@ -81,7 +81,9 @@ class Model(BaseModel):
         A column, or a list of columns to concatenate; rows of more than one dimension are
         flattened.
     target
-        The column to predict; not used by clusterers and transformers.
+        The column to predict; not used by clusterers and transformers. For an `MLPClassifier`, rows
+        may have several labels, each 0 or 1; the accuracy is then the share of rows whose labels
+        are all right.
     classes
         All classes of the target. None: the column's class names or, if it has none, all values of
         the target in the training data.
@@ -173,7 +175,8 @@ class Model(BaseModel):
         values = self._training_values(x, y) if fitted else None
         options: dict[str, Any] = {}
         if self._kind == "classifier" and not fitted:
-            options["classes"] = self._known_classes()
+            # With several labels per row, scikit-learn's classes are the labels' numbers.
+            options["classes"] = np.arange(y.shape[1]) if y.ndim == 2 else self._known_classes()
         if self._weight is not None:
             check_batch(batch, self._weight, None)
             options["sample_weight"] = np.asarray(batch[self._weight]).reshape(-1)
@@ -229,7 +232,8 @@ class Model(BaseModel):
         else:
             values = {"loss": self._default_loss(x, y, predicted)}
         if self._kind == "classifier":
-            values["accuracy"] = float(np.mean(predicted == y))
+            right = predicted == y
+            values["accuracy"] = float(np.mean(right.all(1) if right.ndim == 2 else right))
         return values
 
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
@@ -410,7 +414,13 @@ def _classes_of(info: Any, target: str) -> Any:
 
 
 def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
-    """Return the mean of -log p(y); p is 0 for rows whose class is unknown."""
+    """Return the mean of -log p(y); p is 0 for rows whose class is unknown.
+
+    With several labels per row, it is the mean of the sums over labels, as in `MLPClassifier`.
+    """
+    if y.ndim == 2:
+        right = np.where(y != 0, probabilities, 1 - probabilities).astype(np.float64)
+        return float(-np.mean(np.log(np.maximum(right, np.finfo(np.float64).eps)).sum(1)))
     columns = np.searchsorted(classes, y)
     columns = np.minimum(columns, len(classes) - 1)
     right = probabilities[np.arange(len(y)), columns].astype(np.float64)

@@ -47,7 +47,6 @@ _REFUSED = {
     "on_train_end": "a trial may continue later: give search() a callback with on_trial_end",
     "on_fit_end": "a trial may continue later: give search() a callback with on_trial_end",
     "teardown": "a trial may continue later: give search() a callback with on_trial_end",
-    "on_validation_model_zero_grad": "do it in on_validation_start",
     "on_validation_model_eval": "do it in on_validation_start",
     "on_validation_model_train": "do it in on_validation_end",
 }
@@ -260,6 +259,7 @@ class LightningModel(BaseModel):
         trainer = self._of_trial
         trainer.batch_index += 1
         index = trainer.batch_index
+        trainer.read_logs = self._train_logs.last
         try:
             given = self._prepared(batch)
             if self._hook("on_train_batch_start", given, index) == -1:
@@ -278,6 +278,8 @@ class LightningModel(BaseModel):
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             self._explain_batch(batch, error)
             raise
+        finally:
+            trainer.read_logs = None
         trainer.callback_metrics.update(self._train_logs.last())
         if automatic and not trainer.is_last_batch:
             self._step_schedulers("step", plateau=True)
@@ -375,7 +377,8 @@ class LightningModel(BaseModel):
         if not trainer.is_last_batch:  # part of an epoch, as in cerebro.check
             self._step_schedulers("epoch", plateau=False)
         self._step_schedulers("step", plateau=True)
-        self._hook("on_train_epoch_end")
+        with self._readable(self._train_logs):
+            self._hook("on_train_epoch_end")
         found = self._close(self._train_logs, "train")
         self._step_schedulers("epoch", plateau=True)
         self._train_logs.reset()
@@ -404,11 +407,22 @@ class LightningModel(BaseModel):
         batches: Any = self._batches(data, batch_size)
         trainer = self._of_trial
         trainer.num_val_batches = [len(batches)] if hasattr(batches, "__len__") else []
+        if trainer.batch_index >= 0 and not self._gathers:
+            self._drop_gradients()
         with self._evaluating():
             try:
                 return self._evaluate(batches)
             finally:
                 self._val_logs.reset()
+
+    def _drop_gradients(self) -> None:
+        """Drop gradients that are left when validation begins, as a Trainer does.
+
+        They are left by manual optimization that gathers the gradients of several batches, and by
+        an ``optimizer_zero_grad`` that sets them to 0.
+        """
+        if hasattr(self.net, "on_validation_model_zero_grad"):  # not in older versions
+            self._hook("on_validation_model_zero_grad")
 
     def _evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         total = weights = 0.0
@@ -433,7 +447,8 @@ class LightningModel(BaseModel):
                 weights += self._rows
         if index < 0:
             raise InputError("there are no rows to evaluate")
-        self._hook("on_validation_epoch_end")
+        with self._readable(self._val_logs):
+            self._hook("on_validation_epoch_end")
         found = self._close(self._val_logs, "val")
         self._hook("on_validation_end")
         return {"loss": total / weights, **found} if weights else found
@@ -548,16 +563,23 @@ class LightningModel(BaseModel):
         tensor = tensor.squeeze()
         return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(default)
 
+    @contextlib.contextmanager
+    def _readable(self, logs: Logs) -> Iterator[None]:
+        """Let the hook at the end of an epoch read the epoch's values, as a Trainer does."""
+        trainer = self._of_trial
+        trainer.read_logs = logs.of_epoch
+        try:
+            yield
+        finally:
+            trainer.read_logs = None
+
     def _close(self, logs: Logs, stage: str) -> dict[str, float]:
         """Return an epoch's values by Cerebro's names; store them by Lightning's names."""
         noted = self._of_trial.callback_metrics
         found: dict[str, float] = {}
         full: dict[str, str] = {}
         for item, value in logs.results():
-            if item.on_epoch:
-                noted[item.name] = value
-                if item.on_step:
-                    noted[f"{item.name}_epoch"] = value
+            noted.update(item.names_of(value))
             prefix = next((p for p in _PREFIXES[stage] if item.name.startswith(p)), "")
             name = item.name.removeprefix(prefix) or item.name
             if full.setdefault(name, item.name) != item.name:

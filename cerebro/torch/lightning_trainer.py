@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -70,7 +70,8 @@ class Trainer:
         self.accumulate_grad_batches = accumulate
         self.gradient_clip_val, self.gradient_clip_algorithm = clip_val, clip_algorithm
         self.precision = precision
-        self.callback_metrics: dict[str, Any] = {}
+        self._noted: dict[str, Any] = {}
+        self.read_logs: Callable[[], Iterable[tuple[str, Any]]] | None = None
         self.training, self.validating, self.predicting = True, False, False
         self.testing = self.sanity_checking = self.barebones = self.fast_dev_run = False
         self.optimizers: list[Any] = []
@@ -99,6 +100,17 @@ class Trainer:
     @property
     def evaluating(self) -> bool:
         return self.validating
+
+    @property
+    def callback_metrics(self) -> dict[str, Any]:
+        """The logged values by name; `read_logs` adds those that hooks may read already."""
+        if self.read_logs is not None:
+            self._noted.update(self.read_logs())
+        return self._noted
+
+    @callback_metrics.setter
+    def callback_metrics(self, values: dict[str, Any]) -> None:
+        self._noted = values
 
     @property
     def logged_metrics(self) -> dict[str, Any]:

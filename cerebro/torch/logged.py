@@ -54,6 +54,11 @@ class Logged:
             return self.metric.compute()
         return self.value / self.weight if self.reduce == "mean" else self.value
 
+    def names_of(self, value: Any) -> dict[str, Any]:
+        """Return the epoch's value by the names that Lightning gives it."""
+        names = [self.name, *([f"{self.name}_epoch"] if self.on_step else [])]
+        return dict.fromkeys(names, value) if self.on_epoch else {}
+
 
 class Logs:
     """The values logged in an epoch of training, or in a validation pass.
@@ -116,6 +121,12 @@ class Logs:
         """Yield each entry with its value over the epoch."""
         for item in self._items.values():
             yield item, item.result()
+
+    def of_epoch(self) -> Iterator[tuple[str, Any]]:
+        """Yield the values over the epoch so far with the names that Lightning gives them."""
+        for item in self._items.values():
+            if item.on_epoch:
+                yield from item.names_of(item.result()).items()
 
     def reset(self) -> None:
         """Drop all values and reset the metrics that were logged."""

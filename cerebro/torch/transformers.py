@@ -171,9 +171,11 @@ class TransformersModel(Model):
         return found
 
     def _join(self, parts: list[Any]) -> Any:
-        if self._compute_metrics is not None and isinstance(parts[0], torch.Tensor):
-            return torch.cat(_padded(parts))
-        return joined(parts)
+        if self._compute_metrics is None or isinstance(parts[0], Mapping):
+            return joined(parts)
+        if isinstance(parts[0], tuple):
+            return tuple(self._join(list(part)) for part in zip(*parts, strict=True))
+        return torch.cat(_padded(parts))
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Do nothing: the columns are checked before they are collated."""
@@ -257,9 +259,16 @@ def _rows(batch: Batch) -> list[dict[str, Any]]:
 
 
 def _logits(output: Any, net: Any) -> Any:
-    """Return a model's outputs without the loss: one tensor, or a tuple of them."""
+    """Return a model's outputs without the loss: one tensor, or a tuple of them.
+
+    Caches of keys and values, which not all configurations name, are left out.
+    """
     ignored = getattr(getattr(net, "config", None), "keys_to_ignore_at_inference", None) or []
-    found = tuple(value for key, value in output.items() if key != "loss" and key not in ignored)
+    found = tuple(
+        value
+        for key, value in output.items()
+        if key not in ("loss", *ignored) and isinstance(value, (torch.Tensor, tuple))
+    )
     return found[0] if len(found) == 1 else found
 
 

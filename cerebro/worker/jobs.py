@@ -37,7 +37,7 @@ from cerebro.worker.user_errors import describe, names_data, traceback_of
 
 
 def execute(runner: UnitRunner, job: Job) -> Event:
-    """Run a job and return its result; a model's settings of PyTorch end with the job."""
+    """Run a job and return its result; the settings that a model's build left end with the job."""
     try:
         return _execute(runner, job)
     finally:
@@ -104,8 +104,10 @@ def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDon
 def computes_with(runner: UnitRunner) -> dict[str, Any]:
     """Describe this worker's environment once the model has imported its libraries.
 
-    Call it outside of `UnitRunner.computing`, whose settings of PyTorch are not the process's.
+    Call it outside of `UnitRunner.computing`, whose settings of PyTorch are not the process's. The
+    settings that the last ``build`` has left are undone, since they are not the run's.
     """
+    runner.end_settings()
     device = runner.context.device
     record = environment.describe(runner.context.threads, device)
     if is_gpu(device) and "cuda" not in record:

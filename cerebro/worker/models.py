@@ -15,10 +15,11 @@ from cerebro.data.batches import make_trusted
 from cerebro.data.moved import MovedBatches
 from cerebro.errors import InputError
 from cerebro.machine import dynamo, flags, generators
+from cerebro.machine import jax_settings as of_jax
+from cerebro.machine import keras_settings as of_keras
 from cerebro.machine.devices import building_on, is_gpu
 from cerebro.machine.flags import compute_settings, set_torch_flags, torch_flags
 from cerebro.machine.guard import in_trial
-from cerebro.machine.keras_settings import begin_keras, set_keras
 from cerebro.model import Info, check_model, read_columns
 from cerebro.run.recipe import call_build
 from cerebro.worker.dropped_models import DROPPED
@@ -47,6 +48,10 @@ class LiveModel:
     state_bytes: int = 0
     torch_flags: dict[str, Any] = field(default_factory=dict)
     """The process-wide settings of PyTorch that ``build`` left; the model computes with them."""
+    keras: dict[str, Any] = field(default_factory=dict)
+    """The same of Keras."""
+    jax: dict[str, Any] = field(default_factory=dict)
+    """The same of JAX."""
     own_numbers: OwnNumbers | None = None
     """The numbers of the user's objects as `build` made them; see `cerebro.worker.lost_numbers`."""
 
@@ -62,12 +67,13 @@ class LiveModel:
 def build_model(
     context: RunContext, trial: int, config: Mapping[str, Any], info: Info
 ) -> tuple[Any, bool]:
-    """Seed the generators and call the user's ``build``, with the run's settings of PyTorch.
+    """Seed the generators and call the user's ``build``, with the run's settings of the libraries.
 
     If ``build`` is the first code to import PyTorch, it is called again, so that the first model is
     also built with the run's threads and flags. It is also called again if it changes the flags and
     imports modules: flags that it does not change again were changed by a module, and stay for all
-    models of this process. Other flags belong to this model (`LiveModel.torch_flags`).
+    models of this process. Other flags belong to this model (`LiveModel.torch_flags`). Settings
+    of Keras and JAX are handled likewise.
 
     Returns
     -------
@@ -75,14 +81,15 @@ def build_model(
         The model, and whether it uses PyTorch.
     """
     dynamo.postpone()
-    set_keras(context.keras)
     changed: dict[str, Any] = {}
     for attempt in range(3):
         had_torch, modules = "torch" in sys.modules, len(sys.modules)
         begun = flags.flags_of_process(context.torch_flags)
         if had_torch:
             set_torch_flags(begun)
-        begin_keras()
+        begun |= of_jax.jax_of_process(context.jax) | of_keras.keras_of_process(context.keras)
+        of_jax.restore_jax(context.jax)
+        of_keras.begin_keras(context.keras)
         generators.seed_all(info.seed, had_torch)
         settings = compute_settings(context.threads, context.deterministic, info.device)
         xla = flags.xla_threads(context.threads)
@@ -91,17 +98,24 @@ def build_model(
         maybe = contextlib.suppress(*[Exception] * (attempt == 1 and bool(changed)))
         with maybe, settings, xla, building_on(info.device), in_trial():
             model = call_build(context.build, dict(config), info)
-        now = torch_flags()
+        now = {**torch_flags(), **of_jax.jax_settings(), **of_keras.keras_settings()}
         if attempt == 0:
             changed = {name: new for name, new in now.items() if new != begun.get(name, new)}
-            if had_torch == bool(now) and not (changed and len(sys.modules) > modules):
+            imports = len(sys.modules) > modules
+            if had_torch == ("torch" in sys.modules) and not (changed and imports):
                 break
         elif attempt == 1:
             again = {name for name in changed if now[name] != begun[name]}
             by_import = {name: changed[name] for name in changed.keys() - again}
             if not by_import and model is not None:
                 break
-            flags.imported.update(by_import)
+            for name, value in by_import.items():
+                owner: Any = flags
+                if name in of_keras.DEFAULTS:
+                    owner = of_keras
+                elif name in of_jax.FIRST_SETTINGS:
+                    owner = of_jax
+                owner.imported[name] = value
     check_model(model)
     if hasattr(model, "bind_info"):
         model.bind_info(info)

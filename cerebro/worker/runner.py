@@ -30,7 +30,7 @@ import cerebro._core as _core
 from cerebro.data import copies, depots
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
-from cerebro.machine import device_check, flags, generators, turns
+from cerebro.machine import device_check, flags, generators, jax_settings, keras_settings, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
@@ -190,6 +190,9 @@ class UnitRunner:
         self.examined: dict[int, set[str]] = {}  # by trial; see `cerebro.worker.lost_numbers`
         self.warnings = Watch(context.warning_filters if own_process else ())
         flags.imported.clear()  # those of an earlier run are among this run's, or were undone
+        if not own_process:  # in a worker process, modules are not imported again
+            keras_settings.imported.clear()
+            jax_settings.imported.clear()
         set_torch_flags(context.torch_flags)
 
     # --- units -----------------------------------------------------------
@@ -507,6 +510,8 @@ class UnitRunner:
                     live.position = 0
             else:
                 set_torch_flags(live.torch_flags)
+                keras_settings.set_keras(live.keras)
+                jax_settings.set_jax(live.jax)
             self._live.pop(task.trial, None)  # until its state is right
             if live.position != task.position:
                 with self.computing():
@@ -537,7 +542,12 @@ class UnitRunner:
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
         return LiveModel(
-            *(model, torch, cuda), epochs=epochs, generators=state, torch_flags=torch_flags()
+            *(model, torch, cuda),
+            epochs=epochs,
+            generators=state,
+            torch_flags=torch_flags(),
+            keras=keras_settings.keras_settings(),
+            jax=jax_settings.jax_settings(),
         )
 
     def begin_again(self, live: LiveModel, epoch: int) -> None:
@@ -694,9 +704,11 @@ class UnitRunner:
     # --- the process's settings -------------------------------------------
 
     def end_settings(self) -> None:
-        """Undo the settings of PyTorch that a model's ``build`` left."""
+        """Undo the settings of PyTorch, Keras and JAX that a model's ``build`` left."""
         if "torch" in sys.modules:
             set_torch_flags(flags.flags_of_process(self.context.torch_flags))
+        keras_settings.restore_keras(self.context.keras)
+        jax_settings.restore_jax(self.context.jax)
 
     # --- for the comparison of a trial with one after a hop ---------------
 

@@ -18,6 +18,7 @@ from resumable import hashes
 
 import cerebro
 import cerebro._core as _core
+from cerebro.machine.jax_settings import jax_settings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,6 +57,34 @@ def test_inline_and_in_workers_the_bits_are_the_same(whole, data, tmp_path):
     assert inline.status == whole.status == "finished"
     assert hashes(inline) == hashes(whole)
     assert cerebro.replay(inline, 1, resumable_jax.build).identical
+
+
+def build_some_wide(config, info):
+    import jax
+
+    if config["wide"]:
+        jax.config.update("jax_enable_x64", True)
+    return resumable_jax.build({"lr": 0.01, "dropout": 0.1}, info)
+
+
+def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
+    def ran(name, workers, epochs=2):
+        return cerebro.search(
+            build_some_wide, {"wide": [True, False]}, data, epochs=epochs, validation=0.2,
+            searcher="grid", batch_size=20, workers=workers, run=tmp_path / name, progress=False,
+        )  # fmt: skip
+
+    before = jax_settings()
+    inline, workers, part = ran("inline", 0), ran("workers", 2), ran("part", 0, epochs=1)
+    assert jax_settings() == before and not inline.environment["jax"]["enable_x64"]
+    assert hashes(inline) == hashes(workers)
+    kinds = [trial.load().params["hidden"].dtype.name for trial in inline]
+    assert kinds == ["float64", "float32"]
+    for trial in inline:
+        measured = trial.evaluate()
+        assert measured == {name: trial.metrics[f"val_{name}"] for name in measured}
+    resumed = cerebro.resume(part.path, build_some_wide, epochs=2, workers=0, progress=False)
+    assert hashes(resumed) == hashes(inline) and jax_settings() == before
 
 
 MODEL = """

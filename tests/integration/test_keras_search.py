@@ -17,6 +17,7 @@ with pytest.MonkeyPatch.context() as patch:
 from resumable import hashes  # noqa: E402
 
 import cerebro  # noqa: E402
+from cerebro.machine.keras_settings import keras_settings  # noqa: E402
 
 
 def build(config):
@@ -116,3 +117,40 @@ def test_a_resumed_run_keeps_its_settings_and_warns_of_none(data, tmp_path):
     finally:
         keras.config.set_epsilon(1e-7)
     assert hashes(further) == hashes(again)
+
+
+def build_some_in_bfloat16(config):
+    if config["policy"] is not None:
+        keras.config.set_dtype_policy(config["policy"])
+        keras.config.set_epsilon(1e-3)
+    net = keras.Sequential([keras.layers.Dense(4, "relu"), keras.layers.Dense(3, "softmax")])
+    net.compile(keras.optimizers.Adam(0.1), "sparse_categorical_crossentropy")
+    return cerebro.keras.Model(net)
+
+
+def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
+    before = keras_settings()
+
+    def ran(workers, epochs=2):
+        return cerebro.search(
+            *(build_some_in_bfloat16, {"policy": ["mixed_bfloat16", None, None]}, data),
+            epochs=epochs,
+            validation=0.25,
+            searcher="grid",
+            batch_size=12,
+            workers=workers,
+            run=tmp_path / f"{workers}-{epochs}",
+            progress=False,
+        )
+
+    inline, result, part = ran(0), ran(2), ran(0, epochs=1)
+    assert keras_settings() == before
+    assert hashes(inline) == hashes(result)
+    kinds = [trial.load().net.layers[0].compute_dtype for trial in inline]
+    assert kinds == ["bfloat16", "float32", "float32"]
+    for trial in inline:
+        measured = trial.evaluate()
+        assert measured == {name: trial.metrics[name] for name in measured}
+    resumed = cerebro.resume(part.path, build_some_in_bfloat16, epochs=2, workers=0, progress=False)
+    assert hashes(resumed) == hashes(inline)
+    assert keras_settings() == before

@@ -99,6 +99,28 @@ def test_folds_predict_with_the_settings_of_build(data, tmp_path):
     assert torch.get_default_dtype() is torch.float32
 
 
+def build_some_wide(config):
+    return build({"dtype": "float64"} if config["wide"] else {})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_run_records_the_settings_of_its_script(data, tmp_path, workers):
+    """Not those that the first configuration's build leaves after the check of a hop."""
+
+    def ran(name, epochs):
+        return cerebro.search(
+            build_some_wide, {"wide": [True, False]}, data, epochs=epochs, validation=data,
+            batch_size=8, searcher="grid", workers=workers, progress=False, run=tmp_path / name,
+        )  # fmt: skip
+
+    whole, part = ran("whole", 2), ran("part", 1)
+    kinds = [trial.load().net.linear.weight.dtype for trial in whole]
+    assert kinds == [torch.float64, torch.float32]
+    assert [t.evaluate(data)["loss"] for t in whole] == [t.metrics["loss"] for t in whole]
+    resumed = cerebro.resume(part.path, build_some_wide, epochs=2, workers=0, progress=False)
+    assert hashes(resumed) == hashes(whole)
+
+
 def test_settings_of_a_module_that_build_imports_stay(data, tmp_path, monkeypatch):
     Path(tmp_path, "module_that_sets_float64.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)

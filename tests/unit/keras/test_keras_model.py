@@ -24,7 +24,7 @@ import cerebro  # noqa: E402
 import cerebro._core as _core  # noqa: E402
 from cerebro.errors import InputError, StateError  # noqa: E402
 from cerebro.machine import generators  # noqa: E402
-from cerebro.machine.keras_settings import begin_keras, keras_kept, keras_settings, set_keras  # noqa: E402
+from cerebro.machine.keras_settings import begin_keras, keras_of_run, keras_settings, set_keras  # noqa: E402
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 5)).astype("float32")
@@ -94,7 +94,7 @@ def two_outputs():
 
 def made(net, **arguments):
     """A network and its model, as `build` makes them."""
-    begin_keras()
+    begin_keras(keras_settings())
     random.seed(3)
     np.random.seed(3)
     if BACKEND == "torch":
@@ -363,6 +363,41 @@ def test_evaluation_and_prediction_change_nothing(data):
     assert _core.hash_state(_core.pack_state(model.state_dict())) == before
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules need its backend")
+def test_buffers_of_pytorch_modules_move(data):
+    """Statistics of PyTorch's batch norm, which are no variables of Keras."""
+
+    class Normed(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(8)  # Keras wraps it
+
+        def call(self, x, training=None):
+            return self.norm(x, training=training)
+
+    def net():
+        first = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.BatchNorm1d(8))
+        layers = [keras.layers.TorchModuleWrapper(first), Normed(), keras.layers.Dense(1)]
+        made = keras.Sequential(layers)
+        made.compile("sgd", "mse")
+        return made
+
+    model, again = made(net), made(net)
+    for one in (model, again):
+        one.bind_info(info_of(data))
+    model.begin_epoch(0)
+    for batch in batches(data, 0):
+        model.train_batch(batch)
+    state = model.state_dict()["net"]
+    names = [name for name in state if name.endswith("/running_mean")]
+    assert len(names) == 2 and all(float(state[name].abs().sum()) > 0 for name in names)
+    evaluated = model.evaluate(data)
+    assert hopped(model, again).evaluate(data) == evaluated
+    assert _core.hash_state(_core.pack_state(again.state_dict())) == _core.hash_state(
+        _core.pack_state(model.state_dict())
+    )
+
+
 def test_class_weights_are_those_of_fit(data):
     def net():
         made = keras.Sequential([keras.layers.Dense(2, activation="softmax")])
@@ -527,11 +562,23 @@ def test_a_second_optimizer_must_be_built():
 def test_settings_of_keras_are_carried():
     settings = keras_settings()
     assert settings["backend"] == BACKEND
-    with keras_kept():
+    with keras_of_run({}):
         set_keras({**settings, "floatx": "float64", "dtype_policy": "mixed_bfloat16"})
         assert keras.config.floatx() == "float64"
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
     assert keras_settings() == settings
+
+
+def test_a_build_begins_with_the_first_settings_if_the_script_has_none(tmp_path, monkeypatch):
+    """As where only `build` imports Keras: in a worker, settings of other trials do not stay."""
+    (tmp_path / "keras.json").write_text('{"epsilon": 1e-05}')
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    with keras_of_run({}):
+        set_keras({"dtype_policy": "mixed_bfloat16", "floatx": "float64"})
+        begin_keras({})
+        found = keras_settings()
+        assert (found["dtype_policy"], found["floatx"]) == ("float32", "float32")
+        assert found["epsilon"] == 1e-5
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="once is enough")

@@ -317,6 +317,30 @@ def test_losses_by_kind():
     )
 
 
+def test_rows_may_have_several_labels():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 4))
+    y = (x[:, :3] > 0).astype("int64")
+
+    def make():
+        return neural_network.MLPClassifier((5,), alpha=0.0, random_state=0)
+
+    model, alone = cerebro.sklearn.Model(make(), metrics={"f1": "f1_macro"}), make()
+    for start in range(0, 60, 20):
+        rows = slice(start, start + 20)
+        state = _core.unpack_state(_core.pack_state(model.state_dict()), "numpy")
+        model = cerebro.sklearn.Model(make(), metrics={"f1": "f1_macro"})
+        model.load_state_dict(state)
+        values = model.train_batch({"x": x[rows], "y": y[rows]})
+        alone.partial_fit(x[rows], y[rows], classes=np.arange(3))
+        if start:  # the loss of the first batch is that after the step
+            assert values["loss"] == pytest.approx(alone.loss_)
+    for mine, its in zip(model.estimator.coefs_, alone.coefs_, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    assert model.evaluate({"x": x, "y": y})["accuracy"] == alone.score(x, y)
+    np.testing.assert_array_equal(model.predict({"x": x}), alone.predict(x))
+
+
 def test_unknown_classes_cost_as_much_as_can_be():
     model = model_of("GaussianNB")
     model.train_batch(batches(0)[0])

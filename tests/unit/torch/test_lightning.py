@@ -312,6 +312,77 @@ def test_manual_optimization():
     assert module.trainer.optimizers[0].param_groups[0]["lr"] == 0.01 * 0.5**EPOCHS
 
 
+class Gathering(lightning.LightningModule):
+    """Manual optimization that gathers four batches: the ninth leaves gradients at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.net = torch.nn.Linear(5, 3)
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(functional.cross_entropy(self.net(batch[0]), batch[1]) / 4)
+        if batch_idx % 4 == 3:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def test_gradients_that_are_left_do_not_outlive_a_validation():
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    validated = type("Validated", (Gathering,), {"validation_step": validation_step})
+    ends = []
+    for kind in (Gathering, validated):
+        _, module, model = assert_equal_to_trainer(kind)
+        assert bool(model.state_dict()["gradients"]) == (kind is Gathering)
+        ends.append(module.net.weight)
+    assert not torch.equal(*ends)
+
+
+class Reading(Classifier):
+    """Hooks at the end of an epoch read its values, as in Lightning's guide to optimization."""
+
+    def __init__(self):
+        super().__init__(dropout=0.0)
+        self.automatic_optimization = False
+        self.best, self.seen = 9.0, []
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.seen.append(float(self.trainer.callback_metrics["train_loss_step"]))
+
+    def on_validation_epoch_end(self):
+        self.best = min(self.best, float(self.trainer.callback_metrics["val_loss"]))
+        self.log("val_best", self.best)
+        self.seen.append(float(self.trainer.callback_metrics["val_best"]))
+        self.seen.append(float(self.trainer.callback_metrics["val_acc"]))
+
+    def on_train_epoch_end(self):
+        read = self.trainer.callback_metrics
+        self.seen += [float(read[name]) for name in ("train_loss", "train_loss_epoch", "val_loss")]
+        self.lr_schedulers().step(read["train_loss"])
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        return [optimizer], [lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.9)]
+
+
+def test_hooks_at_the_end_of_an_epoch_read_its_values():
+    history, module, model = assert_equal_to_trainer(Reading)
+    assert model.net.seen == module.seen and len(module.seen) == EPOCHS * (STEPS + 5)
+    assert model.net.best == module.best == min(metrics["val_loss"] for metrics in history)
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] < 0.5
+
+
 class Recorder(Classifier):
     """State of many kinds: outputs in a list, counters, a best value, frozen parts, hparams."""
 
@@ -387,7 +458,7 @@ class Zeroing(Classifier):
     def training_step(self, batch, batch_idx):
         x, y = batch
         logits = self(x)
-        if batch_idx % 4 == 0:
+        if batch_idx % 4 == 1:  # in the first batch of an epoch, it has no gradient
             logits = logits + self.extra(x)
         return functional.cross_entropy(logits, y)
 
@@ -397,6 +468,9 @@ class Zeroing(Classifier):
 
 def test_gradients_that_are_0_instead_of_none_move():
     _, _, model = assert_equal_to_trainer(Zeroing)
+    assert model.state_dict()["gradients"] == {}  # dropped by the validation, as in a Trainer
+    model.begin_epoch(EPOCHS)
+    model.train_batch(TRAIN[0])
     assert model.state_dict()["gradients"]
     assert built(Scheduled).state_dict()["gradients"] == {}
 

@@ -229,6 +229,51 @@ def test_compute_metrics_gets_all_logits_and_labels():
         build(compute_metrics=lambda evaluated: 3).evaluate(VALID)
 
 
+def padded(parts):
+    """Tensors joined along their rows, with -100 where others are longer, as in the Trainer."""
+    longest = max(part.shape[1] for part in parts)
+    fill = torch.nn.functional.pad
+    wide = [
+        fill(part, (0, 0) * (part.dim() - 2) + (0, longest - part.shape[1]), value=-100)
+        for part in parts
+    ]
+    return torch.cat(wide).numpy()
+
+
+def test_compute_metrics_gets_several_outputs_of_different_lengths():
+    """Answers to questions: two logits and two labels."""
+    seen = []
+
+    def compute_metrics(evaluated):
+        seen.append(evaluated)
+        return {"rows": len(evaluated.predictions[0])}
+
+    ends = {"start_positions": torch.arange(ROWS) % 2, "end_positions": torch.arange(ROWS) % 3}
+    batches = [{**batch, **ends} for batch in VALID]
+    assert len({batch["input_ids"].shape[1] for batch in batches}) > 1
+    bert = transformers.BertForQuestionAnswering(transformers.BertConfig(num_labels=2, **SMALL))
+    model = build(bert, compute_metrics=compute_metrics)
+    assert model.evaluate(batches)["rows"] == ROWS * len(batches)
+    outputs = [model.predict_batch(batch) for batch in batches]
+    for name, found in zip(("start_logits", "end_logits"), seen[0].predictions, strict=True):
+        assert np.array_equal(found, padded([output[name] for output in outputs]))
+    for labels, found in zip(ends.values(), seen[0].label_ids, strict=True):
+        assert np.array_equal(found, labels.repeat(len(batches)))
+
+
+def test_compute_metrics_gets_no_cache_of_a_language_model():
+    seen = []
+    settings = {key: value for key, value in SMALL.items() if key != "max_position_embeddings"}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(pad_token_id=0, **settings))
+    pads = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    model = build(llama, collator=pads, compute_metrics=lambda found: seen.append(found) or {})
+    batches = [{name: batch[name] for name in ("input_ids", "input_ids_mask")} for batch in VALID]
+    model.evaluate(batches)
+    expected = padded([model.predict_batch(batch)["logits"] for batch in batches])
+    assert np.array_equal(seen[0].predictions, expected)
+    assert seen[0].label_ids.shape == expected.shape[:2]
+
+
 def tokenizer():
     from tokenizers import Tokenizer, models
 
