@@ -31,6 +31,8 @@ MAX_DEPTH = 6
 _FORWARD = re.compile(r"^model\._forward\.net\b")
 """The network as a `cerebro.torch.Model` calls it, which users know as `model.net`."""
 
+_NOT_DETERMINISTIC = "training is not deterministic: the same batches twice gave different states"
+
 _LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
 """A parameter that is found in an optimizer's list or in the model's list of all parameters only:
 `forward` has replaced it in the network by a new one, which is in the state."""
@@ -76,7 +78,7 @@ def try_out(
         hopped = _Rehearsal(runner, config)
         problems = _hop_problems(
             *(runner, config, straight, metrics, hopped, packed, not_exact),
-            further=thorough or runner.context.epochs > 1,
+            further=thorough or runner.context.epochs > 1 or straight.is_of_few_batches,
         )
     except Exception as error:
         if runner.tolerates(error, set(not_exact)):
@@ -120,7 +122,7 @@ def _hop_problems(
         return []  # no two runs are equal, so a hop cannot be checked
     problems = differences(straight, hopped, metrics, hopped_metrics)
     if problems and _differs_from_itself(runner, config, straight):
-        return ["training is not deterministic: the same batches twice gave different states"]
+        return [_NOT_DETERMINISTIC]
     if further and not problems:
         return _problems_between_epochs(runner, config, straight)
     return problems
@@ -131,8 +133,9 @@ def _problems_between_epochs(
 ) -> list[str]:
     """Begin the next epoch with and without a hop before it; return the problems.
 
-    Only a ``begin_epoch`` or ``end_epoch`` of the user changes what a state may lack here. One that
-    fails after a few batches may need a whole epoch: then there are no problems.
+    Only a ``begin_epoch`` or ``end_epoch`` of the user changes what a state may lack here, unless
+    the first epoch had no batches after its hop, so that nothing has been compared yet. A method
+    that fails after a few batches may need a whole epoch: then there are no problems.
     """
 
     def hopped() -> _Rehearsal:
@@ -141,7 +144,8 @@ def _problems_between_epochs(
         other.train(0, epoch=1)
         return other
 
-    if not _has_own_epochs(straight.live.model):
+    few = straight.is_of_few_batches
+    if not few and not _has_own_epochs(straight.live.model):
         return []
     try:
         packed = straight.packed()
@@ -151,7 +155,7 @@ def _problems_between_epochs(
         if state_hash == _core.hash_state(straight.packed()):
             return []  # if a counter is lost, nothing depends on it
         if state_hash != _core.hash_state(hopped().packed()):
-            return []  # the epochs are not deterministic
+            return [_NOT_DETERMINISTIC] if few else []
         return differences(straight, other, {}, {})
     except Exception:
         return []
@@ -180,6 +184,8 @@ class _Rehearsal:
             self._built.update(numbers_of(self.live.model))
         self.layouts: dict[str, layout.Layout] = {}
         self.sums: list[Any] = []
+        self.is_of_few_batches = False
+        """Whether the second half of an epoch has no batches, so that it compares nothing."""
 
     def train(self, half: int, epoch: int = 0) -> None:
         """Train on the first (`half` 0) or the second (`half` 1) `BATCHES` batches of an epoch."""
@@ -193,6 +199,8 @@ class _Rehearsal:
         live.generators = generators.capture(live.torch, live.cuda)
         if half == 0:
             self.own_at_hop = self.own.with_generators()
+        else:
+            self.is_of_few_batches = result.batches == 0
 
     def _batches(self, half: int) -> _First:
         runner = self._runner

@@ -339,3 +339,43 @@ def test_object_arrays_are_compared_by_their_values(data):
     assert cerebro.check(build_named, {"counts": [0]}, data).problems == []
     (lost,) = cerebro.check(build_named, {"counts": [1]}, data).problems
     assert lost == "model.objects[3] is lost by a hop: it is not in state_dict()"
+
+
+# --- few batches ---------------------------------------------------------------------------
+
+
+class Drawing(FailsOnce):
+    """A model with noise from a generator of NumPy's: its own, the global one, or a new one."""
+
+    def __init__(self, kind):
+        self.w, self.fails = np.zeros(1), False
+        seeded = np.random.default_rng(0)  # a hop loses how often it was drawn from
+        self.draw = {
+            "own": seeded.normal,
+            "global": np.random.normal,
+            "new": lambda: np.random.default_rng().normal(),
+        }[kind]
+
+    def train_batch(self, batch):
+        self.w = self.w + self.draw()
+        return {"loss": 1.0}
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+@pytest.mark.filterwarnings("ignore:no validation data")
+@pytest.mark.parametrize(("batch_size", "batches"), [(96, 2), (32, 4)])
+def test_data_of_few_batches_is_checked_like_others(data, tmp_path, batch_size, batches):
+    def problems(kind):
+        def build(config):
+            return Drawing(kind)
+
+        return cerebro.check(build, {}, data, batch_size=batch_size).problems
+
+    assert sum(1 for _ in data.batches(batch_size, framework="numpy")) == batches
+    assert problems("global") == []
+    (lost,) = problems("own")
+    assert lost == "after a hop training continued differently: state_dict()['w'] differs"
+    (unequal,) = problems("new")
+    assert unequal.startswith("training is not deterministic")
