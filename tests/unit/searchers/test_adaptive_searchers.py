@@ -344,6 +344,32 @@ def test_pbt_mutates_what_it_is_told_to() -> None:
         assert abs(clone.config["n"] - parent["n"]) <= 2
 
 
+def test_clones_of_pbt_have_only_values_of_their_space() -> None:
+    width = {"a": uniform(0, 1), "b": integer(16, 100, step=32)}
+    space = {
+        "kind": ["a", "b"],
+        "options": [when("kind", name, {"width": width[name]}) for name in width],
+        "units": integer(0, 10, step=3),
+    }
+    clones = []
+    for seed in range(5):
+        trials = drive(
+            PBT(mutate=["kind", "units"], resample=0.0),
+            lambda config, trial, epoch: float(-config["units"]),
+            epochs=6,
+            n_trials=6,
+            seed=seed,
+            space=space,
+        )
+        clones += [trial.config for trial in trials if trial.parent is not None]
+    assert {config["units"] for config in clones} == {6, 9}  # 10 is not reached by steps of 3
+    for config in clones:
+        if config["kind"] == "a":
+            assert 0 <= config["width"] <= 1
+        else:
+            assert config["width"] in (16, 48, 80)
+
+
 def test_samplers_learn_where_the_good_values_are() -> None:
     pytest.importorskip("optuna")
     space = {"lr": loguniform(1e-4, 1e-1)}
