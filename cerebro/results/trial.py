@@ -259,7 +259,7 @@ class Trial:
             device=device,
         )
         with (
-            generators.preserved(_torch_imported()),
+            generators.reserved(_torch_imported()),
             flags_of_run(context.torch_flags),
             jax_of_run(context.jax),
             keras_kept(),
@@ -352,7 +352,7 @@ class Trial:
 
         def evaluated(*, strict: bool) -> dict[str, float]:
             with (
-                generators.preserved(_torch_imported(), seed),
+                generators.reserved(_torch_imported(), seed),
                 compute_settings(settings["threads"], *choice, strict=strict),
             ):
                 loader.begin(range(target.num_shards), 0)
@@ -405,7 +405,7 @@ class Trial:
         if other is not None:  # relevant only if the model reads this column
             warnings.warn(f"{data.path}: {other}", stacklevel=users_level())
         with (
-            generators.preserved(_torch_imported()),
+            generators.reserved(_torch_imported()),
             flags_of_run(live.torch_flags),
             jax_of_run(self.saved.environment.get("jax", {})),
             contextlib.ExitStack() as rows,
@@ -449,7 +449,7 @@ class Trial:
             what = "is a fold" if self._whole is not None else "has no folds"
             raise InputError(f"trial {self.number} {what}: out_of_fold needs a trial with folds")
         views = [folds.of_trial(fold.number)[1] for fold in self.folds]
-        with generators.preserved(_torch_imported()):
+        with generators.reserved(_torch_imported()):
             predictions = [
                 predict(fold.load(build=build), view, self._batch_size())
                 for fold, view in zip(self.folds, views, strict=True)
