@@ -353,9 +353,25 @@ class Dataset:
         """Return batches of all rows in order, without random transforms, for evaluation."""
         from cerebro.data.batches import Batches
 
+        view = self.without_bfloat16() if framework == "numpy" else self
         return Batches(
-            self, batch_size, shuffle=False, framework=framework, augment=False, columns=columns
+            view, batch_size, shuffle=False, framework=framework, augment=False, columns=columns
         )
+
+    def without_bfloat16(self) -> Dataset:
+        """Return a view for models that compute with NumPy: bfloat16 columns become float32.
+
+        Otherwise their values would be the bits, as uint16, because NumPy lacks the type.
+        """
+        from cerebro.transforms import Cast
+
+        chains = {}
+        for name, column in self.columns.items():
+            steps = tuple(self._transforms.get(name, ()))
+            dtypes = [column.dtype, *(step.dtype for step in steps if isinstance(step, Cast))]
+            if dtypes[-1] == "bfloat16":
+                chains[name] = (*steps, Cast("float32"))
+        return self.with_transforms(chains) if chains else self
 
     def stats(self, column: str, axis: int | None = None) -> Stats:
         """Return mean, standard deviation, minimum, maximum and class counts of a column.
