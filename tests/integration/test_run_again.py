@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import inspect
 import os
 import pickle
 import sys
@@ -186,3 +188,31 @@ def test_build_is_found_where_it_is_defined(
     del main.__file__, main.build  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="run the cell that defines it, or pass it as build="):
         cerebro.open(tmp_path / "run").best.load()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_module_that_was_loaded_by_its_file_is_the_one_that_workers_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Also if an import would find another file of this name."""
+    source = "from __future__ import annotations\nimport numpy as np\n" + inspect.getsource(Line)
+    for folder in ("taken", "other"):
+        (tmp_path / folder).mkdir()
+    file = tmp_path / "taken" / "experiment.py"
+    file.write_text(source + "def build(config):\n    return Line(config)\n")
+    if beside:
+        other = "def build(config):\n    raise ValueError('another file')\n"
+        (tmp_path / "other" / "experiment.py").write_text(other)
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    spec = importlib.util.spec_from_file_location("experiment", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "experiment", module)
+    spec.loader.exec_module(module)
+    hashes = [
+        cerebro.search(module.build, {"lr": 0.001}, ROWS, epochs=1, n_trials=1, validation=0.34,
+                       batch_size=4, workers=workers, progress=False,
+                       run=tmp_path / f"run {workers}").best.state_hash
+        for workers in (0, 1)
+    ]  # fmt: skip
+    assert hashes[0] == hashes[1] is not None
