@@ -297,7 +297,8 @@ class Dataset:
         drop_last
             Whether to leave out the last batch of a shard if it is not full.
         framework
-            ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``.
+            ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``. With ``"numpy"``, which lacks
+            bfloat16, such a column is its bits, as uint16; ``Cast("float32")`` makes it numbers.
         device
             The device of the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. On a GPU, the tensors
             are ready for use on the stream that is the framework's current one when the batch is
