@@ -364,18 +364,48 @@ class Drawing(FailsOnce):
         self.w = np.array(state["w"])
 
 
+class Averaged(Drawing):
+    """Evaluates with an average of its weights, which a hop loses."""
+
+    def __init__(self):
+        super().__init__("global")
+        self.mean = np.zeros(1)
+
+    def train_batch(self, batch):
+        self.mean = 0.9 * self.mean + 0.1 * self.w
+        return super().train_batch(batch)
+
+    def eval_batch(self, batch):
+        return {"loss": float(self.mean[0])}
+
+
+class Begun(Drawing):
+    """Counts the epochs it has begun, on which nothing depends."""
+
+    def begin_epoch(self, epoch):
+        self.begun = getattr(self, "begun", 1000) + 1
+
+
 @pytest.mark.filterwarnings("ignore:no validation data")
 @pytest.mark.parametrize(("batch_size", "batches"), [(96, 2), (32, 4)])
-def test_data_of_few_batches_is_checked_like_others(data, tmp_path, batch_size, batches):
-    def problems(kind):
-        def build(config):
-            return Drawing(kind)
-
-        return cerebro.check(build, {}, data, batch_size=batch_size).problems
+def test_data_of_few_batches_is_checked_like_others(data, batch_size, batches):
+    def problems(make, **options):
+        found = cerebro.check(lambda config: make(), {}, data, batch_size=batch_size, **options)
+        return found.problems
 
     assert sum(1 for _ in data.batches(batch_size, framework="numpy")) == batches
-    assert problems("global") == []
-    (lost,) = problems("own")
+    assert problems(lambda: Drawing("global"), validation=0.25) == []
+    (lost,) = problems(lambda: Drawing("own"))
     assert lost == "after a hop training continued differently: state_dict()['w'] differs"
-    (unequal,) = problems("new")
+    (unequal,) = problems(lambda: Drawing("new"))
     assert unequal.startswith("training is not deterministic")
+    (lost,) = problems(Averaged, validation=data)
+    assert lost == "model.mean is lost by a hop: it is not in state_dict()"
+    assert problems(lambda: Begun("global"), validation=data) == []
+
+
+@pytest.mark.parametrize("batch_size", [96, 16])
+def test_a_lightning_module_is_searched_with_few_batches(data, batch_size):
+    pytest.importorskip("lightning")
+    found = cerebro.check(build_good, {"lr": [0.1]}, data, batch_size=batch_size)
+    assert found.problems == []
