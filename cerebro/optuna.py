@@ -433,7 +433,7 @@ class StudySearcher(Searcher):
         if self._define is not None:
             return self._define(trial)
         seed = self._seed % 2**32
-        with generators.preserved("torch" in sys.modules, seed), in_trial():
+        with generators.reserved("torch" in sys.modules, seed), in_trial():
             call_build(self._build, trial, DeferredInfo(self._info, trial, self._count))
         return None
 

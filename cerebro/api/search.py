@@ -43,7 +43,15 @@ from cerebro.machine.guard import refuse
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import gives_way, make_way, new_run_folder, rows_in, slots_folder
+from cerebro.run.folder import (
+    claim,
+    gives_way,
+    make_way,
+    new_run_folder,
+    reserved,
+    rows_in,
+    slots_folder,
+)
 from cerebro.run.recipe import check_build
 from cerebro.run.settings import MAX_SEED, MAX_THREADS, Settings
 from cerebro.run.store import FILE
@@ -66,23 +74,30 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
 
     @wraps(function)
     def taking(*args: P.args, **kwargs: P.kwargs) -> Result:
-        data = args[2] if len(args) > 2 else kwargs.get("data")
-        if not is_rows(data) and not is_rows(kwargs.get("validation")):
-            return function(*args, **kwargs)
         refuse("cerebro.search")  # reject the call before anything is written
-        folder = new_run_folder(kwargs.get("run"), kwargs.get("if_exists", "error"))  # type: ignore[arg-type]
-        if kwargs.get("if_exists", "error") == "error" and gives_way(folder):
+        if_exists: Any = kwargs.get("if_exists", "error")
+        with reserved(kwargs.get("run"), if_exists) as run:  # type: ignore[arg-type]
+            data = args[2] if len(args) > 2 else kwargs.get("data")
+            given = {**kwargs, "run": run}
+            if is_rows(data) or is_rows(kwargs.get("validation")):
+                return with_rows(data, *args[:2], **given)
+            return function(*args, **given)  # type: ignore[arg-type]
+
+    def with_rows(data: Any, *args: Any, **kwargs: Any) -> Result:
+        if_exists = kwargs.get("if_exists", "error")
+        folder = new_run_folder(kwargs["run"], if_exists)
+        if if_exists == "error" and gives_way(folder):
             make_way(folder)
         made = [
             path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()
         ]
+        claim(folder)
         token = rows_in.set(folder)
         try:
-            display: Any = kwargs["progress"]
-            display.phase("writing the data")
+            kwargs["progress"].phase("writing the data")
             views = written(data, kwargs.get("validation"), folder)
             given = {**kwargs, "data": views[0], "validation": views[1], "run": folder}
-            return function(*args[:2], **given)  # type: ignore[arg-type]
+            return function(*args, **given)
         finally:
             rows_in.reset(token)
             if not (folder / FILE).exists():

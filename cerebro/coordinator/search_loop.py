@@ -293,7 +293,10 @@ class SearchLoop:
                 self._trials.pause(trial)
         elif report.epoch + 1 >= record.target_epochs or decision is Decision.STOP:
             if not over:
-                finished = report.epoch + 1 >= record.target_epochs
+                # A stop also gives up the epochs that later suggestions could have asked for.
+                stops = decision is Decision.STOP
+                epochs = self._settings.epochs if stops else record.target_epochs
+                finished = report.epoch + 1 >= epochs
                 self._trials.end(trial, "finished" if finished else "stopped")
         elif over or self._stops_early(trial):
             if not over:

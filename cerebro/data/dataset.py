@@ -297,7 +297,8 @@ class Dataset:
         drop_last
             Whether to leave out the last batch of a shard if it is not full.
         framework
-            ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``.
+            ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``. With ``"numpy"``, which lacks
+            bfloat16, such a column is its bits, as uint16; ``Cast("float32")`` makes it numbers.
         device
             The device of the tensors: ``"cpu"``, ``"cuda"``, ``"cuda:1"``. On a GPU, the tensors
             are ready for use on the stream that is the framework's current one when the batch is
@@ -353,9 +354,25 @@ class Dataset:
         """Return batches of all rows in order, without random transforms, for evaluation."""
         from cerebro.data.batches import Batches
 
+        view = self.without_bfloat16() if framework == "numpy" else self
         return Batches(
-            self, batch_size, shuffle=False, framework=framework, augment=False, columns=columns
+            view, batch_size, shuffle=False, framework=framework, augment=False, columns=columns
         )
+
+    def without_bfloat16(self) -> Dataset:
+        """Return a view for models that compute with NumPy: bfloat16 columns become float32.
+
+        Otherwise their values would be the bits, as uint16, because NumPy lacks the type.
+        """
+        from cerebro.transforms import Cast
+
+        chains = {}
+        for name, column in self.columns.items():
+            steps = tuple(self._transforms.get(name, ()))
+            dtypes = [column.dtype, *(step.dtype for step in steps if isinstance(step, Cast))]
+            if dtypes[-1] == "bfloat16":
+                chains[name] = (*steps, Cast("float32"))
+        return self.with_transforms(chains) if chains else self
 
     def stats(self, column: str, axis: int | None = None) -> Stats:
         """Return mean, standard deviation, minimum, maximum and class counts of a column.

@@ -46,10 +46,11 @@ class InlineExecutor:
         task, self._next = self._next, None
         if task is None:
             return []
-        # Trials must not change the caller's random generators and working directory.
+        # Trials must not change the caller's random generators and working directory, nor those of
+        # a search in another thread.
         device = self._runner.context.device
-        keep = generators.preserved("torch" in sys.modules)
-        with using(device), keep, _kept_directory(), in_trial():
+        keep = generators.reserved("torch" in sys.modules)
+        with keep, using(device), _kept_directory(), in_trial():
             return [jobs.execute(self._runner, task)]
 
     def replace(self, worker: int) -> int:

@@ -53,7 +53,7 @@ from cerebro.executors.process import (
 from cerebro.executors.seats import SeatedShards, placed, with_shares
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
-from cerebro.machine.imports import sent_whole
+from cerebro.machine.imports import not_found_by_name, sent_whole
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
@@ -109,7 +109,7 @@ def packed(context: object) -> bytes:
         If ``build`` refers to an object that cannot be sent to another process.
     """
     out = io.BytesIO()
-    for name in sent_whole & sys.modules.keys():
+    for name in sent_whole.union(not_found_by_name()) & sys.modules.keys():
         cloudpickle.register_pickle_by_value(sys.modules[name])
     try:
         _Pickler(out).dump(context)

@@ -7,8 +7,10 @@ Capturing and restoring together take well under 0.1 ms.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -124,6 +126,29 @@ def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
         yield
     finally:
         put_back()
+
+
+_held = threading.RLock()
+
+
+def _hold_anew() -> None:
+    """Let a forked process begin with a free lock: its holder may be a thread of the parent."""
+    global _held
+    _held = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_hold_anew)
+
+
+@contextmanager
+def reserved(torch: bool, seed: int | None = None) -> Iterator[None]:
+    """As `preserved`, but other threads that enter such a block wait until this one is over.
+
+    Threads share the generators. So in a process that trains itself, units of searches in several
+    threads take turns, or they would draw one another's numbers.
+    """
+    with _held, preserved(torch, seed):
+        yield
 
 
 def kept(torch: bool, *, cuda: bool = True) -> Callable[[], None]:

@@ -4,6 +4,8 @@ A worker that stays warm between runs keeps its imported modules. If the user ha
 of these modules, or now uses a different file with the same name, the worker would train with the
 wrong code.
 
+A worker imports modules by name. Those that it would not find that way are sent to it.
+
 Python looks for modules first in the script's folder. A file there that hides a library causes
 errors deep inside other code, so messages name the file.
 """
@@ -44,6 +46,35 @@ _PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
 
 Sources = dict[tuple[str, str], int]
 """By module name and file: the file's modification time in ns."""
+
+
+def not_found_by_name() -> list[str]:
+    """Return the user's modules that a worker would not find, or would find in another file.
+
+    They were loaded from a file, or from a folder that has left ``sys.path``.
+    """
+    names = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or is_installed(file) or name in _PROGRAMS:
+            continue
+        # A package's modules are where the package is.
+        if "." not in name and getattr(module, "__name__", None) == name:
+            is_own = Path(file).is_relative_to(PACKAGE)
+            if not is_own and not _is_found(name, file):
+                names.append(name)
+    return names
+
+
+def _is_found(name: str, file: str) -> bool:
+    """Return whether an import of a module would find this file."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = None if find is None else find(name, None)
+        if spec is not None:
+            origin = spec.origin
+            return origin is None or os.path.realpath(origin) == os.path.realpath(file)
+    return False
 
 
 def import_extra(module: str, extra: str, need: str) -> Any:

@@ -259,7 +259,7 @@ class Trial:
             device=device,
         )
         with (
-            generators.preserved(_torch_imported()),
+            generators.reserved(_torch_imported()),
             flags_of_run(context.torch_flags),
             jax_of_run(context.jax),
             keras_of_run(context.keras),
@@ -358,7 +358,7 @@ class Trial:
 
         def evaluated(*, strict: bool) -> dict[str, float]:
             with (
-                generators.preserved(_torch_imported(), seed),
+                generators.reserved(_torch_imported(), seed),
                 compute_settings(settings["threads"], *choice, strict=strict),
             ):
                 loader.begin(range(target.num_shards), 0)
@@ -412,7 +412,7 @@ class Trial:
         if other is not None:  # relevant only if the model reads this column
             warnings.warn(f"{data.path}: {other}", stacklevel=users_level())
         with (
-            generators.preserved(_torch_imported()),
+            generators.reserved(_torch_imported()),
             flags_of_run(live.torch_flags),
             keras_of_run(live.keras),
             jax_of_run(live.jax),

@@ -14,6 +14,7 @@ import sys
 import time
 import uuid
 import warnings
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -245,6 +246,61 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
         if if_exists == "error" or (FILE not in names and not names <= UNFINISHED):
             refuse_folder(folder)
     return folder
+
+
+@contextlib.contextmanager
+def reserved(
+    run: str | os.PathLike[str] | None, if_exists: str
+) -> Iterator[str | os.PathLike[str] | None]:
+    """Choose and create the folder of a new run, if its name is not given; yield it, else `run`.
+
+    Searches that begin at the same time thus get different folders. A folder in which no run was
+    created is removed at the end of the block.
+    """
+    if run is not None and if_exists != "new":
+        yield run
+        return
+    while True:
+        folder = new_run_folder(run, if_exists)
+        parent_is_new = not folder.parent.exists()
+        if folder.exists():  # the user's empty folder
+            yield folder
+            return
+        try:
+            make_durable_folder(folder.parent)
+            folder.mkdir()
+            break
+        except FileExistsError:  # another search has just taken this name
+            continue
+        except OSError:  # the search says what it cannot make
+            yield run
+            return
+    try:
+        yield folder
+    finally:
+        with contextlib.suppress(OSError):  # there is a run in it
+            folder.rmdir()
+            if parent_is_new:
+                folder.parent.rmdir()
+
+
+def claim(folder: Path) -> None:
+    """Create the folder of a new run, before anything is written to it, unless it exists.
+
+    Raises
+    ------
+    InputError
+        If another search has created it in this moment.
+    """
+    if folder.exists():
+        return
+    try:
+        make_durable_folder(folder.parent)
+        folder.mkdir()
+    except FileExistsError:
+        refuse_folder(folder)
+    except OSError:  # writing to it says what is wrong
+        return
 
 
 def gives_way(folder: Path) -> bool:

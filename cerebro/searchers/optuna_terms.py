@@ -145,13 +145,15 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
     """
     kinds = optuna.distributions
     if isinstance(dimension, Uniform):
-        return kinds.FloatDistribution(dimension.low, dimension.high, step=dimension.step)
+        high = dimension.high
+        if dimension.step is not None:  # Optuna warns if steps do not reach the end
+            high = dimension.nearest(high)
+        return kinds.FloatDistribution(dimension.low, high, step=dimension.step)
     if isinstance(dimension, LogUniform):
         return kinds.FloatDistribution(dimension.low, dimension.high, log=True)
     if isinstance(dimension, Integer):
-        return kinds.IntDistribution(
-            dimension.low, dimension.high, log=dimension.log, step=dimension.step
-        )
+        high = dimension.nearest(dimension.high)
+        return kinds.IntDistribution(dimension.low, high, log=dimension.log, step=dimension.step)
     if isinstance(dimension, Choice):
         return kinds.CategoricalDistribution([storable(option) for option in dimension.options])
     hint = ", which has no normal distribution: use uniform" * isinstance(dimension, Normal)

@@ -218,7 +218,8 @@ class PBT(AdaptiveSearcher):
         """Return the parent's configuration with the mutated values changed."""
 
         def choose(node: Node) -> Any:
-            there, value = value_at(parent, node.path)
+            # A value of the same name under other conditions belongs to another dimension.
+            there, value = value_at(parent, node.path) if node.applies(parent) else (False, None)
             draws = _core.random_doubles(3, self._seed, "search", trial, node.stream)
             if not there:
                 return node.dimension.draw(draws[2])
@@ -270,9 +271,8 @@ def perturbed(dimension: Dimension, value: Any, factors: tuple[float, float], *,
     if isinstance(dimension, Quantized):
         return dimension.nearest(changed)
     if isinstance(dimension, Integer):
-        step = max(1, round(abs(changed - value) / dimension.step)) * dimension.step
-        changed = value + (step if up else -step)
-        return min(max(int(changed), dimension.low), dimension.high)
+        steps = max(1, round(abs(changed - value) / dimension.step))
+        return dimension.nearest(value + (steps if up else -steps) * dimension.step)
     if isinstance(dimension, Uniform) and dimension.step is not None:
         values = list(dimension.values())
         nearest = min(range(len(values)), key=lambda i: abs(values[i] - value))

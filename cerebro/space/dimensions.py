@@ -216,6 +216,11 @@ class Integer(Dimension):
     def count(self) -> int:
         return (self.high - self.low) // self.step + 1
 
+    def nearest(self, value: float) -> int:
+        """Return the dimension's value nearest to a number."""
+        index = round((value - self.low) / self.step)
+        return self.low + self.step * min(max(index, 0), self.count() - 1)
+
     def values(self) -> Iterator[int]:
         return iter(range(self.low, self.high + 1, self.step))
 

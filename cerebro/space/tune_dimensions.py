@@ -179,7 +179,7 @@ class Unsettled:
         """
         arguments = (View(config),) if self.dimension.takes_config else ()
         try:
-            with generators.preserved(False, int(self.share * 2**32)):
+            with generators.reserved(False, int(self.share * 2**32)):
                 value = self.dimension.function(*arguments)
         except Missing:
             raise

@@ -20,7 +20,7 @@ from cerebro.machine import keras_settings as of_keras
 from cerebro.machine.devices import building_on, is_gpu
 from cerebro.machine.flags import compute_settings, set_torch_flags, torch_flags
 from cerebro.machine.guard import in_trial
-from cerebro.model import Info, check_model, read_columns
+from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.epoch_progress import EpochProgress
@@ -206,6 +206,8 @@ def make_batches(
     """
     options["columns"] = read_columns(model, data.columns)
     options["framework"] = getattr(model, "framework", "dlpack")
+    if options["framework"] == "numpy" and isinstance(model, BaseModel):
+        data = data.without_bfloat16()
     wanted = channels_last and options["framework"] == "torch"
     options["channels_last"] = wanted and getattr(model, "channels_last", False)
     loader = make_trusted(data, batch_size, device=batch_device(model, device), **options)

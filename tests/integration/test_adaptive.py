@@ -209,6 +209,27 @@ def test_halving_compares_the_trials_that_are_added(data, tmp_path):
     assert len(again.units()) == units
 
 
+class WithoutScore(Clonable):
+    """Its score is NaN for some configurations, at every comparison."""
+
+    def eval_batch(self, batch):
+        score = math.nan if self.config["score"] is None else self.config["score"]
+        return super().eval_batch(batch) | {"score": score}
+
+
+@pytest.mark.parametrize("searcher", ["successive_halving", "hyperband", "asha", "pbt"])
+def test_trials_that_a_comparison_stops_are_stopped_and_not_trained_further(
+    data, tmp_path, searcher
+):
+    settings = {"metric": "score", "mode": "max", "epochs": 3, "n_trials": 6}
+    space = {"lr": 0.01, "score": [None, 1, 2, 3], "batch_size": 10}
+    run(data, tmp_path / "run", searcher, WithoutScore, space=space, **settings)
+    result = cerebro.resume(tmp_path / "run", WithoutScore, epochs=4, workers=0, progress=False)
+    without = [trial for trial in result.trials if trial.config["score"] is None]
+    assert {(trial.status, trial.epoch) for trial in without} == {("stopped", 1)}
+    assert (result.best.status, result.best.epoch) == ("finished", 4)
+
+
 @pytest.mark.parametrize("epochs", [2, EPOCHS])
 def test_a_population_does_not_grow(data, tmp_path, epochs):
     """Neither a finished one nor one that was interrupted."""

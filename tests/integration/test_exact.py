@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -167,3 +169,46 @@ def test_the_generators_of_the_caller_are_left_alone(data, tmp_path):
     run_search(data, tmp_path / "run", 0)
     assert torch.equal(torch.rand(3), expected[0])
     assert (random.random(), np.random.rand()) == expected[1:]
+
+
+class Drawing:
+    """Draws in each step; the first step waits until another search has begun to train, if it can.
+
+    It cannot, because inline searches take turns; so it waits in vain.
+    """
+
+    framework = "numpy"
+    first, second = threading.Event(), threading.Event()
+
+    def __init__(self):
+        self.w = np.zeros(1)
+
+    def train_batch(self, batch):
+        if not self.first.is_set():
+            self.first.set()
+            self.second.wait(0.2)
+        else:
+            self.second.set()
+        self.w = self.w + np.random.normal() + random.random()
+        return {"loss": 1.0}
+
+    eval_batch = train_batch
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+@pytest.mark.filterwarnings("ignore:no validation data")
+def test_inline_searches_in_threads_do_not_draw_each_others_numbers(data, tmp_path):
+    def states(name):
+        run = tmp_path / name
+        settings = {"epochs": 1, "n_trials": 2, "batch_size": 64, "workers": 0, "progress": False}
+        return hashes(cerebro.search(lambda config: Drawing(), {}, data, run=run, **settings))
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(states, ["one", "two"]))
+    assert Drawing.second.is_set()
+    assert found == [states("alone")] * 2

@@ -339,3 +339,73 @@ def test_object_arrays_are_compared_by_their_values(data):
     assert cerebro.check(build_named, {"counts": [0]}, data).problems == []
     (lost,) = cerebro.check(build_named, {"counts": [1]}, data).problems
     assert lost == "model.objects[3] is lost by a hop: it is not in state_dict()"
+
+
+# --- few batches ---------------------------------------------------------------------------
+
+
+class Drawing(FailsOnce):
+    """A model with noise from a generator of NumPy's: its own, the global one, or a new one."""
+
+    def __init__(self, kind):
+        self.w, self.fails = np.zeros(1), False
+        seeded = np.random.default_rng(0)  # a hop loses how often it was drawn from
+        self.draw = {
+            "own": seeded.normal,
+            "global": np.random.normal,
+            "new": lambda: np.random.default_rng().normal(),
+        }[kind]
+
+    def train_batch(self, batch):
+        self.w = self.w + self.draw()
+        return {"loss": 1.0}
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+class Averaged(Drawing):
+    """Evaluates with an average of its weights, which a hop loses."""
+
+    def __init__(self):
+        super().__init__("global")
+        self.mean = np.zeros(1)
+
+    def train_batch(self, batch):
+        self.mean = 0.9 * self.mean + 0.1 * self.w
+        return super().train_batch(batch)
+
+    def eval_batch(self, batch):
+        return {"loss": float(self.mean[0])}
+
+
+class Begun(Drawing):
+    """Counts the epochs it has begun, on which nothing depends."""
+
+    def begin_epoch(self, epoch):
+        self.begun = getattr(self, "begun", 1000) + 1
+
+
+@pytest.mark.filterwarnings("ignore:no validation data")
+@pytest.mark.parametrize(("batch_size", "batches"), [(96, 2), (32, 4)])
+def test_data_of_few_batches_is_checked_like_others(data, batch_size, batches):
+    def problems(make, **options):
+        found = cerebro.check(lambda config: make(), {}, data, batch_size=batch_size, **options)
+        return found.problems
+
+    assert sum(1 for _ in data.batches(batch_size, framework="numpy")) == batches
+    assert problems(lambda: Drawing("global"), validation=0.25) == []
+    (lost,) = problems(lambda: Drawing("own"))
+    assert lost == "after a hop training continued differently: state_dict()['w'] differs"
+    (unequal,) = problems(lambda: Drawing("new"))
+    assert unequal.startswith("training is not deterministic")
+    (lost,) = problems(Averaged, validation=data)
+    assert lost == "model.mean is lost by a hop: it is not in state_dict()"
+    assert problems(lambda: Begun("global"), validation=data) == []
+
+
+@pytest.mark.parametrize("batch_size", [96, 16])
+def test_a_lightning_module_is_searched_with_few_batches(data, batch_size):
+    pytest.importorskip("lightning")
+    found = cerebro.check(build_good, {"lr": [0.1]}, data, batch_size=batch_size)
+    assert found.problems == []

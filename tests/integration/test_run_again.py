@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import inspect
 import os
 import pickle
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +19,7 @@ import pytest
 
 import cerebro
 from cerebro.errors import InputError, RunError
+from cerebro.run import folder
 from cerebro.run.folder import gives_way
 from cerebro.run.owner import Owner
 
@@ -186,3 +191,72 @@ def test_build_is_found_where_it_is_defined(
     del main.__file__, main.build  # type: ignore[attr-defined]
     with pytest.raises(InputError, match="run the cell that defines it, or pass it as build="):
         cerebro.open(tmp_path / "run").best.load()
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_searches_that_begin_at_once_get_different_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: bool
+) -> None:
+    """All choose the same name before any of them takes it."""
+    monkeypatch.chdir(tmp_path)
+    data = ROWS if rows else cerebro.shard(ROWS, tmp_path / "data", shards=1)
+    default, chosen, have_chosen = folder.default_run_path, threading.local(), threading.Barrier(3)
+
+    def default_run_path() -> Path:
+        path = default()
+        if not hasattr(chosen, "path"):
+            chosen.path = path
+            have_chosen.wait()
+        return path
+
+    monkeypatch.setattr(folder, "default_run_path", default_run_path)
+
+    def searched(_: int) -> tuple[Path, str]:
+        result = cerebro.search(build, {"lr": 0.001}, data, epochs=1, n_trials=1, validation=0.34,
+                                batch_size=4, workers=0, progress=False)  # fmt: skip
+        return result.path, result.best.state_hash
+
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(searched, range(3)))
+    assert len({path for path, _ in found}) == 3
+    assert len({state_hash for _, state_hash in found}) == 1
+    assert len(list((tmp_path / "runs").iterdir())) == 3
+
+
+def test_a_call_that_is_refused_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for run in (None, "new"):
+        with pytest.raises(InputError, match="epochs must be"):
+            cerebro.search(build, {"lr": 0.001}, ROWS, epochs=0, validation=0.34, batch_size=4,
+                           progress=False, run=run, if_exists="new")  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_a_module_that_was_loaded_by_its_file_is_the_one_that_workers_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    """Also if an import would find another file of this name."""
+    source = "from __future__ import annotations\nimport numpy as np\n" + inspect.getsource(Line)
+    for name in ("taken", "other"):
+        (tmp_path / name).mkdir()
+    file = tmp_path / "taken" / "experiment.py"
+    file.write_text(source + "def build(config):\n    return Line(config)\n")
+    if beside:
+        other = "def build(config):\n    raise ValueError('another file')\n"
+        (tmp_path / "other" / "experiment.py").write_text(other)
+    monkeypatch.syspath_prepend(tmp_path / "other")
+    spec = importlib.util.spec_from_file_location("experiment", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "experiment", module)
+    spec.loader.exec_module(module)
+    hashes = [
+        cerebro.search(module.build, {"lr": 0.001}, ROWS, epochs=1, n_trials=1, validation=0.34,
+                       batch_size=4, workers=workers, progress=False,
+                       run=tmp_path / f"run {workers}").best.state_hash
+        for workers in (0, 1)
+    ]  # fmt: skip
+    assert hashes[0] == hashes[1] is not None

@@ -92,7 +92,7 @@ class TuneSearcher(Searcher):
         self._exhausted = False
         self._dropped: list[int] = []
         self._log: list[list[Any]] = []
-        with generators.preserved(False, seed % 2**32):
+        with generators.reserved(False, seed % 2**32):
             self._random = generators.capture(False)
         with self._own_random():
             _introduce(self._scheduler, metric, mode)
@@ -270,13 +270,12 @@ class TuneSearcher(Searcher):
     @contextlib.contextmanager
     def _own_random(self) -> Iterator[None]:
         """Let Tune's code use global generators that belong only to this search."""
-        outside = generators.capture(False)
-        generators.restore(self._random)
-        try:
-            yield
-        finally:
-            self._random = generators.capture(False)
-            generators.restore(outside)
+        with generators.reserved(False):
+            generators.restore(self._random)
+            try:
+                yield
+            finally:
+                self._random = generators.capture(False)
 
     # --- resuming --------------------------------------------------------
 

@@ -732,3 +732,26 @@ def test_objects_that_are_not_strings_are_refused():
     model.estimator.strange_ = np.array(["a", 1], dtype=object)
     with pytest.raises(StateError, match="strange_ is a ndarray"):
         model.state_dict()
+
+
+def test_bfloat16_arrives_as_numbers_not_as_bits(tmp_path):
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.normal(size=(40, 3)).astype("f4"), "y": rng.integers(0, 2, size=40)}
+    exact = cerebro.data.shard(rows, tmp_path / "exact", shards=1)
+    halves = cerebro.data.shard(rows, tmp_path / "halves", shards=1, dtypes={"x": "bfloat16"})
+    values = (halves.shard(0)["x"].astype("u4") << 16).view("f4")
+
+    def trained(data, name):
+        result = cerebro.search(
+            lambda config: cerebro.sklearn.Model(LINEAR.SGDClassifier(random_state=0)),
+            {}, data, epochs=2, n_trials=1, validation=0.25, batch_size=8, metric="accuracy",
+            workers=0, run=tmp_path / name, progress=False,
+        )  # fmt: skip
+        return result.best
+
+    stored = trained(halves, "stored")
+    cast = trained(exact.with_transforms({"x": [cerebro.transforms.Cast("bfloat16")]}), "cast")
+    assert stored.metrics == cast.metrics
+    scores = stored.load().evaluate({"x": values, "y": halves.shard(0)["y"]})
+    assert stored.evaluate(halves) == stored.load().evaluate(halves) == scores
+    assert np.array_equal(stored.predict(halves), stored.load().predict(values))
