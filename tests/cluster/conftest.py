@@ -51,6 +51,18 @@ def even_pace(monkeypatch):
 
 
 @pytest.fixture
+def frequent_looks(monkeypatch):
+    """Look for new and lost nodes often, but give a silent agent as long as ever: this machine may
+    be busy."""
+    from cerebro.cluster import executor as module
+
+    seconds = 0.2
+    looks = round(module.LOOK_SECONDS * module.SILENT_LOOKS / seconds)
+    monkeypatch.setattr(module, "LOOK_SECONDS", seconds)
+    monkeypatch.setattr(module, "SILENT_LOOKS", looks)
+
+
+@pytest.fixture
 def apart(monkeypatch):
     """Nodes do not see the run's folder, as if they were separate machines."""
     from cerebro.cluster import admission as module

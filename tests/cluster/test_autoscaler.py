@@ -17,7 +17,6 @@ from clusters import running, wait_until  # noqa: E402
 from test_cluster_faults import AtUnit, events  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.cluster import executor as module  # noqa: E402
 from cerebro.errors import InputError  # noqa: E402
 from cerebro.ray.cluster import autoscaler  # noqa: E402
 from cerebro.worker.messages import Task  # noqa: E402
@@ -62,9 +61,8 @@ class AtStart:
 
 
 def test_a_search_begins_with_what_is_there_and_uses_what_comes(
-    cluster, asked, data, tmp_path, expected, apart, monkeypatch
+    cluster, asked, data, tmp_path, expected, apart, frequent_looks
 ):
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
     gate, seen = tmp_path / "gate", []
     executor = cluster.executor(workers=3, autoscale=True)
 

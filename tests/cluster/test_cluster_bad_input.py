@@ -18,7 +18,6 @@ from clusters import living_actors  # noqa: E402
 
 import cerebro  # noqa: E402
 from cerebro.cluster import admission  # noqa: E402
-from cerebro.cluster import executor as module  # noqa: E402
 from cerebro.errors import CorruptDataError, InputError  # noqa: E402
 from cerebro.machine import environment  # noqa: E402
 from cerebro.machine.installation import install_hint  # noqa: E402
@@ -134,8 +133,9 @@ def test_nodes_that_are_not_alike(cluster, data, tmp_path, monkeypatch):
     refused(tmp_path, data, cluster.executor(), match)
 
 
-def test_a_node_that_joins_and_is_not_alike_is_not_used(cluster, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+def test_a_node_that_joins_and_is_not_alike_is_not_used(
+    cluster, data, tmp_path, monkeypatch, frequent_looks
+):
     gate = tmp_path / "gate"
     executor = cluster.executor(workers=2)
     admitted = executor._admitted

@@ -170,8 +170,7 @@ def test_an_actor_that_stops_is_given_up(cluster, data, tmp_path, expected, apar
     assert not living_actors()
 
 
-def test_nodes_join_while_it_runs(cluster, data, tmp_path, expected, apart, monkeypatch):
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
+def test_nodes_join_while_it_runs(cluster, data, tmp_path, expected, apart, frequent_looks):
     gate = tmp_path / "gate"
     executor = cluster.executor()
 
@@ -219,9 +218,8 @@ def test_an_idle_node_takes_the_place_of_the_last_one(cluster, data, tmp_path, e
 
 
 def test_an_idle_node_takes_the_place_of_one_that_dies(
-    cluster, data, tmp_path, expected, apart, monkeypatch
+    cluster, data, tmp_path, expected, apart, frequent_looks
 ):
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
     gate = tmp_path / "gate"
     executor = cluster.executor(workers=2)
 

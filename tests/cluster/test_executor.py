@@ -17,7 +17,6 @@ import resumable  # noqa: E402
 
 import cerebro  # noqa: E402
 from benchmarks.cluster_soak.nodes import cached_bytes, held_bytes  # noqa: E402
-from cerebro.cluster import executor as module  # noqa: E402
 from cerebro.cluster.placement import Pace  # noqa: E402
 from cerebro.cluster.supply import EVERYWHERE  # noqa: E402
 from cerebro.data.cache import Cache  # noqa: E402
@@ -234,8 +233,9 @@ def test_folds_stopped_and_resumed_are_those_of_one_machine(cluster, data, tmp_p
     assert [f.state_hash for f in found.best.folds] == [f.state_hash for f in folds]
 
 
-def test_a_slow_node_gets_less_work(cluster, data, tmp_path, apart, monkeypatch, even_pace):
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+def test_a_slow_node_gets_less_work(
+    cluster, data, tmp_path, apart, monkeypatch, even_pace, frequent_looks
+):
     monkeypatch.setattr(Pace, "speeds", even_pace)
     executor = cluster.executor()
 

@@ -18,7 +18,6 @@ from clusters import kill_raylet, wait_until  # noqa: E402
 from test_cluster_faults import AtUnit, events  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.cluster import executor as module  # noqa: E402
 from cerebro.worker.messages import Task  # noqa: E402
 
 SHARDS = 6
@@ -41,9 +40,8 @@ def cluster(request):
 
 
 @pytest.fixture(autouse=True)
-def caches(monkeypatch, tmp_path):
+def caches(monkeypatch, tmp_path, frequent_looks):
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "coordinator"))
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
 
 
 @pytest.fixture(scope="module")
