@@ -9,6 +9,7 @@ state, as one group of rows. So a resumed run finds all of them or none.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -293,9 +294,11 @@ class SearchLoop:
                 self._trials.pause(trial)
         elif report.epoch + 1 >= record.target_epochs or decision is Decision.STOP:
             if not over:
-                # A stop also gives up the epochs that later suggestions could have asked for.
-                stops = decision is Decision.STOP
-                epochs = self._settings.epochs if stops else record.target_epochs
+                # A comparison that stops a trial without a finite metric also gives up the epochs
+                # that later suggestions could have asked for.
+                value = report.metrics.get(self._settings.metric, 0.0)
+                gives_up = decision is Decision.STOP and not math.isfinite(value)
+                epochs = self._settings.epochs if gives_up else record.target_epochs
                 finished = report.epoch + 1 >= epochs
                 self._trials.end(trial, "finished" if finished else "stopped")
         elif over or self._stops_early(trial):

@@ -263,7 +263,7 @@ def reserved(
     while True:
         folder = new_run_folder(run, if_exists)
         parent_is_new = not folder.parent.exists()
-        if folder.exists():  # the user's empty folder
+        if run is not None and folder.exists():  # the user's empty folder
             yield folder
             return
         try:

@@ -29,8 +29,8 @@ class Model(resumable.Model):
         self.gate = config.get("gate")
 
     def begin_epoch(self, epoch):
-        """Wait before the second epoch until the test opens the gate."""
-        if self.gate and epoch == 1:
+        """Wait before the third epoch until the test opens the gate; the hop check begins two."""
+        if self.gate and epoch == 2:
             for _ in range(1200):
                 if Path(self.gate).exists():
                     return

@@ -158,7 +158,7 @@ def test_a_node_that_joins_and_is_not_alike_is_not_used(
     with pytest.warns(UserWarning, match=r"has joined and is not used: .*numpy is 1\.0 here"):
         result = resumable.search(
             tmp_path / "run", data, build=ballast.build, executor=executor, callbacks=[Join()],
-            space={"lr": cerebro.loguniform(1e-2, 1e-1), "gate": str(gate)}, n_trials=2, epochs=2,
+            space={"lr": cerebro.loguniform(1e-2, 1e-1), "gate": str(gate)}, n_trials=2, epochs=3,
         )  # fmt: skip
     assert result.status == "finished"
     assert {unit["worker"] for unit in result.units()} == {0, 1}

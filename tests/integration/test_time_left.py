@@ -201,7 +201,7 @@ def test_a_study_of_optuna(data: Any, clock: Clock, tmp_path: Path) -> None:
 def test_a_time_limit_is_forecast_exactly(data: Any, clock: Clock, tmp_path: Path) -> None:
     found = search(data, clock, tmp_path / "run", n_trials=None, time_limit=1000.0)
     begun = found.seen[0][0] + found.seen[0][1] - 1000.0  # before the first configuration is tried
-    assert 0.0 < found.seen[0][0] - begun < 100.0
+    assert 0.0 < found.seen[0][0] - begun < 300.0
     for now, left, share in found.seen:
         assert left == pytest.approx(max(0.0, begun + 1000.0 - now))
         assert share == pytest.approx(min(1.0, (now - begun) / 1000.0))
