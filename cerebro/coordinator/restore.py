@@ -418,7 +418,7 @@ def restore(
                     restored.decisions[number] = replace(last, paused=False)
                     _raise_target(record, store, before)
                 elif restored.decisions and request.trials is not None and not record.is_open:
-                    # It failed on the way to a rung, at which nobody would decide on it now.
+                    # It failed before its rung, where the searcher no longer waits for it.
                     _raise_target(record, store, before)
                 # No clone will begin any more, so no state is kept for one.
                 reported = last.reported if restored.decisions and not is_over else None

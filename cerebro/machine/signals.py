@@ -14,7 +14,7 @@ INTERRUPTED = 130
 TERMINATED = 143
 """The exit status after SIGTERM."""
 READER_LEFT = 141
-"""The exit status if standard output is a pipe that nobody reads any more, as after SIGPIPE."""
+"""The exit status when the reader of standard output has left: 128 + SIGPIPE."""
 
 
 class Terminated(KeyboardInterrupt):

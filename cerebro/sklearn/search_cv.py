@@ -132,7 +132,7 @@ class BuildEstimator:
         return ScoredModel(estimator, self.scorer, self.labels, self.weight)
 
     def lines_on_interrupt(self, kept: str, path: str) -> list[str]:
-        """Return what an interrupted `fit` shows: nobody else has this `build` to resume the run.
+        """Return the lines that an interrupted `fit` shows; users lack this `build` to resume it.
 
         Parameters
         ----------
