@@ -13,10 +13,8 @@ import sys
 from cerebro.executors.base import Wake
 from cerebro.machine import generators
 from cerebro.machine.devices import using
-from cerebro.machine.flags import flags_of_run
 from cerebro.machine.guard import in_trial
-from cerebro.machine.jax_settings import jax_of_run
-from cerebro.machine.keras_settings import keras_of_run
+from cerebro.machine.library_settings import settings_of
 from cerebro.worker import jobs
 from cerebro.worker.messages import Event, Job, RunContext
 from cerebro.worker.runner import UnitRunner
@@ -31,9 +29,7 @@ class InlineExecutor:
         self._settings = contextlib.ExitStack()  # those of the run, in this process
 
     def start(self, context: RunContext) -> list[int]:
-        self._settings.enter_context(jax_of_run(context.jax))
-        self._settings.enter_context(keras_of_run(context.keras))
-        self._settings.enter_context(flags_of_run(context.torch_flags))
+        self._settings.enter_context(settings_of(context))
         self._runner = UnitRunner(context, worker=0)
         return [0]
 

@@ -18,9 +18,10 @@ from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine import generators
 from cerebro.machine.devices import CPU, here, recorded, using
 from cerebro.machine.files import path_of
-from cerebro.machine.flags import flags_of_run, torch_flags
-from cerebro.machine.jax_settings import jax_of_run, jax_settings
-from cerebro.machine.keras_settings import keras_of_run, keras_settings
+from cerebro.machine.flags import torch_flags
+from cerebro.machine.jax_settings import jax_settings
+from cerebro.machine.keras_settings import keras_settings
+from cerebro.machine.library_settings import settings_of
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
 from cerebro.run.settings import Training
@@ -260,9 +261,7 @@ class Trial:
         )
         with (
             generators.reserved(_torch_imported()),
-            flags_of_run(context.torch_flags),
-            jax_of_run(context.jax),
-            keras_of_run(context.keras),
+            settings_of(context),
         ):
             model, torch = build_model(context, self.number, self.record.config, info)
             live = LiveModel(
@@ -366,9 +365,7 @@ class Trial:
 
         with (
             contextlib.closing(loader),
-            flags_of_run(live.torch_flags),
-            keras_of_run(live.keras),
-            jax_of_run(live.jax),
+            settings_of(live),
         ):
             if not self.not_exact:
                 try:
@@ -413,9 +410,7 @@ class Trial:
             warnings.warn(f"{data.path}: {other}", stacklevel=users_level())
         with (
             generators.reserved(_torch_imported()),
-            flags_of_run(live.torch_flags),
-            keras_of_run(live.keras),
-            jax_of_run(live.jax),
+            settings_of(live),
             contextlib.ExitStack() as rows,
         ):
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
@@ -520,9 +515,7 @@ class Trial:
             def load() -> tuple[Any, Dataset]:
                 context = self._context(build, data)
                 live = self._load(epoch, build, CPU, context)
-                settings.enter_context(flags_of_run(live.torch_flags))
-                settings.enter_context(keras_of_run(live.keras))
-                settings.enter_context(jax_of_run(live.jax))
+                settings.enter_context(settings_of(live))
                 return live.model, context.views(self.number)[0]
 
             return export(path, format, read, load)
@@ -589,9 +582,7 @@ class Trial:
 
             def load() -> tuple[Any, Dataset]:
                 live = self._load(epoch, build, CPU, context)
-                settings.enter_context(flags_of_run(live.torch_flags))
-                settings.enter_context(keras_of_run(live.keras))
-                settings.enter_context(jax_of_run(live.jax))
+                settings.enter_context(settings_of(live))
                 return live.model, context.views(self.number)[0]
 
             return save(folder, about, context.build, read, load)
