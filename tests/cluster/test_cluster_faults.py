@@ -20,6 +20,7 @@ from clusters import living_actors, wait_until  # noqa: E402
 
 import cerebro  # noqa: E402
 from cerebro.cluster import executor as module  # noqa: E402
+from cerebro.worker.messages import Task  # noqa: E402
 
 EPOCHS = 4
 
@@ -170,26 +171,38 @@ def test_an_actor_that_stops_is_given_up(cluster, data, tmp_path, expected, apar
     assert not living_actors()
 
 
-def test_nodes_join_while_it_runs(cluster, data, tmp_path, expected, apart, frequent_looks):
-    gate = tmp_path / "gate"
-    executor = cluster.executor()
+def open_when_ready(gate, executor, worker):
+    """Open the trials' gate, in a thread, when a worker that joins has shards and can have units.
+
+    Otherwise the other workers could train the rest before it has any.
+    """
 
     def has_shards():
-        holders = executor.holders()
-        return any(worker > 2 for workers in (holders or {}).values() for worker in workers)
+        return any(worker in workers for workers in (executor.holders() or {}).values())
 
     def is_ready():
-        hand = executor._remotes.get(3)
-        return hand is not None and hand.has_answered and 3 not in executor._out
+        remote, call = executor._remotes.get(worker), executor._out.get(worker)
+        return (
+            remote is not None
+            and remote.has_answered
+            and (call is None or isinstance(call.job, Task))  # which may wait at the gate
+        )
 
     def open_gate():
         wait_until(has_shards)
         wait_until(is_ready)
         gate.touch()
 
+    threading.Thread(target=open_gate, daemon=True).start()
+
+
+def test_nodes_join_while_it_runs(cluster, data, tmp_path, expected, apart, frequent_looks):
+    gate = tmp_path / "gate"
+    executor = cluster.executor()
+
     def join():
         cluster.add()
-        threading.Thread(target=open_gate, daemon=True).start()
+        open_when_ready(gate, executor, 3)
 
     space = {"lr": cerebro.loguniform(1e-2, 1e-1), "gate": str(gate)}
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(5, join)], space=space)
@@ -223,25 +236,16 @@ def test_an_idle_node_takes_the_place_of_one_that_dies(
     gate = tmp_path / "gate"
     executor = cluster.executor(workers=2)
 
-    def has_joined():
-        remote = executor._remotes.get(2)
-        return remote is not None and remote.has_answered
-
-    def open_gate():
-        wait_until(has_joined)
-        gate.touch()
-
     def kill():
         kill_node_of(cluster, executor, 1)
-        threading.Thread(target=open_gate, daemon=True).start()
+        open_when_ready(gate, executor, 2)
 
     space = {"lr": cerebro.loguniform(1e-2, 1e-1), "gate": str(gate)}
     with pytest.warns(UserWarning, match="is gone"):
         result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(5, kill)], space=space)
     assert resumable.hashes(result) == resumable.hashes(expected)
     assert events(result, "worker joined") == ["worker 2"]
-    # The first worker may have trained the rest before the new one had its shards.
-    assert {unit["worker"] for unit in result.units()} >= {0, 1}
+    assert {unit["worker"] for unit in result.units()} == {0, 1, 2}
     assert not living_actors()
 
 
