@@ -293,7 +293,8 @@ bytes_of(const cer_batch *batch, bool late)
 static size_t
 rows_bytes(const cer_batch *batch)
 {
-    return batch->with_rows ? aligned(batch->n_rows * sizeof *batch->rows) : 0;
+    return batch->with_rows ? aligned(batch->n_rows * sizeof(cer_row_place))
+                            : 0;
 }
 
 static size_t

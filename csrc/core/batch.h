@@ -51,12 +51,17 @@ typedef struct cer_batch_raw {
     size_t bytes; /* 0: none; set by the placer of the batch */
 } cer_batch_raw;
 
+/* Where a row is: row `row` of the loader's part `part`. */
+typedef struct cer_row_place {
+    uint32_t row, part;
+} cer_row_place;
+
 typedef struct cer_batch {
     cer_owner owner;
     cer_batch_ring *ring;
     struct cer_batch *next; /* in one of the ring's lists */
     cer_batch_block block;
-    /* The batch's row numbers come first in its memory. */
+    /* The places of the batch's rows come first in its memory. */
     bool with_rows;
     /* One per tensor: it comes after the others and, if `only_head` is set, has
      * no memory here. NULL: no tensor is late. */
@@ -69,10 +74,10 @@ typedef struct cer_batch {
     size_t n_tensors;
     cer_tensor *tensors;
     cer_export *exports; /* one per tensor, for cer_export_embed */
-    uint32_t *rows;      /* n_rows numbers of rows in the shard */
+    uint32_t *rows;      /* n_rows numbers of rows, the loader's */
     size_t n_rows;
-    /* The loader's: the part it comes from, and how filling ended. */
-    uint32_t part;
+    /* The loader's: the mix it comes from, and how filling ended. */
+    size_t mix;
     bool ready;
     cer_error error;
 } cer_batch;

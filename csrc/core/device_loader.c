@@ -160,7 +160,7 @@ end_copies(cer_device_loader *l)
 static cer_status
 place_like(cer_batch *b, const cer_batch *host, cer_error *err)
 {
-    b->part = host->part;
+    b->mix = host->mix;
     b->n_rows = host->n_rows;
     b->with_rows = host->with_rows;
     b->late = host->late;
@@ -242,7 +242,7 @@ find_rows(cer_device_loader *l, size_t column, const cer_batch *b, void *stream,
           cer_kernel_batch *out, cer_error *err)
 {
     const cer_loaded_column *c = &l->columns[column].is;
-    cer_resident *r = l->parts[b->part].columns[column];
+    cer_resident *r = l->parts[0].columns[column];
 
     if (b->with_raw) {
         out->src = b->raw[c->tensor].data;
@@ -269,7 +269,7 @@ run_kernel(cer_device_loader *l, size_t column, cer_batch *b, void *stream,
         .dst = t[0].data,
         .n_rows = b->n_rows,
         .key = {l->options.seed, l->epoch,
-                cer_loader_part(l->plan, b->part)->first_row},
+                cer_loader_part(l->plan, 0)->first_row},
     };
     cer_kernel_call call;
     cer_status status = find_rows(l, column, b, stream, &batch, err);
@@ -426,15 +426,17 @@ bring_parts(cer_device_loader *l, cer_error *err)
 
 /* Keeps each part of the pass once. */
 static cer_status
-set_order(cer_device_loader *l, const uint32_t *parts, size_t n, cer_error *err)
+set_order(cer_device_loader *l, const cer_mix *mix, cer_error *err)
 {
-    for (size_t i = 0; i < n; i++) {
-        if (parts[i] >= l->n_parts)
+    for (size_t i = 0; i < mix->n; i++) {
+        uint32_t part = mix->parts[i];
+
+        if (part >= l->n_parts)
             return cer_fail(err, CER_INVALID, "no shard %u: there are %zu",
-                            (unsigned)parts[i], l->n_parts);
-        if (!l->parts[parts[i]].listed)
-            l->order[l->n_order++] = parts[i];
-        l->parts[parts[i]].listed = true;
+                            (unsigned)part, l->n_parts);
+        if (!l->parts[part].listed)
+            l->order[l->n_order++] = part;
+        l->parts[part].listed = true;
     }
     return CER_OK;
 }
@@ -473,8 +475,9 @@ reserve(cer_device_loader *l, cer_error *err)
 }
 
 cer_status
-cer_device_loader_begin(cer_device_loader *l, const uint32_t *parts, size_t n,
-                        uint64_t epoch, size_t start, cer_error *err)
+cer_device_loader_begin(cer_device_loader *l, const cer_mix *mixes, size_t n,
+                        uint64_t epoch, size_t start, size_t count,
+                        cer_error *err)
 {
     cer_status status = check_process(l, err);
 
@@ -482,12 +485,12 @@ cer_device_loader_begin(cer_device_loader *l, const uint32_t *parts, size_t n,
         return status;
     if (l->closed)
         return cer_fail(err, CER_INVALID, "the loader is closed");
-    status = cer_loader_begin(l->plan, NULL, 0, 0, 0, err); /* stops threads */
+    status = cer_loader_begin(l->plan, NULL, 0, 0, 0, 0, err); /* stops threads */
     end_pass(l);
     l->n_resident = 0;
     cer_batch_ring_trim(l->ring, TURNS);
-    if (status == CER_OK)
-        status = set_order(l, parts, n, err);
+    for (size_t i = 0; status == CER_OK && i < n; i++)
+        status = set_order(l, &mixes[i], err);
     if (status == CER_OK && l->residence != CER_STREAMED && has_kernels(l))
         status = bring_parts(l, err);
     if (status != CER_OK)
@@ -500,7 +503,7 @@ cer_device_loader_begin(cer_device_loader *l, const uint32_t *parts, size_t n,
     if (status != CER_OK)
         goto done;
     l->epoch = epoch;
-    status = cer_loader_begin(l->plan, parts, n, epoch, start, err);
+    status = cer_loader_begin(l->plan, mixes, n, epoch, start, count, err);
     l->staged_all = status != CER_OK;
 
 done:

@@ -54,8 +54,8 @@ cer_device *cer_device_loader_device(const cer_device_loader *loader);
  * already are, and waits for them; a part that does not fit is streamed in this
  * pass. */
 cer_status cer_device_loader_begin(cer_device_loader *loader,
-                                   const uint32_t *parts, size_t n,
-                                   uint64_t epoch, size_t start,
+                                   const cer_mix *mixes, size_t n,
+                                   uint64_t epoch, size_t start, size_t count,
                                    cer_error *err);
 
 /* The number of resident parts in the pass, and one readable line on why other

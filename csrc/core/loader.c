@@ -2,15 +2,15 @@
  * thread):
  *
  *   claims, under the lock: the next batch's place in the pass, a buffer from
- *      the ring, and a copy of its row numbers out of the order table;
- *   fills, without the lock: places the tensors in the buffer and runs every
- *      column's transform;
+ *      the ring, and a copy of its row numbers out of the mix's order;
+ *   fills, without the lock: sorts the rows by part, places the tensors in
+ *      the buffer and runs every column's transform, once for each part;
  *   publishes, under the lock: marks the batch as ready.
  *
  * The window holds the batches claimed and not yet delivered, batch i at i %
  * MAX_WINDOW, so delivery is in order whichever thread finishes first. Row
- * numbers are copied at the claim, so an order table is free once its part's
- * last batch is claimed: two tables suffice, and part i of the pass uses i % 2.
+ * numbers are copied at the claim, so an order is free once its mix's last
+ * batch is claimed: two orders suffice, and mix i of the pass uses i % 2.
  *
  * Without threads, because none were requested or none could start, next() does
  * all three steps and nothing takes the lock: a fork at any moment leaves a
@@ -23,9 +23,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "cut.h"
 #include "float_env.h"
 #include "gather.h"
-#include "rng.h"
 #include "thread.h"
 
 #define NO_MEMORY "out of memory for the next batch"
@@ -44,19 +44,35 @@ typedef struct load_column {
     size_t tensor; /* index of its first tensor */
 } load_column;
 
-typedef enum table_state { TABLE_EMPTY, TABLE_BUSY, TABLE_READY } table_state;
+typedef enum order_state { ORDER_MISSING, ORDER_BUSY, ORDER_READY } order_state;
 
-typedef struct order_table {
-    table_state state;
-    bool keyed; /* part and epoch describe its content */
+/* The order of one of the pass's mixes. */
+typedef struct held_order {
+    order_state state;
+    cer_order *order;
+} held_order;
+
+/* A mix of the pass. Its rows are numbered through its parts. */
+typedef struct mix {
+    const uint32_t *parts;
+    const uint32_t *starts; /* n_parts + 1: the first row of each part */
+    size_t n_parts;
+    cer_cut cut;
+    size_t first, end; /* batches in the pass */
+} mix;
+
+/* Rows of a batch that are of one part. */
+typedef struct run {
     uint32_t part;
-    uint64_t epoch;
-    uint32_t *order;
-} order_table;
+    size_t first, n;
+} run;
 
 typedef struct worker {
     cer_loader *loader;
-    void *scratch;
+    void *scratch;   /* for transforms */
+    uint32_t *found; /* max_rows row numbers, and as many parts */
+    run *runs;       /* n_parts */
+    size_t n_runs;   /* of the batch that is filled */
     pthread_t thread;
 } worker;
 
@@ -65,7 +81,9 @@ struct cer_loader {
     cer_load_options options;
     cer_part *parts;
     size_t n_parts;
-    size_t largest_part; /* rows */
+    size_t all_rows; /* of all parts */
+    cer_orders *orders;
+    bool draws; /* some part has weights */
     load_column *columns;
     size_t n_columns, n_tensors;
     size_t window; /* batches claimed ahead of delivery */
@@ -89,7 +107,7 @@ struct cer_loader {
     /* The lock guards all fields below. */
     pthread_mutex_t lock;
     /* For threads: there may be work. Broadcast to all, because a different
-     * thread may be able to do work that one thread leaves (a table that it
+     * thread may be able to do work that one thread leaves (an order that it
      * makes, a pause). */
     pthread_cond_t work;
     /* For the caller, in next() or begin(): a thread has finished a piece of
@@ -98,55 +116,103 @@ struct cer_loader {
     bool stopping, paused;
     size_t active; /* threads that are working without the lock */
     /* The pass. */
-    uint32_t *order; /* parts that have batches */
-    size_t order_room, n_order;
-    size_t at;    /* part of the pass from which batches are claimed */
-    size_t batch; /* next batch to claim of that part */
+    mix *mixes; /* those that have batches */
+    size_t n_mixes, mix_room;
+    uint32_t *mixed; /* the parts and starts of the mixes */
+    size_t mixed_room;
+    size_t at;    /* mix from which batches are claimed */
+    size_t batch; /* next batch to claim of that mix */
     size_t claimed, delivered;
     uint64_t epoch;
-    order_table tables[2];
+    held_order held[2];
     cer_status failed; /* kept until the next pass */
     cer_batch *waiting[MAX_WINDOW];
 };
 
-size_t
-cer_loader_count(size_t rows, size_t batch_size, bool drop_last)
-{
-    size_t whole = rows / batch_size, rest = rows % batch_size;
-
-    if (rest == 0 || drop_last || (rest == 1 && whole > 0))
-        return whole;
-    return whole + 1;
-}
-
-static size_t
-count_of(const cer_loader *l, uint32_t part)
-{
-    return cer_loader_count(l->parts[part].count, l->options.batch_size,
-                            l->options.drop_last);
-}
-
-static size_t
-rows_of_batch(const cer_loader *l, uint32_t part, size_t batch)
-{
-    size_t first = batch * l->options.batch_size;
-
-    if (batch + 1 < count_of(l, part) || l->options.drop_last)
-        return l->options.batch_size;
-    return l->parts[part].count - first;
-}
-
 /* --- filling: without the lock -------------------------------------------- */
 
+/* The part of the mix, by its place there, that has a row: parts are nearly
+ * equal, so the guess is nearly right. */
+static size_t
+part_of(const mix *m, uint32_t row)
+{
+    size_t i = (size_t)((uint64_t)row * m->n_parts / m->cut.rows);
+
+    while (row < m->starts[i])
+        i--;
+    while (row >= m->starts[i + 1])
+        i++;
+    return i;
+}
+
+/* Sorts the batch's rows, numbered in the mix, by part. Afterwards they are
+ * numbered in their shards, in runs. */
+static void
+sort_rows(const cer_loader *l, const mix *m, cer_batch *b, worker *w)
+{
+    uint32_t *row = w->found, *of = w->found + l->max_rows;
+    size_t first = 0;
+
+    for (size_t i = 0; i < m->n_parts; i++)
+        w->runs[i] = (run){m->parts[i], 0, 0};
+    for (size_t i = 0; i < b->n_rows; i++) {
+        size_t part = m->n_parts == 1 ? 0 : part_of(m, b->rows[i]);
+
+        row[i] = b->rows[i] - m->starts[part];
+        of[i] = (uint32_t)part;
+        w->runs[part].n++;
+    }
+    for (size_t i = 0; i < m->n_parts; i++) {
+        w->runs[i].first = first;
+        first += w->runs[i].n;
+        w->runs[i].n = 0;
+    }
+    for (size_t i = 0; i < b->n_rows; i++) {
+        run *r = &w->runs[of[i]];
+        const cer_part *part = &l->parts[r->part];
+
+        b->rows[r->first + r->n++] = part->rows != NULL
+                                         ? part->rows[row[i]]
+                                         : (uint32_t)part->start + row[i];
+    }
+    w->n_runs = 0;
+    for (size_t i = 0; i < m->n_parts; i++) {
+        if (w->runs[i].n != 0)
+            w->runs[w->n_runs++] = w->runs[i];
+    }
+}
+
+static const cer_column *
+source_of(const cer_loader *l, const run *r, const load_column *c)
+{
+    size_t n;
+
+    return &cer_shard_columns(l->parts[r->part].shard, &n)[c->index];
+}
+
+/* The place of a run's first row, without arithmetic on NULL. */
+static uint8_t *
+place_of(void *data, const run *r, size_t row_bytes)
+{
+    return data == NULL ? NULL : (uint8_t *)data + r->first * row_bytes;
+}
+
 static cer_status
-shape_ragged(const load_column *c, const cer_column *source, cer_batch *b)
+shape_ragged(const cer_loader *l, const load_column *c, cer_batch *b,
+             const worker *w)
 {
     cer_tensor *tensors = &b->tensors[c->tensor];
     const cer_row_type *type = cer_transform_output(c->transform);
-    size_t length =
-        cer_transform_length(c->transform, source->offsets, b->rows, b->n_rows);
-    size_t bytes;
+    size_t length = 0, bytes;
 
+    for (size_t i = 0; i < w->n_runs; i++) {
+        const run *r = &w->runs[i];
+        size_t longest =
+            cer_transform_length(c->transform, source_of(l, r, c)->offsets,
+                                 b->rows + r->first, r->n);
+
+        length = longest > length ? longest : length;
+    }
     /* One very long row makes every row of the batch that long. */
     if (!cer_mul_size(length, b->n_rows, &bytes) || bytes > SIZE_MAX / 32 ||
         !cer_mul_size(bytes, type->bytes, &bytes) || bytes > SIZE_MAX / 32)
@@ -156,10 +222,10 @@ shape_ragged(const load_column *c, const cer_column *source, cer_batch *b)
     return CER_OK;
 }
 
-/* Computes the bytes of raw rows. Without sources ragged ones count as
+/* Computes the bytes of raw rows. Without a worker's runs ragged ones count as
  * empty. */
 static void
-measure_raw(const cer_loader *l, const cer_column *sources, cer_batch *b)
+measure_raw(const cer_loader *l, cer_batch *b, const worker *w)
 {
     for (size_t i = 0; i < l->n_columns; i++) {
         const load_column *c = &l->columns[i];
@@ -172,17 +238,19 @@ measure_raw(const cer_loader *l, const cer_column *sources, cer_batch *b)
             continue;
         }
         raw[ROLE_LENGTH].bytes = (b->n_rows + 1) * sizeof(int64_t);
-        raw[ROLE_VALUES].bytes =
-            sources == NULL
-                ? 0
-                : cer_transform_ragged_bytes(c->transform,
-                                             sources[c->index].offsets, b->rows,
-                                             b->n_rows);
+        raw[ROLE_VALUES].bytes = 0;
+        for (size_t k = 0; w != NULL && k < w->n_runs; k++) {
+            const run *r = &w->runs[k];
+
+            raw[ROLE_VALUES].bytes += cer_transform_ragged_bytes(
+                c->transform, source_of(l, r, c)->offsets, b->rows + r->first,
+                r->n);
+        }
     }
 }
 
 static cer_status
-shape_batch(const cer_loader *l, const cer_column *sources, cer_batch *b)
+shape_batch(const cer_loader *l, cer_batch *b, const worker *w)
 {
     cer_status status = CER_OK;
 
@@ -193,109 +261,153 @@ shape_batch(const cer_loader *l, const cer_column *sources, cer_batch *b)
 
         if (!c->ragged)
             continue;
-        status = shape_ragged(c, &sources[c->index], b);
+        status = shape_ragged(l, c, b, w);
         cer_tensor_pack(&b->tensors[c->tensor + ROLE_VALUES]);
         cer_tensor_pack(&b->tensors[c->tensor + ROLE_MASK]);
     }
     if (status != CER_OK)
         return cer_fail(&b->error, status, NO_MEMORY);
-    measure_raw(l, sources, b);
+    measure_raw(l, b, w);
     return cer_batch_place(b, &b->error);
 }
 
 static void
-gather_raw(const load_column *c, const cer_column *source, cer_batch *b)
+gather_raw(const load_column *c, const cer_column *source, cer_batch *b,
+           const run *r)
 {
     const cer_batch_raw *raw = &b->raw[c->tensor];
+    const uint32_t *rows = b->rows + r->first;
+    int64_t *starts;
 
-    if (c->ragged)
-        cer_transform_gather_ragged(
-            c->transform, raw[ROLE_VALUES].data, raw[ROLE_VALUES].bytes,
-            (int64_t *)(void *)raw[ROLE_LENGTH].data, source->data,
-            source->offsets, b->rows, b->n_rows);
-    else
-        cer_gather_rows(raw->data, source->data, c->row_bytes, b->rows,
-                        b->n_rows);
+    if (!c->ragged) {
+        cer_gather_rows(place_of(raw->data, r, c->row_bytes), source->data,
+                        c->row_bytes, rows, r->n);
+        return;
+    }
+    /* The run's values follow those of the runs before it. */
+    starts = (int64_t *)(void *)raw[ROLE_LENGTH].data + r->first;
+    cer_transform_gather_ragged(
+        c->transform, raw[ROLE_VALUES].data,
+        r->first == 0 ? 0 : (size_t)starts[0], raw[ROLE_VALUES].bytes, starts,
+        source->data, source->offsets, rows, r->n);
 }
 
 static void
-fill_columns(const cer_loader *l, cer_batch *b, void *scratch)
+fill_column(const cer_loader *l, const load_column *c, cer_batch *b,
+            const run *r, void *scratch)
 {
-    const cer_part *part = &l->parts[b->part];
+    const cer_part *part = &l->parts[r->part];
+    const cer_column *source = source_of(l, r, c);
+    const uint32_t *rows = b->rows + r->first;
     cer_row_key key = {l->options.seed, l->epoch, part->first_row};
-    size_t n_sources;
-    const cer_column *sources = cer_shard_columns(part->shard, &n_sources);
+    cer_tensor *t = &b->tensors[c->tensor];
+    size_t bytes = cer_transform_output(c->transform)->bytes, length;
 
-    if (shape_batch(l, sources, b) != CER_OK)
+    if (b->late != NULL && b->late[c->tensor]) {
+        if (b->with_raw)
+            gather_raw(c, source, b, r);
         return;
-    if (b->with_rows)
-        memcpy(b->block.data, b->rows, b->n_rows * sizeof *b->rows);
-    for (size_t i = 0; i < l->n_columns; i++) {
-        const load_column *c = &l->columns[i];
-        const cer_column *source = &sources[c->index];
-        cer_tensor *t = &b->tensors[c->tensor];
+    }
+    if (!c->ragged) {
+        cer_transform_rows(c->transform, place_of(t->data, r, bytes),
+                           source->data, rows, r->n, &key, scratch);
+        return;
+    }
+    length = (size_t)t[ROLE_VALUES].shape[1];
+    cer_transform_ragged(c->transform,
+                         place_of(t[ROLE_VALUES].data, r, length * bytes),
+                         place_of(t[ROLE_MASK].data, r, length),
+                         (int64_t *)t[ROLE_LENGTH].data + r->first, length,
+                         source->data, source->offsets, rows, r->n);
+}
 
-        if (b->late != NULL && b->late[c->tensor]) {
-            if (b->with_raw)
-                gather_raw(c, source, b);
-            continue;
-        }
-        if (!c->ragged)
-            cer_transform_rows(c->transform, t->data, source->data, b->rows,
-                               b->n_rows, &key, scratch);
-        else
-            cer_transform_ragged(c->transform, t[ROLE_VALUES].data,
-                                 t[ROLE_MASK].data, t[ROLE_LENGTH].data,
-                                 (size_t)t[ROLE_VALUES].shape[1], source->data,
-                                 source->offsets, b->rows, b->n_rows);
+static void
+write_places(cer_batch *b, const run *r)
+{
+    cer_row_place *places = b->block.data;
+
+    for (size_t i = r->first; i < r->first + r->n; i++)
+        places[i] = (cer_row_place){b->rows[i], r->part};
+}
+
+static void
+fill_columns(const cer_loader *l, cer_batch *b, worker *w)
+{
+    sort_rows(l, &l->mixes[b->mix], b, w);
+    if (shape_batch(l, b, w) != CER_OK)
+        return;
+    for (size_t i = 0; b->with_rows && i < w->n_runs; i++)
+        write_places(b, &w->runs[i]);
+    for (size_t i = 0; i < l->n_columns; i++) {
+        for (size_t k = 0; k < w->n_runs; k++)
+            fill_column(l, &l->columns[i], b, &w->runs[k], w->scratch);
     }
 }
 
 /* The caller's thread may have a different floating-point mode than the
  * loader's threads, and any of them may fill a batch. */
 static void
-fill_batch(const cer_loader *l, cer_batch *b, void *scratch)
+fill_batch(const cer_loader *l, cer_batch *b, worker *w)
 {
     fenv_t before;
 
     cer_float_enter(&before);
-    fill_columns(l, b, scratch);
+    fill_columns(l, b, w);
     cer_float_leave(&before);
 }
 
-/* Makes a part's order in a table whose state excludes other threads. */
-static cer_status
-fill_table(const cer_loader *l, order_table *table, uint32_t part)
+static uint32_t
+mix_rows(const mix *m)
 {
-    const cer_part *p = &l->parts[part];
-    cer_rng rng;
+    return (uint32_t)m->cut.rows;
+}
 
-    if (table->keyed && table->part == part && table->epoch == l->epoch)
-        return CER_OK;
-    if (table->order == NULL)
-        table->order = cer_calloc(l->largest_part, sizeof *table->order);
-    if (table->order == NULL)
-        return CER_NOMEM;
-    if (p->sums != NULL) {
-        cer_rng_seed(&rng, l->options.seed, CER_RNG_DRAWS, l->epoch, part);
-        cer_rng_draw(&rng, p->sums, table->order, (uint32_t)p->count);
-    } else {
-        cer_rng_seed(&rng, l->options.seed, CER_RNG_ROWS, l->epoch, part);
-        cer_rng_permute(&rng, table->order, (uint32_t)p->count);
+/* Takes a mix's order; the state of `held` excludes other threads. */
+static cer_status
+take_order(const cer_loader *l, held_order *held, const mix *m)
+{
+    cer_draw_part *draws = NULL;
+    cer_order_key key = {.seed = l->options.seed,
+                         .epoch = l->epoch,
+                         .mix = m->parts[0],
+                         .n = mix_rows(m)};
+    cer_status status;
+
+    if (l->draws) {
+        draws = cer_calloc(m->n_parts, sizeof *draws);
+        if (draws == NULL)
+            return CER_NOMEM;
+        for (size_t i = 0; i < m->n_parts; i++) {
+            const cer_part *part = &l->parts[m->parts[i]];
+
+            draws[i] = (cer_draw_part){part->sums, part->sum_before,
+                                       m->parts[i], (uint32_t)part->count};
+        }
+        key.draws = draws;
+        key.n_draws = l->options.draw_across ? 1 : m->n_parts;
+        if (l->options.draw_across)
+            draws[0].n = key.n;
     }
-    table->keyed = true;
-    table->part = part;
-    table->epoch = l->epoch;
-    return CER_OK;
+    status = cer_orders_take(l->orders, &key, &held->order, NULL);
+    cer_free(draws);
+    return status;
+}
+
+static void
+let_go(held_order *held)
+{
+    cer_order_release(held->order);
+    held->order = NULL;
+    held->state = ORDER_MISSING;
 }
 
 /* --- claiming: under the lock --------------------------------------------- */
 
-/* The part of the pass with the next batch. */
+/* The mix of the pass with the next batch. */
 static size_t
 next_at(const cer_loader *l)
 {
-    return l->batch < count_of(l, l->order[l->at]) ? l->at : l->at + 1;
+    return l->batch < l->mixes[l->at].end ? l->at : l->at + 1;
 }
 
 static bool
@@ -305,25 +417,37 @@ may_claim(const cer_loader *l)
            l->claimed - l->delivered < l->window;
 }
 
-static order_table *
-table_at(cer_loader *l, size_t at)
+static held_order *
+held_at(cer_loader *l, size_t at)
 {
-    return &l->tables[at & 1];
+    return &l->held[at & 1];
 }
 
+/* Copies the batch's row numbers in the mix. */
 static void
-copy_rows(cer_loader *l, cer_batch *b, size_t first)
+copy_rows(cer_loader *l, cer_batch *b, const mix *m)
 {
-    const cer_part *part = &l->parts[b->part];
-    const uint32_t *order = table_at(l, l->at)->order;
-    uint32_t start = (uint32_t)part->start;
+    size_t first = cer_cut_first(&m->cut, l->batch);
 
-    for (size_t i = 0; i < b->n_rows; i++) {
-        uint32_t k =
-            l->options.shuffle ? order[first + i] : (uint32_t)(first + i);
-
-        b->rows[i] = part->rows != NULL ? part->rows[k] : start + k;
+    b->n_rows = cer_cut_first(&m->cut, l->batch + 1) - first;
+    if (l->options.shuffle) {
+        memcpy(b->rows, held_at(l, l->at)->order->rows + first,
+               b->n_rows * sizeof *b->rows);
+        return;
     }
+    for (size_t i = 0; i < b->n_rows; i++)
+        b->rows[i] = (uint32_t)(first + i);
+}
+
+/* How a mix is loaded: as its parts are, if all are alike. */
+static cer_part_way
+way_of(const cer_loader *l, const mix *m)
+{
+    cer_part_way way = l->ways[m->parts[0]];
+
+    for (size_t i = 1; way == CER_PART_LATE && i < m->n_parts; i++)
+        way = l->ways[m->parts[i]];
+    return way;
 }
 
 static void
@@ -337,7 +461,7 @@ go_way(const cer_loader *l, cer_batch *b, cer_part_way way)
                                     : l->late;
 }
 
-/* Takes the next batch with its row numbers, to be filled; its table is ready.
+/* Takes the next batch with its row numbers, to be filled; its order is ready.
  * NULL: out of memory, and the pass has failed. */
 static cer_batch *
 claim(cer_loader *l)
@@ -349,14 +473,13 @@ claim(cer_loader *l)
         return NULL;
     }
     if (next_at(l) != l->at) {
-        table_at(l, l->at)->state = TABLE_EMPTY;
+        let_go(held_at(l, l->at));
         l->at++;
-        l->batch = 0;
+        l->batch = l->mixes[l->at].first;
     }
-    b->part = l->order[l->at];
-    go_way(l, b, l->ways[b->part]);
-    b->n_rows = rows_of_batch(l, b->part, l->batch);
-    copy_rows(l, b, l->batch * l->options.batch_size);
+    b->mix = l->at;
+    go_way(l, b, way_of(l, &l->mixes[l->at]));
+    copy_rows(l, b, &l->mixes[l->at]);
     l->batch++;
     l->waiting[l->claimed % MAX_WINDOW] = b;
     l->claimed++;
@@ -364,10 +487,10 @@ claim(cer_loader *l)
 }
 
 static bool
-table_missing(cer_loader *l, size_t at)
+order_missing(cer_loader *l, size_t at)
 {
-    return l->options.shuffle && at < l->n_order &&
-           table_at(l, at)->state == TABLE_EMPTY;
+    return l->options.shuffle && at < l->n_mixes &&
+           held_at(l, at)->state == ORDER_MISSING;
 }
 
 /* --- threads -------------------------------------------------------------- */
@@ -388,20 +511,20 @@ unlock(cer_loader *l)
 }
 
 /* Called and returns under the lock; in between the state BUSY keeps other
- * threads from the table, and `active` keeps begin() from changing the pass. */
+ * threads from the order, and `active` keeps begin() from changing the pass. */
 static void
-prepare_table(cer_loader *l, size_t at)
+prepare_order(cer_loader *l, size_t at)
 {
-    order_table *table = table_at(l, at);
+    held_order *held = held_at(l, at);
     cer_status status;
 
-    table->state = TABLE_BUSY;
+    held->state = ORDER_BUSY;
     l->active++;
     pthread_mutex_unlock(&l->lock);
-    status = fill_table(l, table, l->order[at]);
+    status = take_order(l, held, &l->mixes[at]);
     pthread_mutex_lock(&l->lock);
     l->active--;
-    table->state = status == CER_OK ? TABLE_READY : TABLE_EMPTY;
+    held->state = status == CER_OK ? ORDER_READY : ORDER_MISSING;
     if (status != CER_OK)
         l->failed = status;
     pthread_cond_broadcast(&l->work);
@@ -411,7 +534,7 @@ prepare_table(cer_loader *l, size_t at)
 /* Called and returns under the lock. In between only this thread uses the
  * batch: it is in the window, but not read before it is ready. */
 static void
-gather_one(cer_loader *l, void *scratch)
+gather_one(cer_loader *l, worker *w)
 {
     cer_batch *b = claim(l);
 
@@ -421,7 +544,7 @@ gather_one(cer_loader *l, void *scratch)
     }
     l->active++;
     pthread_mutex_unlock(&l->lock);
-    fill_batch(l, b, scratch);
+    fill_batch(l, b, w);
     pthread_mutex_lock(&l->lock);
     l->active--;
     b->ready = true;
@@ -431,17 +554,17 @@ gather_one(cer_loader *l, void *scratch)
 /* Does the next piece of work, if one is left to begin; called under the
  * lock. */
 static bool
-do_some_work(cer_loader *l, void *scratch)
+do_some_work(cer_loader *l, worker *w)
 {
     size_t at;
 
     if (l->paused || !may_claim(l))
         return false;
     at = next_at(l);
-    if (table_missing(l, at))
-        prepare_table(l, at);
-    else if (!l->options.shuffle || table_at(l, at)->state == TABLE_READY)
-        gather_one(l, scratch);
+    if (order_missing(l, at))
+        prepare_order(l, at);
+    else if (!l->options.shuffle || held_at(l, at)->state == ORDER_READY)
+        gather_one(l, w);
     else
         return false;
     return true;
@@ -455,10 +578,10 @@ run_worker(void *argument)
 
     pthread_mutex_lock(&l->lock); /* released in do_some_work and waits */
     while (!l->stopping) {
-        if (do_some_work(l, w->scratch))
+        if (do_some_work(l, w))
             continue;
-        if (!l->paused && l->failed == CER_OK && table_missing(l, l->at + 1))
-            prepare_table(l, l->at + 1); /* nothing else to do */
+        if (!l->paused && l->failed == CER_OK && order_missing(l, l->at + 1))
+            prepare_order(l, l->at + 1); /* nothing else to do */
         else
             pthread_cond_wait(&l->work, &l->lock);
     }
@@ -499,60 +622,163 @@ drop_waiting(cer_loader *l)
         cer_owner_release(&l->waiting[l->delivered % MAX_WINDOW]->owner);
 }
 
+/* Checks the parts of a mix; adds its rows and its parts to the totals. */
 static cer_status
-check_parts(cer_loader *l, const uint32_t *parts, size_t n, cer_error *err)
+check_mix(const cer_loader *l, const cer_mix *m, size_t *parts, cer_error *err)
 {
-    for (size_t i = 0; i < n; i++) {
-        if (parts[i] >= l->n_parts)
-            return cer_fail(err, CER_INVALID, "no shard %u: there are %zu",
-                            (unsigned)parts[i], l->n_parts);
-    }
-    if (n > l->order_room) {
-        uint32_t *order = cer_realloc(l->order, n * sizeof *order);
+    size_t rows = 0;
 
-        if (order == NULL)
-            return cer_fail(err, CER_NOMEM, "out of memory for %zu shards", n);
-        l->order = order;
-        l->order_room = n;
+    for (size_t i = 0; i < m->n; i++) {
+        if (m->parts[i] >= l->n_parts)
+            return cer_fail(err, CER_INVALID, "no shard %u: there are %zu",
+                            (unsigned)m->parts[i], l->n_parts);
+        if (i != 0 && m->parts[i] <= m->parts[i - 1])
+            return cer_fail(err, CER_INVALID,
+                            "the shards of a mix must be in ascending order");
+        rows += l->parts[m->parts[i]].count;
+    }
+    if (rows > UINT32_MAX)
+        return cer_fail(err, CER_INVALID,
+                        "%zu rows are too many to be shuffled together: use "
+                        "shuffle='shards'",
+                        rows);
+    *parts += m->n;
+    return CER_OK;
+}
+
+/* Checks that a mix is drawn from one array, and that it has some weight. */
+static cer_status
+check_draws(const cer_loader *l, const mix *m, cer_error *err)
+{
+    const cer_part *first = &l->parts[m->parts[0]], *last = first;
+
+    if (!l->options.shuffle || !l->draws || !l->options.draw_across)
+        return CER_OK;
+    for (size_t i = 1; i < m->n_parts; i++) {
+        const cer_part *next = &l->parts[m->parts[i]];
+
+        if (next->sums != last->sums + last->count)
+            return cer_fail(err, CER_INVALID,
+                            "rows are drawn from all shards, or from one");
+        last = next;
+    }
+    if (last->sums[last->count - 1] <= first->sum_before)
+        return cer_fail(err, CER_INVALID, "all weights of the rows are 0");
+    return CER_OK;
+}
+
+static cer_status
+make_room(cer_loader *l, size_t n_mixes, size_t n_parts, cer_error *err)
+{
+    size_t numbers = 2 * n_parts + n_mixes;
+
+    if (n_mixes > l->mix_room) {
+        mix *mixes = cer_realloc(l->mixes, n_mixes * sizeof *mixes);
+
+        if (mixes == NULL)
+            return cer_fail(err, CER_NOMEM, NO_MEMORY);
+        l->mixes = mixes;
+        l->mix_room = n_mixes;
+    }
+    if (numbers > l->mixed_room) {
+        uint32_t *mixed = cer_realloc(l->mixed, numbers * sizeof *mixed);
+
+        if (mixed == NULL)
+            return cer_fail(err, CER_NOMEM, NO_MEMORY);
+        l->mixed = mixed;
+        l->mixed_room = numbers;
     }
     return CER_OK;
 }
 
-/* Skips `start` batches: first whole parts, then within one. */
-static void
-set_pass(cer_loader *l, const uint32_t *parts, size_t n, size_t start)
+/* Copies a mix's parts that have rows to `numbers`, and counts its rows; returns
+ * the end of what it has written. */
+static uint32_t *
+lay_out_mix(const cer_loader *l, const cer_mix *given, mix *m,
+            uint32_t *numbers)
 {
-    size_t skip = start;
+    uint32_t *starts;
 
-    l->n_order = 0;
+    *m = (mix){.parts = numbers,
+               .cut = {.batch_size = l->options.batch_size,
+                       .drop_last = l->options.drop_last}};
+    for (size_t i = 0; i < given->n; i++) {
+        if (l->parts[given->parts[i]].count != 0)
+            numbers[m->n_parts++] = given->parts[i];
+    }
+    starts = numbers + m->n_parts;
+    m->starts = starts;
+    for (size_t i = 0; i < m->n_parts; i++) {
+        starts[i] = (uint32_t)m->cut.rows;
+        m->cut.rows += l->parts[m->parts[i]].count;
+    }
+    starts[m->n_parts] = (uint32_t)m->cut.rows;
+    return starts + m->n_parts + 1;
+}
+
+static void
+clear_pass(cer_loader *l)
+{
+    drop_waiting(l);
+    let_go(&l->held[0]);
+    let_go(&l->held[1]);
+    l->n_mixes = 0;
     l->n_batches = 0;
     l->n_rows = 0;
     l->at = l->batch = 0;
     l->claimed = l->delivered = 0;
     l->failed = CER_OK;
-    l->tables[0].state = l->tables[1].state = TABLE_EMPTY;
-    for (size_t i = 0; i < n; i++) {
-        size_t batches = count_of(l, parts[i]);
-        size_t rows = l->parts[parts[i]].count;
+}
 
+/* Takes the mixes that have batches after the first `start`, up to `count` of
+ * them. */
+static cer_status
+set_pass(cer_loader *l, const cer_mix *mixes, size_t n, size_t start,
+         size_t count, cer_error *err)
+{
+    size_t n_parts = 0, skip = start;
+    cer_status status = CER_OK;
+    uint32_t *numbers;
+
+    for (size_t i = 0; status == CER_OK && i < n; i++)
+        status = check_mix(l, &mixes[i], &n_parts, err);
+    if (status == CER_OK)
+        status = make_room(l, n, n_parts, err);
+    if (status != CER_OK)
+        return status;
+    numbers = l->mixed;
+    for (size_t i = 0; i < n && count != 0; i++) {
+        mix *m = &l->mixes[l->n_mixes];
+        size_t batches;
+
+        numbers = lay_out_mix(l, &mixes[i], m, numbers);
+        batches = cer_cut_count(&m->cut);
         if (skip >= batches) {
             skip -= batches;
             continue;
         }
-        if (l->options.drop_last)
-            rows = batches * l->options.batch_size;
-        l->n_batches += batches - skip;
-        l->n_rows += rows - skip * l->options.batch_size;
-        if (l->n_order == 0)
-            l->batch = skip;
+        status = check_draws(l, m, err);
+        if (status != CER_OK)
+            break;
+        m->first = skip;
+        m->end = batches - skip < count ? batches : skip + count;
         skip = 0;
-        l->order[l->n_order++] = parts[i];
+        count -= m->end - m->first;
+        l->n_batches += m->end - m->first;
+        l->n_rows +=
+            cer_cut_first(&m->cut, m->end) - cer_cut_first(&m->cut, m->first);
+        l->n_mixes++;
     }
+    if (l->n_mixes != 0)
+        l->batch = l->mixes[0].first;
+    if (status != CER_OK)
+        clear_pass(l);
+    return status;
 }
 
 cer_status
-cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
-                 size_t start, cer_error *err)
+cer_loader_begin(cer_loader *l, const cer_mix *mixes, size_t n, uint64_t epoch,
+                 size_t start, size_t count, cer_error *err)
 {
     cer_status status;
 
@@ -566,16 +792,10 @@ cer_loader_begin(cer_loader *l, const uint32_t *parts, size_t n, uint64_t epoch,
     l->paused = true; /* no thread starts work before the broadcast below */
     while (l->active != 0)
         pthread_cond_wait(&l->ready, &l->lock);
-    drop_waiting(l);
-    l->n_order = 0;
-    l->n_batches = 0;
-    l->n_rows = 0;
+    clear_pass(l);
     cer_batch_ring_trim(l->ring, l->keep);
-    status = check_parts(l, parts, n, err);
-    if (status == CER_OK) {
-        l->epoch = epoch;
-        set_pass(l, parts, n, start);
-    }
+    l->epoch = epoch;
+    status = set_pass(l, mixes, n, start, count, err);
     l->paused = false;
     pthread_cond_broadcast(&l->work);
     unlock(l);
@@ -591,15 +811,15 @@ next_inline(cer_loader *l)
     size_t at = next_at(l);
     cer_batch *b;
 
-    if (table_missing(l, at)) {
-        l->failed = fill_table(l, table_at(l, at), l->order[at]);
+    if (order_missing(l, at)) {
+        l->failed = take_order(l, held_at(l, at), &l->mixes[at]);
         if (l->failed != CER_OK)
             return NULL;
-        table_at(l, at)->state = TABLE_READY;
+        held_at(l, at)->state = ORDER_READY;
     }
     b = claim(l);
     if (b != NULL)
-        fill_batch(l, b, l->workers[l->options.threads].scratch);
+        fill_batch(l, b, &l->workers[l->options.threads]);
     return b;
 }
 
@@ -615,7 +835,7 @@ next_prefetched(cer_loader *l)
             if (b->ready)
                 return b;
         }
-        if (!do_some_work(l, l->workers[l->options.threads].scratch))
+        if (!do_some_work(l, &l->workers[l->options.threads]))
             pthread_cond_wait(&l->ready, &l->lock);
     }
     return NULL;
@@ -749,7 +969,7 @@ reserve_one(cer_loader *l, cer_part_way way, cer_error *err)
     b->n_rows = l->max_rows;
     for (size_t i = 0; i < b->n_tensors; i++)
         b->tensors[i].shape[0] = (int64_t)b->n_rows;
-    measure_raw(l, NULL, b);
+    measure_raw(l, b, NULL);
     if (cer_batch_place(b, err) == CER_OK)
         return b;
     cer_owner_release(&b->owner);
@@ -840,7 +1060,7 @@ cer_loader_tensor_suffix(const cer_loader *l, size_t tensor)
 /* --- making and closing --------------------------------------------------- */
 
 static cer_status
-check_part(const cer_part *part, size_t number, cer_error *err)
+check_part(const cer_part *part, size_t number, bool across, cer_error *err)
 {
     size_t rows = cer_shard_rows(part->shard);
 
@@ -856,7 +1076,7 @@ check_part(const cer_part *part, size_t number, cer_error *err)
             return cer_fail(err, CER_INVALID, "shard %zu: no row %u of %zu",
                             number, (unsigned)part->rows[i], rows);
     }
-    if (part->sums != NULL && part->count != 0 &&
+    if (!across && part->sums != NULL && part->count != 0 &&
         part->sums[part->count - 1] == 0)
         return cer_fail(err, CER_INVALID, "shard %zu: all weights are 0",
                         number);
@@ -873,14 +1093,16 @@ take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
     if (l->parts == NULL || l->ways == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for %zu shards", n);
     for (size_t i = 0; status == CER_OK && i < n; i++) {
-        status = check_part(&parts[i], i, err);
+        status = check_part(&parts[i], i, l->options.draw_across, err);
+        if (status == CER_OK &&
+            !cer_add_size(l->all_rows, parts[i].count, &l->all_rows))
+            status = cer_fail(err, CER_INVALID, "the shards have too many rows");
         if (status != CER_OK)
             break;
         l->parts[i] = parts[i];
         cer_shard_retain(parts[i].shard);
         l->n_parts++;
-        if (parts[i].count > l->largest_part)
-            l->largest_part = parts[i].count;
+        l->draws = l->draws || parts[i].sums != NULL;
     }
     return status;
 }
@@ -1001,22 +1223,22 @@ choose_window(const cer_loader *l, size_t batch_bytes)
 static cer_status
 make_ring(cer_loader *l, cer_error *err)
 {
-    size_t max_rows = l->options.batch_size + 1, bytes = 0;
+    cer_cut all = {l->all_rows, l->options.batch_size, l->options.drop_last};
+    size_t max_rows = cer_cut_most(&all), bytes = 0;
     cer_tensor *tensors = cer_calloc(l->n_tensors, sizeof *tensors);
 
     l->kinds = tensors;
     if (tensors == NULL)
         return cer_fail(err, CER_NOMEM, "out of memory for the batches");
-    if (max_rows > l->largest_part)
-        max_rows = l->largest_part == 0 ? 1 : l->largest_part;
+    max_rows = max_rows == 0 ? 1 : max_rows;
     for (size_t i = 0; i < l->n_columns; i++) {
         const cer_row_type *type =
             cer_transform_output(l->columns[i].transform);
-        size_t all;
+        size_t of_column;
 
         describe(&l->columns[i], tensors);
-        if (!cer_mul_size(type->bytes, max_rows, &all) ||
-            !cer_add_size(bytes, all, &bytes) || bytes > SIZE_MAX / 32)
+        if (!cer_mul_size(type->bytes, max_rows, &of_column) ||
+            !cer_add_size(bytes, of_column, &bytes) || bytes > SIZE_MAX / 32)
             return cer_fail(err, CER_INVALID,
                             "batches of %zu rows are too large", max_rows);
     }
@@ -1045,6 +1267,10 @@ make_workers(cer_loader *l, cer_error *err)
         return cer_fail(err, CER_NOMEM, "out of memory for the loader");
     for (size_t i = 0; i < n; i++) {
         l->workers[i].loader = l;
+        l->workers[i].found = cer_calloc(l->max_rows, 2 * sizeof(uint32_t));
+        l->workers[i].runs = cer_calloc(l->n_parts, sizeof(run));
+        if (l->workers[i].found == NULL || l->workers[i].runs == NULL)
+            return cer_fail(err, CER_NOMEM, "out of memory for the loader");
         if (scratch == 0)
             continue;
         l->workers[i].scratch = cer_aligned_alloc(scratch);
@@ -1068,6 +1294,17 @@ check_options(const cer_load_options *o, size_t n_parts, size_t n_columns,
     if (n_parts == 0 || n_columns == 0)
         return cer_fail(err, CER_INVALID, "a loader needs %s",
                         n_parts == 0 ? "shards" : "columns");
+    return CER_OK;
+}
+
+/* Orders of drawn rows depend on the weights, so they are not shared. */
+static cer_status
+take_orders(cer_loader *l, cer_error *err)
+{
+    if (l->options.orders == NULL || l->draws)
+        return cer_orders_new(&l->orders, err);
+    cer_orders_retain(l->options.orders);
+    l->orders = l->options.orders;
     return CER_OK;
 }
 
@@ -1114,6 +1351,8 @@ cer_loader_new(const cer_part *parts, size_t n_parts,
     l->options = *options;
     status = take_parts(l, parts, n_parts, err);
     if (status == CER_OK)
+        status = take_orders(l, err);
+    if (status == CER_OK)
         status = take_columns(l, columns, n_columns, err);
     if (status == CER_OK)
         status = make_ring(l, err);
@@ -1141,8 +1380,7 @@ cer_loader_close(cer_loader *l)
     for (size_t i = 0; i < l->n_started; i++)
         pthread_join(l->workers[i].thread, NULL);
     l->n_started = 0; /* no thread is left to lock out */
-    drop_waiting(l);
-    l->n_batches = l->n_rows = 0;
+    clear_pass(l);
     cer_batch_ring_end(l->ring); /* freed later: its size is still available */
     for (size_t i = 0; i < l->n_parts; i++)
         cer_shard_release(l->parts[i].shard);
@@ -1153,8 +1391,11 @@ free_worker_memory(cer_loader *l)
 {
     size_t n = l->options.threads + 1;
 
-    for (size_t i = 0; l->workers != NULL && i < n; i++)
+    for (size_t i = 0; l->workers != NULL && i < n; i++) {
         cer_aligned_free(l->workers[i].scratch);
+        cer_free(l->workers[i].found);
+        cer_free(l->workers[i].runs);
+    }
     cer_free(l->workers);
 }
 
@@ -1178,9 +1419,9 @@ cer_loader_free(cer_loader *l)
     cer_free(l->late);
     cer_free(l->raw);
     cer_free(l->kinds);
-    cer_free(l->order);
-    cer_free(l->tables[0].order);
-    cer_free(l->tables[1].order);
+    cer_free(l->mixes);
+    cer_free(l->mixed);
+    cer_orders_release(l->orders);
     pthread_cond_destroy(&l->ready);
     pthread_cond_destroy(&l->work);
     pthread_mutex_destroy(&l->lock);

@@ -1,15 +1,17 @@
 /* loader.h -- batches of shuffled rows, gathered and transformed in advance.
  *
  * A loader is made once for a view of a dataset and used for many passes:
- * begin() selects the parts (shards of the view), next() returns the batches in
- * turn. Batches never cross parts. The order of a part's rows is a Fisher-Yates
- * table keyed by (seed, epoch, part), so it depends on neither threads nor
- * earlier loads. Rows of a part with weights are drawn by them instead, as many
- * as the part has, with replacement and with the same key.
+ * begin() names the mixes of the pass, next() returns the batches in turn. A
+ * mix is some parts (shards of the view) whose rows are shuffled together, by
+ * one permutation (order.h), and cut into batches of even sizes (cut.h). Within
+ * a batch, rows are in the order of their parts, and within a part in the order
+ * of the permutation: so each part's rows are gathered by one call. Neither
+ * threads nor earlier passes change a batch. Rows of parts with weights are
+ * drawn by them instead, as many as the mix has, with replacement.
  *
  * Without threads, or if none can be started, next() gathers by itself. Threads
  * gather ahead, in order, into a bounded window of batches, and prepare the
- * next part's row order when idle. They touch only the core's memory and locks,
+ * next mix's order when idle. They touch only the core's memory and locks,
  * never Python.
  *
  * A loader with threads does not survive a fork: in the child next() fails, and
@@ -20,6 +22,7 @@
 #define CER_LOADER_H
 
 #include "batch.h"
+#include "order.h"
 #include "shard.h"
 #include "transform.h"
 
@@ -31,10 +34,17 @@ typedef struct cer_part {
                              NULL: `count` rows from `start` */
     size_t start, count;
     uint64_t first_row; /* number of the shard's row 0 in the dataset */
-    /* `count` running sums of the rows' weights, as for cer_rng_draw; kept by
-     * the caller; NULL: each row once. */
+    /* `count` running sums of the rows' weights, as for cer_rng_draw, and the
+     * sum before the first; kept by the caller; NULL: each row once. */
     const uint64_t *sums;
+    uint64_t sum_before;
 } cer_part;
+
+/* Parts whose rows are shuffled together, in ascending order. */
+typedef struct cer_mix {
+    const uint32_t *parts;
+    size_t n;
+} cer_mix;
 
 typedef struct cer_load_column {
     const char *name;   /* in the batches */
@@ -49,8 +59,12 @@ typedef struct cer_load_options {
     size_t batch_size;
     uint64_t seed;
     bool shuffle;
-    bool drop_last; /* omit an incomplete last batch of a part */
+    bool drop_last; /* full batches only; the rest of a mix is left out */
+    /* The parts' sums are one array, from which a mix of all parts, or of one,
+     * is drawn as a whole; otherwise each part is drawn within itself. */
+    bool draw_across;
     uint32_t threads;
+    cer_orders *orders; /* shared with other loaders; NULL: its own */
     const cer_batch_source *memory; /* copied; NULL: host memory */
 } cer_load_options;
 
@@ -70,7 +84,8 @@ size_t cer_loader_tensors(const cer_loader *loader);
 const char *cer_loader_tensor_column(const cer_loader *loader, size_t tensor);
 const char *cer_loader_tensor_suffix(const cer_loader *loader, size_t tensor);
 
-/* How much of the late or raw columns a part's batches contain. */
+/* How much of the late or raw columns a part's batches contain. Batches of a
+ * mix with several kinds of parts are not late. */
 typedef enum cer_part_way {
     CER_PART_WHOLE, /* everything */
     /* for raw columns, unchanged rows and shapes; row numbers if one of these
@@ -109,11 +124,13 @@ const cer_part *cer_loader_part(const cer_loader *loader, uint32_t part);
 /* The initial values of the batches' tensors, and the most rows in a batch. */
 const cer_tensor *cer_loader_kinds(const cer_loader *loader, size_t *max_rows);
 
-/* Starts a pass over these parts in this order, without the first `start`
- * batches, and drops the rest of the previous pass. Errors: CER_INVALID
- * (unknown part; closed; forked), CER_NOMEM. */
-cer_status cer_loader_begin(cer_loader *loader, const uint32_t *parts, size_t n,
-                            uint64_t epoch, size_t start, cer_error *err);
+/* Starts a pass over these mixes in this order: without the first `start`
+ * batches, and with at most `count`. Drops the rest of the previous pass.
+ * Errors: CER_INVALID (unknown part; parts not ascending; too many rows; no
+ * weights; closed; forked), CER_NOMEM. */
+cer_status cer_loader_begin(cer_loader *loader, const cer_mix *mixes, size_t n,
+                            uint64_t epoch, size_t start, size_t count,
+                            cer_error *err);
 
 /* Gets the next batch with one reference, owned by the caller; NULL at the end
  * of the pass. An error ends the pass. Calls must not overlap. */
@@ -127,10 +144,6 @@ bool cer_loader_is_ready(cer_loader *loader);
  * in any function but cer_loader_free, and in a forked child. */
 size_t cer_loader_batches(const cer_loader *loader);
 size_t cer_loader_rows(const cer_loader *loader);
-
-/* The number of batches in a part of `rows` rows; a single last row joins the
- * batch before it. */
-size_t cer_loader_count(size_t rows, size_t batch_size, bool drop_last);
 
 /* Batch buffers in existence. */
 size_t cer_loader_buffers(const cer_loader *loader);

@@ -32,11 +32,17 @@ enum { AHEAD = 16 };
 void
 cer_rng_permute(cer_rng *rng, uint32_t *order, uint32_t n)
 {
+    for (uint32_t i = 0; i < n; i++)
+        order[i] = i;
+    cer_rng_shuffle(rng, order, n);
+}
+
+void
+cer_rng_shuffle(cer_rng *rng, uint32_t *order, uint32_t n)
+{
     uint32_t target[AHEAD];
     uint32_t next; /* the position whose target is drawn next; counts down */
 
-    for (uint32_t i = 0; i < n; i++)
-        order[i] = i;
     if (n < 2)
         return;
     next = n - 1;
@@ -62,7 +68,8 @@ cer_rng_permute(cer_rng *rng, uint32_t *order, uint32_t n)
 enum { TOGETHER = 16 };
 
 void
-cer_rng_draw(cer_rng *rng, const uint64_t *sums, uint32_t *order, uint32_t n)
+cer_rng_draw(cer_rng *rng, uint64_t before, const uint64_t *sums,
+             uint32_t *order, uint32_t n)
 {
     uint64_t at[TOGETHER];
 
@@ -71,7 +78,7 @@ cer_rng_draw(cer_rng *rng, const uint64_t *sums, uint32_t *order, uint32_t n)
         uint32_t count = n - done < TOGETHER ? n - done : TOGETHER;
 
         for (uint32_t k = 0; k < count; k++) {
-            at[k] = cer_rng_below(rng, sums[n - 1]);
+            at[k] = before + cer_rng_below(rng, sums[n - 1] - before);
             first[k] = 0;
         }
         /* The first sum above `at`, by halving: all searches take the same

@@ -1,4 +1,4 @@
-/* rng.h -- keyed random streams, the row order and the visit order.
+/* rng.h -- keyed random streams, orders of rows and the visit order.
  *
  * Everything random in Cerebro is a pure function of a key and never depends on
  * earlier draws elsewhere. It uses only integer arithmetic, so the bits are the
@@ -33,18 +33,22 @@ double cer_rng_double(cer_rng *rng);
 /* Writes a random permutation of 0..n-1 (Fisher-Yates). */
 void cer_rng_permute(cer_rng *rng, uint32_t *order, uint32_t n);
 
+/* Shuffles what is in `order` (Fisher-Yates). */
+void cer_rng_shuffle(cer_rng *rng, uint32_t *order, uint32_t n);
+
 /* Draws n of 0..n-1 with replacement. `sums` has n running sums of the weights,
- * which must not decrease; the last is above 0. An index whose sum equals the
- * one before it is never drawn. */
-void cer_rng_draw(cer_rng *rng, const uint64_t *sums, uint32_t *order,
-                  uint32_t n);
+ * which begin at `before` and must not decrease; the last is above it. An index
+ * whose sum equals the one before it is never drawn. */
+void cer_rng_draw(cer_rng *rng, uint64_t before, const uint64_t *sums,
+                  uint32_t *order, uint32_t n);
 
 /* The seed of a trial's generators: below 2**32, the limit of NumPy's legacy
  * generator, and different for every trial of one seed. */
 uint32_t cer_trial_seed(uint64_t seed, uint32_t trial);
 
-/* The shard that a trial visits at step `step` of the epoch (step < shards):
- * round robin from (trial + epoch) mod shards, or from 0 without stagger. */
+/* The part of an epoch that a trial visits at step `step` (step < shards, the
+ * number of parts): round robin from (trial + epoch) mod shards, or from 0
+ * without stagger. */
 static inline uint32_t
 cer_visit_shard(uint32_t trial, uint32_t epoch, uint32_t step, uint32_t shards,
                 bool stagger)

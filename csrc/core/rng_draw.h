@@ -8,14 +8,15 @@
 /* The use of a stream; part of its key, so streams of different uses never
  * coincide. Values must never change. */
 typedef enum cer_rng_use {
-    CER_RNG_ROWS = 1,      /* row order: (seed, epoch, shard) */
+    CER_RNG_ROWS = 1,      /* row order: (seed, epoch, first part of the mix) */
     CER_RNG_WRITE = 2,     /* write order of a dataset's rows */
     CER_RNG_TRANSFORM = 3, /* random transforms: (seed, epoch, row) */
     CER_RNG_SPACE = 4,     /* search spaces: (seed, trial, dimension) */
     CER_RNG_EVAL = 5,      /* evaluation seeds: (seed, trial, epoch) */
     CER_RNG_SPLIT = 6,     /* stratified and grouped splits */
     CER_RNG_SEARCH = 7,    /* random choices of searchers */
-    CER_RNG_DRAWS = 8,     /* rows drawn by weight: (seed, epoch, shard) */
+    CER_RNG_DRAWS = 8,     /* rows drawn by weight: (seed, epoch, part) */
+    CER_RNG_GROUPS = 9,    /* shards that are mixed: (seed, epoch, pool) */
 } cer_rng_use;
 
 /* splitmix64: advances the state and mixes the result. */

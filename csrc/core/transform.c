@@ -715,13 +715,12 @@ cer_transform_ragged_bytes(const cer_transform *t, const int64_t *offsets,
 }
 
 void
-cer_transform_gather_ragged(const cer_transform *t, uint8_t *dst, size_t bytes,
-                            int64_t *starts, const uint8_t *src,
+cer_transform_gather_ragged(const cer_transform *t, uint8_t *dst, size_t start,
+                            size_t bytes, int64_t *starts, const uint8_t *src,
                             const int64_t *offsets, const uint32_t *rows,
                             size_t n)
 {
     size_t room = t->in_bytes == 0 ? SIZE_MAX : bytes / t->in_bytes;
-    size_t start = 0;
 
     for (size_t i = 0; i < n; i++) {
         size_t m = row_length(t, offsets, rows[i]);

@@ -97,13 +97,14 @@ void cer_transform_ragged(const cer_transform *transform, void *dst,
                           const uint32_t *rows, size_t n);
 
 /* For padding later: gathers ragged rows after the cut, otherwise unchanged,
- * without gaps. cer_transform_ragged_bytes returns the bytes that dst must
- * hold; starts gets n + 1 offsets into it. */
+ * without gaps, into dst from place `start` on. cer_transform_ragged_bytes
+ * returns the bytes that they take; dst has `bytes` in all. starts gets n + 1
+ * places in dst. */
 size_t cer_transform_ragged_bytes(const cer_transform *transform,
                                   const int64_t *offsets, const uint32_t *rows,
                                   size_t n);
 void cer_transform_gather_ragged(const cer_transform *transform, uint8_t *dst,
-                                 size_t bytes, int64_t *starts,
+                                 size_t start, size_t bytes, int64_t *starts,
                                  const uint8_t *src, const int64_t *offsets,
                                  const uint32_t *rows, size_t n);
 

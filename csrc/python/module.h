@@ -19,6 +19,7 @@
     X(tensor)                                                                  \
     X(depot)                                                                   \
     X(loader)                                                                  \
+    X(orders)                                                                  \
     X(schedule)                                                                \
     X(state_buffer)                                                            \
     X(slots)                                                                   \
@@ -91,6 +92,7 @@ int core_register_fsio(PyObject *module);
 int core_register_tensor(PyObject *module);
 int core_register_depot(PyObject *module);
 int core_register_loader(PyObject *module);
+int core_register_orders(PyObject *module);
 int core_register_schedule(PyObject *module);
 int core_register_state(PyObject *module);
 int core_register_slots(PyObject *module);

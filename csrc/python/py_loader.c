@@ -6,10 +6,12 @@
 #include <numpy/arrayobject.h>
 #include <structmember.h>
 
+#include "cut.h"
 #include "device_loader.h"
 #include "py_depot.h"
 #include "py_dlpack.h"
 #include "py_loader.h"
+#include "py_orders.h"
 #include "py_plan.h"
 
 typedef struct loader_object {
@@ -187,13 +189,16 @@ PyDoc_STRVAR(
     "Loader(parts, plan, *, batch_size, seed=0, shuffle=True, "
     "drop_last=False,\n"
     "       framework='torch', threads=0, first_rows=(), depot=None,\n"
-    "       residence='auto')\n--\n\n"
+    "       residence='auto', orders=None, draw_across=False)\n--\n\n"
     "An iterator of batches of shuffled rows, reused for many passes.\n\n"
     "`parts` has a pair (ShardReader, rows) per shard of the view: rows\n"
     "are (start, stop) or a uint32 array, which is copied if it is\n"
     "mutable. A third item, uint64 running sums of weights, has as many\n"
-    "rows drawn by them, with replacement. `plan` comes from "
-    "cerebro.transforms.compile. begin()\n"
+    "rows drawn by them, with replacement: from each shard or, with\n"
+    "`draw_across`, from all, whose sums are then slices of one array. `plan` "
+    "comes from\n"
+    "cerebro.transforms.compile. Loaders share the orders of rows in `orders`, "
+    "an Orders. begin()\n"
     "starts a pass; iterating yields dicts of the framework's tensors.\n"
     "With a Depot, they are in its device's memory. Shards are resident\n"
     "there up to the depot's limit ('auto') or while memory lasts\n"
@@ -223,20 +228,22 @@ loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {
         "parts",     "plan",    "batch_size", "seed",  "shuffle",   "drop_last",
-        "framework", "threads", "first_rows", "depot", "residence", NULL};
+        "framework", "threads", "first_rows", "depot", "residence",
+        "orders",    "draw_across", NULL};
     arguments a = {.first_rows = NULL};
     PyObject *framework = NULL, *seed_arg = NULL, *none = NULL;
-    PyObject *depot = Py_None;
+    PyObject *depot = Py_None, *orders = Py_None;
     const char *residence = NULL;
     Py_ssize_t batch_size = 0, threads = 0;
     uint64_t seed = 0;
-    int shuffle = 1, drop_last = 0;
+    int shuffle = 1, drop_last = 0, draw_across = 0;
     loader_object *self;
 
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OO|$nOppUnOOs:Loader", keywords, &a.parts,
+            args, kwargs, "OO|$nOppUnOOsOp:Loader", keywords, &a.parts,
             &a.columns, &batch_size, &seed_arg, &shuffle, &drop_last,
-            &framework, &threads, &a.first_rows, &depot, &residence) ||
+            &framework, &threads, &a.first_rows, &depot, &residence, &orders,
+            &draw_across) ||
         core_read_number(seed_arg, "seed", UINT64_MAX, &seed) < 0 ||
         read_residence(residence, &a.residence) < 0)
         return NULL;
@@ -266,8 +273,13 @@ loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         .seed = seed,
         .shuffle = shuffle != 0,
         .drop_last = drop_last != 0,
+        .draw_across = draw_across != 0,
         .threads = (uint32_t)threads,
     };
+    if (orders != Py_None &&
+        (a.options.orders = py_orders_get(core_state_of((PyObject *)self),
+                                          orders)) == NULL)
+        goto failed;
     if (self->framework_name == NULL || none == NULL || set_up(self, &a) < 0)
         goto failed;
     Py_DECREF(none);
@@ -326,82 +338,149 @@ loader_dealloc(PyObject *object)
 
 /* --- the pass ------------------------------------------------------------- */
 
-static uint32_t *
-read_numbers(PyObject *shards, size_t *n)
+/* Mixes of a pass and, behind them, the numbers of their parts. */
+typedef struct mixes {
+    cer_mix *all;
+    uint32_t *parts;
+    size_t n;
+} mixes;
+
+static int
+read_mix(PyObject *mix, uint32_t *parts)
 {
-    PyObject *numbers = PySequence_Tuple(shards);
-    uint32_t *out = NULL;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mix); i++) {
+        Py_ssize_t shard = PyNumber_AsSsize_t(PyTuple_GET_ITEM(mix, i),
+                                              PyExc_OverflowError);
 
-    if (numbers == NULL)
-        return NULL;
-    *n = (size_t)PyTuple_GET_SIZE(numbers);
-    out = PyMem_Calloc(*n + 1, sizeof *out);
-    if (out == NULL)
-        PyErr_NoMemory();
-    for (size_t i = 0; out != NULL && i < *n; i++) {
-        PyObject *number = PyTuple_GET_ITEM(numbers, (Py_ssize_t)i);
-        Py_ssize_t shard = PyNumber_AsSsize_t(number, PyExc_OverflowError);
-
+        if (shard == -1 && PyErr_Occurred())
+            return -1;
         if (shard < 0 || shard > UINT32_MAX) {
-            if (!PyErr_Occurred())
-                PyErr_Format(PyExc_ValueError, "no shard %zd", shard);
-            PyMem_Free(out);
-            out = NULL;
-        } else {
-            out[i] = (uint32_t)shard;
+            PyErr_Format(PyExc_ValueError, "no shard %zd", shard);
+            return -1;
         }
+        parts[i] = (uint32_t)shard;
     }
-    Py_DECREF(numbers);
-    return out;
+    return 0;
+}
+
+/* Reads a tuple of tuples of shard numbers. */
+static int
+read_tuples(PyObject *tuples, mixes *out)
+{
+    size_t n = 0;
+
+    out->n = (size_t)PyTuple_GET_SIZE(tuples);
+    for (size_t i = 0; i < out->n; i++)
+        n += (size_t)PyTuple_GET_SIZE(PyTuple_GET_ITEM(tuples, (Py_ssize_t)i));
+    out->all = PyMem_Calloc(out->n + 1, sizeof *out->all);
+    out->parts = PyMem_Calloc(n + 1, sizeof *out->parts);
+    if (out->all == NULL || out->parts == NULL) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    n = 0;
+    for (size_t i = 0; i < out->n; i++) {
+        PyObject *mix = PyTuple_GET_ITEM(tuples, (Py_ssize_t)i);
+
+        out->all[i] =
+            (cer_mix){out->parts + n, (size_t)PyTuple_GET_SIZE(mix)};
+        if (read_mix(mix, out->parts + n) < 0)
+            return -1;
+        n += out->all[i].n;
+    }
+    return 0;
+}
+
+static void
+free_mixes(mixes *m)
+{
+    PyMem_Free(m->all);
+    PyMem_Free(m->parts);
+}
+
+/* Returns a tuple of tuples, from any iterables. */
+static PyObject *
+tuples_of(PyObject *iterables)
+{
+    PyObject *list = PySequence_List(iterables), *all = NULL;
+
+    for (Py_ssize_t i = 0; list != NULL && i < PyList_GET_SIZE(list); i++) {
+        PyObject *mix = PySequence_Tuple(PyList_GET_ITEM(list, i));
+
+        if (mix == NULL)
+            Py_CLEAR(list);
+        else
+            (void)PyList_SetItem(list, i, mix);
+    }
+    if (list != NULL)
+        all = PyList_AsTuple(list);
+    Py_XDECREF(list);
+    return all;
+}
+
+static int
+read_mixes(PyObject *iterables, mixes *out)
+{
+    PyObject *tuples = tuples_of(iterables);
+    int result = -1;
+
+    if (tuples != NULL)
+        result = read_tuples(tuples, out);
+    Py_XDECREF(tuples);
+    return result;
 }
 
 PyDoc_STRVAR(begin_doc,
-             "begin($self, shards, epoch, start=0)\n--\n\n"
-             "Start a pass over these parts in this order.\n\n"
-             "Skips the first `start` batches. Drops the rest of the previous\n"
-             "pass; batches already returned stay valid.");
+             "begin($self, mixes, epoch, start=0, count=None)\n--\n\n"
+             "Start a pass over mixes: sequences of ascending shard numbers.\n\n"
+             "The rows of a mix are shuffled together and cut into batches of\n"
+             "even sizes. Skips the first `start` batches of the pass and\n"
+             "gives at most `count`. Drops the rest of the previous pass;\n"
+             "batches already returned stay valid.");
 
 static PyObject *
 loader_begin(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"shards", "epoch", "start", NULL};
+    static char *keywords[] = {"mixes", "epoch", "start", "count", NULL};
     loader_object *self = (loader_object *)object;
-    PyObject *shards, *epoch_arg;
-    uint64_t epoch = 0;
+    PyObject *iterables, *epoch_arg, *count_arg = Py_None, *result = NULL;
+    uint64_t epoch = 0, count = SIZE_MAX;
     Py_ssize_t start = 0;
+    mixes m = {NULL, NULL, 0};
     cer_error err = {0};
     cer_status status;
-    uint32_t *numbers;
-    size_t n;
 
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|n:begin", keywords,
-                                     &shards, &epoch_arg, &start) ||
-        core_read_number(epoch_arg, "epoch", UINT64_MAX, &epoch) < 0)
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO|nO:begin", keywords,
+                                     &iterables, &epoch_arg, &start,
+                                     &count_arg) ||
+        core_read_number(epoch_arg, "epoch", UINT64_MAX, &epoch) < 0 ||
+        (count_arg != Py_None &&
+         core_read_number(count_arg, "count", SIZE_MAX, &count) < 0))
         return NULL;
     if (start < 0) {
         PyErr_Format(PyExc_ValueError, "start must be 0 or more, not %zd",
                      start);
         return NULL;
     }
-    if ((numbers = read_numbers(shards, &n)) == NULL)
-        return NULL;
-    if (enter(self) < 0) {
-        PyMem_Free(numbers);
-        return NULL;
-    }
+    if (read_mixes(iterables, &m) < 0 || enter(self) < 0)
+        goto done;
     self->last_rows = 0;
     Py_BEGIN_ALLOW_THREADS
     status = self->on_device != NULL
-                 ? cer_device_loader_begin(self->on_device, numbers, n, epoch,
-                                           (size_t)start, &err)
-                 : cer_loader_begin(self->loader, numbers, n, epoch,
-                                    (size_t)start, &err);
+                 ? cer_device_loader_begin(self->on_device, m.all, m.n, epoch,
+                                           (size_t)start, (size_t)count, &err)
+                 : cer_loader_begin(self->loader, m.all, m.n, epoch,
+                                    (size_t)start, (size_t)count, &err);
     Py_END_ALLOW_THREADS
     self->busy = false;
-    PyMem_Free(numbers);
     if (status != CER_OK)
-        return core_raise(core_state_of(object), &err);
-    Py_RETURN_NONE;
+        core_raise(core_state_of(object), &err);
+    else
+        result = Py_NewRef(Py_None);
+
+done:
+    free_mixes(&m);
+    return result;
 }
 
 static PyObject *
@@ -639,30 +718,65 @@ static PyType_Spec loader_spec = {
     .slots = loader_slots,
 };
 
-PyDoc_STRVAR(batch_count_doc,
-             "batch_count(rows, batch_size, drop_last, /)\n--\n\n"
-             "Return the number of batches in a shard of `rows` rows.");
-
-static PyObject *
-batch_count(PyObject *Py_UNUSED(module), PyObject *args)
+/* Reads (rows, batch_size, drop_last) and, if `batch` is given, a batch. */
+static int
+read_cut(PyObject *args, cer_cut *cut, Py_ssize_t *batch)
 {
     Py_ssize_t rows, batch_size;
     int drop_last;
 
-    if (!PyArg_ParseTuple(args, "nnp:batch_count", &rows, &batch_size,
-                          &drop_last))
-        return NULL;
-    if (rows < 0 || batch_size < 1) {
+    if (batch == NULL ? !PyArg_ParseTuple(args, "nnp:batch_count", &rows,
+                                          &batch_size, &drop_last)
+                      : !PyArg_ParseTuple(args, "nnpn:batch_start", &rows,
+                                          &batch_size, &drop_last, batch))
+        return -1;
+    if (rows < 0 || batch_size < 1 || (batch != NULL && *batch < 0)) {
         PyErr_Format(PyExc_ValueError, "%zd rows in batches of %zd", rows,
                      batch_size);
+        return -1;
+    }
+    *cut = (cer_cut){(size_t)rows, (size_t)batch_size, drop_last != 0};
+    return 0;
+}
+
+PyDoc_STRVAR(batch_count_doc,
+             "batch_count(rows, batch_size, drop_last, /)\n--\n\n"
+             "Return the number of batches of a pass over `rows` rows.");
+
+static PyObject *
+batch_count(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    cer_cut cut;
+
+    if (read_cut(args, &cut, NULL) < 0)
+        return NULL;
+    return PyLong_FromSize_t(cer_cut_count(&cut));
+}
+
+PyDoc_STRVAR(batch_start_doc,
+             "batch_start(rows, batch_size, drop_last, batch, /)\n--\n\n"
+             "Return the first row of a batch; of the batch after the last,\n"
+             "the number of rows in all batches.");
+
+static PyObject *
+batch_start(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_ssize_t batch;
+    cer_cut cut;
+
+    if (read_cut(args, &cut, &batch) < 0)
+        return NULL;
+    if ((size_t)batch > cer_cut_count(&cut)) {
+        PyErr_Format(PyExc_ValueError, "no batch %zd of %zu", batch,
+                     cer_cut_count(&cut));
         return NULL;
     }
-    return PyLong_FromSize_t(
-        cer_loader_count((size_t)rows, (size_t)batch_size, drop_last != 0));
+    return PyLong_FromSize_t(cer_cut_first(&cut, (size_t)batch));
 }
 
 static PyMethodDef functions[] = {
     {"batch_count", batch_count, METH_VARARGS, batch_count_doc},
+    {"batch_start", batch_start, METH_VARARGS, batch_start_doc},
     {NULL, NULL, 0, NULL},
 };
 

@@ -30,9 +30,10 @@ trial_seed(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
 PyDoc_STRVAR(
     visit_order_doc,
     "visit_order(trial, epoch, shards, *, stagger=True)\n--\n\n"
-    "Return the order in which a trial visits the shards in an epoch.\n\n"
-    "Trial t starts epoch e at shard (t + e) mod shards and wraps around;\n"
-    "without stagger every trial starts at shard 0.");
+    "Return the order in which a trial visits the parts of an epoch.\n\n"
+    "Trial t starts epoch e at part (t + e) mod shards and wraps around;\n"
+    "without stagger every trial starts at part 0. With shuffle=\"shards\",\n"
+    "a part is a group of shards.");
 
 static PyObject *
 visit_order(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -82,7 +83,8 @@ PyDoc_STRVAR(
     permutation_doc,
     "permutation(n, seed, use, a=0, b=0)\n--\n\n"
     "Return a random order of 0..n-1 as uint32, keyed by all arguments.\n\n"
-    "`use` is 'rows' (a=epoch, b=shard), 'write' or 'split'.");
+    "`use` is 'rows' (a=epoch, b=first shard), 'write', 'split' or\n"
+    "'groups' (a=epoch, b=pool).");
 
 static PyObject *
 permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
@@ -109,9 +111,11 @@ permutation(PyObject *Py_UNUSED(module), PyObject *args, PyObject *kwargs)
         use = CER_RNG_WRITE;
     } else if (strcmp(use_name, "split") == 0) {
         use = CER_RNG_SPLIT;
+    } else if (strcmp(use_name, "groups") == 0) {
+        use = CER_RNG_GROUPS;
     } else {
         PyErr_Format(PyExc_ValueError,
-                     "unknown use '%s': must be rows, write or split",
+                     "unknown use '%s': must be rows, write, split or groups",
                      use_name);
         return NULL;
     }
