@@ -20,7 +20,7 @@ _Array: TypeAlias = NDArray[Any]
 def trial_seed(seed: int, trial: int) -> int: ...
 def visit_order(trial: int, epoch: int, shards: int, *, stagger: bool = True) -> list[int]: ...
 def permutation(
-    n: int, seed: int, use: Literal["rows", "write", "split"], a: int = 0, b: int = 0
+    n: int, seed: int, use: Literal["rows", "write", "split", "groups"], a: int = 0, b: int = 0
 ) -> NDArray[np.uint32]: ...
 def random_doubles(
     n: int, seed: int, use: Literal["space", "eval", "search"], a: int = 0, b: int = 0
@@ -81,6 +81,7 @@ class Schedule:
         shards: int | Sequence[float],
         exclusive: bool = False,
         stagger: bool = True,
+        in_order: bool = False,
         eval_cost: float = 0.0,
         live_models: int = 8,
         capacity: int = 1024,
@@ -147,19 +148,27 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Orders:
+    """The orders of rows that loaders share: each is made once, and the last few stay."""
+
+    def __new__(cls) -> Orders: ...
+
 class Loader:
     """An iterator of batches of shuffled rows, gathered in C and reused for many passes.
 
     ``parts`` has a pair (reader, rows) per shard of the view, or a triple with running sums of the
-    rows' weights, by which they are then drawn; ``plan`` comes from
-    ``cerebro.transforms.compile``. Batches are dicts of the framework's tensors.
+    rows' weights, by which they are then drawn, from each shard or, with ``draw_across``, from all;
+    ``plan`` comes from ``cerebro.transforms.compile``. A pass has mixes: shards whose rows are
+    shuffled together. Batches are dicts of the framework's tensors.
     """
 
     def __new__(
         cls,
         parts: Sequence[
             tuple[ShardReader, tuple[int, int] | NDArray[np.uint32]]
-            | tuple[ShardReader, tuple[int, int] | NDArray[np.uint32], NDArray[np.uint64] | None]
+            | tuple[
+                ShardReader, tuple[int, int] | NDArray[np.uint32], NDArray[np.uint64] | None, int
+            ]
         ],
         plan: Sequence[dict[str, Any]],
         *,
@@ -172,8 +181,16 @@ class Loader:
         first_rows: Sequence[int] = (),
         depot: Depot | None = None,
         residence: str = "auto",
+        orders: Orders | None = None,
+        draw_across: bool = False,
     ) -> Loader: ...
-    def begin(self, shards: Iterable[int], epoch: int, start: int = 0) -> None: ...
+    def begin(
+        self,
+        mixes: Iterable[Iterable[int]],
+        epoch: int,
+        start: int = 0,
+        count: int | None = None,
+    ) -> None: ...
     def close(self) -> None: ...
     def __iter__(self) -> Loader: ...
     def __next__(self) -> dict[str, Any]: ...
@@ -214,6 +231,7 @@ class Depot:
     def drop(self, reader: ShardReader | None = None, /) -> int: ...
 
 def batch_count(rows: int, batch_size: int, drop_last: bool, /) -> int: ...
+def batch_start(rows: int, batch_size: int, drop_last: bool, batch: int, /) -> int: ...
 
 # --- states ---------------------------------------------------------------------
 

@@ -27,9 +27,10 @@ class Info:
     epochs
         The largest number of epochs that the trial trains.
     steps_per_epoch
-        Training batches per epoch.
+        Training batches per epoch; with ``shuffle="shards"`` and shards of different sizes, of the
+        longest one.
     total_steps
-        Training batches in total: ``epochs * steps_per_epoch``.
+        Training batches of all epochs.
     batch_size
         Rows per training batch.
     trial
@@ -102,6 +103,12 @@ class Model(Protocol):
         depends on the epoch and is not in the state. An error of this call is ignored.
     ``begins_once``
         True if the state has everything that `begin_epoch` changes; it is then not called again.
+    ``accumulate``
+        The number of batches that one update should take, if not 1. A unit then ends with an
+        update.
+    ``begin_unit(updates)``
+        Called before the first training batch of a unit, with a tuple of the numbers of batches of
+        its updates: `accumulate`, or one more or less.
     ``end_unit()``
         Called after the last training batch of a unit, before its state is saved.
     ``training_metrics() -> dict``

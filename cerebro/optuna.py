@@ -27,6 +27,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +37,7 @@ from optuna.trial import FrozenTrial, TrialState
 from cerebro.api.search import search
 from cerebro.arguments import OPTIMIZE, answers, real_number, users_level, whole_number
 from cerebro.coordinator.failures import asks_to_stop
+from cerebro.data.order import Cut, EpochOrder, Shuffle, order_of, resolved
 from cerebro.data.validation import views_of
 from cerebro.errors import InputError, RunError
 from cerebro.machine import generators
@@ -75,6 +77,7 @@ def optimize(
     workers: int | None = None,
     threads: int = 1,
     batch_size: int | None = None,
+    shuffle: Shuffle | None = None,
     timeout: float | None = None,
     catch: type[Exception] | Sequence[type[Exception]] = (),
     callbacks: Sequence[Callable[[optuna.Study, FrozenTrial], None]] = (),
@@ -94,7 +97,7 @@ def optimize(
         study's trial. Workers call it again with an `optuna.trial.FixedTrial` of the same values,
         number and attributes, whose ``study`` has a name, a direction, and a ``stop()`` that does
         nothing.
-    data, epochs, validation, metric, width, workers, threads, batch_size, run, progress
+    data, epochs, validation, metric, width, workers, threads, batch_size, shuffle, run, progress
         As for `cerebro.search`; `batch_size` may be suggested under that name instead.
     define
         ``define(trial)`` makes the suggestions that `build` will make, so that no model is
@@ -154,8 +157,12 @@ def optimize(
     caught = _several("catch", catch, _is_exception, "exceptions' classes")
     train, held_out, folds = views_of(data, validation)
     folder = None if run is None else Path(run)
+    stagger = bool(options.get("stagger", True))
+    order = resolved(shuffle, train, stagger=stagger)
+    first = train if folds is None else folds.of_trial(0)[0]
     searcher = StudySearcher(
-        study, build, train if folds is None else folds.of_trial(0)[0],
+        study, build, first, order_of(first, order, 0, stagger=stagger),
+        drop_last=bool(options.get("drop_last", False)),
         define=define, n_trials=n_trials, epochs=epochs, metric=metric, batch_size=batch_size,
         timeout=timeout, catch=caught, callbacks=told, run=str(folder or ""),
     )  # fmt: skip
@@ -172,6 +179,7 @@ def optimize(
             mode="min" if study.direction is optuna.study.StudyDirection.MINIMIZE else "max",
             select="last",
             batch_size=batch_size,
+            shuffle=order,
             width=width,
             workers=workers,
             threads=threads,
@@ -277,7 +285,9 @@ class StudySearcher(Searcher):
         study: optuna.Study,
         build: Callable[..., Any],
         data: Dataset,
+        order: EpochOrder,
         *,
+        drop_last: bool,
         define: Callable[..., Any] | None,
         n_trials: int | None,
         epochs: int,
@@ -292,6 +302,8 @@ class StudySearcher(Searcher):
         self._study = study
         self._build = build
         self._data = data
+        self._order = order
+        self._drop_last = drop_last
         self._define = define
         self._wanted = n_trials
         self._epochs = epochs
@@ -445,9 +457,11 @@ class StudySearcher(Searcher):
                 "build looks at info"
             )
         return make_info(
-            self._data, trial=number, seed=self._seed, epochs=self._epochs, batch_size=size,
-            drop_last=False,
-        )  # fmt: skip
+            *(self._data, replace(self._order, seed=self._seed)),
+            trial=number,
+            epochs=self._epochs,
+            cut=Cut(size, self._drop_last),
+        )
 
     # --- reporting -------------------------------------------------------
 

@@ -25,6 +25,7 @@ from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings
 from cerebro.coordinator.simulated_trials import SimulatedSearch
 from cerebro.data.given_rows import is_rows, written
+from cerebro.data.order import EpochOrder, Shuffle, order_of, resolved
 from cerebro.data.validation import Validation, views_of
 from cerebro.errors import plainly
 from cerebro.executors.local import are_together
@@ -142,6 +143,7 @@ def plan(
     workers: int | None = None,
     threads: int = 1,
     seed: int = 0,
+    shuffle: Shuffle | None = None,
     stagger: bool = True,
     live_models: int | None = None,
     rows_per_second: float | None = None,
@@ -156,7 +158,7 @@ def plan(
         Rows that one worker trains per second (a run's progress shows it). If not given, printing
         shows the makespan in passes over the training data.
     space, data, epochs, n_trials, validation, searcher, metric, mode, points, width, workers, \
-threads, seed, stagger, live_models, devices, workers_per_device
+threads, seed, shuffle, stagger, live_models, devices, workers_per_device
         As for `cerebro.search`. A plan builds no model: for a ``cpu_only`` model give
         ``devices="cpu"``.
 
@@ -192,10 +194,12 @@ threads, seed, stagger, live_models, devices, workers_per_device
         stagger=stagger,
     )
     the_seed = whole_number("seed", seed, 0, 2**64 - 1) or 0
+    kind = resolved(shuffle, views.train, stagger=stagger)
+    order = order_of(train, kind, the_seed, stagger=stagger)
     search = SimulatedSearch(the_searcher, as_space(space), settings, seed=the_seed, points=points)
     speed = rows_per_second or train.num_rows
-    memory = _Memory.of(views, the_devices, count, stagger=stagger)
-    run = _PlannedRun(search, views, 1.0 / speed, stagger, live_models, seed, memory.places)
+    memory = _Memory.of(views, order, the_devices, count)
+    run = _PlannedRun(search, views, order, 1.0 / speed, live_models, memory.places)
     for _ in range(count):
         run.join()
     run.place()
@@ -220,14 +224,14 @@ class _Memory:
 
     @classmethod
     def of(
-        cls, views: Validation, devices: Sequence[str], workers: int, *, stagger: bool
+        cls, views: Validation, order: EpochOrder, devices: Sequence[str], workers: int
     ) -> _Memory:
         if not are_gpus(devices):
             return cls()
         seated = seats(devices, workers)
         data = (views.train, views.held_out, seated)
         together = are_together(seated)
-        places = placed(*data, stagger=stagger, together=together)
+        places = placed(*data, order=order, together=together)
         kept = kept_bytes(*data, dealt=places.stay, together=together)
         return cls(places, memory_of(devices), kept)
 
@@ -239,20 +243,16 @@ class _PlannedRun(SimulatedRun):
         self,
         search: SimulatedSearch,
         views: Validation,
+        order: EpochOrder,
         cost: float,
-        stagger: bool,
         live_models: int | None,
-        seed: int,
         places: SeatedShards,
     ) -> None:
-        train, validation = views.of_trial(0)
-        schedule = make_schedule(
-            *(train, validation), exclusive=places.stay, stagger=stagger, live_models=live_models
-        )
-        weights = [float(rows) for rows in train._shard_rows()]
-        super().__init__(schedule, weights, evaluation_cost(validation), cost)
+        _, validation = views.of_trial(0)
+        schedule = make_schedule(order, validation, exclusive=places.stay, live_models=live_models)
+        super().__init__(schedule, order.part_rows, evaluation_cost(validation), cost)
         self._search = search
-        self._seed = seed
+        self._order = order
         self._places = places
         self._each = 1 if views.folds is None else len(views.folds)
         self._done: Counter[int] = Counter()  # by configuration: folds that have finished the epoch
@@ -260,8 +260,9 @@ class _PlannedRun(SimulatedRun):
     def place(self) -> None:
         """Tell the scheduler which workers hold which shards, once all workers have joined."""
         holders = self._places.holders({worker: worker for worker in range(self.workers)})
-        for shard, workers in (holders or {}).items():
-            self.schedule.set_holders(shard, workers)
+        if holders is not None:
+            for part, pool in enumerate(self._order.pool_of_part):
+                self.schedule.set_holders(part, holders[pool])
 
     def to_end(self) -> Simulation:
         self._begin(self._search.take_ready())
@@ -278,7 +279,7 @@ class _PlannedRun(SimulatedRun):
         if self._done[whole] < self._each:
             return
         del self._done[whole]
-        (level,) = _core.random_doubles(1, self._seed, "search", whole)
+        (level,) = _core.random_doubles(1, self._order.seed, "search", whole)
         self._search.trained(whole, level)
         self._begin(self._search.take_ready())
         if self._search.record_of(whole).status != "running":
@@ -309,14 +310,12 @@ def _summary(
 ) -> Plan:
     train, validation = views.of_trial(0)
     rows = bytes_read = 0
-    row_bytes = train.nbytes / max(1, train.num_rows)
     for unit in simulation.units:
         trained, held_out = views.of_trial(unit.trial)
-        if unit.shard >= 0:
-            unit_rows = trained._shard_rows()[unit.shard]
-            rows += unit_rows
-            bytes_read += round(unit_rows * row_bytes)
-        elif held_out is not None:
+        if unit.step == 0:  # an epoch begins, in which all rows are trained on
+            rows += trained.num_rows
+            bytes_read += trained.nbytes
+        if unit.shard < 0 and held_out is not None:
             rows += held_out.num_rows
             bytes_read += held_out.nbytes
     trials = search.end()

@@ -23,6 +23,7 @@ _KEPT = (
     "drop_last",
     "threads",
     "seed",
+    "shuffle",
     "stagger",
     "deterministic",
 )

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import cerebro._core as _core
 from cerebro.arguments import users_level, whole_number
 from cerebro.data import Dataset
 from cerebro.errors import CorruptDataError, InputError, plainly
@@ -372,16 +371,15 @@ class Retraining:
 
     def _task(self, record: TrialRecord, position: int) -> Task:
         context = self._context
-        shards = context.train.num_shards
         epoch, step = divmod(position, context.units_per_epoch)
-        order = _core.visit_order(record.number, epoch, shards, stagger=context.stagger)
+        parts = [*context.order(record.number).visits(record.number, epoch), -1]  # -1: validation
         self._dispatches += 1
         return Task(
             trial=record.number,
             config=record.config,
             epoch=epoch,
             step=step,
-            shard=order[step] if step < shards else -1,
+            part=parts[step],
             attempt=0,
             position=position,
             epochs=record.info_epochs(position, context.epochs),

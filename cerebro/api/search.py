@@ -33,6 +33,8 @@ from cerebro.coordinator.conduct import conduct, run_context
 from cerebro.coordinator.searcher_record import describe
 from cerebro.coordinator.trials import recordable
 from cerebro.data.given_rows import FOLDERS, is_rows, written
+from cerebro.data.mixing import check_shards
+from cerebro.data.order import Shuffle, resolved
 from cerebro.data.validation import check_columns, views_of
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
@@ -133,6 +135,7 @@ def search(
     batch_size: int | None = None,
     eval_batch_size: int | None = None,
     drop_last: bool = False,
+    shuffle: Shuffle | None = None,
     stop: EarlyStopping | None = None,
     points: Sequence[Mapping[str, Any]] = (),
     width: int | None = None,
@@ -158,12 +161,13 @@ def search(
 ) -> Result:
     """Train many configurations over one dataset and find the best.
 
-    Every trial (a configuration being trained) visits every shard once per
-    epoch; models hop between workers while the data stays where it is (model
-    hopper parallelism: Nakandala, Zhang and Kumar, "Cerebro: A Data System for
-    Optimized Deep Learning Model Selection", VLDB 2020). A trial's states
-    depend only on the seed, its configuration, its number and the data: they
-    are bit for bit the same with any number of workers.
+    Every trial (a configuration being trained) sees every row once per epoch, in
+    a new random order; models hop between workers while the data stays where it
+    is (model hopper parallelism: Nakandala, Zhang and Kumar, "Cerebro: A Data
+    System for Optimized Deep Learning Model Selection", VLDB 2020). A trial's
+    states depend only on the seed, its configuration, its number and the data:
+    they are bit for bit the same with any number of workers, and those of a plain
+    loop over ``data.batches(batch_size, seed=seed, epoch=epoch)``.
 
     Parameters
     ----------
@@ -203,13 +207,21 @@ def search(
     select
         The epoch by which a trial is ranked: its best or its last.
     batch_size
-        The number of rows per batch. Give it either here or in the space.
+        The number of rows per batch. Give it either here or in the space. Batches have even sizes:
+        an epoch of n rows has ``round(n / batch_size)`` of them, which differ by one row at most.
     eval_batch_size
         The number of rows per validation batch. Default: 256; the trial's batch size for rows of
         more than 65,536 values and for sequences of tokens (ragged columns, more than 16 integers
         in a row), whose validation may take more memory than training.
     drop_last
-        Whether to leave out a shard's last batch if it is incomplete.
+        Whether all batches have exactly `batch_size` rows; the rows left over, a different few in
+        each epoch, are left out.
+    shuffle
+        ``"rows"`` draws a new order of all rows in each epoch, as a PyTorch ``DataLoader`` with
+        ``shuffle=True`` does. ``"shards"`` reads one group of four shards after another, in random
+        order, for data larger than memory or spread over a cluster; the groups are drawn anew in
+        each epoch, and rows are shuffled within them. None: "rows" for data up to 4 GB, else
+        "shards", also with ``stagger=False``. The choice depends on the data alone and is recorded.
     stop
         A `cerebro.EarlyStopping` rule.
     points
@@ -244,15 +256,16 @@ def search(
         How often a unit is retried after its worker died, was stopped, or ran out of memory. After
         that, its trial fails.
     unit_timeout
-        The seconds that a unit (a trial over one shard) may take. A worker that takes longer is
-        killed and the unit retried, at most `max_retries` times. Starting a worker process does not
-        count, nor do up to 30 s of the first `build` in it, which imports libraries. Not available
+        The seconds that a unit (a trial over one part of an epoch) may take. A worker that takes
+        longer is killed and the unit retried, at most `max_retries` times. Starting a worker
+        process does not count, nor do up to 30 s of the first `build` in it, which imports
+        libraries. Not available
         with ``workers=0``.
     time_limit
         The seconds after which no new unit is started.
     stagger
-        False starts all trials at the same shard and keeps at most two shards
-        open, for data larger than memory.
+        False starts all trials at the same group of shards and keeps at most two groups open, for
+        data larger than memory.
     asynchronous
         Report every epoch to an adaptive searcher as soon as it is over, not in rounds. No trial
         then waits for others, but which trials run depends on timing.
@@ -331,6 +344,7 @@ def search(
         batch_size=whole_number("batch_size", batch_size, 1, optional=True),
         **batches_of(rows, train, before),
         drop_last=bool(drop_last),
+        shuffle=resolved(shuffle, train, stagger=bool(stagger)),
         stop=check_stop(stop),
         width=whole_number("width", 8 if width is None else width, 1),
         workers=the_workers,
@@ -358,6 +372,8 @@ def search(
         searcher_class=describe(the_searcher),
         points=check_points(points),
     )
+    if settings.shuffle == "shards":
+        check_shards(train)
     if is_known:
         advice = None if goes_on else _idle_advice(settings, the_searcher)
         announce(progress, the_workers, advice)

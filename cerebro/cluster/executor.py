@@ -167,7 +167,10 @@ class ClusterExecutor(ABC):
         self._mailbox = Mailbox()
         self._porters = ThreadPoolExecutor(4, "cerebro-cluster")
         try:
-            self._supply = Supply(self._joined, context, self._shared_path, self.traffic)
+            lots = context.order().pools
+            if self._derives:
+                lots = [[shard] for shard in range(context.train.num_shards)]
+            self._supply = Supply(self._joined, context, lots, self._shared_path, self.traffic)
             kind = self._one_kind if self._derives else None
             self._hiring = Hiring(self._joined, context, kind)
             self._start()
@@ -194,8 +197,9 @@ class ClusterExecutor(ABC):
             return
         self._serial += 1
         call = self._queued[worker] = Call(self._serial, task)
-        # The unit before it may still wait for its shard.
-        if before.is_sent and self._the_supply.is_there(remote, task.shard):
+        # The unit before it may still wait for its shards.
+        lot = self._lot_of(task)
+        if before.is_sent and (lot is None or self._the_supply.is_there(remote, lot)):
             self._send_queued(remote, call)
         else:
             call.is_dropped = True  # so that it is sent when its turn comes
@@ -276,15 +280,15 @@ class ClusterExecutor(ABC):
         return joined.worker
 
     def holders(self) -> Mapping[int, Sequence[int]] | None:
-        """Return the workers that can read each shard; None: all read all."""
+        """Return the workers that can read each pool; None: all read all."""
         return None if self._placement is None else self._placement.holders()
 
-    def load(self, worker: int, shard: int) -> None:
-        """Make a shard readable for a worker and all others on its node."""
+    def load(self, worker: int, pool: int) -> None:
+        """Make a pool readable for a worker and all others on its node."""
         remote = self._remotes.get(worker)
         if remote is not None and self._placement is not None:
-            self._placement.add_shard(remote.place, shard)
-            self._fetch_shard(remote, shard)
+            self._placement.add_lot(remote.place, pool)
+            self._fetch_lot(remote, pool)
 
     @contextlib.contextmanager
     def shard_makers(self, order: Order) -> Iterator[ShardMakers]:
@@ -388,7 +392,9 @@ class ClusterExecutor(ABC):
             self._remote_worker(node, agent, report, sum(r.is_beside(report) for r in reports))
             for (node, agent), report in zip(hired, reports, strict=True)
         ]
-        self._placement = self._the_supply.deal(remotes, self._replicas, self._porters)
+        self._placement = self._the_supply.deal(
+            *(remotes, self._replicas, self._porters), derives=self._derives
+        )
         return [self._the_supply.with_data(remote) for remote in remotes]
 
     def _remote_worker(
@@ -433,24 +439,31 @@ class ClusterExecutor(ABC):
     # --- dispatching ---------------------------------------------------------
 
     def _send_when_loaded(self, remote: RemoteWorker, call: Call, *, damaged: bool = False) -> None:
-        job = call.job
-        is_there = self._the_supply.is_there
-        if isinstance(job, (Task, ShardTask)) and not is_there(remote, job.shard):
-            self._parked.setdefault((remote.place, job.shard), []).append(remote.number)
-            self._fetch_shard(remote, job.shard, damaged=damaged)
-        else:
+        lot = self._lot_of(call.job)
+        if lot is None or self._the_supply.is_there(remote, lot):
             self._send(remote, call)
+            return
+        self._parked.setdefault((remote.place, lot), []).append(remote.number)
+        self._fetch_lot(remote, lot, damaged=damaged)
 
-    def _fetch_shard(self, remote: RemoteWorker, shard: int, *, damaged: bool = False) -> None:
-        """Send a shard to a worker's node, unless it is there or being sent."""
-        key = remote.place, shard
-        if self._the_supply.is_there(remote, shard) or key in self._loading:
+    def _lot_of(self, job: Job) -> int | None:
+        """Return the lot that a task needs; None if it needs none."""
+        if isinstance(job, ShardTask):
+            return job.shard
+        if not isinstance(job, Task):
+            return None
+        return EVERYWHERE if job.part < 0 else self._context.order().pool_of_part[job.part]
+
+    def _fetch_lot(self, remote: RemoteWorker, lot: int, *, damaged: bool = False) -> None:
+        """Send a lot to a worker's node, unless it is there or being sent."""
+        key = remote.place, lot
+        if self._the_supply.is_there(remote, lot) or key in self._loading:
             return
         self._loading.add(key)
         if damaged:
-            job = self._porters.submit(self._the_supply.mend, remote, shard)
+            job = self._porters.submit(self._the_supply.mend, remote, lot)
         else:
-            job = self._porters.submit(self._the_supply.send, remote, [shard])
+            job = self._porters.submit(self._the_supply.send, remote, [lot])
         job.add_done_callback(
             lambda done: self._mailbox.put(partial(self._loaded, key, remote, done))
         )
@@ -689,15 +702,15 @@ class ClusterExecutor(ABC):
     # --- data that arrive during the run ---------------------------------------
 
     def _loaded(self, key: tuple[str, int], receiver: RemoteWorker, done: Any) -> None:
-        """Handle the end of a shard's transfer to a place, through one of the agents there."""
+        """Handle the end of a lot's transfer to a place, through one of the agents there."""
         self._loading.discard(key)
-        place, shard = key
+        place, lot = key
         error = done.exception()
         if error is None:
-            self._the_supply.arrived.setdefault(place, set()).add(shard)
-            placement = None if shard == EVERYWHERE else self._placement
-            if placement is not None and not placement.has(place, shard):
-                placement.add_shard(place, shard)
+            self._the_supply.arrived.setdefault(place, set()).add(lot)
+            placement = None if lot == EVERYWHERE else self._placement
+            if placement is not None and not placement.has(place, lot):
+                placement.add_lot(place, lot)
                 self._events.append(ShardsPlaced())
         for worker in self._parked.pop(key, ()):
             remote, call = self._remotes.get(worker), self._out.get(worker)
@@ -705,7 +718,7 @@ class ClusterExecutor(ABC):
                 continue
             if error is None:
                 self._send(remote, call)
-            elif trouble := self._trouble_with_data(receiver, shard, error):
+            elif trouble := self._trouble_with_data(receiver, lot, error):
                 self._trouble = trouble
             elif remote is receiver:
                 self._agent_failed(remote, error)
@@ -713,7 +726,7 @@ class ClusterExecutor(ABC):
                 self._send_when_loaded(remote, call)
 
     def _trouble_with_data(
-        self, receiver: RemoteWorker, shard: int, error: BaseException
+        self, receiver: RemoteWorker, lot: int, error: BaseException
     ) -> Exception | None:
         """Return what ends the run after a failed transfer; None: only the agent has failed."""
         if isinstance(error, (CorruptDataError, OSError)):  # the files here
@@ -722,7 +735,7 @@ class ClusterExecutor(ABC):
         if isinstance(cause, CorruptDataError):
             return CorruptDataError(f"node {receiver.name}: {text_of(cause)}")
         if isinstance(cause, OSError):
-            what = "the validation rows" if shard == EVERYWHERE else f"shard {shard}"
+            what = "the validation rows" if lot == EVERYWHERE else "its shards"
             return OSError(
                 f"node {receiver.name} cannot store {what} ({text_of(cause)}): make room in its "
                 "cache folder ($CEREBRO_CACHE), or give it access to the data, and resume the run"
@@ -733,17 +746,17 @@ class ClusterExecutor(ABC):
         """After a task failed on a damaged shard, send the shard to the node again.
 
         Returns False, and does nothing, if the failure has another cause, if the node reads shards
-        from files, or if the task's shard was sent again before.
+        from files, or if the task's shards were sent again before.
         """
-        job = call.job
-        assert isinstance(job, (Task, ShardTask))
+        lot = self._lot_of(call.job)
+        assert lot is not None
         if event.kind != "data" or remote.reads_all or call.reloaded:
             return False
         call.reloaded = True
         if remote.number in self._queued:  # the worker has dropped it
             self._queued[remote.number].is_dropped = True
-        self._the_supply.arrived[remote.place].discard(job.shard)
-        what = self._the_supply.called(job.shard)
+        self._the_supply.arrived[remote.place].discard(lot)
+        what = self._the_supply.called(lot)
         text = f"node {remote.name}: {event.message}: {what} sent again"
         self._events.append(Note("shard damaged", text))
         self._send_when_loaded(remote, call, damaged=True)
@@ -793,7 +806,7 @@ class ClusterExecutor(ABC):
         if remote.node_is_gone and not self._is_used(remote.place):
             if self._placement is not None:
                 self._placement.remove_place(remote.place)
-            self._the_supply.arrived.pop(remote.place, None)
+            self._the_supply.forget(remote.place)
         self._known -= self._spare  # one of them may replace the lost one
         self._spare.clear()
         self._events.append(event)
@@ -844,18 +857,18 @@ class ClusterExecutor(ABC):
         )
 
     def _relieve(self) -> None:
-        """Copy a shard to a place that needs relief, one at a time."""
+        """Copy a lot to a place that needs relief, one at a time."""
         if self._placement is None or self._loading or not self._is_training or self._derives:
             return
         wish = self._placement.relief(self._pace.speeds())
         if wish is not None:
-            shard, place = wish
+            lot, place = wish
             remote = next(h for h in self._remotes.values() if h.place == place)
-            if self._the_supply.is_there(remote, shard):
-                self._placement.add_shard(place, shard)
+            if self._the_supply.is_there(remote, lot):
+                self._placement.add_lot(place, lot)
                 self._events.append(ShardsPlaced())
             else:
-                self._fetch_shard(remote, shard)
+                self._fetch_lot(remote, lot)
 
     def _greet(self, node: Node) -> None:
         """Begin to use a node that has joined the cluster."""
@@ -915,6 +928,6 @@ class ClusterExecutor(ABC):
         for remote in remotes:
             self._take_on(remote)
             if self._placement is not None:
-                for shard in self._the_supply.arrived.get(remote.place, set()) - {EVERYWHERE}:
-                    self._placement.add_shard(remote.place, shard)
+                for lot in self._the_supply.arrived.get(remote.place, set()) - {EVERYWHERE}:
+                    self._placement.add_lot(remote.place, lot)
             self._later.append(WorkerJoined(remote.number))

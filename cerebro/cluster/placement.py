@@ -1,11 +1,12 @@
 """Decide which shards go to which nodes. Pure logic: nothing is moved here.
 
-A *place* holds shards: the cache folder of a node, which all workers of the node read. Each
-shard is assigned to the place with the fewest rows per worker, and to `replicas` places in all.
-Copies from an earlier run are used unless they give a place more than its share.
+A *place* holds lots, shards that stay together (`cerebro.cluster.supply`): it is the cache folder
+of a node, which all workers of the node read. Each lot is assigned to the place with the fewest
+rows per worker, and to `replicas` places in all. Copies from an earlier run are used unless they
+give a place more than its share.
 
-During the run, slow places are relieved, and new ones get work: `relief` names one shard to copy to
-a different place, so that its units can also run there. Copies are never removed, because they are
+During the run, slow places are relieved, and new ones get work: `relief` names one lot to copy to a
+different place, so that its units can also run there. Copies are never removed, because they are
 harmless.
 """
 
@@ -15,66 +16,66 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 PIECES = 16
-"""The parts into which a shard at several places is divided to estimate their work."""
+"""The parts into which a lot at several places is divided to estimate their work."""
 MARGIN = 1.15
 """A place is relieved when its work exceeds its share by this factor."""
 
 
 @dataclass
 class Placement:
-    """The shards of a run and their places.
+    """The lots of a run and their places.
 
     Parameters
     ----------
     rows
-        The rows of each shard.
+        The rows of each lot.
     """
 
     rows: Sequence[int]
     workers: dict[int, str] = field(default_factory=dict)
     """The place of each worker."""
-    shards: dict[str, set[int]] = field(default_factory=dict)
-    """The shards that each place has or will have."""
+    lots: dict[str, set[int]] = field(default_factory=dict)
+    """The lots that each place has or will have."""
 
     def add_worker(self, worker: int, place: str) -> None:
-        """Add a worker that reads the shards of a place, which may be new."""
+        """Add a worker that reads the lots of a place, which may be new."""
         self.workers[worker] = place
-        self.shards.setdefault(place, set())
+        self.lots.setdefault(place, set())
 
     def remove_worker(self, worker: int) -> None:
         """Remove a worker, but not its place, which may be useful again."""
         self.workers.pop(worker, None)
 
     def remove_place(self, place: str) -> None:
-        """Remove a place with all of its shards."""
-        self.shards.pop(place, None)
+        """Remove a place with all of its lots."""
+        self.lots.pop(place, None)
         for worker in [w for w, p in self.workers.items() if p == place]:
             del self.workers[worker]
 
-    def add_shard(self, place: str, shard: int) -> None:
-        self.shards.setdefault(place, set()).add(shard)
+    def add_lot(self, place: str, lot: int) -> None:
+        self.lots.setdefault(place, set()).add(lot)
 
-    def has(self, place: str, shard: int) -> bool:
-        return shard in self.shards.get(place, ())
+    def has(self, place: str, lot: int) -> bool:
+        return lot in self.lots.get(place, ())
 
     def holders(self) -> dict[int, list[int]]:
-        """Return the workers that can read each shard."""
+        """Return the workers that can read each lot."""
         return {
-            shard: [w for w, place in sorted(self.workers.items()) if self.has(place, shard)]
-            for shard in range(len(self.rows))
+            lot: [w for w, place in sorted(self.workers.items()) if self.has(place, lot)]
+            for lot in range(len(self.rows))
         }
 
     def deal(
         self, replicas: int = 1, cached: Mapping[str, Collection[int]] | None = None
     ) -> dict[str, list[int]]:
-        """Distribute the shards; return those of each place.
+        """Distribute the lots; return those of each place.
 
         Parameters
         ----------
         replicas
-            The number of places for each shard, at most the number of places.
+            The number of places for each lot, at most the number of places.
         cached
-            The shards that places have from earlier runs.
+            The lots that places have from earlier runs.
         """
         places = self._counts()
         order = list(places)
@@ -83,26 +84,26 @@ class Placement:
         load = dict.fromkeys(places, 0.0)
         largest_first = sorted(range(len(self.rows)), key=lambda s: (-self.rows[s], s))
 
-        def after(place: str, shard: int) -> float:
-            return load[place] + self.rows[shard] / places[place]
+        def after(place: str, lot: int) -> float:
+            return load[place] + self.rows[lot] / places[place]
 
-        def give(place: str, shard: int) -> None:
-            load[place] = after(place, shard)
-            self.add_shard(place, shard)
+        def give(place: str, lot: int) -> None:
+            load[place] = after(place, lot)
+            self.add_lot(place, lot)
 
-        for shard in largest_first:
-            have = [p for p in order if cached and shard in cached.get(p, ())]
-            have = [p for p in have if after(p, shard) <= MARGIN * share]
+        for lot in largest_first:
+            have = [p for p in order if cached and lot in cached.get(p, ())]
+            have = [p for p in have if after(p, lot) <= MARGIN * share]
             for place in sorted(have, key=lambda p: load[p])[:copies]:
-                give(place, shard)
-        for shard in largest_first:
-            while sum(self.has(place, shard) for place in places) < copies:
-                left = [place for place in order if not self.has(place, shard)]
-                give(min(left, key=lambda p: (after(p, shard), order.index(p))), shard)
-        return {place: sorted(self.shards[place]) for place in places}
+                give(place, lot)
+        for lot in largest_first:
+            while sum(self.has(place, lot) for place in places) < copies:
+                left = [place for place in order if not self.has(place, lot)]
+                give(min(left, key=lambda p: (after(p, lot), order.index(p))), lot)
+        return {place: sorted(self.lots[place]) for place in places}
 
     def relief(self, speeds: Mapping[int, float] | None = None) -> tuple[int, str] | None:
-        """Return a shard and the place to copy it to; None if no place needs relief.
+        """Return a lot and the place to copy it to; None if no place needs relief.
 
         Parameters
         ----------
@@ -134,20 +135,20 @@ class Placement:
         return counts
 
     def _loads(self, places: Mapping[str, float]) -> tuple[dict[str, float], dict[str, set[int]]]:
-        """Return each place's time for an epoch, and the shards that contribute to it.
+        """Return each place's time for an epoch, and the lots that contribute to it.
 
-        A shard at several places is divided into parts, each taken by the first idle place.
+        A lot at several places is divided into parts, each taken by the first idle place.
         """
         load = dict.fromkeys(places, 0.0)
         of: dict[str, set[int]] = {place: set() for place in places}
         at = {s: [p for p in places if self.has(p, s)] for s in range(len(self.rows))}
-        for shard in sorted(at, key=lambda s: (len(at[s]), -self.rows[s], s)):
-            pieces = 1 if len(at[shard]) == 1 else PIECES
-            for _ in range(pieces if at[shard] else 0):
-                rows = self.rows[shard] / pieces
-                place = min(at[shard], key=lambda p: load[p] + rows / places[p])
+        for lot in sorted(at, key=lambda s: (len(at[s]), -self.rows[s], s)):
+            pieces = 1 if len(at[lot]) == 1 else PIECES
+            for _ in range(pieces if at[lot] else 0):
+                rows = self.rows[lot] / pieces
+                place = min(at[lot], key=lambda p: load[p] + rows / places[p])
                 load[place] += rows / places[place]
-                of[place].add(shard)
+                of[place].add(lot)
         return load, of
 
 

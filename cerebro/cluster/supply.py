@@ -1,7 +1,9 @@
 """Send shards to nodes, once to each place, and keep track of those that have arrived.
 
-Each shard of the training data is sent to some places. Validation data is sent to all places: the
-rows of the validation view or, with folds, which hold out every row in turn, all data.
+Shards travel in *lots*: the pools of a search (see `cerebro.data.order`), all shards with
+``shuffle="rows"``, or single shards to be derived. Each lot of the training data is sent to some
+places. Validation data is sent to all places: the rows of the validation view or, with folds, which
+hold out every row in turn, all data.
 
 Data in object storage is not sent: every place copies its own shards from there. Validation rows
 that are a view of such data are not written separately, so every place then copies all shards.
@@ -38,7 +40,7 @@ BEGIN_SECONDS = 120.0
 """The time within which a node must report its shards."""
 
 EVERYWHERE = -1
-"""A shard number that means the data that all nodes get."""
+"""The number of the lot that all nodes get: the validation data."""
 
 
 class Supply:
@@ -46,6 +48,8 @@ class Supply:
 
     Parameters
     ----------
+    lots
+        The shards of each lot.
     shared_path
         The path at which all nodes read the data, or the URL at which they find it in object
         storage; None: the data is sent, unless it is in object storage itself.
@@ -57,11 +61,14 @@ class Supply:
         self,
         cluster: Cluster,
         context: RunContext,
+        lots: Sequence[Sequence[int]],
         shared_path: Path | str | None,
         traffic: Traffic,
     ) -> None:
         self.arrived: dict[str, set[int]] = {}
-        """The shards that places have, and `EVERYWHERE`."""
+        """The lots that places have, and `EVERYWHERE`."""
+        self._lots = lots
+        self._have: dict[str, set[int]] = {}  # the shards that places have
         self._cluster = cluster
         self._context = context
         self._shared_path = shared_path if isinstance(shared_path, Path) else None
@@ -132,9 +139,11 @@ class Supply:
     # --- dealing -----------------------------------------------------------------
 
     def deal(
-        self, remotes: Sequence[RemoteWorker], replicas: int, threads: Threads
+        self, remotes: Sequence[RemoteWorker], replicas: int, threads: Threads, *, derives: bool
     ) -> Placement | None:
-        """Send every place its shards; return the placement, or None if all places read all data.
+        """Send every place its lots; return the placement, or None if all places read all data.
+
+        In a search every place gets a lot, even if there are fewer lots than places.
 
         Raises
         ------
@@ -146,11 +155,13 @@ class Supply:
         cached = {place: self._finished(job) for place, job in asked.items()}
         if not cached:
             return None
-        placement = Placement(self._context.train._shard_rows())
+        rows = self._context.train._shard_rows()
+        placement = Placement([sum(rows[shard] for shard in lot) for lot in self._lots])
         for number, remote in enumerate(remotes):
             placement.add_worker(number, remote.place)
-        copies = len(placement.shards) if self._needs_whole() else replicas
-        dealt = placement.deal(copies, cached)
+        places = len(placement.lots)
+        copies = replicas if derives else max(replicas, -(-places // len(self._lots)))
+        dealt = placement.deal(places if self._needs_whole() else copies, cached)
         jobs = [
             threads.submit(self.send, senders[place], sorted({*dealt[place]} - {*have}))
             for place, have in cached.items()
@@ -159,38 +170,45 @@ class Supply:
             self._finished(job)
         for place, have in cached.items():
             self.arrived[place] = {*have, *dealt[place]}
-        every = set(range(self._context.train.num_shards))
-        if all(shards == every for shards in placement.shards.values()):
+        every = set(range(len(self._lots)))
+        if all(lots == every for lots in placement.lots.values()):
             return None
         placement.workers.clear()  # workers are added when they get their numbers
         return placement
 
     def admit(self, remote: RemoteWorker, *, whole: bool) -> None:
-        """Send a new node the data that all nodes get, and with `whole` all shards."""
+        """Send a new node the data that all nodes get, and with `whole` all lots."""
         have = self.introduce(remote)
         if whole:
-            every = range(self._context.train.num_shards)
+            every = range(len(self._lots))
             self.send(remote, sorted({*every} - {*have}))
             have = [EVERYWHERE, *every]
         self.arrived.setdefault(remote.place, set()).update(have)
 
     def introduce(self, remote: RemoteWorker) -> list[int]:
-        """Send a node the manifests and the data that all nodes get; return its shards."""
+        """Send a node the manifests and the data that all nodes get; return its lots."""
         self._send_everywhere(remote)
-        begun = begin_data(remote.agent, self._train, BEGIN_SECONDS)
-        return [EVERYWHERE, *begun]
+        begun = set(begin_data(remote.agent, self._train, BEGIN_SECONDS))
+        with self._lock:
+            self._have.setdefault(remote.place, set()).update(begun)
+        return [EVERYWHERE, *(n for n, lot in enumerate(self._lots) if begun.issuperset(lot))]
 
-    def is_there(self, remote: RemoteWorker, shard: int) -> bool:
-        """Whether a worker can read a shard."""
-        return remote.reads_all or shard in self.arrived.get(remote.place, ())
+    def is_there(self, remote: RemoteWorker, lot: int) -> bool:
+        """Whether a worker can read a lot."""
+        return remote.reads_all or lot in self.arrived.get(remote.place, ())
 
-    def send(self, remote: RemoteWorker, shards: Sequence[int]) -> None:
-        """Send shards to a node; called in a separate thread."""
-        if EVERYWHERE in shards:
+    def send(self, remote: RemoteWorker, lots: Sequence[int]) -> None:
+        """Send lots to a node; called in a separate thread."""
+        if EVERYWHERE in lots:
             self._send_everywhere(remote)
-        shards = [shard for shard in shards if shard != EVERYWHERE]
-        sent = self._move(remote, self._train, shards)
-        self._note(remote.place, shards, sent)
+        with self._lock:
+            have = self._have.setdefault(remote.place, set())
+            wanted = {shard for lot in lots if lot != EVERYWHERE for shard in self._lots[lot]}
+            missing = sorted(wanted - have)
+        sent = self._move(remote, self._train, missing)
+        with self._lock:
+            have.update(missing)
+        self._note(remote.place, missing, sent)
 
     def _move(self, remote: RemoteWorker, source: LocalData, shards: Sequence[int]) -> int:
         """Send shards to a node, or have it copy them; return the number of bytes sent."""
@@ -225,19 +243,22 @@ class Supply:
         remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
         return remote
 
-    def mend(self, remote: RemoteWorker, shard: int) -> None:
-        """Delete a damaged shard on a node and send it again; called in a separate thread."""
-        source = self._train if shard != EVERYWHERE else self._everywhere
+    def mend(self, remote: RemoteWorker, lot: int) -> None:
+        """Delete the damaged shards of a lot on a node and send them again; called in a thread."""
+        source = self._train if lot != EVERYWHERE else self._everywhere
         assert source is not None
-        shards = [shard] if shard != EVERYWHERE else [*source.shards]
+        shards = [*self._lots[lot]] if lot != EVERYWHERE else [*source.shards]
         remote.agent.control("forget_damaged", source.checksum, shards).result()
-        self.send(remote, [shard])
+        have = begin_data(remote.agent, self._train, BEGIN_SECONDS)
+        with self._lock:
+            self._have[remote.place] = set(have)
+        self.send(remote, [lot])
 
-    def called(self, shard: int) -> str:
-        """Return the subject of a message about a shard."""
-        if shard != EVERYWHERE:
-            return f"shard {shard} is"
-        return "the validation rows are" if self._context.folds is None else "the shard is"
+    def called(self, lot: int) -> str:
+        """Return the subject of a message about what is sent again after damage."""
+        if lot == EVERYWHERE and self._context.folds is None:
+            return "the validation rows are"
+        return "the shard is"
 
     # --- inside ----------------------------------------------------------------
 
@@ -270,6 +291,12 @@ class Supply:
             missing = [shard for shard in source.shards if shard not in have]
             sent = self._move(remote, source, missing)
             self._note(remote.place, [EVERYWHERE] if missing else [], sent)
+
+    def forget(self, place: str) -> None:
+        """Forget the data of a place that is gone."""
+        self.arrived.pop(place, None)
+        with self._lock:
+            self._have.pop(place, None)
 
     def _note(self, place: str, shards: Sequence[int], sent: int) -> None:
         with self._lock:

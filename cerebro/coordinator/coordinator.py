@@ -112,9 +112,9 @@ class Coordinator:
         self._places = placing(executor)  # None: every worker reads every shard
         self._queue = queueing(executor)
         self._schedule = make_schedule(
-            *context.views(0),
+            context.order(),
+            context.views(0)[1],
             exclusive=self._places is not None,
-            stagger=context.stagger,
             live_models=context.live_models,
         )
         self._folded = self._make_folded(searcher)
@@ -305,10 +305,11 @@ class Coordinator:
                 return
             if command[0] == "load":
                 assert self._places is not None, "shards are shared: there is nothing to load"
-                self._places.load(self._executor_worker[command[1]], command[2])
+                pool = self.context.order().pool_of_part[command[2]]
+                self._places.load(self._executor_worker[command[1]], pool)
                 self._update_holders()
                 continue
-            _, worker, trial_number, epoch, step, shard, attempt = command
+            _, worker, trial_number, epoch, step, part, attempt = command
             trial = self._trials.by_number[trial_number]
             self._trials.start(trial)
             number = self._executor_worker[worker]
@@ -316,7 +317,7 @@ class Coordinator:
             trial.workers.add(number)
             task = self._task(
                 trial,
-                *(epoch, step, shard, trial.position),
+                *(epoch, step, part, trial.position),
                 attempt=attempt,
                 origin=trial.origin,
                 clone_of=trial.clone_of if trial.position == trial.first_position else None,
@@ -328,7 +329,7 @@ class Coordinator:
             self.executor.submit(number, task)
 
     def _task(
-        self, trial: LiveTrial, epoch: int, step: int, shard: int, position: int, **more: Any
+        self, trial: LiveTrial, epoch: int, step: int, part: int, position: int, **more: Any
     ) -> Task:
         """Return the task of a trial's unit, with the number of its dispatch."""
         task = Task(
@@ -336,7 +337,7 @@ class Coordinator:
             config=trial.record.config,
             epoch=epoch,
             step=step,
-            shard=shard,
+            part=part,
             position=position,
             dispatch=trial.dispatches,
             epochs=trial.info_epochs,
@@ -381,14 +382,14 @@ class Coordinator:
         trial.position += 1
         trial.origin = None
         trial.epoch_seconds += event.seconds
-        if task.step < self.context.train.num_shards and event.seconds > 0:
+        if task.part >= 0 and event.seconds > 0:
             trial.rows_per_second = event.rows / event.seconds
         self._overview.unit_done(event.worker, task.step, event.seconds)
         self.store.add_unit(
             trial=task.trial,
             epoch=task.epoch,
             step=task.step,
-            shard=task.shard,
+            part=task.part,
             worker=event.worker,
             attempt=task.attempt,
             started=event.started - self._wall_started,
@@ -521,12 +522,15 @@ class Coordinator:
         self._warming.add(worker)
 
     def _update_holders(self) -> None:
-        """Tell the scheduler which workers hold which shards, unless every worker holds all."""
+        """Tell the scheduler which workers have which parts, unless every worker has all."""
         holders = None if self._places is None else self._places.holders()
-        for shard, workers in (holders or {}).items():
+        if holders is None:
+            return
+        for part, pool in enumerate(self.context.order().pool_of_part):
+            workers = holders[pool]
             there = [self._schedule_worker[w] for w in workers if w in self._schedule_worker]
             if there:  # else the scheduler already knows, or learns it when the worker is lost
-                self._schedule.set_holders(shard, there)
+                self._schedule.set_holders(part, there)
 
     def _worker_lost(self, event: WorkerLost) -> None:
         self._warming.discard(event.worker)
@@ -822,7 +826,7 @@ def _parts_of(context: RunContext) -> EpochParts:
     """Return how an epoch of the run is divided into parts."""
     train, validation = context.views(0)
     evaluation = evaluation_cost(validation)
-    return EpochParts(train.num_shards, evaluation / (train.num_rows + evaluation))
+    return EpochParts(context.order().num_parts, evaluation / (train.num_rows + evaluation))
 
 
 def _epoch_of(trial: LiveTrial, last: UnitDone) -> EpochRecord:

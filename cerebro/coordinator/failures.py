@@ -178,16 +178,16 @@ class LostWorkers:
             self._lost_at_start = 0
         if task is None:
             return Verdict(f"{event.reason}, without a unit")
-        shard = "validation" if task.shard < 0 else f"shard {task.shard}"
-        where = f"epoch {task.epoch}, {shard}"
+        unit = "validation" if task.part < 0 else f"unit {task.step}"
+        where = f"epoch {task.epoch}, {unit}"
         if not event.began:
             return Verdict(f"{event.reason}, before it began trial {task.trial}, {where}")
-        unit = (task.trial, task.epoch, task.step)
-        self._deaths[unit] += 1
+        key = (task.trial, task.epoch, task.step)
+        self._deaths[key] += 1
         text = f"{event.reason} in trial {task.trial}, {where}, attempt {task.attempt}"
-        if self._deaths[unit] <= self._max_retries:
+        if self._deaths[key] <= self._max_retries:
             return Verdict(text)
-        deaths = self._deaths.pop(unit)
+        deaths = self._deaths.pop(key)
         times = "once" if deaths == 1 else f"{deaths} times"
         trace = f" (where it was: trials/{task.trial}.log)" if event.traced else ""
         return Verdict(text, f"{event.reason} in {where}, {times}{trace}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cerebro._core as _core
 from cerebro.data import Dataset
+from cerebro.data.order import EpochOrder
 from cerebro.worker.messages import MAX_LIVE_MODELS, MAX_LIVE_MODELS_ON_GPU
 
 
@@ -13,30 +14,32 @@ def evaluation_cost(validation: Dataset | None) -> float:
 
 
 def make_schedule(
-    train: Dataset,
+    order: EpochOrder,
     validation: Dataset | None,
     *,
     exclusive: bool,
-    stagger: bool,
     live_models: int | None,
 ) -> _core.Schedule:
-    """Return a scheduler that has no workers or trials yet.
+    """Return a scheduler that has no workers or trials yet; its shards are the parts of an epoch.
 
     Parameters
     ----------
-    train, validation
-        The data of one trial.
+    order
+        The order of the rows of one trial.
+    validation
+        The validation data of one trial.
     exclusive
         Whether a worker can train only on the shards that it holds.
-    stagger, live_models
+    live_models
         As for `cerebro.search`.
     """
     # Workers that hold shards may have no GPUs. They report which models they drop.
     most = MAX_LIVE_MODELS_ON_GPU if exclusive else MAX_LIVE_MODELS
     return _core.Schedule(
-        shards=[float(rows) for rows in train._shard_rows()],
+        shards=order.part_rows,
         exclusive=exclusive,
-        stagger=stagger,
+        stagger=order.stagger,
+        in_order=order.shuffle == "rows",
         eval_cost=evaluation_cost(validation),
         live_models=live_models or most,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,9 @@ import cerebro._core as _core
 import cerebro.transforms as _transforms
 from cerebro.arguments import whole_number
 from cerebro.data import copies, depots
+from cerebro.data.mixing import check_shards
 from cerebro.data.moved import MovedBatches
+from cerebro.data.order import Cut, Mix, Shuffle, order_of, resolved
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda
 from cerebro.machine.resources import usable_cores
@@ -36,11 +38,17 @@ class LoadableDataset(Protocol):
     def transforms(self) -> Mapping[str, tuple[Transform, ...]]: ...
     @property
     def num_shards(self) -> int: ...
+    @property
+    def num_rows(self) -> int: ...
     def _parts(
         self,
     ) -> Sequence[tuple[_core.ShardReader, tuple[int, int] | NDArray[np.uint32]]]: ...
+    def _shard_rows(self) -> Sequence[int]: ...
+    def _stored_bytes(self) -> int: ...
     def _first_rows(self) -> Sequence[int]: ...
-    def _weight_sums(self) -> Sequence[NDArray[np.uint64] | None]: ...
+    def _weight_sums(
+        self, *, across: bool
+    ) -> Sequence[tuple[NDArray[np.uint64] | None, int]] | None: ...
 
 
 def make_loader(
@@ -48,7 +56,7 @@ def make_loader(
     batch_size: int,
     *,
     seed: int,
-    shuffle: bool = True,
+    shuffle: Shuffle | Literal[False] = "rows",
     drop_last: bool = False,
     framework: str = "torch",
     threads: int = 0,
@@ -58,13 +66,19 @@ def make_loader(
     copy: int = 0,
     device: Any = "cpu",
     residence: str = "auto",
+    orders: _core.Orders | None = None,
 ) -> _core.Loader:
-    """Return a loader of the dataset's rows; ``begin(shards, epoch)`` starts a pass.
+    """Return a loader of the dataset's rows; ``begin(mixes, epoch)`` starts a pass.
 
     Parameters
     ----------
     dataset
         The dataset. The loader uses its shard numbers.
+    shuffle
+        False: rows in order. Otherwise the rows of a mix are shuffled, or drawn from all shards
+        (``"rows"``) or from each (``"shards"``).
+    orders
+        The orders of rows that this process's loaders of the same data share.
     augment
         False for evaluation: random crops are taken from the middle, nothing is flipped.
     channels_last
@@ -75,7 +89,7 @@ def make_loader(
     copy
         Which stored copy of augmented columns to gather; see `cerebro.data.copies`. Evaluation
         gathers the values without augmentation.
-    batch_size, seed, shuffle, drop_last, framework, threads, device, residence
+    batch_size, seed, drop_last, framework, threads, device, residence
         As for `Dataset.batches`; errors are the same as well.
     """
     where = _place(device, framework, residence)
@@ -90,21 +104,24 @@ def make_loader(
     if columns is not None:
         plan = [entry for entry in plan if entry["name"] in columns]
     parts: Sequence[tuple[Any, ...]] = dataset._parts()
-    if shuffle:
-        sums = dataset._weight_sums()
-        parts = [(*part, of_part) for part, of_part in zip(parts, sums, strict=True)]
+    across = shuffle == "rows"
+    sums = dataset._weight_sums(across=across) if shuffle else None
+    if sums is not None:
+        parts = [(*part, *of_part) for part, of_part in zip(parts, sums, strict=True)]
     return _core.Loader(
         parts,
         plan,
         batch_size=whole_number("batch_size", batch_size, 1),
         seed=whole_number("seed", seed, 0, 2**64 - 1),
-        shuffle=bool(shuffle),
+        shuffle=shuffle is not False,
         drop_last=bool(drop_last),
         framework=framework,
         threads=whole_number("threads", threads, 0, MAX_THREADS),
         first_rows=dataset._first_rows(),
         depot=depot,
         residence=residence,
+        orders=orders,
+        draw_across=across,
     )
 
 
@@ -184,7 +201,7 @@ class Batches:
         seed: int = 0,
         epoch: int = 0,
         shard: int | None = None,
-        shuffle: bool = True,
+        shuffle: bool | Shuffle | None = True,
         drop_last: bool = False,
         framework: str = "torch",
         device: Any = "cpu",
@@ -193,13 +210,24 @@ class Batches:
         augment: bool = True,
         residence: str = "auto",
         columns: Collection[str] | None = None,
+        trial: int = 0,
     ) -> None:
         where = depots.device_name(device)
         self._dataset = dataset
+        kind: Shuffle | Literal[False] = False
+        if shuffle is not False:
+            kind = resolved(None if shuffle is True else shuffle, dataset)
+        if kind == "shards":
+            check_shards(dataset)
+        seed = whole_number("seed", seed, 0, 2**64 - 1)
+        batch_size = whole_number("batch_size", batch_size, 1)
+        self._order = order_of(dataset, kind or "rows", seed)
+        self._cut = Cut(batch_size, bool(drop_last))
+        self._trial = whole_number("trial", trial, 0, 2**32 - 1)
         self._options: dict[str, Any] = {
             "batch_size": batch_size,
             "seed": seed,
-            "shuffle": shuffle,
+            "shuffle": kind,
             "drop_last": drop_last,
             "framework": framework,
             "threads": idle_threads(2 if where == "cpu" else 4) if threads is None else threads,
@@ -233,7 +261,7 @@ class Batches:
         copy = epoch % self._copies
         loader = self._loader(copy)
         try:
-            loader.begin(self._shards(epoch), epoch, start)
+            loader.begin(self._mixes(epoch), epoch, start)
             depots.tell_note(loader)
             # islice, because `yield from loader` would close the loader when a pass is abandoned,
             # and a loop variable would keep each batch alive while the next one is made.
@@ -248,10 +276,9 @@ class Batches:
 
     def __len__(self) -> int:
         """The number of batches in the next pass."""
-        counts = (
-            _core.batch_count(rows, self._options["batch_size"], bool(self._options["drop_last"]))
-            for rows in self._rows()
-        )
+        rows = self._order.shard_rows
+        mixes = self._mixes(self._epoch)
+        counts = (self._cut.count(sum(rows[shard] for shard in mix)) for mix in mixes)
         return max(sum(counts) - self._start, 0)
 
     def __repr__(self) -> str:
@@ -284,17 +311,10 @@ class Batches:
     def _new_loader(self, copy: int) -> _core.Loader | MovedBatches:
         return make_trusted(self._dataset, copy=copy, **self._options)
 
-    def _rows(self) -> list[int]:
-        rows = [
-            part[1] - part[0] if isinstance(part, tuple) else len(part)
-            for _, part in self._dataset._parts()
-        ]
-        return rows if self._shard is None else [rows[self._shard]]
-
-    def _shards(self, epoch: int) -> list[int]:
+    def _mixes(self, epoch: int) -> list[Mix]:
         if self._shard is not None:
-            return [self._shard]
-        return _core.visit_order(0, epoch, self._dataset.num_shards)
+            return [(self._shard,)]
+        return self._order.pass_of(self._trial, epoch)
 
     def _loader(self, copy: int) -> _core.Loader | MovedBatches:
         """Return a loader for a pass; concurrent passes, as in zip(batches, batches), need two."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -265,7 +265,7 @@ class Dataset:
         seed: int = 0,
         epoch: int = 0,
         shard: int | None = None,
-        shuffle: bool = True,
+        shuffle: bool | Literal["rows", "shards"] | None = True,
         drop_last: bool = False,
         framework: str = "torch",
         device: Any = "cpu",
@@ -273,29 +273,34 @@ class Dataset:
         threads: int | None = None,
         residence: str = "auto",
         columns: Collection[str] | None = None,
+        trial: int = 0,
     ) -> Batches:
         """Return an iterable of batches, each a dict of tensors by column.
 
-        Rows are shuffled at two levels, not by one permutation of all rows: the order of the shards
-        changes, and the rows within each shard are permuted. Batches never cross shards; if the
-        last batch of a shard would have only one row, the row joins the previous batch. Iterating
-        again yields the next epoch. In a view from `with_sampling`, the rows within a shard are
-        drawn with replacement instead.
+        These are the batches that a trial of `cerebro.search` trains on: one new permutation of all
+        rows in each epoch. Batches have even sizes: ``round(rows / batch_size)`` of them, at least
+        one, which differ by at most one row. Within a batch, rows are in the order of their shards.
+        Iterating again yields the next epoch. In a view from `with_sampling`, rows are drawn with
+        replacement instead.
 
         Parameters
         ----------
         batch_size
-            Rows per batch, at least 1.
+            Rows per batch, at least 1; a batch has up to one and a half times as many.
         seed
             Keys the row order and random transforms, together with the epoch.
         epoch
             The epoch of the first pass.
         shard
-            Only this shard; None: all, in the order of ``visit_order(0, epoch, num_shards)``.
+            Only this shard; None: all.
         shuffle
-            Whether rows are permuted, or drawn, within their shard; False: each row once, in order.
+            ``"rows"`` draws a new order of all rows in each epoch, as a PyTorch ``DataLoader`` with
+            ``shuffle=True`` does. ``"shards"`` reads one group of four shards after another, in
+            random order, and shuffles the rows within each group, for data larger than memory. True
+            or None: "rows" for data up to 4 GB, else "shards". False: each row once, in order.
         drop_last
-            Whether to leave out the last batch of a shard if it is not full.
+            Whether all batches have exactly `batch_size` rows. The rows that are left over, fewer
+            than `batch_size`, are left out in this epoch; with "shards", of each group.
         framework
             ``"torch"``, ``"numpy"``, ``"jax"`` or ``"dlpack"``. With ``"numpy"``, which lacks
             bfloat16, such a column is its bits, as uint16; ``Cast("float32")`` makes it numbers.
@@ -314,6 +319,9 @@ class Dataset:
             are gathered on the CPU and copied while earlier ones are computed on.
         columns
             Names of the columns to gather; None: all. The files of other columns are not read.
+        trial
+            With ``shuffle="shards"``: the trial whose order of the groups to take; trials begin at
+            different groups.
 
         Returns
         -------
@@ -346,6 +354,7 @@ class Dataset:
             threads=threads,
             residence=residence,
             columns=columns,
+            trial=trial,
         )
 
     def in_order(
@@ -668,26 +677,24 @@ class Dataset:
     def with_sampling(self, weights: str | None = None, *, balance: str | None = None) -> Dataset:
         """Return a view whose rows are drawn by weight, with replacement, for shuffled batches.
 
-        An epoch still visits every shard once. It draws as many rows from a shard as the view has
-        there: row i of a shard with n rows is drawn ``n * w[i] / sum(w)`` times on average, where
-        ``w`` are the weights in that shard. Because rows were shuffled when they were written, the
-        shards have similar sums of weights, and an epoch is like one of torch's
-        ``WeightedRandomSampler``. The draw depends only on seed, epoch and shard. Evaluation takes
-        each row once, in order.
+        An epoch draws as many rows as the view has, from all of them: row i of n is drawn ``n *
+        w[i] / sum(w)`` times on average, as by torch's ``WeightedRandomSampler``. The draw depends
+        only on the seed, the epoch and the weights. With ``shuffle="shards"``, each shard is drawn
+        within itself, as often as it has rows, by the weights or the classes in it. Evaluation
+        takes each row once, in order.
 
         Parameters
         ----------
         weights
             A column with one number for each row, at least 0; a row with 0 is never drawn.
         balance
-            An integer, boolean or category column: all classes that occur in a shard get equal
-            shares of the rows drawn there.
+            An integer, boolean or category column: all classes get equal shares of the rows.
 
         Raises
         ------
         InputError
-            Both are given, the column is unsuitable, a weight is invalid, or all weights of a shard
-            are 0. The column is read once, to check it.
+            Both are given, the column is unsuitable, a weight is invalid, or all weights are 0. The
+            column is read once, to check it.
 
         Notes
         -----
@@ -699,8 +706,7 @@ class Dataset:
         sampling = sampling_of(weights, balance)
         if sampling is not None:
             sampling.check(self._column(sampling.column))
-            for shard, values in enumerate(self._scalars(sampling.column)):
-                sampling.sums(values, shard)
+            sampling.check_values(self._scalars(sampling.column))
         described = None if sampling is None else sampling.to_json()
         view = self._view(self._rows, {"sampling": described})
         view._sampling = sampling
@@ -769,14 +775,32 @@ class Dataset:
         """Return each shard's reader and the view's rows in it: a range or uint32 row numbers."""
         return list(zip(self._readers, self._rows, strict=True))
 
-    def _weight_sums(self) -> list[NDArray[np.uint64] | None]:
-        """Return the running sums of each shard's weights; None if each row is taken once.
+    def _weight_sums(self, *, across: bool) -> list[tuple[NDArray[np.uint64] | None, int]] | None:
+        """Return the running sums of each shard's weights, and the sum before its first row.
 
-        The sums are cached for all loaders of the view; see `cerebro.data.sampling`.
+        Parameters
+        ----------
+        across
+            Whether the sums run through all shards; otherwise each shard has its own.
+
+        Returns
+        -------
+        list or None
+            None if each row is taken once. The sums are cached for all loaders of the view; see
+            `cerebro.data.sampling`.
         """
-        sampling, parts = self._sampling, self._parts()
+        sampling = self._sampling
         if sampling is None:
-            return [None] * len(parts)
+            return None
+        if across:
+            ends = list(accumulate(self._shard_rows()))
+            whole = self._all_sums
+            starts = [0, *ends][:-1]
+            return [
+                (whole[start:end], 0 if start == 0 else int(whole[start - 1]))
+                for start, end in zip(starts, ends, strict=True)
+            ]
+        parts = self._parts()
         for shard, (reader, part) in enumerate(parts):
             if shard not in self._sums:
                 values = reader.column(sampling.column)[part_index(part)]
@@ -784,11 +808,17 @@ class Dataset:
                 if sums is None:
                     continue
                 self._sums[shard] = sums
-        return [self._sums.get(shard) for shard in range(len(parts))]
+        return [(self._sums.get(shard), 0) for shard in range(len(parts))]
 
     @cached_property
     def _sums(self) -> dict[int, NDArray[np.uint64]]:
         return {}
+
+    @cached_property
+    def _all_sums(self) -> NDArray[np.uint64]:
+        assert self._sampling is not None
+        sums = self._sampling.sums(np.concatenate(self._scalars(self._sampling.column)), None)
+        return np.zeros(0, np.uint64) if sums is None else sums
 
     @property
     def _generation(self) -> int:
@@ -828,6 +858,14 @@ class Dataset:
     def _first_rows(self) -> list[int]:
         """Return the number of each shard's first row in the whole dataset."""
         return [0, *accumulate(entry.rows for entry in self._shards)][:-1]
+
+    def _stored_bytes(self) -> int:
+        """Return the size of the view's rows, in proportion to that of the files of all rows.
+
+        The manifest alone gives it, so that it is the same on every machine.
+        """
+        files: int = sum(file.bytes for entry in self._shards for file in entry.files.values())
+        return files * self.num_rows // max(1, self._manifest.rows)
 
     def _stored_rows(self) -> list[int]:
         """Return the number of rows of each shard of the whole dataset."""

@@ -37,9 +37,15 @@ class MovedBatches:
         """The number of rows of the latest batch."""
         return int(self._loader.last_rows)
 
-    def begin(self, shards: Iterable[int], epoch: int, start: int = 0) -> None:
+    def begin(
+        self,
+        mixes: Iterable[Iterable[int]],
+        epoch: int,
+        start: int = 0,
+        count: int | None = None,
+    ) -> None:
         """Start a pass; see `_core.Loader`."""
-        self._loader.begin(shards, epoch, start)
+        self._loader.begin(mixes, epoch, start, count)
 
     def close(self) -> None:
         """Free the loader's buffers."""

@@ -1,14 +1,15 @@
-"""Weights for drawing rows: how often each row of a shard is drawn in an epoch on average.
+"""Weights for drawing rows: how often each row is drawn in an epoch on average.
 
-A view with sampling draws as many rows from a shard as it has there, with replacement, in
-proportion to a column of weights or with equal shares for all classes. The loader in C draws them
-from running sums of the weights, which are computed here. The sums are whole numbers, so that draws
-are the same on every machine (docs/design/loader.md, "Weights").
+A view with sampling draws as many rows as it has, with replacement, in proportion to a column of
+weights or with equal shares for all classes: from all of its rows or, with ``shuffle="shards"``,
+from each shard as many as it has there. The loader in C draws them from running sums of the
+weights, which are computed here. The sums are whole numbers, so that draws are the same on every
+machine (docs/design/loader.md, "Weights").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from cerebro.data.manifest import Column
 from cerebro.errors import InputError
 
 UNITS = 2.0**53
-"""The sum of a shard's weights after scaling; each is rounded down to a whole number."""
+"""The sum of all weights after scaling; each is rounded down to a whole number."""
 
 _KINDS = {
     "weights": ("float", "int", "uint", "bool"),
@@ -76,15 +77,27 @@ class Sampling:
                 "row"
             )
 
-    def sums(self, values: Array, shard: int) -> NDArray[np.uint64] | None:
-        """Return the running sums of a shard's weights; None for a shard without rows.
+    def check_values(self, values: Sequence[Array]) -> None:
+        """Raise InputError unless the column's values, by shard, can be weights or classes.
+
+        A weight is negative, infinite or NaN, or all weights are 0.
+        """
+        if self.kind == "balance":
+            return
+        for shard, of_shard in enumerate(values):
+            require_weights(of_shard.astype(np.float64), self.column, shard)
+        if not any(of_shard.any() for of_shard in values):
+            raise InputError(f"column {self.column!r}: all weights are 0, so no row can be drawn")
+
+    def sums(self, values: Array, shard: int | None) -> NDArray[np.uint64] | None:
+        """Return the running sums of the weights; None without rows.
 
         Parameters
         ----------
         values
-            The column's values in the view's rows of the shard.
+            The column's values in the rows from which to draw.
         shard
-            The shard's number, for errors.
+            The number of the rows' shard, for errors; None: they are the rows of all shards.
 
         Returns
         -------
@@ -103,12 +116,13 @@ class Sampling:
         if self.kind == "balance":
             _, classes, counts = np.unique(values, return_inverse=True, return_counts=True)
             weights = (1.0 / counts)[classes.reshape(-1)]
-        require_weights(weights, self.column, shard)
         most = weights.max()
         if most == 0:
+            where = "" if shard is None else f" in shard {shard}"
+            cure = "leave out such rows with select()"
             raise InputError(
-                f"column {self.column!r}: all weights in shard {shard} are 0, so none of its rows "
-                "can be drawn: use fewer shards, or leave out such rows with select()"
+                f"column {self.column!r}: all weights{where} are 0, so no row can be drawn there: "
+                + (cure if shard is None else f'use shuffle="rows", or {cure}')
             )
         total = np.cumsum(weights / most)  # in a fixed order, so always the same bits
         sums: NDArray[np.uint64] = np.floor(total / total[-1] * UNITS).astype(np.uint64)

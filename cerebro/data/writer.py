@@ -23,6 +23,7 @@ from cerebro.data.columns import ColumnData, offsets_of
 from cerebro.data.dtypes import Array
 from cerebro.data.layout import OutputColumn
 from cerebro.data.manifest import FileEntry, ShardEntry, shard_folder
+from cerebro.data.order import GROUP, MOST_BYTES
 from cerebro.data.progress import ByteProgress
 from cerebro.machine import durable
 from cerebro.machine.resources import total_memory
@@ -30,6 +31,7 @@ from cerebro.machine.resources import total_memory
 CHUNK_BYTES = 16 << 20
 
 SHARD_BYTES = 256_000_000  # the default limit of a shard
+GROUPED_SHARD_BYTES = SHARD_BYTES // GROUP  # of data whose units read groups of shards
 
 DEFAULT_SHARDS = 8
 
@@ -37,8 +39,9 @@ Order = Array | None  # None: the source's own order
 
 
 def default_shards(nbytes: int, rows: int) -> int:
-    """Return 8, or more to keep shards under 256 MB, but never more than `rows`."""
-    return min(rows, max(DEFAULT_SHARDS, -(-nbytes // (SHARD_BYTES - 1))))
+    """Return 8, or more to keep a unit's shards under 256 MB, but never more than `rows`."""
+    most = SHARD_BYTES if nbytes <= MOST_BYTES else GROUPED_SHARD_BYTES
+    return min(rows, max(DEFAULT_SHARDS, -(-nbytes // (most - 1))))
 
 
 def shard_starts(rows: int, shards: int) -> list[int]:

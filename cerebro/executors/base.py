@@ -70,13 +70,14 @@ class PlacingExecutor(Executor, Protocol):
     """An executor whose workers cannot all read every shard."""
 
     def holders(self) -> Mapping[int, Sequence[int]] | None:
-        """Return the workers that can read each shard, by shard; `ShardsPlaced` reports changes.
+        """Return the workers that can read each pool of shards; `ShardsPlaced` reports changes.
 
-        If the result is None, every worker can read every shard throughout the run.
+        Pools are those of `RunContext.order`. If the result is None, every worker can read every
+        shard throughout the run.
         """
 
-    def load(self, worker: int, shard: int) -> None:
-        """Make a shard readable for a worker without waiting; submit its units at any time."""
+    def load(self, worker: int, pool: int) -> None:
+        """Make a pool readable for a worker without waiting; submit its units at any time."""
 
 
 def queueing(executor: Executor) -> QueueingExecutor | None:

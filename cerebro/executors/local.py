@@ -206,7 +206,7 @@ class LocalExecutor:
         self._kills = memory.kills()
         self._places = placed(
             *(context.train, context.validation, self._seats),
-            stagger=context.stagger,
+            order=context.order(),
             together=self._together,
         )
         return [self._start_worker(seat, wait=True) for seat in range(len(self._seats))]
@@ -259,13 +259,13 @@ class LocalExecutor:
         return self._start_worker(self._seat[worker], wait=False)
 
     def holders(self) -> dict[int, list[int]] | None:
-        """Return the worker that holds each shard on its GPU; None if every worker reads all."""
+        """Return the worker that holds each pool on its GPU; None if every worker reads all."""
         seated = {self._seat[worker]: worker for worker in self._workers}
         return self._places.holders(seated)
 
-    def load(self, worker: int, shard: int) -> None:
-        """Assign a shard to a worker; the shard is loaded by the first unit on it."""
-        self._places.give(self._seat[worker], shard)
+    def load(self, worker: int, pool: int) -> None:
+        """Assign a pool to a worker; its shards are loaded by the units on them."""
+        self._places.give(self._seat[worker], pool)
 
     def close(self, *, kill: bool = False) -> None:
         if self._owner != os.getpid():  # a fork: workers and selector belong to the parent

@@ -1,8 +1,9 @@
-"""Assign shards to workers that hold them in GPU memory.
+"""Assign pools of shards to workers that hold them in GPU memory.
 
-A seat is a GPU, or one of several worker processes that share a GPU. Every shard is assigned to one
-seat and stays there, even if the worker is replaced. So device memory holds the data once, for any
-number of trials and workers. Trials move to the shards: for the scheduler, placement is exclusive.
+A seat is a GPU, or one of several worker processes that share a GPU. Every pool (see
+`cerebro.data.order`) is assigned to one seat and stays there, even if the worker is replaced. So
+device memory holds the data once, for any number of trials and workers. Trials move to the shards:
+for the scheduler, placement is exclusive. With ``shuffle="rows"`` every worker reads all shards.
 Every worker reads and holds the validation data. Workers that are threads of one process share its
 memory: together they are one holder, that of their GPU.
 """
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
+    from cerebro.data.order import EpochOrder
     from cerebro.machine.devices import Device
     from cerebro.worker.messages import RunContext
 
@@ -30,58 +32,61 @@ class SeatedShards:
     seats
         The number of seats, or for each seat the number of the process that holds its shards.
     rows
-        The number of rows of each shard; empty: every worker reads all shards.
+        The number of rows of each pool; empty: every worker reads all shards.
     """
 
     def __init__(self, seats: int | Sequence[int], rows: Sequence[int]) -> None:
         self._holder = list(range(seats)) if isinstance(seats, int) else list(seats)
-        self._seat_of: dict[int, int] = {}  # the first seat of the holder of a shard
+        self._seat_of: dict[int, int] = {}  # the first seat of the holder of a pool
         first = [self._holder.index(holder) for holder in dict.fromkeys(self._holder)]
         load = dict.fromkeys(first, 0)
-        # The largest shard is assigned first, to the least loaded seat; ties go to the lower
-        # number.
-        for shard in sorted(range(len(rows)), key=lambda shard: (-rows[shard], shard)):
+        # The largest pool is assigned first, to the least loaded seat; ties go to the lower number.
+        for pool in sorted(range(len(rows)), key=lambda pool: (-rows[pool], pool)):
             seat = min(first, key=lambda seat: (load[seat], seat))
-            load[seat] += rows[shard]
-            self._seat_of[shard] = seat
+            load[seat] += rows[pool]
+            self._seat_of[pool] = seat
 
     @property
     def stay(self) -> bool:
         """Whether shards are assigned to seats; if not, every worker reads all shards."""
         return bool(self._seat_of)
 
-    def give(self, seat: int, shard: int) -> None:
-        """Move a shard to a seat, because its own seat has no worker."""
-        self._seat_of[shard] = seat
+    def give(self, seat: int, pool: int) -> None:
+        """Move a pool to a seat, because its own seat has no worker."""
+        self._seat_of[pool] = seat
 
     def holders(self, seated: Mapping[int, int]) -> dict[int, list[int]] | None:
-        """Return the workers that hold each shard, given the worker of each seat.
+        """Return the workers that hold each pool, given the worker of each seat.
 
         Return None if every worker has all shards.
         """
         if not self._seat_of:
             return None
         return {
-            shard: [
+            pool: [
                 seated[other]
                 for other, holder in enumerate(self._holder)
                 if holder == self._holder[seat] and other in seated
             ]
-            for shard, seat in sorted(self._seat_of.items())
+            for pool, seat in sorted(self._seat_of.items())
         }
 
 
 def stay(
-    train: Dataset, validation: Dataset | None, seats: Sequence[Device | None], *, stagger: bool
+    train: Dataset,
+    validation: Dataset | None,
+    seats: Sequence[Device | None],
+    *,
+    order: EpochOrder,
 ) -> bool:
-    """Return whether to assign shards to GPUs and keep them in device memory.
+    """Return whether to assign pools of shards to GPUs and keep them in device memory.
 
-    This requires several workers with GPUs, a shard for each, and data that fits in GPU memory
+    This requires several workers with GPUs, a pool for each, and data that fits in GPU memory
     together with the models. With ``stagger=False`` all trials go through the shards together, and
-    shards are not kept.
+    shards are not kept; with ``shuffle="rows"`` there is one pool.
     """
     gpus = [device for device in seats if device is not None]
-    if len(gpus) < 2 or train.num_shards < len(gpus) or not stagger:
+    if len(gpus) < 2 or len(order.pools) < len(gpus) or not order.stagger:
         return False
     together = max(map(gpus.count, gpus))
     mine = together * (train.nbytes / len(gpus) + _bytes_of(validation))
@@ -93,10 +98,10 @@ def placed(
     validation: Dataset | None,
     seats: Sequence[Device | None],
     *,
-    stagger: bool,
+    order: EpochOrder,
     together: bool,
 ) -> SeatedShards:
-    """Return where the shards of a search stay; see `stay`.
+    """Return where the pools of a search stay; see `stay`.
 
     Parameters
     ----------
@@ -107,8 +112,8 @@ def placed(
     if together:
         gpus = list(dict.fromkeys(seats))
         seats, holders = gpus, [gpus.index(device) for device in seats]
-    resident = stay(train, validation, seats, stagger=stagger)
-    return SeatedShards(holders, train._shard_rows() if resident else [])
+    resident = stay(train, validation, seats, order=order)
+    return SeatedShards(holders, order.pool_rows if resident else [])
 
 
 def with_shares(

@@ -337,7 +337,7 @@ def predict(model: Any, data: Any, batch_size: int) -> Any:
         augment=False,
     )
     with contextlib.closing(loader):
-        loader.begin(range(data.num_shards), 0)
+        loader.begin([range(data.num_shards)], 0)
         return joined([model.predict_batch(batch) for batch in loader])
 
 

@@ -255,14 +255,14 @@ class SavedRun:
         with reader(self.folder) as connection:
             check_rows(connection, "units")
             rows = connection.execute("SELECT * FROM units ORDER BY started, id").fetchall()
-        shards = self.meta["num_shards"]
+        parts = self.meta["parts"]
         return [
             {
                 **self._trial_and_fold(row["trial"]),
                 "epoch": row["epoch"],
                 "step": row["step"],
-                "shard": row["shard"],
-                "kind": "train" if row["step"] < shards else "eval",
+                "part": row["part"],
+                "kind": "train" if row["step"] < parts else "eval",
                 "worker": row["worker"],
                 "attempt": row["attempt"],
                 "start": row["started"],
@@ -329,7 +329,7 @@ class SavedRun:
                 "SELECT step >= ?, sum(most) FROM (SELECT step, max(rows) AS most FROM units "
                 "WHERE trial = ? AND epoch = (SELECT min(epoch) FROM units WHERE trial = ?2) "
                 "GROUP BY step) GROUP BY 1",
-                (self.meta["num_shards"], number),
+                (self.meta["parts"], number),
             )
             counted = {bool(validates): int(count) for validates, count in rows}
         return counted.get(False, 0), counted.get(True, 0)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from cerebro.arguments import users_level, whole_number
 from cerebro.data import Dataset
 from cerebro.data.given_rows import is_rows, narrowed, temporary
+from cerebro.data.order import Cut
 from cerebro.data.sources.bunches import is_bunch
 from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine import generators
@@ -248,14 +249,12 @@ class Trial:
         if context is None:
             context = self.saved.context(build)
         info = make_info(
-            context.views(self.number)[0],
+            *(context.views(self.number)[0], context.order(self.number)),
             trial=self.number,
-            seed=context.seed,
             epochs=self.record.info_epochs(
                 (record.epoch + 1) * context.units_per_epoch - 1, context.epochs
             ),
-            batch_size=self._batch_size(),
-            drop_last=context.drop_last,
+            cut=Cut(self._batch_size(), context.drop_last),
             fold=self.fold,
             device=device,
         )
@@ -360,7 +359,7 @@ class Trial:
                 generators.reserved(_torch_imported(), seed),
                 compute_settings(settings["threads"], *choice, strict=strict),
             ):
-                loader.begin(range(target.num_shards), 0)
+                loader.begin([range(target.num_shards)], 0)
                 return evaluate_model(model, loader, device=where)[1]
 
         with (

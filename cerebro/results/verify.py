@@ -216,21 +216,23 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
 
 def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
     """Find units that cannot belong to an epoch, and epochs with missing units."""
-    shards = saved.meta["num_shards"]
+    parts = saved.meta["parts"]
     validates = any(saved.meta.get(name) is not None for name in ("validation", "folds"))
-    per_epoch = shards + validates
-    stagger = saved.settings.get("stagger", True)
+    per_epoch = parts + validates
+    in_order, stagger = saved.settings["shuffle"] == "rows", saved.settings["stagger"]
     counts: dict[tuple[int, int], int] = {}
     latest: dict[int, int] = {}
     with reader(saved.folder) as connection:
         rows = connection.execute(
-            "SELECT trial, epoch, step, shard FROM units ORDER BY trial, epoch"
+            "SELECT trial, epoch, step, part FROM units ORDER BY trial, epoch"
         )
         for (trial, epoch), group in groupby(rows, key=lambda row: (row["trial"], row["epoch"])):
-            order = _core.visit_order(trial, epoch, shards, stagger=stagger)
-            units = {(row["step"], row["shard"]) for row in group}
-            for step, shard in sorted(units):
-                what = _wrong_unit(step, shard, order, per_epoch)
+            order = list(range(parts))
+            if not in_order:
+                order = _core.visit_order(trial, epoch, parts, stagger=stagger)
+            units = {(row["step"], row["part"]) for row in group}
+            for step, part in sorted(units):
+                what = _wrong_unit(step, part, order, per_epoch)
                 if what is not None:
                     yield Problem(f"trial {trial}, epoch {epoch}", what, advice)
             counts[trial, epoch] = len({step for step, _ in units})
@@ -248,12 +250,12 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
             yield Problem(f"trial {record.number}", f"{what} finished", advice)
 
 
-def _wrong_unit(step: int, shard: int, order: list[int], per_epoch: int) -> str | None:
-    """Return what is wrong with a unit's step in its epoch or with its shard, or None."""
+def _wrong_unit(step: int, part: int, order: list[int], per_epoch: int) -> str | None:
+    """Return what is wrong with a unit's step in its epoch or with its part, or None."""
     if not 0 <= step < per_epoch:
         return f"unit {step} of {per_epoch}"
-    if step < len(order) and shard != order[step]:
-        return f"unit {step} was on shard {shard}, out of turn"
+    if step < len(order) and part != order[step]:
+        return f"unit {step} was on part {part}, out of turn"
     return None
 
 

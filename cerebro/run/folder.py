@@ -166,7 +166,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "validation_checksum": None if validation is None else validation.checksum,
         "folds": None if settings.folds is None else settings.folds.to_json(),
         "folds_checksum": None if settings.folds is None else settings.folds.checksum,
-        "num_shards": settings.train.num_shards,
+        "parts": settings.order_of(settings.train).num_parts,
         # None means inside the run's folder, which may be moved.
         "state_dir": None
         if settings.state_dir == settings.folder / "states"

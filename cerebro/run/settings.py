@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.data import Dataset
+from cerebro.data.order import EpochOrder, Shuffle, order_of
 from cerebro.data.validation import Folds
 from cerebro.machine.devices import CPU
 from cerebro.run.records import Ranking
@@ -42,12 +43,18 @@ class Training:
     channels_last: bool = False
     """Whether images have the layout ``channels_last`` for networks that compute in this layout."""
     drop_last: bool = False
+    shuffle: Shuffle = "rows"
+    """The order of the rows; see `cerebro.data.order`."""
     stagger: bool = True
     threads: int = 1
     deterministic: Literal["warn"] | bool = "warn"
     live_models: int | None = 1
     unit_timeout: float | None = None
     """The seconds that a unit may take, for executors that can kill their workers."""
+
+    def order_of(self, train: Dataset) -> EpochOrder:
+        """Return the order of the rows of a trial's training data."""
+        return order_of(train, self.shuffle, self.seed, stagger=self.stagger)
 
     def training(self) -> dict[str, Any]:
         """Return these settings by name."""

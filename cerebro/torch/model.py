@@ -144,8 +144,9 @@ class Model(BaseModel):
     clip_norm
         Gradients are clipped to this norm before every update.
     accumulate
-        Batches per update. Each loss is divided by this number, as in plain loops. The last window
-        of a unit ends with the unit; if the window is shorter, its step is smaller.
+        Batches per update. An epoch of n batches has ``round(n / accumulate)`` updates, at least
+        one, whose numbers of batches differ by at most one; each loss is divided by the number of
+        batches of its update. (With ``shuffle="shards"``, this is so within each group of shards.)
     amp
         "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the loss
         (`torch.amp.GradScaler`).
@@ -243,7 +244,7 @@ class Model(BaseModel):
         self._metrics, self._accumulating = split_metrics(metrics)
         self._epoch_metrics = named_epoch_metrics(epoch_metrics)
         self._clip_norm = real_number("clip_norm", clip_norm, above=0, optional=True)
-        self._accumulate = whole_number("accumulate", accumulate, 1, math.inf)
+        self.accumulate = whole_number("accumulate", accumulate, 1, math.inf)
         self._optimizers = check_optimizers(optimizer, net, loss)
         self._schedulers = check_schedulers(scheduler, self._optimizers)
         self._scheduler_step = check_scheduler_step(scheduler_step, self._schedulers)
@@ -258,7 +259,7 @@ class Model(BaseModel):
         check_countable(graph, self._meters)
         if train_step is not None:
             check_train_step(
-                clip_norm=self._clip_norm, accumulate=self._accumulate, amp=amp, graph=graph
+                clip_norm=self._clip_norm, accumulate=self.accumulate, amp=amp, graph=graph
             )
         check_functions({"step": step, "train_step": train_step, "augment": augment, "loss": loss})
         column_names("inputs", inputs)
@@ -283,6 +284,8 @@ class Model(BaseModel):
         self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
         self._to_training()
         self._pending = 0  # batches since the last update
+        self._windows: Iterator[int] = iter(())  # batches of each update that the unit has left
+        self._window = self.accumulate
         self._scheduler_due = False
         self._objective = self._compile_objective()
         self._graphed: GraphedStep | None = None
@@ -335,8 +338,20 @@ class Model(BaseModel):
                 ) from error
             raise
 
+    def begin_unit(self, updates: Sequence[int]) -> None:
+        """Begin a unit, with the number of batches of each of its updates.
+
+        An epoch's batches are divided among its updates as evenly as rows among batches, so an
+        update has about `accumulate` batches. Without this call it has as many, and the last one of
+        a unit what is left.
+        """
+        if self.accumulate != 1:
+            self._windows = iter(updates)
+            self._window = next(self._windows, self.accumulate)
+
     def end_unit(self) -> None:
         """Make an update that is still pending: a window of `accumulate` ends with its unit."""
+        self._windows, self._window = iter(()), self.accumulate
         for recorded in self._recorded:
             recorded.look_again()
         if self._pending:
@@ -454,7 +469,7 @@ class Model(BaseModel):
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
         if function is not Model.train_batch or by_batch:
             return None
-        if self._accumulate != 1 or self._augment is not None:
+        if self.accumulate != 1 or self._augment is not None:
             return None
         return self._recorded[0].ready
 
@@ -615,7 +630,7 @@ class Model(BaseModel):
     def _compile(self, graph: bool | None) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch; see the argument `graph`."""
         if graph and self._on_gpu:
-            if self._accumulate != 1:
+            if self.accumulate != 1:
                 raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
             make_capturable(self._optimizers)
             return self._compile_graphed(CudaRecorder(self._device))
@@ -626,20 +641,25 @@ class Model(BaseModel):
     def _compile_train(self, *, graph: bool | None) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch, with all settings resolved in advance."""
         net, objective, augment = self.net, self._objective, self._augment
-        autocast, scaler, accumulate = self._autocast, self._scaler, self._accumulate
+        autocast, scaler, accumulate = self._autocast, self._scaler, self.accumulate
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
         by_update = self._steps_by_update
+        # A phase is the batch's place in its update, and by how much longer the update is than
+        # `accumulate`: each is another program. It is 0 for the first batch of a usual one.
+        longest = 2 * accumulate
 
-        def step(batch: Batch, pending: int) -> dict[str, Any]:
+        def step(batch: Batch, phase: int) -> dict[str, Any]:
+            longer, pending = divmod(phase, longest)
+            window = accumulate + longer
             if autocast is None:
                 values, loss, _, _ = objective(batch)
             else:
                 with autocast:
                     values, loss, _, _ = objective(batch)
             if accumulate != 1:
-                loss = loss / accumulate
+                loss = loss / window
             (loss if scaler is None else scaler.scale(loss)).backward()
-            if pending + 1 == accumulate:
+            if pending + 1 == window:
                 self._update()
             return values
 
@@ -655,9 +675,11 @@ class Model(BaseModel):
                 self._step_schedulers()
             if augment is not None:
                 batch = augment(batch)
-            pending = self._pending
-            values = take(batch, pending)
-            self._pending = (pending + 1) % accumulate
+            pending, window = self._pending, self._window
+            values = take(batch, pending + (window - accumulate) * longest)
+            self._pending = (pending + 1) % window
+            if self._pending == 0 and accumulate != 1:
+                self._window = next(self._windows, accumulate)
             if by_batch and by_update:
                 if self._pending == 0:
                     self._step_schedulers()
@@ -680,7 +702,7 @@ class Model(BaseModel):
             return self._measure(batch)[0]
 
         modules = [self.net, self._loss] if isinstance(self._loss, torch.nn.Module) else [self.net]
-        gathered = self._parameters if self._accumulate != 1 else ()
+        gathered = self._parameters if self.accumulate != 1 else ()
         prove = None if promised else self._prove
         looks_always = not promised and self._is_followed_by_unknown_code()
         training = RecordedStep(
@@ -714,7 +736,7 @@ class Model(BaseModel):
             proof.optimizer(optimizer)
         proof.given = (
             *(type(self), self.net, self._loss, self._metrics, self._step),
-            *(self._inputs, self._target, self._weight, self._clip_norm, self._accumulate),
+            *(self._inputs, self._target, self._weight, self._clip_norm, self.accumulate),
             None if self._autocast is None else self._autocast.fast_dtype,
             self._parameters,
         )

@@ -63,9 +63,8 @@ def from_transformers(
         As in :class:`cerebro.torch.Model`, but "batch" is the default, and means after every
         update, as in the Trainer: with `accumulate`, once for each window of batches. The length of
         the schedule is then the number of updates. ``info.total_steps`` is the number of batches,
-        which is the same only without `accumulate`. A shard's last window may be shorter, so there
-        are at most ``info.epochs * ((info.steps_per_epoch + info.data.num_shards * (k - 1)) // k)``
-        updates with ``accumulate=k``.
+        which is the same only without `accumulate`: with ``accumulate=k`` there are ``info.epochs *
+        max(1, round(info.steps_per_epoch / k))`` updates.
     augment, scheduler, accumulate, amp, state
         As in :class:`cerebro.torch.Model`. With PEFT, ``state="trainable"`` leaves the frozen
         weights out of states.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from cerebro.model import BaseModel, is_cpu_only
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.messages import CheckDone
-from cerebro.worker.models import batch_size_of, end_epoch
+from cerebro.worker.models import Loader, batch_size_of, end_epoch
 from cerebro.worker.own_numbers import OwnNumbers, equal
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.user_errors import describe
@@ -235,15 +235,12 @@ class _CheckedModel:
         else:
             self.is_of_few_batches = result.batches == 0
 
-    def _batches(self, half: int) -> _First:
+    def _batches(self, half: int) -> Loader:
         runner = self._runner
         size = batch_size_of(self._config, runner.context.batch_size)
         loader = runner.loader(self.live.model, size, training=True, trial=0)
-        train, _ = runner.context.views(0)
-        drop_last = runner.context.drop_last
-        shards = first_shards(train._shard_rows(), size, drop_last, (half + 1) * BATCHES)
-        loader.begin(shards, 0, half * BATCHES)
-        return _First(loader, BATCHES)
+        loader.begin(runner.context.order().pass_of(0, 0), 0, half * BATCHES, BATCHES)
+        return loader
 
     def is_numbered(self, path: str, other: _CheckedModel) -> bool:
         """Return whether a number differed when both models had just been built.
@@ -298,47 +295,14 @@ class _CheckedModel:
                 self._config, runner.context.batch_size
             )
             loader = runner.loader(live.model, size, training=False, trial=0)
-            loader.begin(first_shards(validation._shard_rows(), size, False, 1), 0)
+            loader.begin([range(validation.num_shards)], 0, 0, 1)
             with generators.preserved(live.torch, seed=0):
                 device = runner.device_of(live.model)
-                _, metrics = evaluate_model(live.model, _First(loader, 1), device=device)
+                _, metrics = evaluate_model(live.model, loader, device=device)
             live.progress.add_validation(metrics)
         metrics = end_epoch(live, epoch)
         live.generators = generators.capture(live.torch, live.cuda)
         return metrics
-
-
-def first_shards(rows: Sequence[int], size: int, drop_last: bool, batches: int) -> range:
-    """Return the first shards that together have enough batches; only these are copied to a GPU."""
-    left, shards = batches, 0
-    while left > 0 and shards < len(rows):
-        left -= _core.batch_count(rows[shards], size, drop_last)
-        shards += 1
-    return range(shards)
-
-
-class _First:
-    """The first few batches of a loader."""
-
-    def __init__(self, loader: Any, count: int) -> None:
-        self._loader = loader
-        self._left = count
-
-    @property
-    def last_rows(self) -> int:
-        return int(self._loader.last_rows)
-
-    def __len__(self) -> int:
-        return min(self._left, len(self._loader))
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._left == 0:
-            raise StopIteration
-        self._left -= 1
-        return next(self._loader)
 
 
 def differences(

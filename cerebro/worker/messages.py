@@ -1,7 +1,8 @@
 """Define the messages between the coordinator and its workers.
 
-A *unit* is one pass of one trial over one shard, or one validation pass at the end of an epoch. It
-is the smallest piece of work that is scheduled, retried and committed. The messages are plain data:
+A *unit* is one pass of one trial over one part of an epoch (see `cerebro.data.order`), or one
+validation pass at the end of an epoch. It is the smallest piece of work that is scheduled, retried
+and committed. The messages are plain data:
 executors send them over a socket or through Ray, or pass them on within one process.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +22,7 @@ from cerebro.run.states import CloneOf, KeptState
 if TYPE_CHECKING:
     from cerebro.data import Dataset
     from cerebro.data.manifest import FileEntry
+    from cerebro.data.order import EpochOrder
     from cerebro.data.validation import Folds
 
 LIBRARIES = ("jax", "keras", "sklearn", "torch")
@@ -106,9 +109,18 @@ class RunContext(Training):
         """Whether an epoch ends with a validation unit."""
         return self.validation is not None or self.folds is not None
 
+    @cached_property
+    def _orders(self) -> tuple[EpochOrder, ...]:
+        folds = 1 if self.folds is None else len(self.folds)
+        return tuple(self.order_of(self.views(fold)[0]) for fold in range(folds))
+
+    def order(self, trial: int = 0) -> EpochOrder:
+        """Return the order of the rows on which a trial is trained; all have as many parts."""
+        return self._orders[trial % len(self._orders)]
+
     @property
     def units_per_epoch(self) -> int:
-        return self.train.num_shards + self.validates
+        return self.order().num_parts + self.validates
 
     def views(self, trial: int) -> tuple[Dataset, Dataset | None]:
         """Return the data on which a trial is trained and validated."""
@@ -136,13 +148,14 @@ class RunContext(Training):
 
 @dataclass(frozen=True)
 class Task:
-    """One unit to run. ``step == train.num_shards`` is the validation unit."""
+    """One unit to run. ``step == order().num_parts`` is the validation unit."""
 
     trial: int
     config: Mapping[str, Any]
     epoch: int
     step: int
-    shard: int
+    part: int
+    """The part of the epoch to train on; -1 for validation."""
     attempt: int
     position: int
     """The number of the trial's units that were committed before this one."""

@@ -13,6 +13,7 @@ from cerebro.arguments import MAX_INT32, whole_number
 from cerebro.data import depots
 from cerebro.data.batches import make_trusted
 from cerebro.data.moved import MovedBatches
+from cerebro.data.order import Cut, EpochOrder
 from cerebro.errors import InputError
 from cerebro.machine import dynamo, flags, generators
 from cerebro.machine import jax_settings as of_jax
@@ -129,29 +130,28 @@ def build_model(
 
 def make_info(
     data: Any,
+    order: EpochOrder,
     *,
     trial: int,
-    seed: int,
     epochs: int,
-    batch_size: int,
-    drop_last: bool,
+    cut: Cut,
     fold: int | None = None,
     device: str = "cpu",
 ) -> Info:
-    """Return a trial's `Info` for ``build``; its steps count the batches of all shards."""
-    steps = sum(_core.batch_count(rows, batch_size, drop_last) for rows in data._shard_rows())
-    if steps == 0:
+    """Return a trial's `Info` for ``build``; its steps count the batches of `order`."""
+    steps = order.steps_of(epochs, cut)
+    if max(steps) == 0:
         raise InputError(
-            f"trial {trial}: batch_size {batch_size} with drop_last leaves no batch: the largest "
-            f"of {data.num_shards} shards has {max(data._shard_rows())} rows; choose a smaller one"
+            f"trial {trial}: batch_size {cut.batch_size} with drop_last leaves no batch of the "
+            f"{data.num_rows} rows: choose a smaller one"
         )
     return Info(
         epochs=epochs,
-        steps_per_epoch=steps,
-        total_steps=steps * epochs,
-        batch_size=batch_size,
+        steps_per_epoch=max(steps),
+        total_steps=sum(steps),
+        batch_size=cut.batch_size,
         trial=trial,
-        seed=_core.trial_seed(seed, trial),
+        seed=_core.trial_seed(order.seed, trial),
         device=device,
         columns=data.columns,
         classes=data.classes,

@@ -1,4 +1,4 @@
-"""Run units: train one trial on one shard, from one committed state to the next.
+"""Run units: train one trial on one part of an epoch, from one committed state to the next.
 
 Every worker process has a `UnitRunner`; with ``workers=0`` the coordinator's process has one. It
 keeps models alive between units: the state of a trial that stays on its worker is packed but not
@@ -7,7 +7,7 @@ units overlap (`cerebro.worker.streams`). The steps of a unit:
 
 1. take the live model, or build one, begin the epoch and load the trial's committed state;
 2. restore the trial's random generators;
-3. train on the shard's batches (in C: `_core.run_unit`), or evaluate;
+3. train on the part's batches (in C: `_core.run_unit`), or evaluate;
 4. at the end of an epoch, call ``end_epoch`` and complete the metrics;
 5. pack the model, the generators and the progress into the uncommitted slot, seal it with its hash,
 and commit it.
@@ -29,6 +29,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import cerebro._core as _core
 from cerebro.data import copies, depots
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
+from cerebro.data.order import Cut
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, flags, generators, jax_settings, keras_settings, turns
 from cerebro.machine import resources as memory
@@ -179,6 +180,7 @@ class UnitRunner:
         self._live: OrderedDict[int, LiveModel] = OrderedDict()
         self._slots: OrderedDict[int, _core.Slots] = OrderedDict()
         self._loaders: OrderedDict[tuple[Any, ...], Loader] = OrderedDict()
+        self._orders = _core.Orders()
         self._arena = StateArena()  # for the states of models on a GPU
         self._verified: set[tuple[bool, int]] = set()
         self._ordinary: set[int] = set()  # trials whose recorded steps gave wrong results
@@ -417,8 +419,7 @@ class UnitRunner:
         live.progress.begin_unit(task.epoch, task.step)
         if task.step == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(task.epoch)
-        evaluating = task.step == self.context.train.num_shards
-        result = self._evaluate(live, task) if evaluating else self._train(live, task)
+        result = self._evaluate(live, task) if task.part < 0 else self._train(live, task)
         note = getattr(live.model, "recording_note", None)
         text = None if note is None else note()
         if text is not None:
@@ -437,23 +438,28 @@ class UnitRunner:
         return text
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
-        batch_size = batch_size_of(task.config, self.context.batch_size)
-        self._verify(True, task.shard)
+        order = self.context.order(task.trial)
+        cut = self._cut(task.config, getattr(live.model, "accumulate", 1))
+        part = order.part(task.part, task.epoch, cut)
+        for shard in part.mix:
+            self._verify(True, shard)
         loader = self.loader(
-            live.model, batch_size, training=True, trial=task.trial, epoch=task.epoch
+            live.model, cut.batch_size, training=True, trial=task.trial, epoch=task.epoch
         )
-        loader.begin([task.shard], task.epoch)
+        loader.begin([part.mix], task.epoch, part.start, part.count)
         depots.tell_first_note(loader)
         step, device = live.model.train_batch, self.device_of(live.model)
-        units = self._epochs_left(task) * self.context.train.num_shards
-        # A unit has one shard, so that only its last batch may be shorter.
-        full = loader.rows // batch_size if isinstance(loader, _core.Loader) else None
-        with recorded_unit(live.model, len(loader), units, training=True, full=full):
+        units = self._epochs_left(task) * order.num_parts
+        if hasattr(live.model, "begin_unit"):
+            live.model.begin_unit(part.updates)
+        with recorded_unit(live.model, part.count, units, training=True, full=part.alike):
             result = run_batches(loader, step, beat=self._beat, device=device)
         sums = end_training(live.model, result, live.progress)
         loss, weight = sums.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
-            raise Diverged(divergence(task, loss / weight, result.not_finite.get("loss")))
+            before = order.batches_before(task.trial, task.epoch, task.step, cut)
+            first = result.not_finite.get("loss")
+            raise Diverged(divergence(task.epoch, before, loss / weight, first))
         return sums
 
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
@@ -462,11 +468,10 @@ class UnitRunner:
         batch_size = context.eval_batch_size or batch_size_of(task.config, context.batch_size)
         _, validation = context.views(task.trial)
         assert validation is not None
-        shards = range(validation.num_shards)
-        for shard in shards:
+        for shard in range(validation.num_shards):
             self._verify(False, shard)
         loader = self.loader(live.model, batch_size, training=False, trial=task.trial)
-        loader.begin(shards, 0)
+        loader.begin([range(validation.num_shards)], 0)
         depots.tell_first_note(loader)
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
         with generators.preserved(live.torch, seed):
@@ -650,15 +655,18 @@ class UnitRunner:
     def info_of(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
         context = self.context
         return make_info(
-            context.views(trial)[0],
+            *(context.views(trial)[0], context.order(trial)),
             trial=trial,
-            seed=context.seed,
             epochs=context.epochs if epochs is None else epochs,
-            batch_size=batch_size_of(config, context.batch_size),
-            drop_last=context.drop_last,
+            cut=self._cut(config),
             fold=context.fold_of(trial),
             device=context.device,
         )
+
+    def _cut(self, config: Mapping[str, Any], accumulate: int = 1) -> Cut:
+        """Return how an epoch is cut into batches, and these into updates."""
+        context = self.context
+        return Cut(batch_size_of(config, context.batch_size), context.drop_last, accumulate)
 
     # --- devices ---------------------------------------------------------
 
@@ -763,7 +771,8 @@ class UnitRunner:
             loader = make_batches(
                 *(model, data, batch_size, context.device),
                 seed=context.seed,
-                shuffle=training,
+                shuffle=training and context.shuffle,
+                orders=self._orders,
                 drop_last=training and context.drop_last,
                 threads=context.loader_threads,
                 augment=training,

@@ -13,7 +13,6 @@ from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.imports import raised_at
 from cerebro.run.records import class_name
-from cerebro.worker.messages import Task
 
 _TORCH_TYPES = {
     "double": "float64",
@@ -31,13 +30,15 @@ _TORCH_TYPES = {
 """The data types by their names in PyTorch's messages."""
 
 
-def divergence(task: Task, mean: float, first: tuple[int, float] | None) -> str:
-    """Describe where a loss became NaN or infinite: epoch, shard and batch, counted from 0."""
-    where = f"in epoch {task.epoch}, shard {task.shard}"
+def divergence(epoch: int, start: int, mean: float, first: tuple[int, float] | None) -> str:
+    """Describe where a loss became NaN or infinite: epoch and batch, counted from 0.
+
+    `start` is the number of the epoch's batches before those of the unit.
+    """
     if first is None:  # each batch was finite, but their sum was not
-        return f"the training loss became {mean} {where}"
+        return f"the training loss became {mean} in epoch {epoch}"
     batch, value = first
-    return f"the training loss became {value} {where}, batch {batch}"
+    return f"the training loss became {value} in epoch {epoch}, batch {start + batch}"
 
 
 def describe(error: BaseException) -> str:

@@ -83,7 +83,7 @@ cer_schedule_new(const cer_schedule_options *options, cer_schedule **out,
     s->mode = options->exclusive                         ? MODE_EXCLUSIVE
               : options->stagger || options->shards <= 2 ? MODE_SHARED
                                                          : MODE_WAVE;
-    s->stagger = options->stagger;
+    s->stagger = options->stagger && !options->in_order;
     s->shards = options->shards;
     s->live_models = options->live_models;
     s->eval_cost = options->eval_cost;

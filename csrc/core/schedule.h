@@ -14,8 +14,10 @@
  *     while (cer_schedule_next(s, now, &command))
  *         ...start it...
  *
- * A *unit* is one trial over one shard, once. Trial t visits the shards of
- * epoch e in the order of cer_visit_shard, on any worker; the validation unit
+ * A *unit* is one trial over one part of an epoch, once. The parts are called
+ * shards here: groups of them or, if every worker reads all, slices of an epoch.
+ * Trial t visits the shards of epoch e in the order of cer_visit_shard, or from
+ * the first to the last, on any worker; the validation unit
  * follows if eval_cost > 0 (step == shards, shard CER_SHARD_VALIDATION). A
  * trial continues until it has done its `epochs`; then it waits to be extended
  * or dropped.
@@ -38,6 +40,7 @@ typedef struct cer_schedule_options {
     bool exclusive;        /* only its holders run a shard */
     bool stagger; /* see cer_visit_shard; false: at most two shards open at a
                      time, shared shards only */
+    bool in_order; /* every trial visits shards 0, 1, ... in every epoch */
     double eval_cost;     /* weight of the validation unit; 0: none */
     uint32_t live_models; /* models that a worker keeps live; >= 1 */
     uint32_t capacity;    /* trials to reserve room for; not a limit */

@@ -102,35 +102,37 @@ read_shards(PyObject *shards, cer_schedule_options *options, double **weights)
 
 PyDoc_STRVAR(
     schedule_doc,
-    "Schedule(*, shards, exclusive=False, stagger=True, eval_cost=0.0,\n"
-    "         live_models=8, capacity=1024)\n--\n\n"
+    "Schedule(*, shards, exclusive=False, stagger=True, in_order=False,\n"
+    "         eval_cost=0.0, live_models=8, capacity=1024)\n--\n\n"
     "Decides which trial trains next, on which shard and worker.\n\n"
     "It receives events and returns commands; callers pass the time\n"
     "(seconds). `shards` is their number or a weight for each, e.g. its\n"
-    "rows; `eval_cost` is the weight of the validation unit (0: none).");
+    "rows; `eval_cost` is the weight of the validation unit (0: none).\n"
+    "With `in_order`, every trial visits shards 0, 1, ... in every epoch.");
 
 static PyObject *
 schedule_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"shards",    "exclusive",   "stagger",
                                "eval_cost", "live_models", "capacity",
-                               NULL};
+                               "in_order",  NULL};
     cer_schedule_options options = {.live_models = 8, .capacity = 1024};
-    int exclusive = 0, stagger = 1;
+    int exclusive = 0, stagger = 1, in_order = 0;
     double *weights = NULL;
     cer_schedule *schedule = NULL;
     PyObject *shards = NULL, *self = NULL;
     cer_error err;
 
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "|$OppdO&O&:Schedule", keywords, &shards, &exclusive,
+            args, kwargs, "|$OppdO&O&p:Schedule", keywords, &shards, &exclusive,
             &stagger, &options.eval_cost, to_number, &options.live_models,
-            to_number, &options.capacity))
+            to_number, &options.capacity, &in_order))
         return NULL;
     if (given(shards != NULL, "Schedule", "shards") < 0)
         return NULL;
     options.exclusive = exclusive != 0;
     options.stagger = stagger != 0;
+    options.in_order = in_order != 0;
     if (read_shards(shards, &options, &weights) < 0)
         goto done;
     if (cer_schedule_new(&options, &schedule, &err) != CER_OK) {

@@ -58,7 +58,7 @@ _WRONG: dict[str, dict[str, str]] = {
         **dict.fromkeys(("trial", "epoch", "step", "worker", "attempt", "rows"), _COUNT),
         **dict.fromkeys(("batches", "hopped", "state_bytes"), _COUNT),
         **dict.fromkeys(("started", "seconds"), _NUMBER),
-        "shard": _WHOLE,  # -1: validation
+        "part": _WHOLE,  # -1: validation
     },
     "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
 }
@@ -67,7 +67,7 @@ _MAY_LACK = {("trials", "raised")}  # added in version 3
 # The keys of the table meta that readers need, and the types or values that they must have.
 _META: dict[str, Any] = {
     "status": str,
-    "num_shards": int,
+    "parts": int,
     "environment": dict,
     "build": {"module": str, "qualname": str},
     "data": {"path": str, "checksum": str, "rows": list, "transforms": dict, "operations": list},

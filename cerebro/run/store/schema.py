@@ -54,7 +54,7 @@ CREATE TABLE units (
     trial INTEGER NOT NULL,
     epoch INTEGER NOT NULL,
     step INTEGER NOT NULL,
-    shard INTEGER NOT NULL,
+    part INTEGER NOT NULL,  -- of the epoch; -1: validation
     worker INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     started REAL NOT NULL,

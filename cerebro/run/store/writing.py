@@ -235,7 +235,7 @@ class Store:
         trial: int,
         epoch: int,
         step: int,
-        shard: int,
+        part: int,
         worker: int,
         attempt: int,
         started: float,
@@ -248,7 +248,7 @@ class Store:
         """Record a unit that ran."""
         self._put(
             Transaction.add_unit,
-            *(trial, epoch, step, shard, worker, attempt, started, seconds),
+            *(trial, epoch, step, part, worker, attempt, started, seconds),
             *(rows, batches, int(hopped), state_bytes),
         )
 

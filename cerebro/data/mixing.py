@@ -1,0 +1,111 @@
+"""Find data whose shards differ, which a search that reads groups of shards would train on badly.
+
+`cerebro.shard` permutes the rows, so that every shard is a random sample. Data written with
+``shuffle=False`` keep their order: if they are sorted by class, by group or by time, a group of
+shards has only some of the classes or times, and training on one group after another loses what the
+others taught.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cerebro.arguments import users_level
+from cerebro.data.dtypes import Array
+from cerebro.errors import CorruptDataError, InputError
+
+SAMPLE = 1024
+"""The rows of a shard that are looked at, evenly spaced."""
+
+MOST_CLASSES = 100
+"""An integer column with at most so many values has classes; one with more has quantities."""
+
+LEAST_SHARE = 0.05
+"""Shards differ clearly in a column if they explain this share of its variance."""
+
+CHANCES = 4
+"""The deviations by which that share may exceed its mean by chance."""
+
+
+def differing_columns(data: Any) -> dict[str, float]:
+    """Return the share of the variance that shards explain, for columns in which they differ.
+
+    Only columns with one number for each row count, and only data written with ``shuffle=False``.
+    The share is the correlation ratio (eta squared) of a sample; of classes, of all their
+    indicators together.
+    """
+    if data._manifest.arguments.get("shuffle", True) is not False:
+        return {}
+    shards = [shard for shard, rows in enumerate(data._shard_rows()) if rows > 1]
+    found = {}
+    for name, column in data.columns.items():
+        if column.ragged or column.shape or column.dtype in ("complex64", "bfloat16"):
+            continue
+        try:
+            samples = [_sample(data._plain_rows(name, s, data._rows[s])) for s in shards]
+        except (CorruptDataError, InputError):  # reported where the data are read
+            return {}
+        share = _explained(samples)
+        if share > LEAST_SHARE:
+            found[name] = share
+    return found
+
+
+def check_shards(data: Any) -> None:
+    """Warn if shards that are read in groups differ clearly; check that each can be drawn from.
+
+    Raises
+    ------
+    InputError
+        All weights of a shard are 0.
+    """
+    data._weight_sums(across=False)
+    found = differing_columns(data)
+    if not found:
+        return
+    worst = max(found, key=lambda name: found[name])
+    others = f" (and in {len(found) - 1} more columns)" if len(found) > 1 else ""
+    warnings.warn(
+        f"the shards of {data._place!r} differ in column {worst!r}{others}: it was written with "
+        'shuffle=False, and shuffle="shards" mixes only four shards at a time, which can cost much '
+        "accuracy. Write it again with cerebro.shard(..., shuffle=True), or search with "
+        'shuffle="rows"',
+        stacklevel=users_level(),
+    )
+
+
+def _sample(values: Array) -> Array:
+    chosen = np.unique(np.linspace(0, len(values) - 1, min(SAMPLE, len(values))).astype(np.int64))
+    return values[chosen].astype(np.float64)
+
+
+def _explained(samples: Sequence[Array]) -> float:
+    """Return the share of the variance that the shards explain, beyond what chance may explain."""
+    rows = sum(map(len, samples))
+    if len(samples) < 2 or rows <= len(samples):
+        return 0.0
+    values = np.concatenate(samples)
+    if not np.isfinite(values).all():
+        return 0.0
+    shard = np.repeat(np.arange(len(samples)), [len(sample) for sample in samples])
+    classes = np.unique(values)
+    if len(classes) <= MOST_CLASSES:
+        columns = (values[:, None] == classes[None, :]).astype(np.float64)
+    else:
+        columns = values[:, None]
+    centred = columns - columns.mean(0)
+    total = float((centred**2).sum())
+    if total == 0:
+        return 0.0
+    means = np.stack([centred[shard == number].mean(0) for number in range(len(samples))])
+    sizes = np.bincount(shard, minlength=len(samples))
+    between = float((sizes[:, None] * means**2).sum())
+    # Shards of a few rows differ by chance: of k shards with n rows in all, by about (k - 1) / n.
+    freedom = len(samples) - 1
+    by_chance = (freedom + CHANCES * math.sqrt(2 * freedom)) / (rows - 1)
+    return max(0.0, between / total - by_chance)

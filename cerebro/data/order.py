@@ -1,0 +1,229 @@
+"""The order of the rows in an epoch, and the parts of it that units train on.
+
+``"rows"`` is one permutation of all rows for each (seed, epoch), as a PyTorch ``DataLoader`` with
+``shuffle=True`` draws it; a part is a slice of the epoch's batches. ``"shards"`` is for data larger
+than memory: a part is a group of four shards whose rows are shuffled together, and the groups are
+drawn anew for each epoch. docs/design/loader.md says why.
+
+Shards are grouped only within their *pool*, a fixed set of at least eight shards. A machine that
+does not have all shards has whole pools, so the order depends on the data and never on machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal
+
+import cerebro._core as _core
+from cerebro.errors import InputError
+
+Shuffle = Literal["rows", "shards"]
+
+Mix = tuple[int, ...]
+"""Shards whose rows are shuffled together, in ascending order."""
+
+MOST_BYTES = 4_000_000_000
+"""The size of the largest data whose default is ``"rows"``."""
+
+GROUP = 4
+"""The most shards of a part. Mixing four random ones showed no loss of accuracy against "rows"."""
+
+POOL = 8
+"""The fewest shards of a pool, if the dataset has as many."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How the rows of a part are cut into batches, and these into updates."""
+
+    batch_size: int
+    drop_last: bool = False
+    accumulate: int = 1
+    """The batches of an update. Updates are cut as evenly as batches, and end with their part."""
+
+    def count(self, rows: int) -> int:
+        """Return the number of batches of so many rows."""
+        return _core.batch_count(rows, self.batch_size, self.drop_last)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The batches of a unit: `count` batches of a mix, from `start` on."""
+
+    mix: Mix
+    start: int
+    count: int
+    updates: tuple[int, ...]
+    """The number of batches of each update."""
+    alike: int
+    """The number of batches at the beginning that have equally many rows."""
+
+
+@dataclass(frozen=True)
+class EpochOrder:
+    """How a view's rows are ordered in each epoch.
+
+    Attributes
+    ----------
+    shuffle
+        ``"rows"`` or ``"shards"``.
+    shard_rows
+        The view's rows in each shard.
+    seed
+        Keys the order, together with the epoch.
+    stagger
+        As for `cerebro.search`: False starts all trials at the same part.
+    """
+
+    shuffle: Shuffle
+    shard_rows: tuple[int, ...]
+    seed: int
+    stagger: bool = True
+
+    @property
+    def num_shards(self) -> int:
+        return len(self.shard_rows)
+
+    @cached_property
+    def pools(self) -> list[list[int]]:
+        """The shards of each pool."""
+        if self.shuffle == "rows":
+            return [list(range(self.num_shards))]
+        return _even(range(self.num_shards), max(1, self.num_shards // POOL))
+
+    @cached_property
+    def pool_of_part(self) -> list[int]:
+        """The pool of each part of an epoch; parts take the pools in turn."""
+        if self.shuffle == "rows":
+            return [0] * self.num_shards
+        left = [-(-len(pool) // GROUP) for pool in self.pools]
+        found = []
+        while any(left):
+            for pool, groups in enumerate(left):
+                if groups:
+                    found.append(pool)
+                    left[pool] -= 1
+        return found
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts of an epoch: the training units of a trial."""
+        return len(self.pool_of_part)
+
+    @property
+    def pool_rows(self) -> list[int]:
+        """The number of rows of each pool."""
+        return [sum(self.shard_rows[shard] for shard in pool) for pool in self.pools]
+
+    @property
+    def part_rows(self) -> list[float]:
+        """The number of rows of each part; with ``"shards"``, the mean over epochs."""
+        return [self.pool_rows[pool] / self.pool_of_part.count(pool) for pool in self.pool_of_part]
+
+    def visits(self, trial: int, epoch: int) -> list[int]:
+        """Return the parts of an epoch in the order in which a trial visits them."""
+        if self.shuffle == "rows":
+            return list(range(self.num_parts))
+        return _core.visit_order(trial, epoch, self.num_parts, stagger=self.stagger)
+
+    def mixes(self, epoch: int) -> list[Mix]:
+        """Return the mix of each part of an epoch."""
+        if self.shuffle == "rows":
+            return [tuple(range(self.num_shards))] * self.num_parts
+        groups = [self._groups(pool, epoch) for pool in range(len(self.pools))]
+        return [groups[pool].pop(0) for pool in self.pool_of_part]
+
+    def pass_of(self, trial: int, epoch: int) -> list[Mix]:
+        """Return the mixes of a trial's whole epoch, each once, in their order."""
+        mixes = self.mixes(epoch)
+        return (
+            [mixes[0]] if self.shuffle == "rows" else [mixes[p] for p in self.visits(trial, epoch)]
+        )
+
+    def part(self, part: int, epoch: int, cut: Cut) -> Part:
+        """Return the batches of a part of an epoch."""
+        mix = self.mixes(epoch)[part]
+        rows = sum(self.shard_rows[shard] for shard in mix)
+        batches = cut.count(rows)
+        updates = _core.batch_count(batches, cut.accumulate, False)
+        first, end = 0, updates
+        if self.shuffle == "rows":
+            parts = self.num_parts
+            first, end = part * updates // parts, (part + 1) * updates // parts
+        at = [
+            _core.batch_start(batches, cut.accumulate, False, update)
+            for update in range(first, end + 1)
+        ]
+        sizes = tuple(stop - start for start, stop in pairwise(at))
+        start, count = at[0], at[-1] - at[0]
+        return Part(mix, start, count, sizes, _alike(rows, batches, start, count, cut))
+
+    def steps(self, epoch: int, cut: Cut) -> int:
+        """Return the number of batches of an epoch."""
+        mixes = self.mixes(epoch)
+        if self.shuffle == "rows":
+            mixes = mixes[:1]
+        return sum(cut.count(sum(self.shard_rows[shard] for shard in mix)) for mix in mixes)
+
+    def steps_of(self, epochs: int, cut: Cut) -> list[int]:
+        """Return the number of batches of each of so many epochs."""
+        if self.shuffle == "rows" or len(set(self.shard_rows)) == 1:
+            return [self.steps(0, cut)] * epochs
+        return [self.steps(epoch, cut) for epoch in range(epochs)]
+
+    def batches_before(self, trial: int, epoch: int, step: int, cut: Cut) -> int:
+        """Return the number of a trial's batches in an epoch before those of a step."""
+        visited = self.visits(trial, epoch)[:step]
+        return sum(self.part(part, epoch, cut).count for part in visited)
+
+    def _groups(self, pool: int, epoch: int) -> list[Mix]:
+        shards = self.pools[pool]
+        drawn = _core.permutation(len(shards), self.seed, "groups", epoch, pool)
+        groups = _even([shards[i] for i in drawn], -(-len(shards) // GROUP))
+        return [tuple(sorted(group)) for group in groups]
+
+
+def order_of(data: Any, shuffle: Shuffle, seed: int, *, stagger: bool = True) -> EpochOrder:
+    """Return the order of a view's rows."""
+    return EpochOrder(shuffle, tuple(data._shard_rows()), seed, stagger)
+
+
+def resolved(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:
+    """Check the argument `shuffle` of a search; replace None by the default for the data.
+
+    The default depends on nothing but the size of the data, so that it is the same everywhere.
+
+    Raises
+    ------
+    InputError
+        It is not one of these values, or contradicts `stagger`.
+    """
+    if shuffle not in ("rows", "shards", None):
+        raise InputError(f'shuffle must be "rows", "shards" or None, not {shuffle!r}')
+    if shuffle == "rows" and not stagger:
+        raise InputError(
+            'stagger=False keeps at most two groups of shards open, which needs shuffle="shards": '
+            "leave out one of them"
+        )
+    if shuffle is None:
+        shuffle = "rows" if stagger and data._stored_bytes() <= MOST_BYTES else "shards"
+    if shuffle == "rows" and data.num_rows >= 2**32:
+        raise InputError(
+            f'shuffle="rows" orders at most {2**32 - 1:,} rows, not {data.num_rows:,}: use "shards"'
+        )
+    return "rows" if shuffle == "rows" else "shards"
+
+
+def _even(items: Sequence[int], runs: int) -> list[list[int]]:
+    """Return the items in runs that differ by at most one item."""
+    bounds = [run * len(items) // runs for run in range(runs + 1)]
+    return [list(items[a:b]) for a, b in pairwise(bounds)]
+
+
+def _alike(rows: int, batches: int, start: int, count: int, cut: Cut) -> int:
+    """Return how many batches from `start` on are equally large: the larger ones come first."""
+    longer = 0 if cut.drop_last or batches == 0 else rows % batches
+    return min(count, longer - start) if start < longer else count
