@@ -69,7 +69,7 @@ class Work:
         made = make_loader(data or self.data, self.batch_size, threads=threads, **options)
 
         def run() -> None:
-            made.begin(range(SHARDS), 0)
+            made.begin([range(SHARDS)], 0)
             drain(made)
 
         return run
@@ -204,7 +204,7 @@ def images(bench: harness.Bench, folder: Path, options: Any, n: int) -> None:
             convert(rows)
 
     loader = make_loader(view, 64, seed=0, drop_last=True)
-    loader.begin([0], 0)
+    loader.begin([[0]], 0)
     if not torch.equal(next(loader)["x"], convert(work.global_rows[0])):
         raise SystemExit("the bits differ from PyTorch's")
     candidates: dict[str, tuple[Callable[[], object], int]] = {

@@ -162,7 +162,7 @@ def overhead(bench: Bench, data: cerebro.Dataset, folder: str, rounds: int) -> N
 
 def loop(loader: _core.Loader, shard: int, step: object = None) -> float:
     """Seconds for one pass over a shard, with `run_unit` or by an empty loop."""
-    loader.begin([shard], 0)
+    loader.begin([[shard]], 0)
     start = time.perf_counter()
     if step is not None:
         _core.run_unit(loader, step)  # type: ignore[arg-type]

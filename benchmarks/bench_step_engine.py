@@ -46,7 +46,7 @@ def model(make: Callable[[], nn.Module], graph: bool, fused: bool | None) -> cer
 
 def unit(trained: cerebro.torch.Model, loader: Any, epoch: int, from_python: bool) -> float:
     """CPU seconds per step: other programs on the machine disturb them less than the clock's."""
-    loader.begin([0], epoch)
+    loader.begin([[0]], epoch)
     step: Any = trained.train_batch
     if from_python:
 

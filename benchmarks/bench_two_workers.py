@@ -58,14 +58,14 @@ def child(number: int, folder: str, filters: int, rounds: int, barrier: Any, ans
         torch.nn.functional.cross_entropy(net(x), batch["y"]).backward()
         optimizer.step()
 
-    loaders["bytes"].begin([0], 0)
+    loaders["bytes"].begin([[0]], 0)
     # Enough different batches to exceed the caches, like fresh ones.
     ready = [{name: t.clone() for name, t in batch.items()} for batch in loaders["bytes"]]
     speeds: dict[str, list[float]] = {"ready": [], "bytes": [], "floats": []}
     for i in range(rounds + 1):
         for kind in speeds:
             if kind in loaders:
-                loaders[kind].begin([0], i)
+                loaders[kind].begin([[0]], i)
             barrier.wait()
             start = time.perf_counter()
             if kind in loaders:

@@ -95,6 +95,7 @@ USE_CORE = {
     "data.derivation",
     "data.derive",
     "data.manifest",
+    "data.order",
     "data.placed",
     "data.rows",
     "data.shard_files",

@@ -90,7 +90,8 @@ def shard(
         is no dataset.
     shards
         The number of shards; None: 8, or more to keep each under 256 MB (64 MB for data of more
-        than 4 GB, of which four are read together), but never more shards than rows. The first ``rows % shards`` shards have one more row than the others.
+        than 4 GB, of which four are read together), but never more shards than rows. The first
+        ``rows % shards`` shards have one more row than the others.
     columns
         The names of columns to keep, or a mapping of new names to a column's name or to a list of
         names. The columns in a list are stacked into one vector per row, cast to their common type

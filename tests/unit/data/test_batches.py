@@ -178,7 +178,7 @@ def test_random_transforms_follow_the_row(data: Any) -> None:
 def test_make_loader(data: Any) -> None:
     loader = make_loader(data, 8, seed=0, shuffle=False, framework="dlpack", threads=1)
     assert isinstance(loader, _core.Loader)
-    loader.begin([4, 0], 0)
+    loader.begin([[4], [0]], 0)
     got = [np.asarray(batch["y"]).tolist() for batch in loader]
     stored = [data.shard(i)["y"].tolist() for i in (4, 0)]
     assert list(chain.from_iterable(got)) == stored[0] + stored[1]

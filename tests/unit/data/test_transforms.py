@@ -65,7 +65,7 @@ def run(
     options = {"batch_size": len(values), "shuffle": False} | options
     epoch = options.pop("epoch", 0)
     loader = _core.Loader([(shard, (0, len(values)))], plan, framework=framework, **options)
-    loader.begin([0], epoch)
+    loader.begin([[0]], epoch)
     (batch,) = loader
     return batch["x"]
 
@@ -82,7 +82,7 @@ def run_ragged(
     loader = _core.Loader(
         [(shard, (0, len(rows)))], plan, batch_size=len(rows), shuffle=False, framework="numpy"
     )
-    loader.begin([0], 0)
+    loader.begin([[0]], 0)
     (batch,) = loader
     return dict(batch)
 
@@ -386,7 +386,7 @@ def with_channels_last(folder: Path, values: np.ndarray, *chain: Transform, **op
     loader = _core.Loader(
         [(shard, (0, len(values)))], plan, batch_size=len(values), shuffle=False, **options
     )
-    loader.begin([0], 0)
+    loader.begin([[0]], 0)
     (batch,) = loader
     return batch["x"]
 

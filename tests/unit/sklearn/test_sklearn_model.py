@@ -443,7 +443,7 @@ def test_the_mean_of_an_epoch_is_that_of_the_batches_that_define_a_metric(tmp_pa
     model = model_of("SGDClassifier log", metrics={"mean": mean})
     progress = EpochProgress()
     for shard in range(2):
-        loader.begin([shard], 0)
+        loader.begin([[shard]], 0)
         end_training(model, run_batches(loader, model.train_batch), progress)
     assert [rows for _, rows in seen] == [7, 7, 2, 7, 2]
     rows, total = 0, 0.0

@@ -540,7 +540,7 @@ def test_a_model_gathers_what_it_reads(images: cerebro.Dataset, tmp_path: Path) 
     def columns_of(**options: Any) -> set[str]:
         model = cerebro.torch.Model(head, optimizer=optimizer, **options)
         loader = make_batches(model, made, 8, "cpu", seed=0)
-        loader.begin([0], 0)
+        loader.begin([[0]], 0)
         return set(next(iter(loader)))
 
     loss = nn.functional.cross_entropy

@@ -101,7 +101,7 @@ def train(model, data, epochs=EPOCHS):
     found = []
     for epoch in range(epochs):
         for loader, step in zip(loaders, (model.train_batch, model.eval_batch), strict=True):
-            loader.begin([0], epoch)
+            loader.begin([[0]], epoch)
             result = run_batches(loader, step)
             found.append((result.rows, result.batches, result.sums, result.not_finite))
             model.end_unit()
@@ -250,7 +250,7 @@ def test_a_failing_call_ends_the_unit_and_leaves_autograd_on(data):
         context=torch._C._AutoDispatchBelowAutograd,
     )  # fmt: skip
     loader = make_batches(model, data, ROWS, "cpu", seed=0, shuffle=False, threads=0)
-    loader.begin([0], 0)
+    loader.begin([[0]], 0)
     with pytest.raises(ValueError, match="math domain error"):
         _core.run_unit(loader, model.train_batch, replays=[replay, broken])
     assert (replay.runs, broken.runs) == (0, 1)
@@ -396,7 +396,7 @@ def test_a_later_unit_runs_no_step_from_python(data, monkeypatch):
     called = []
     monkeypatch.setattr(model, "_train", called.append)
     loader = make_batches(model, data, ROWS, "cpu", seed=0, shuffle=True, threads=0)
-    loader.begin([0], 7)
+    loader.begin([[0]], 7)
     before = model._recorded[0].replays
     model.begin_recorded_unit(len(loader), 100, training=True)
     result = run_batches(loader, model.train_batch)
@@ -420,7 +420,7 @@ def test_the_last_full_batch_is_left_to_the_comparison(without_rest, data):
         model._train = lambda batch, take=take, stepped=stepped: stepped.append(1) or take(batch)
         for epoch in range(8):
             stepped.clear()
-            loader.begin([0], epoch)
+            loader.begin([[0]], epoch)
             model.begin_recorded_unit(len(loader), 100, training=True, full=9)
             result = run_batches(loader, model.train_batch)
             assert model.end_recorded_unit(training=True) is None

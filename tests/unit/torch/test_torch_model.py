@@ -577,7 +577,7 @@ def test_the_runner_measures_what_evaluate_does(tmp_path):
     metrics = {"accuracy": accuracy, "double": lambda o, t: (o.mean(), 2.0 * len(t))}
     model = simple(metrics=metrics)
     loader = make_loader(dataset, 16, seed=0, shuffle=False)
-    loader.begin(range(3), 0)
+    loader.begin([range(3)], 0)
     unit = _core.run_unit(loader, model.eval_batch)
     assert unit.rows == 50
     means = {name: total / weight for name, (total, weight) in unit.sums.items()}
