@@ -48,6 +48,8 @@ class Info:
         The training data, a :class:`cerebro.Dataset`.
     fold
         The trial's fold, from 0; None in a search without folds.
+    steps
+        The training batches of each epoch; empty if all epochs have `steps_per_epoch`.
     """
 
     epochs: int
@@ -61,6 +63,7 @@ class Info:
     classes: Mapping[str, Any] | None = None
     data: Any = None
     fold: int | None = None
+    steps: Sequence[int] = ()
 
     def num_classes(self, column: str = "y") -> int:
         """Return the number of classes of a label column, with or without class names.

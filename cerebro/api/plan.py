@@ -49,7 +49,8 @@ class Plan:
     epochs
         The number of epochs trained, over all trials.
     units
-        The number of units run. A unit is one pass of one trial over one shard, or a validation.
+        The number of units run. A unit is one pass of one trial over one part of an epoch, or a
+        validation.
     rows
         The number of rows trained and validated on.
     bytes_on_disk

@@ -10,6 +10,7 @@ from typing import Any
 from cerebro.cli import search_file
 from cerebro.cli.as_json import json_option, print_json
 from cerebro.cli.options import arguments, count, new_command
+from cerebro.cli.search_file import SHUFFLE_HELP
 
 COUNTS = {
     "epochs": "epochs per trial",
@@ -33,6 +34,7 @@ def add(commands: Any) -> None:
         parser.add_argument(f"--{name}", type=count, metavar="N", help=text)
     parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (0)")
+    parser.add_argument("--shuffle", choices=["rows", "shards"], help=SHUFFLE_HELP)
     parser.add_argument("--searcher", metavar="NAME", help="the searcher (random)")
     parser.add_argument(
         "--validation", help="a data folder, or the fraction of the data to hold out"

@@ -15,6 +15,7 @@ from cerebro.cli.options import (
     progress_option,
     show_result,
 )
+from cerebro.cli.search_file import SHUFFLE_HELP
 
 COUNTS = {
     "epochs": "epochs per trial",
@@ -44,11 +45,12 @@ def add(commands: Any) -> None:
         parser.add_argument(f"--{name}", type=count, metavar="N", help=text)
     parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (0)")
+    parser.add_argument("--shuffle", choices=["rows", "shards"], help=SHUFFLE_HELP)
     parser.add_argument(
         "--unit-timeout",
         type=float,
         metavar="SECONDS",
-        help="time limit for one trial on one shard",
+        help="time limit for one unit, a trial over one part of an epoch",
     )
     parser.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="start no new units after this"

@@ -63,6 +63,11 @@ def data_of(module: ModuleType) -> Any:
     return cerebro.Dataset(os.fspath(data)) if isinstance(data, (str, os.PathLike)) else data
 
 
+SHUFFLE_HELP = (
+    "the order of rows: all rows anew in each epoch, or groups of shards (rows for data up to 4 GB)"
+)
+
+
 def settings_of(module: ModuleType, file: str, options: argparse.Namespace) -> dict[str, Any]:
     """Merge the file's settings with the options, which take precedence.
 

@@ -223,6 +223,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         None (the estimator's ``score``), the name of a scorer, or ``scorer(estimator, X, y)``.
     batch_size
         Rows per batch, unless the space has it.
+    shuffle
+        As for `cerebro.search`.
     stop
         A `cerebro.EarlyStopping` rule, applied to the mean over folds.
     refit
@@ -282,6 +284,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         cv: Any = 5,
         scoring: Any = None,
         batch_size: int | None = 64,
+        shuffle: Any = None,
         stop: Any = None,
         refit: bool | Callable[[Mapping[str, Any]], int] = True,
         shards: int | None = None,
@@ -299,6 +302,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         self.cv = cv
         self.scoring = scoring
         self.batch_size = batch_size
+        self.shuffle = shuffle
         self.stop = stop
         self.refit = refit
         self.shards = shards
@@ -357,6 +361,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 metric=SCORE,
                 mode="max",
                 batch_size=None if "batch_size" in space.sample(0, 0) else self.batch_size,
+                shuffle=self.shuffle,
                 stop=self.stop,
                 workers=self.workers,
                 devices="cpu",
@@ -494,7 +499,9 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         classes = {} if labels is None else {"classes": labels}
         with generators.preserved(False, trial_seed(seed, 0) % 2**32):
             for epoch in range(self.best_epochs_):
-                for batch in data.batches(size, seed=seed, epoch=epoch, framework="numpy"):
+                for batch in data.batches(
+                    size, seed=seed, epoch=epoch, shuffle=self.shuffle, framework="numpy"
+                ):
                     y = batch["y"] if labels is None else labels[batch["y"]]
                     weights = {} if build.weight is None else {"sample_weight": batch["w"]}
                     learn(estimator, batch["x"], y, **classes, **weights)

@@ -10,7 +10,7 @@ a step may be captured only if its Python code does the same every time. This is
   buffers and generators: as an ordinary step and by the graph. Every tensor, number and generator
   must end up with the same bits. Otherwise, or if the capture fails, the model continues with
   ordinary steps from the result of the last one, and its log gives the reason.
-- Batches of a different shape (the last of a shard) take ordinary steps.
+- Batches of a different shape take ordinary steps.
 
 A replayed step therefore equals an ordinary one, bit for bit. Results do not depend on whether a
 graph was captured, when in a trial, or on which worker.

@@ -91,7 +91,7 @@ def from_lightning(
         of `inputs` of :class:`cerebro.torch.Model`. None: the first column if `inputs` is a list,
         otherwise all of `inputs`. Not used if the module defines ``predict_step``.
     gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches
-        As in ``lightning.Trainer``. A window of accumulated batches may cross shards: its gradients
+        As in ``lightning.Trainer``. A window of accumulated batches may cross units: its gradients
         move with the trial.
     precision
         "32-true" or "bf16-mixed".

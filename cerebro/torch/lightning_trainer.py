@@ -65,7 +65,7 @@ class Trainer:
         self.current_epoch = self.global_step = 0
         self.batch_index = -1  # index of the last batch in its epoch
         self.max_epochs, self.min_epochs, self.max_steps = info.epochs, None, -1
-        self.num_training_batches = info.steps_per_epoch
+        self._steps = list(info.steps) or [info.steps_per_epoch] * info.epochs
         self.num_val_batches: list[float] = []
         self.accumulate_grad_batches = accumulate
         self.gradient_clip_val, self.gradient_clip_algorithm = clip_val, clip_algorithm
@@ -88,10 +88,14 @@ class Trainer:
         self.log_every_n_steps, self.check_val_every_n_epoch = 50, 1
 
     @property
+    def num_training_batches(self) -> int:
+        """The number of batches in the current epoch."""
+        return self._steps[min(self.current_epoch, len(self._steps) - 1)]
+
+    @property
     def estimated_stepping_batches(self) -> int:
         """The number of updates in all epochs."""
-        updates = math.ceil(self.num_training_batches / self.accumulate_grad_batches)
-        return int(self.max_epochs * updates)
+        return sum(math.ceil(steps / self.accumulate_grad_batches) for steps in self._steps)
 
     @property
     def is_last_batch(self) -> bool:

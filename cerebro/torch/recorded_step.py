@@ -18,7 +18,7 @@ the ordinary step once more (`RecordedStep.end_unit`). If anything differs, all 
 are ordinary and continue from the last ordinary step, and the log gives the reason. A state
 therefore does not depend on whether steps are replayed.
 
-There is one program for each batch shape, so the shorter last batch of a shard has its own.
+There is one program for each batch shape; an epoch has batches of two sizes.
 """
 
 from __future__ import annotations

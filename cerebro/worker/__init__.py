@@ -1,1 +1,1 @@
-"""Run one unit of work: build or load a model, train on a shard, pack its state. Internal."""
+"""Run units: build or load a model, train on a part of an epoch, pack its state. Internal."""

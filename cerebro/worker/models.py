@@ -157,6 +157,7 @@ def make_info(
         classes=data.classes,
         data=data,
         fold=fold,
+        steps=() if len(set(steps)) == 1 else tuple(steps),
     )
 
 

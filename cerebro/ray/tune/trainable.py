@@ -49,8 +49,8 @@ PATIENCE_SECONDS = 30.0
 logger = logging.getLogger(__name__)
 
 OPTIONS = {
-    *("eval_batch_size", "drop_last", "seed", "max_retries", "unit_timeout", "stagger"),
-    *("live_models", "deterministic", "state_dir", "metric", "mode", "select", "keep"),
+    *("eval_batch_size", "drop_last", "shuffle", "seed", "max_retries", "unit_timeout"),
+    *("stagger", "live_models", "deterministic", "state_dir", "metric", "mode", "select", "keep"),
 }
 """The arguments of `cerebro.search` that apply to all trials and are not decided by Tune."""
 
@@ -105,8 +105,9 @@ def trainable(
         As for `cerebro.search`.
     options
         Further arguments of `cerebro.search`: ``seed``, ``eval_batch_size``, ``drop_last``,
-        ``max_retries``, ``unit_timeout``, ``stagger``, ``live_models``, ``deterministic``,
-        ``state_dir``, ``keep``; ``metric``, ``mode`` and ``select`` are for Cerebro's record.
+        ``shuffle``, ``max_retries``, ``unit_timeout``, ``stagger``, ``live_models``,
+        ``deterministic``, ``state_dir``, ``keep``; ``metric``, ``mode`` and ``select`` are for
+        Cerebro's record.
 
     Returns
     -------
