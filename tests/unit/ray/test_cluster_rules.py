@@ -84,7 +84,7 @@ def relieve(placement, speeds=None):
     copies = []
     while (wish := placement.relief(speeds)) is not None:
         copies.append(wish)
-        placement.add_shard(wish[1], wish[0])
+        placement.add_lot(wish[1], wish[0])
     return copies
 
 
@@ -100,7 +100,7 @@ def test_a_slow_place_is_helped_and_nothing_is_taken_away():
     copies = relieve(placement, {0: 0.5})
     assert {shard for shard, _ in copies} <= {*dealt["a"]}
     assert 0 < len(copies) <= 4
-    assert {*dealt["a"]} <= placement.shards["a"]
+    assert {*dealt["a"]} <= placement.lots["a"]
 
 
 def test_a_place_that_joins_gets_its_share():
@@ -311,7 +311,7 @@ def test_a_node_without_room_for_the_data_says_so():
         cause = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
 
     cluster = SimpleNamespace(errors=(RayTaskError,), cause_of=cause_of)
-    supply = Supply(cluster, None, None, Traffic())
+    supply = Supply(cluster, None, [], None, Traffic())
     job = Future()
     job.set_exception(RayTaskError())
     with pytest.raises(
