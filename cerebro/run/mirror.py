@@ -35,7 +35,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import is_plain_name, load_json, read_bytes
 from cerebro.machine.objects import MissingObjectError, Objects
-from cerebro.run.store import FILE, PARTS, encode, read_meta, reader
+from cerebro.run.store import FILE, PARTS, OtherVersionError, encode, read_meta, reader
 from cerebro.run.store.checking import check_rows, check_state_file
 
 POINTER = "run.json"
@@ -323,9 +323,13 @@ def _fill(objects: Objects, pointer: Pointer, folder: Path) -> None:
     if _core.xxh3_128(content) != pointer.store_hash:
         raise CorruptDataError(f"{objects.url_of(pointer.store)} is cut or altered")
     (folder / FILE).write_bytes(content)
-    with reader(folder) as connection:
-        states = _states(connection)
-        has_own_rows = read_meta(connection).get("own_rows") is True
+    try:
+        with reader(folder) as connection:
+            states = _states(connection)
+            has_own_rows = read_meta(connection).get("own_rows") is True
+    except OtherVersionError as error:
+        own, url = os.fspath(folder / FILE), objects.url_of(pointer.store)
+        raise OtherVersionError(str(error).replace(own, url)) from None
     for file, state_hash in states.items():
         name = state_object(file, state_hash)
         packed = objects.read(name)
