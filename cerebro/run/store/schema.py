@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import check_folder, check_no_link, is_network_file_system
-from cerebro.machine.installation import update_hint
+from cerebro.machine.installation import other_version
 
 SCHEMA_VERSION = 4
 
@@ -106,13 +106,8 @@ def check_version(connection: sqlite3.Connection, file: Path) -> None:
             f"{file} has store version {version}: it is not a run store, or its creation was "
             "interrupted"
         )
-    of, fix = "an earlier", "repeat the search in a new folder"
-    if version > SCHEMA_VERSION:
-        of, fix = "a newer", f"update Cerebro ({update_hint()})"
-    raise OtherVersionError(
-        f"{file} has store version {version}, of {of} Cerebro, and this one reads only version "
-        f"{SCHEMA_VERSION}: {fix}"
-    )
+    again = "repeat the search in a new folder"
+    raise OtherVersionError(other_version(file, "store", version, SCHEMA_VERSION, again))
 
 
 FILE = "run.sqlite"
