@@ -484,9 +484,14 @@ def refuse_changes(saved: SavedRun, settings: Settings) -> None:
 def _differences(saved: SavedRun, settings: Settings) -> Any:
     recorded = saved.meta["settings"]
     now = as_recorded(settings.record())
+    missing = sorted(now.keys() - recorded.keys())
+    if missing:
+        raise CorruptDataError(
+            f"{saved.path}: some of its settings are not recorded: {', '.join(missing)}"
+        )
     adaptive = (saved.meta.get("searcher_class") or {}).get("adaptive", False)
     for name in now:
-        if name in MAY_DIFFER or (name == "width" and not adaptive) or name not in recorded:
+        if name in MAY_DIFFER or (name == "width" and not adaptive):
             continue
         if recorded[name] != now[name]:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"

@@ -261,11 +261,11 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     InputError
         If its decisions differ from the stored ones.
     """
-    at = saved.meta.get("searcher_said")
-    if at is None or not searcher.adaptive:  # older runs saved the state with every decision
+    if not searcher.adaptive:
         return
     with reader(saved.folder) as connection:
-        decisions = [StoredDecision(*row) for row in read_decisions(connection, at)]
+        after = saved.meta["searcher_said"]
+        decisions = [StoredDecision(*row) for row in read_decisions(connection, after)]
     if not decisions:
         return
     records = saved.configurations

@@ -65,12 +65,25 @@ _WRONG: dict[str, dict[str, str]] = {
 
 # The keys of the table meta that readers need, and the types or values that they must have.
 _META: dict[str, Any] = {
+    "id": str,
     "status": str,
+    "points": list,
     "num_shards": int,
     "environment": dict,
     "build": {"module": str, "qualname": str},
     "data": {"path": str, "checksum": str, "rows": list, "transforms": dict, "operations": list},
-    "settings": {"metric": str, "mode": ("min", "max"), "select": ("best", "last"), "seed": int},
+    "settings": {
+        "metric": str,
+        "mode": ("min", "max"),
+        "select": ("best", "last"),
+        "seed": int,
+        "epochs": int,
+        "keep": ("best", "last", "all"),
+        "stagger": (True, False),
+        "max_retries": int,
+        "searcher_name": str,
+        "space": str,
+    },
 }
 
 
@@ -117,9 +130,13 @@ def check_meta(meta: Mapping[str, Any]) -> None:
     _check(meta, _META, "")
     if not meta["status"].isidentifier():
         raise TypeError(f"status is {one_line(repr(meta['status']), 50)}")
+    devices = meta["settings"]["devices"]
+    is_list = isinstance(devices, (list, tuple)) and len(devices) > 0
+    if not is_list or not all(isinstance(name, str) for name in devices):
+        raise TypeError(f"settings.devices is {one_line(repr(devices), 50)}")
     if meta["validation"] is not None:
         _check(meta, {"validation": _META["data"]}, "")
-    if meta.get("folds") is not None:
+    if meta["folds"] is not None:
         _check(meta, {"folds": {"name": str, "folds": list}}, "")
         for fold in meta["folds"]["folds"]:
             _check({"fold": fold}, {"fold": {"train": list, "validation": list}}, "")
