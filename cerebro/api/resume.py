@@ -197,7 +197,6 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
             saved.meta.get("searcher") or {},
             before["n_trials"],
             settings.n_trials,
-            finished=saved.meta["status"] == "finished",
         )
         if is_over(saved, request) and not more:
             tidy(saved)
