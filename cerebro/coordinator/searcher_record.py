@@ -74,10 +74,8 @@ def _has(searcher: Searcher, name: str) -> bool:
     return hasattr(searcher, name) and not is_default
 
 
-def is_describable(description: Mapping[str, Any] | None) -> bool:
+def is_describable(description: Mapping[str, Any]) -> bool:
     """Return whether another process can recreate the described searcher."""
-    if not description:
-        return False
     module, _, name = description["class"].partition(":")
     return description["parameters"] is not None and module != "__main__" and "<" not in name
 

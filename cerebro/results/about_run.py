@@ -23,9 +23,9 @@ def about(saved: SavedRun) -> About:
     if meta["validation"] is not None:
         data.append(("Validation data", _data(saved, "validation")))
     if meta["folds"] is not None:
-        folds = {"number": saved.trials_each, "checksum": meta.get("folds_checksum")}
+        folds = {"number": saved.trials_each, "checksum": meta["folds_checksum"]}
         data.append(("Folds", folds))
-    space = space_lines(meta.get("space"))
+    space = space_lines(meta["space"])
     recorded = meta["settings"]["space"]
     if not space and recorded:
         space = [("as it was written", str(recorded))]

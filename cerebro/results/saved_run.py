@@ -335,8 +335,8 @@ class SavedRun:
         return counted.get(False, 0), counted.get(True, 0)
 
     def ranges(self) -> dict[str, Range]:
-        """Return the range of each setting, by its dotted name; empty if no space was recorded."""
-        return ranges_of(self.meta.get("space"))
+        """Return the range of each setting, by its dotted name."""
+        return ranges_of(self.meta["space"])
 
     def not_exact(self, number: int) -> list[str]:
         """Return the recorded operations of a trial that have no deterministic version."""

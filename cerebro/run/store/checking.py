@@ -68,9 +68,12 @@ _META: dict[str, Any] = {
     "id": str,
     "status": str,
     "points": list,
+    "space": dict,
+    "searcher_class": {"class": str, "adaptive": (True, False)},
     "num_shards": int,
     "environment": dict,
     "build": {"module": str, "qualname": str},
+    "data_checksum": str,
     "data": {"path": str, "checksum": str, "rows": list, "transforms": dict, "operations": list},
     "settings": {
         "metric": str,
@@ -136,6 +139,9 @@ def check_meta(meta: Mapping[str, Any]) -> None:
         raise TypeError(f"settings.devices is {one_line(repr(devices), 50)}")
     if meta["validation"] is not None:
         _check(meta, {"validation": _META["data"]}, "")
+    for name in ("validation", "folds"):
+        if (meta[name] is None) != (meta[f"{name}_checksum"] is None):
+            raise TypeError(f"{name}_checksum is {one_line(repr(meta[f'{name}_checksum']), 50)}")
     if meta["folds"] is not None:
         _check(meta, {"folds": {"name": str, "folds": list}}, "")
         for fold in meta["folds"]["folds"]:
