@@ -369,14 +369,14 @@ class StudySearcher(Searcher):
         state: Mapping[str, Any],
         n_trials_before: int | None,
         n_trials: int | None,
-        *,
-        finished: bool,
     ) -> bool:
         """Return whether `optimize` asks for more trials than before; warn if for fewer.
 
         The search's own ``n_trials`` is None, because it does not count trials without training.
         """
-        added = int(state.get("count", 0)) + int(state.get("lost", 0))
+        if not state:  # nothing was suggested yet
+            return False
+        added = int(state["count"]) + int(state["lost"])
         wanted = math.inf if self._wanted is None else self._wanted
         if wanted < added:
             warnings.warn(
@@ -384,18 +384,7 @@ class StudySearcher(Searcher):
                 "and adds no more; give another run= to add more",
                 stacklevel=users_level(),
             )
-        if wanted <= added:
-            return False
-        if "wanted" in state:
-            return bool(self._wanted != state["wanted"])
-        if finished and self._wanted is not None:
-            warnings.warn(
-                f"n_trials={self._wanted}, but the run {self._run} has added {added} trials to the "
-                "study and adds no more: an earlier version of Cerebro did not store how many were "
-                "wanted; give another run= to add more",
-                stacklevel=users_level(),
-            )
-        return False
+        return wanted > added and bool(self._wanted != state["wanted"])
 
     def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
         """Return a trial's configuration; None if defining it raised a caught exception."""
@@ -569,7 +558,7 @@ class StudySearcher(Searcher):
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._count = int(state["count"])
-        self._lost = int(state.get("lost", 0))
+        self._lost = int(state["lost"])
         known = {trial.number: trial for trial in self._study.get_trials(deepcopy=False)}
         self._check_study(known.values())
         for number, asked, params in state["open"]:
@@ -578,7 +567,7 @@ class StudySearcher(Searcher):
                 raise self._other_study(asked)
             if frozen.state is TrialState.RUNNING:
                 self._open[number] = optuna.Trial(self._study, frozen._trial_id)
-            elif INTERRUPTED in frozen.system_attrs or frozen.user_attrs.get("interrupted"):
+            elif INTERRUPTED in frozen.system_attrs:
                 self._open[number] = self._begun_anew(frozen, number)
             else:
                 self._told[number] = frozen
@@ -609,7 +598,7 @@ class StudySearcher(Searcher):
         The copy is not enqueued: another process could take it from the queue, and trials that were
         enqueued earlier would come first.
         """
-        ours = (ATTRIBUTE, INTERRUPTED, "interrupted")
+        ours = (ATTRIBUTE, INTERRUPTED)
         system = {name: value for name, value in frozen.system_attrs.items() if name not in ours}
         template = FrozenTrial(
             number=-1,  # the storage chooses the number and the identifier
@@ -620,7 +609,7 @@ class StudySearcher(Searcher):
             datetime_complete=None,
             params=frozen.params,
             distributions=frozen.distributions,
-            user_attrs={n: value for n, value in frozen.user_attrs.items() if n not in ours},
+            user_attrs=dict(frozen.user_attrs),
             system_attrs={**system, ATTRIBUTE: self._mark(number)},
             intermediate_values=frozen.intermediate_values,
         )
@@ -651,8 +640,7 @@ class DeferredInfo:
 
 def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:
     """Return the run and the number of a study's trial; empty if Cerebro did not create it."""
-    # Versions before the release of Cerebro 0.1.0 stored this as a user attribute.
-    mark = frozen.system_attrs.get(ATTRIBUTE, frozen.user_attrs.get(ATTRIBUTE))
+    mark = frozen.system_attrs.get(ATTRIBUTE)
     return mark if isinstance(mark, Mapping) else {}
 
 

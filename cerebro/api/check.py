@@ -178,7 +178,6 @@ def _context(
         validation=held_out,
         folds=folds,
         eval_batch_size=eval_rows(train),
-        channels_last=True,
         state_dir=folder,
         epoch_dir=folder,
         log_dir=folder,

@@ -176,7 +176,7 @@ def replay(
             verify=False,
             device=in_worker(devices),
         )
-        retries = result.settings.get("max_retries", 0)
+        retries = result.settings["max_retries"]
         with closing(Retraining(context, retries, seats(devices, 1))) as retraining:
             now = retraining.environment(record.config)
             known = known_differences(result, context, now)

@@ -197,7 +197,6 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
             saved.meta.get("searcher") or {},
             before["n_trials"],
             settings.n_trials,
-            finished=saved.meta["status"] == "finished",
         )
         if is_over(saved, request) and not more:
             tidy(saved)
@@ -315,27 +314,27 @@ def searcher_of(
         If the searcher cannot be recreated, or if it still has to decide on trials that are to be
         trained further.
     """
-    description = saved.meta.get("searcher_class") or {}
+    description = saved.meta["searcher_class"]
     over = has_decided_all(saved)
     apart = request.epochs is not None or request.trials is not None
     extends = apart or any(record.is_open for record in saved.records)
-    if over and more and extends and description.get("adaptive"):
+    if over and more and extends and description["adaptive"]:
         raise InputError(
             f"the searcher of {saved.path} decides how long each trial trains, so more epochs and "
             f"more trials need two calls: first one with epochs={settings.epochs} and as many "
             "trials as before, then one with more trials"
         )
     over = over and not more
-    if apart and description.get("adaptive") and not over:
+    if apart and description["adaptive"] and not over:
         raise InputError(
             f"{saved.path} is not finished, and its searcher decides how long each trial trains: "
             "resume it without epochs= and trials= first"
         )
     if over or request.trials is not None:
         return NoSearcher()
-    made = searcher or (make_again(description) if description else None)
+    made = searcher or make_again(description)
     if made is None or settings.space_json is None:
-        if not description.get("adaptive") and settings.n_trials == len(saved.configurations):
+        if not description["adaptive"] and settings.n_trials == len(saved.configurations):
             return NoSearcher()
         raise InputError(
             f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
@@ -409,8 +408,8 @@ def settings_of(
         "progress": progress,
         "executor": None,
         "points": tuple(meta["points"]),
-        "space_json": meta.get("space"),
-        "searcher_class": meta.get("searcher_class"),
+        "space_json": meta["space"],
+        "searcher_class": meta["searcher_class"],
     }
     values["folds"] = saved.folds_of(values["train"])
     if values["workers"] == 0:
@@ -484,9 +483,14 @@ def refuse_changes(saved: SavedRun, settings: Settings) -> None:
 def _differences(saved: SavedRun, settings: Settings) -> Any:
     recorded = saved.meta["settings"]
     now = as_recorded(settings.record())
-    adaptive = (saved.meta.get("searcher_class") or {}).get("adaptive", False)
+    missing = sorted(now.keys() - recorded.keys())
+    if missing:
+        raise CorruptDataError(
+            f"{saved.path}: some of its settings are not recorded: {', '.join(missing)}"
+        )
+    adaptive = saved.meta["searcher_class"]["adaptive"]
     for name in now:
-        if name in MAY_DIFFER or (name == "width" and not adaptive) or name not in recorded:
+        if name in MAY_DIFFER or (name == "width" and not adaptive):
             continue
         if recorded[name] != now[name]:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
@@ -495,21 +499,21 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it can only be increased)"
     for name, known, value in (
         ("points", saved.meta["points"], list(settings.points)),
-        ("space", saved.meta.get("space"), settings.space_json),
+        ("space", saved.meta["space"], settings.space_json),
     ):
-        if known is not None and known != as_recorded(value):
+        if known != as_recorded(value):
             yield f"{name} has changed"
-    yield from _searchers(saved.meta.get("searcher_class"), as_recorded(settings.searcher_class))
+    yield from _searchers(saved.meta["searcher_class"], as_recorded(settings.searcher_class))
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
             yield f"{name} is a different dataset, or has different rows or transforms"
     folds = settings.folds
-    if (None if folds is None else folds.checksum) != saved.meta.get("folds_checksum"):
+    if (None if folds is None else folds.checksum) != saved.meta["folds_checksum"]:
         yield "validation has different folds, or none"
 
 
-def _searchers(known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Iterator[str]:
+def _searchers(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield how two descriptions of searchers differ; their texts are only shown."""
 
     def shown(value: Mapping[str, Any]) -> str:
@@ -519,7 +523,7 @@ def _searchers(known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> Itera
         return f"{name}({', '.join(f'{k}={v!r}' for k, v in value['parameters'].items())})"
 
     compared = "class", "parameters", "adaptive"
-    if known is not None and any(known.get(key) != now.get(key) for key in compared):
+    if any(known.get(key) != now.get(key) for key in compared):
         yield f"searcher was {shown(known)}, is {shown(now)}"
 
 

@@ -18,12 +18,12 @@ from cerebro.api.check import ask
 from cerebro.api.idle_workers import idle_advice
 from cerebro.api.resume import resume_search
 from cerebro.api.settings import (
-    batches_of,
     check_callbacks,
     check_executor,
     check_points,
     check_stop,
     devices_of,
+    eval_rows,
     resolve_mode,
     seconds_per_unit,
 )
@@ -342,7 +342,7 @@ def search(
         mode=resolve_mode(metric, mode),
         select=select,
         batch_size=whole_number("batch_size", batch_size, 1, optional=True),
-        **batches_of(rows, train, before),
+        eval_batch_size=rows or eval_rows(train),
         drop_last=bool(drop_last),
         shuffle=resolved(shuffle, train, stagger=bool(stagger)),
         stop=check_stop(stop),

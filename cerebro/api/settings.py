@@ -11,7 +11,7 @@ from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line
 from cerebro.machine.devices import ALL, CPU, are_gpus, choose, named
 from cerebro.model import is_keras
-from cerebro.run.settings import HOOKS, Training
+from cerebro.run.settings import HOOKS
 from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.stopping import EarlyStopping
 
@@ -141,29 +141,6 @@ def eval_rows(data: Dataset) -> int | None:
             return None
         values += size
     return EVAL_ROWS if values <= MOST_VALUES else None
-
-
-def batches_of(
-    eval_batch_size: int | None, data: Dataset, before: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return the settings of batches whose defaults differ between versions.
-
-    A new run gets the current defaults; a resumed run keeps its own.
-
-    Parameters
-    ----------
-    data
-        The training data; the validation data has the same columns.
-    before
-        The settings of the run to resume; None for a new run.
-    """
-    if before is None:
-        return {"eval_batch_size": eval_batch_size or eval_rows(data), "channels_last": True}
-    known = Training.recorded(before)
-    rows = known["eval_batch_size"]
-    if eval_batch_size is not None or rows not in (None, EVAL_ROWS):
-        rows = eval_batch_size or eval_rows(data)
-    return {"eval_batch_size": rows, "channels_last": known["channels_last"]}
 
 
 def resolve_mode(metric: Any, mode: Any) -> Literal["min", "max"]:

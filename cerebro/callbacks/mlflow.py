@@ -117,14 +117,7 @@ class MLflow(Observer):
 
     def _search_run(self) -> str:
         """Return the id of the search's own run."""
-        tags = {SEARCH: self._id}
-        if next(self._found(tags), None) is None:
-            # Earlier versions gave it only the tag that its trials have, too.
-            for found in self._found({RUN: self._id}):
-                if TRIAL not in found.data.tags:
-                    self._client.set_tag(found.info.run_id, SEARCH, self._id)
-                    break
-        return self._run(tags, self._name)
+        return self._run({SEARCH: self._id}, self._name)
 
     def _run(self, tags: Mapping[str, str], name: str) -> str:
         """Return the id of the run with these tags; a run before a resume may have created it."""

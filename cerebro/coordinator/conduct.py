@@ -304,7 +304,7 @@ def in_three_lines(result: Result) -> list[str]:
 
 def can_be_resumed_by_name(saved: SavedRun) -> bool:
     """Return whether the run's searcher can be recreated from its record."""
-    return is_describable(saved.meta.get("searcher_class")) and saved.meta.get("space") is not None
+    return is_describable(saved.meta["searcher_class"])
 
 
 def same_call(saved: SavedRun) -> str:

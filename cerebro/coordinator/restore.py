@@ -19,7 +19,6 @@ stopped in the middle of a write, it later writes to files that no process reads
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -361,9 +360,8 @@ def open_again(
 ) -> tuple[OwnedRun, RestoredRun]:
     """Open the store for writing and find the position of every trial."""
     saved, owner = previous.saved, previous.owner
-    run_id = saved.meta.get("id") or uuid.uuid4().hex
     make_folders(settings.folder, settings.state_dir)
-    claim_state_dir(settings.state_dir, settings.folder, run_id)
+    claim_state_dir(settings.state_dir, settings.folder, saved.meta["id"])
     store = Store.open(saved.folder)
     try:
         restored = restore(saved, store, context, previous.request)
@@ -372,7 +370,6 @@ def open_again(
         with store.group():
             store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
             for key, value in (
-                ("id", run_id),
                 ("status", "running"),
                 ("error", None),
                 ("paused", False),

@@ -74,10 +74,8 @@ def _has(searcher: Searcher, name: str) -> bool:
     return hasattr(searcher, name) and not is_default
 
 
-def is_describable(description: Mapping[str, Any] | None) -> bool:
+def is_describable(description: Mapping[str, Any]) -> bool:
     """Return whether another process can recreate the described searcher."""
-    if not description:
-        return False
     module, _, name = description["class"].partition(":")
     return description["parameters"] is not None and module != "__main__" and "<" not in name
 
@@ -261,11 +259,11 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     InputError
         If its decisions differ from the stored ones.
     """
-    at = saved.meta.get("searcher_said")
-    if at is None or not searcher.adaptive:  # older runs saved the state with every decision
+    if not searcher.adaptive:
         return
     with reader(saved.folder) as connection:
-        decisions = [StoredDecision(*row) for row in read_decisions(connection, at)]
+        after = saved.meta["searcher_said"]
+        decisions = [StoredDecision(*row) for row in read_decisions(connection, after)]
     if not decisions:
         return
     records = saved.configurations

@@ -294,7 +294,7 @@ def _check_same(target: Path, path: Any, made: Recipe) -> None:
         if name != _KIND and flat.get(name) != value:
             said = made.says.get(name, f"was derived with {name}={flat.get(name)!r}, not {value!r}")
             raise InputError(f"'{path}' {said}: {_CHOOSE}")
-    raise InputError(f"'{path}' was derived by a later version of Cerebro: {_CHOOSE}")
+    raise InputError(f"'{path}' was derived by a different version of Cerebro: {_CHOOSE}")
 
 
 _SAYS = {

@@ -32,6 +32,7 @@ import cerebro._core as _core
 from cerebro.data.dtypes import STORAGE
 from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine.files import load_json, read_bytes
+from cerebro.machine.installation import other_version
 
 FORMAT = "cerebro-dataset"
 VERSION = 1
@@ -225,8 +226,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     InputError
         The folder does not exist.
     CorruptDataError
-        The manifest is missing, truncated, altered, too large, a symbolic link, or in a later
-        format; the message names the field.
+        The manifest is missing, truncated, altered, too large, a symbolic link, or of another
+        version; the message names the field or the version.
     """
     path = Path(folder) / FILE_NAME
     try:
@@ -248,8 +249,10 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
     top = _Fields(path, "", _load_json(content, path))
     if top.value.get("format") != FORMAT:
         top.fail("format", f"must be {FORMAT!r}")
-    if top.integer("version", 1, 2**31) != VERSION:
-        top.fail("version", f"is not {VERSION}: written by a later Cerebro; update to read it")
+    version = top.integer("version", 0, 2**31)
+    if version != VERSION:
+        again = "make the dataset again with cerebro.shard"
+        raise CorruptDataError(other_version(path, "dataset", version, VERSION, again))
     top.only(_FIELDS)
     unsigned = {name: value for name, value in top.value.items() if name != _HASH_FIELD}
     if top.hexadecimal(_HASH_FIELD, 32) != _checksum_of(unsigned, path):

@@ -254,11 +254,8 @@ def mixed(devices: Sequence[str]) -> str | None:
 
 
 def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the devices in a run's record; older runs without devices used the CPU."""
-    names = settings.get("devices")
-    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        return (CPU,)
-    return tuple(names) or (CPU,)
+    """Return the devices in a run's record."""
+    return tuple(settings["devices"])
 
 
 def here(devices: Sequence[str]) -> tuple[str, ...]:

@@ -303,9 +303,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     -------
     list of str
         One line each, such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is
-        left out, because it changes nothing, and so are fields that an older record lacks. Keras's
-        backend counts if both records have one, because a Keras model cannot load the state of
-        another backend.
+        left out, because it changes nothing, and so are fields that only one record has: those of
+        libraries that one of the processes had not imported. Keras's backend counts if both records
+        have one, because a Keras model cannot load the state of another backend.
     """
     both = before.keys() & now.keys()
     old, new = ({k: v for k, v in record.items() if k in both} for record in (before, now))

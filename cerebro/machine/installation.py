@@ -1,4 +1,4 @@
-"""Say how to install Cerebro and its extras; no other module does.
+"""Say how to install and update Cerebro and its extras; no other module does.
 
 Every message about a missing extra is built here. The module imports nothing, so that it works even
 if NumPy or the C core is missing.
@@ -30,6 +30,25 @@ def update_hint() -> str:
     if PUBLISHED:
         return f"pip install -U {DISTRIBUTION}"
     return f"git pull && pip install -e . {CLONE}"
+
+
+def other_version(file: object, kind: str, found: int, own: int, again: str) -> str:
+    """Return a message that refuses a file of a version other than the one that is read.
+
+    Parameters
+    ----------
+    kind
+        What the file holds, such as ``"store"``.
+    again
+        What to do if an earlier Cerebro wrote the file.
+    """
+    of, fix = "an earlier", again
+    if found > own:
+        of, fix = "a newer", f"update Cerebro ({update_hint()})"
+    return (
+        f"{file} has {kind} version {found}, of {of} Cerebro, and this one reads only version "
+        f"{own}: {fix}"
+    )
 
 
 def _quoted(target: str) -> str:

@@ -64,9 +64,9 @@ def facts_of(result: Any, best: Any) -> Facts:
         train_rows=train,
         validation_rows=validation,
         ranges=saved.ranges(),
-        searcher=str(settings.get("searcher_name", "")),
-        points=len(saved.meta.get("points") or ()),
-        epochs=int(settings.get("epochs") or 0),
+        searcher=settings["searcher_name"],
+        points=len(saved.meta["points"]),
+        epochs=settings["epochs"],
     )
 
 

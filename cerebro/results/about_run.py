@@ -20,13 +20,13 @@ def about(saved: SavedRun) -> About:
     """Describe a run; if its data has moved, only the run's record of the data is used."""
     meta = saved.meta
     data = [("Training data", _data(saved, "data"))]
-    if meta.get("validation") is not None:
+    if meta["validation"] is not None:
         data.append(("Validation data", _data(saved, "validation")))
-    if meta.get("folds") is not None:
-        folds = {"number": saved.trials_each, "checksum": meta.get("folds_checksum")}
+    if meta["folds"] is not None:
+        folds = {"number": saved.trials_each, "checksum": meta["folds_checksum"]}
         data.append(("Folds", folds))
-    space = space_lines(meta.get("space"))
-    recorded = meta["settings"].get("space")
+    space = space_lines(meta["space"])
+    recorded = meta["settings"]["space"]
     if not space and recorded:
         space = [("as it was written", str(recorded))]
     settings = {name: value for name, value in saved.settings.items() if name != "space"}

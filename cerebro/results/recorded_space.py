@@ -20,8 +20,8 @@ from cerebro.space.dimensions import (
 from cerebro.space.tune_dimensions import Quantized
 
 
-def ranges_of(recorded: Mapping[str, Any] | None) -> dict[str, Range]:
-    """Return the range of each setting, by its dotted name; empty without a recorded space.
+def ranges_of(recorded: Mapping[str, Any]) -> dict[str, Range]:
+    """Return the range of each setting, by its dotted name.
 
     A setting is left out if two conditions define it with different ranges, if its values have no
     bounds, or if they come from a function of the user.
@@ -35,10 +35,10 @@ def ranges_of(recorded: Mapping[str, Any] | None) -> dict[str, Range]:
     return {name: own for name, own in found.items() if own is not None}
 
 
-def _space(recorded: Mapping[str, Any] | None) -> Space | None:
+def _space(recorded: Mapping[str, Any]) -> Space | None:
     """Return the space; None if a part of it was not recorded."""
     try:
-        return None if recorded is None else Space.from_json(recorded)
+        return Space.from_json(recorded)
     except InputError:
         return None
 
@@ -72,8 +72,8 @@ def _is_geometric(values: list[float]) -> bool:
     return values[-1] - values[-2] > 1.5 * (values[1] - values[0])
 
 
-def space_lines(recorded: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """Return the name and the description of each setting in a space; empty if not recorded."""
+def space_lines(recorded: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the name and the description of each setting; empty if not all are recorded."""
     space = _space(recorded)
     if space is None:
         return []

@@ -119,13 +119,13 @@ class SavedRun:
     @property
     def trials_each(self) -> int:
         """The number of trials per configuration: one, or one for each fold."""
-        folds = self.meta.get("folds")
+        folds = self.meta["folds"]
         return 1 if folds is None else len(folds["folds"])
 
     @property
     def configurations(self) -> list[TrialRecord]:
         """The trials that users see, by number; in a run with folds, each with its folds."""
-        if self.meta.get("folds") is None:
+        if self.meta["folds"] is None:
             return self.records
         if self._configurations is None:
             self._configurations = gather(self.records, self.trials_each)
@@ -199,7 +199,7 @@ class SavedRun:
             self.trial_count = count // self.trials_each
             self._configurations = None
             # Means over folds are not in the store.
-            if held is None or count <= held or meta.get("folds") is not None:
+            if held is None or count <= held or meta["folds"] is not None:
                 self._records = read_trials(connection)
             else:
                 check_rows(connection, "trials", "epochs", "metrics")
@@ -294,7 +294,7 @@ class SavedRun:
         """Return the user's trial and fold for a stored trial; None stands for the run itself."""
         each = self.trials_each
         place = {"trial": None if number is None else number // each}
-        if self.meta.get("folds") is not None:
+        if self.meta["folds"] is not None:
             place["fold"] = None if number is None else number % each
         return place
 
@@ -335,8 +335,8 @@ class SavedRun:
         return counted.get(False, 0), counted.get(True, 0)
 
     def ranges(self) -> dict[str, Range]:
-        """Return the range of each setting, by its dotted name; empty if no space was recorded."""
-        return ranges_of(self.meta.get("space"))
+        """Return the range of each setting, by its dotted name."""
+        return ranges_of(self.meta["space"])
 
     def not_exact(self, number: int) -> list[str]:
         """Return the recorded operations of a trial that have no deterministic version."""
@@ -467,13 +467,13 @@ class SavedRun:
 
     def folds(self) -> Folds | None:
         """Return the run's folds; None if the run has none."""
-        if self._folds is None and self.meta.get("folds") is not None:
+        if self._folds is None and self.meta["folds"] is not None:
             self._folds = self.folds_of(self.dataset("data"))
         return self._folds
 
     def folds_of(self, data: Dataset | None) -> Folds | None:
         """Return the run's folds, given the run's data; None if the run has none."""
-        described = self.meta.get("folds")
+        described = self.meta["folds"]
         return None if described is None or data is None else Folds.from_json(data, described)
 
     def view(self, name: str, moved: Dataset | None) -> Dataset | None:

@@ -141,7 +141,7 @@ class RunParameters:
     """
 
     def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
-        space = Space.from_json(saved.meta.get("space") or {"entries": []})
+        space = Space.from_json(saved.meta["space"])
         self._known = Parameters(optuna, space, left_out=(Normal,))
         self._of_space = set(space.paths)
         self._normal = {

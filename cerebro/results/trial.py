@@ -346,7 +346,7 @@ class Trial:
             seed=settings["seed"],
             shuffle=False,
             augment=False,
-            channels_last=Training.recorded(settings)["channels_last"],
+            channels_last=Training.channels_last,
             residence="streamed",  # the data is read only once
         )
         epoch = self._epoch_record("best").epoch

@@ -217,7 +217,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
 def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
     """Find units that cannot belong to an epoch, and epochs with missing units."""
     parts = saved.meta["parts"]
-    validates = any(saved.meta.get(name) is not None for name in ("validation", "folds"))
+    validates = any(saved.meta[name] is not None for name in ("validation", "folds"))
     per_epoch = parts + validates
     in_order, stagger = saved.settings["shuffle"] == "rows", saved.settings["stagger"]
     counts: dict[tuple[int, int], int] = {}
@@ -330,12 +330,12 @@ def _is_own(saved: SavedRun, folder: Path) -> bool:
         claimed = claimant(folder)
     except (OSError, CorruptDataError):
         return False
-    return claimed is not None and claimed == saved.meta.get("id")
+    return claimed is not None and claimed == saved.meta["id"]
 
 
 def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
     """Find epochs whose states ``keep=`` requires but whose rows name no file."""
-    keep = saved.settings.get("keep", "last")
+    keep = saved.settings["keep"]
     if not record.epochs:
         return
     wanted = {record.epochs[-1].epoch}
@@ -390,7 +390,7 @@ def _check_data(saved: SavedRun) -> tuple[list[Path], list[Problem]]:
     paths: list[Path] = []
     gone: set[Path] = set()
     for name in ("data", "validation"):
-        spec: Any = saved.meta.get(name)
+        spec: Any = saved.meta[name]
         if spec is None:
             continue
         if is_url(spec["path"]):

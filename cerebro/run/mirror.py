@@ -34,8 +34,9 @@ from cerebro.data.shard_files import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import is_plain_name, load_json, read_bytes
+from cerebro.machine.installation import other_version
 from cerebro.machine.objects import MissingObjectError, Objects
-from cerebro.run.store import FILE, PARTS, encode, read_meta, reader
+from cerebro.run.store import FILE, PARTS, OtherVersionError, encode, read_meta, reader
 from cerebro.run.store.checking import check_rows, check_state_file
 
 POINTER = "run.json"
@@ -72,7 +73,7 @@ def read_pointer(objects: Objects) -> Pointer | None:
     Raises
     ------
     CorruptDataError
-        If it is damaged, or was written by a later Cerebro.
+        If it is damaged, or of another version.
     StorageError
         If the storage refuses or is not reached.
     """
@@ -83,8 +84,12 @@ def read_pointer(objects: Objects) -> Pointer | None:
         return None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CorruptDataError(f"{url} is not the copy of a run")
-    if content.get("version") != VERSION:
-        raise CorruptDataError(f"{url} was written by a later Cerebro: update to read it")
+    version = content.get("version")
+    if not isinstance(version, int):
+        raise CorruptDataError(f"{url} is damaged: a field is missing")
+    if version != VERSION:
+        again = "repeat the search in a new folder"
+        raise CorruptDataError(other_version(url, "mirror", version, VERSION, again))
     texts = [content.get(name) for name in ("run", "writer", "store_hash")]
     store, epochs = content.get("store"), content.get("epochs")
     if not all(isinstance(text, str) for text in [*texts, store]) or not isinstance(epochs, int):
@@ -323,9 +328,13 @@ def _fill(objects: Objects, pointer: Pointer, folder: Path) -> None:
     if _core.xxh3_128(content) != pointer.store_hash:
         raise CorruptDataError(f"{objects.url_of(pointer.store)} is cut or altered")
     (folder / FILE).write_bytes(content)
-    with reader(folder) as connection:
-        states = _states(connection)
-        has_own_rows = read_meta(connection).get("own_rows") is True
+    try:
+        with reader(folder) as connection:
+            states = _states(connection)
+            has_own_rows = read_meta(connection).get("own_rows") is True
+    except OtherVersionError as error:
+        own, url = os.fspath(folder / FILE), objects.url_of(pointer.store)
+        raise OtherVersionError(str(error).replace(own, url)) from None
     for file, state_hash in states.items():
         name = state_object(file, state_hash)
         packed = objects.read(name)

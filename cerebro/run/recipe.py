@@ -30,16 +30,6 @@ from cerebro.run.records import STUDY, plain
 _PASS_IT = "pass it as build=... (on the command line: --build FILE)"
 
 
-_OBJECT = "a partial, a bound method or another object"
-
-MOVED = {
-    "cerebro.demo": "cerebro.cli.demo",
-    "cerebro.proof": "cerebro.cli.self_test",
-    "cerebro.sklearn_search": "cerebro.sklearn.search_cv",
-}
-"""The current names of Cerebro modules that older runs recorded for their ``build``."""
-
-
 @dataclass(frozen=True)
 class Recipe:
     """The identity of a ``build`` function."""
@@ -88,14 +78,19 @@ class Recipe:
         """
         if not self.has_name:
             inside = "<locals>" in self.qualname or "<lambda>" in self.qualname
-            raise self._has_no_name(
-                "defined inside a function or as a lambda" if inside else _OBJECT
+            what = (
+                "defined inside a function or as a lambda"
+                if inside
+                else "a partial, a bound method or another object"
             )
-        owner: Any = None
+            raise InputError(
+                f"this run's build() ({self.name}) was {what}, and cannot be imported again: "
+                f"{_PASS_IT}"
+            )
         try:
             found: Any = self._module()
             for part in self.qualname.split("."):
-                owner, found = found, getattr(found, part)
+                found = getattr(found, part)
         except (ImportError, AttributeError, OSError) as error:
             if self.module == "__main__":
                 again = "run the cell that defines it, or " if is_interactive() else ""
@@ -106,30 +101,8 @@ class Recipe:
             raise InputError(
                 f"this run's build(), {self.name}, cannot be imported here ({error}): {_PASS_IT}"
             ) from error
-        if self._was_object(owner, found):
-            raise self._has_no_name(_OBJECT)
         self.warn_if_changed(found)
         return found  # type: ignore[no-any-return]
-
-    def _has_no_name(self, what: str) -> InputError:
-        return InputError(
-            f"this run's build() ({self.name}) was {what}, and cannot be imported again: {_PASS_IT}"
-        )
-
-    def _was_object(self, owner: Any, found: Any) -> bool:
-        """Return whether ``build`` was an object or a bound method, whose class has been found.
-
-        Older runs recorded the name of the class or of its function.
-        """
-        if isinstance(found, type):  # a class has a source, its objects do not
-            has_source = source_hash(found) is not None or found is functools.partial
-            return self.source_hash is None and has_source
-        if not (isinstance(owner, type) and inspect.isfunction(found)):
-            return False
-        name = self.qualname.rpartition(".")[2]
-        if isinstance(inspect.getattr_static(owner, name, None), staticmethod):
-            return False
-        return next(iter(inspect.signature(found).parameters), "") == "self"
 
     def warn_if_changed(self, build: Callable[..., Any]) -> None:
         """Warn if the source of ``build`` has changed since the run was trained."""
@@ -152,7 +125,7 @@ class Recipe:
             return main
         try:
             with finding(self._first_name, target=self.module):
-                return importlib.import_module(MOVED.get(self.module, self.module))
+                return importlib.import_module(self.module)
         except ImportError:
             if self.file is None:
                 raise
@@ -377,7 +350,7 @@ class StudyBuild(WrappedBuild):
         self.folds = folds
 
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
-        known = config.get(STUDY, {})  # older runs do not have it
+        known = config.get(STUDY, {})  # cerebro.refit does not have it
         trial = _trial_class()(plain(config), known.get("number", info.trial // self.folds))
         trial.user_attrs.update(known.get("user_attrs", {}))
         trial.system_attrs.update(known.get("system_attrs", {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from cerebro.data import Dataset
 from cerebro.data.order import EpochOrder, Shuffle, order_of
@@ -40,8 +40,6 @@ class Training:
     epochs: int = 1
     batch_size: int | None = None
     eval_batch_size: int | None = None
-    channels_last: bool = False
-    """Whether images have the layout ``channels_last`` for networks that compute in this layout."""
     drop_last: bool = False
     shuffle: Shuffle = "rows"
     """The order of the rows; see `cerebro.data.order`."""
@@ -51,6 +49,8 @@ class Training:
     live_models: int | None = 1
     unit_timeout: float | None = None
     """The seconds that a unit may take, for executors that can kill their workers."""
+    channels_last: ClassVar[bool] = True
+    """Networks that compute in ``channels_last`` get their images in this layout; not a setting."""
 
     def order_of(self, train: Dataset) -> EpochOrder:
         """Return the order of the rows of a trial's training data."""
@@ -69,9 +69,7 @@ class Training:
         KeyError
             If one is missing.
         """
-        older = {"unit_timeout": None, "channels_last": False}
-        complete = {**older, **record}
-        return {f.name: complete[f.name] for f in fields(Training)}
+        return {f.name: record[f.name] for f in fields(Training)}
 
 
 @dataclass(frozen=True, kw_only=True)

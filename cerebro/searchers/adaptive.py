@@ -43,7 +43,7 @@ class AdaptiveSearcher(SpaceSearcher):
             Before the first trial, if there are more points than trials.
         """
         trial = self._next
-        # Not in setup: a run in which an earlier version left points out still resumes.
+        # Not in setup: a run that began with n_trials may be resumed without.
         if trial == 0 and len(self._points) > self._most:
             raise InputError(
                 f"without n_trials, {type(self).__name__} begins {self._most} trials, but there "

@@ -202,8 +202,6 @@ class Searcher(ABC):
         state: Mapping[str, Any],
         n_trials_before: int | None,
         n_trials: int | None,
-        *,
-        finished: bool,
     ) -> bool:
         """Return whether the searcher has more to suggest than when a run was begun or resumed.
 
@@ -217,8 +215,6 @@ class Searcher(ABC):
         n_trials_before, n_trials
             The search's ``n_trials``, before and now. By default, the searcher has more to suggest
             if they differ.
-        finished
-            Whether the run is finished.
 
         Raises
         ------

@@ -44,21 +44,16 @@ class SamplerSearch(AdaptiveSearcher):
         self._asked: dict[int, optuna.trial.Trial] = {}
         self._best: dict[int, float] = {}
         self._log: list[list[Any]] = []  # ["ask"] or ["tell", trial, value]
-        self._told = self.select
-        """The epoch whose value the sampler learns: "best" or "last". "any": as in runs of earlier
-        versions, which repeat their suggestions: the best, even of a trial that fails later.
-        """
 
     def _sampler(self, optuna: Any, seed: int) -> Any:
         raise NotImplementedError
 
     def _prepare(self) -> None:
         needs_end(self._title, self._n_trials)
-        self._begin(self.select)
+        self._begin()
 
-    def _begin(self, told: str) -> None:
+    def _begin(self) -> None:
         """Begin with an empty log, and a study that has only the earlier runs' trials."""
-        self._told = told
         optuna = import_optuna(self._title)
         self._parameters = Parameters(optuna, self._space)
         with quiet(optuna):
@@ -76,7 +71,7 @@ class SamplerSearch(AdaptiveSearcher):
         for trial in result.trials:
             value: float | None = trial.metrics.get(self._metric, math.nan) * self._sign
             state = states.COMPLETE
-            if trial.status in ("failed", "diverged") and self._told != "any":
+            if trial.status in ("failed", "diverged"):
                 state, value = states.PRUNED, None
             params, kinds = self._parameters.of_config(trial.config)
             if params and (value is None or math.isfinite(value)):
@@ -106,7 +101,7 @@ class SamplerSearch(AdaptiveSearcher):
             asked = self._study.ask()
 
             def choose(node: Node) -> Any:
-                return parameters.suggest(asked, node, exact=self._told != "any")
+                return parameters.suggest(asked, node)
 
             config = self._space.fill(point, choose)
             for node in self._space.nodes:  # the sampler also receives the point's values
@@ -121,9 +116,7 @@ class SamplerSearch(AdaptiveSearcher):
         over = not math.isfinite(value)
         if over or epoch + 1 == self._epochs:
             best = self._best.pop(trial)
-            told = value if over or self._told == "last" else best
-            if self._told == "any":
-                told = best
+            told = value if over or self.select == "last" else best
             self._log.append(["tell", trial, encode_value(told)])
             self._tell(trial, told)
         return Decision.STOP if over else Decision.CONTINUE
@@ -139,15 +132,15 @@ class SamplerSearch(AdaptiveSearcher):
             if math.isfinite(value):
                 self._study.tell(asked, value)
             else:
-                self._study.tell(asked, state=states.FAIL if self._told == "any" else states.PRUNED)
+                self._study.tell(asked, state=states.PRUNED)
 
     def _state(self) -> dict[str, Any]:
         best = [[trial, encode_value(value)] for trial, value in self._best.items()]
         log = [list(entry) for entry in self._log]
-        return {"log": log, "best": best, "told": self._told}
+        return {"log": log, "best": best}
 
     def _load(self, state: Mapping[str, Any]) -> None:
-        self._begin(state.get("told", "any"))
+        self._begin()
         self._next = 0
         for entry in state["log"]:
             if entry[0] == "ask":

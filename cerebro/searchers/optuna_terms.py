@@ -81,14 +81,11 @@ class Parameters:
         )
         return f"{name} if {', '.join(conditions)}"
 
-    def suggest(self, trial: Any, node: Node, *, exact: bool = True) -> Any:
+    def suggest(self, trial: Any, node: Node) -> Any:
         """Let an Optuna trial choose a node's value; return the value for the configuration.
 
-        Parameters
-        ----------
-        exact
-            Whether a multiple of a step is the one of other searchers, such as 0.3, and not
-            Optuna's 0.30000000000000004.
+        A multiple of a step is the one of other searchers, such as 0.3, and not Optuna's
+        0.30000000000000004.
         """
         name, kind = self.name(node), self._kinds[id(node)]
         dimension = node.dimension
@@ -99,7 +96,7 @@ class Parameters:
         step = {} if kind.log else {"step": kind.step}
         suggest = trial.suggest_int if isinstance(dimension, Integer) else trial.suggest_float
         value = suggest(name, kind.low, kind.high, log=kind.log, **step)
-        if exact and isinstance(dimension, Uniform) and dimension.step is not None:
+        if isinstance(dimension, Uniform) and dimension.step is not None:
             return dimension.nearest(value)
         return value
 

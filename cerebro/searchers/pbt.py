@@ -143,8 +143,6 @@ class PBT(AdaptiveSearcher):
         state: Mapping[str, Any],
         n_trials_before: int | None,
         n_trials: int | None,
-        *,
-        finished: bool,
     ) -> bool:
         """Return False: a population has the size with which it began.
 

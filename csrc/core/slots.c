@@ -2,6 +2,7 @@
 #include "slots.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -262,25 +263,10 @@ free_names(cer_slots *slots)
     cer_free(slots->page_path);
 }
 
-/* Converts a page of version 1. There, bits 31..2 of head were a count and only
- * the first two records were used: with these bits 0 it means the same here.
- * Two processes may do this at once; other changes of head wait until the
- * version shows that it is done. */
-static void
-take_up_old_page(page *p)
-{
-    uint64_t head = atomic_load(&p->head);
-
-    while (atomic_load(&p->version) == 1) {
-        if (atomic_compare_exchange_weak(&p->head, &head,
-                                         head & 0xffffffff00000003u))
-            atomic_store(&p->version, VERSION);
-    }
-}
-
-/* Initializes a page of zeros; any other page must be a commit page. */
+/* Initializes a page of zeros; any other page must be a commit page. `name` is
+ * the page in messages. */
 static cer_status
-check_page(cer_slots *slots, bool create, cer_error *err)
+check_page(cer_slots *slots, bool create, const char *name, cer_error *err)
 {
     static const char zeros[8];
     page *p = slots->page;
@@ -292,12 +278,19 @@ check_page(cer_slots *slots, bool create, cer_error *err)
         atomic_store_explicit(&p->version, VERSION, memory_order_release);
         return CER_OK;
     }
-    if (memcmp(p->magic, MAGIC, 8) != 0 || version < 1 || version > VERSION ||
-        (atomic_load(&p->head) & 3) == 3)
+    if (memcmp(p->magic, MAGIC, 8) != 0 || version == 0 ||
+        (version == VERSION && (atomic_load(&p->head) & 3) == 3))
         return cer_fail(err, CER_CORRUPT, "%s is not a commit page of slots",
-                        slots->page_path);
-    if (version == 1)
-        take_up_old_page(p);
+                        name);
+    if (version != VERSION)
+        return cer_fail(err, CER_CORRUPT,
+                        "%s has slot version %" PRIu64
+                        ", of %s Cerebro, and this one reads only version %d: "
+                        "%s",
+                        name, version,
+                        version < VERSION ? "an earlier" : "a newer", VERSION,
+                        version < VERSION ? "repeat the search in a new folder"
+                                          : "update Cerebro");
     return CER_OK;
 }
 
@@ -335,7 +328,7 @@ cer_slots_open(const char *stem, bool create, cer_slots **out, cer_error *err)
         (status = map_page(slots, create, err)) != CER_OK)
         goto done;
     slots->page = (page *)(void *)slots->page_file.data;
-    status = check_page(slots, create, err);
+    status = check_page(slots, create, slots->page_path, err);
 
 done:
     if (status == CER_OK)
@@ -848,10 +841,11 @@ check_page_copy(cer_slots *slots, const page_copy *copy, cer_slots_damage *out)
     else if (copy->size_bytes > PAGE_BYTES)
         (void)cer_fail(&out->what, CER_CORRUPT,
                        "it is larger than a commit page of slots");
-    else if (copy->size_bytes < PAGE_BYTES ||
-             check_page(slots, false, NULL) != CER_OK)
+    else if (copy->size_bytes < PAGE_BYTES)
         (void)cer_fail(&out->what, CER_CORRUPT,
                        "it is not a commit page of slots");
+    else
+        (void)check_page(slots, false, "it", &out->what);
     if (out->what.status != CER_OK)
         out->suffix = page_suffix;
 }
@@ -940,9 +934,8 @@ cer_slots_check(const char *stem, cer_slots_damage *out, cer_error *err)
     copy_page(&slots, &first);
     if (is_blank(&first))
         goto done;
-    copy = first; /* version 1 is converted in this copy, not in the file */
-    slots.page = &copy.page;
-    check_page_copy(&slots, &copy, out);
+    slots.page = &first.page;
+    check_page_copy(&slots, &first, out);
     if (out->suffix == NULL)
         status = check_records(&slots, out, err);
     if (out->suffix != NULL) {

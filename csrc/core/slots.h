@@ -15,8 +15,7 @@
  *              all before; then the number of the slot's file, 0 for the first;
  *              64 bits each
  *
- * In version 1, bits 31..2 of head were a count and only place 0 was used.
- * Opening a page of version 1 converts it to version 2.
+ * A page of any other version is refused.
  *
  * All are mapped shared, so a process's writes outlive it. A unit packs into
  * the slot that is not the newest. Every decisive step is one compare-and-swap

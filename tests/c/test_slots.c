@@ -444,46 +444,6 @@ a_page_that_has_been_replaced_is_left_alone(void)
     cer_slots_close(late);
 }
 
-/* A page written before records had places. */
-static void
-a_page_of_version_1_is_taken_up(void)
-{
-    cer_slots *slots = open_slots("v1");
-    uint8_t page[4096];
-
-    CHECK_EQ_INT(pack(slots, 3, 1, 500, 1, NULL), CER_OK);
-    CHECK_EQ_INT(pack(slots, 3, 2, 400, 2, NULL), CER_OK);
-    cer_slots_fence(slots, 4);
-    cer_slots_close(slots);
-    CHECK_EQ_INT(scratch_read("v1.slots", page, 4096), 4096);
-    for (uint32_t count = 0; count < 9; count++) {
-        uint32_t low = count * 0x1abcd57u << 2 | 2;
-        uint64_t first = 1;
-        cer_slots_view view;
-
-        page[8] = 1;
-        memcpy(page + 64, &low, 4);
-        memset(page + 256, 0, 4096 - 256);
-        scratch_write("v1.slots", page, 4096);
-        CHECK_EQ_INT(sealed_position("v1"), 2);
-        slots = open_slots("v1");
-        check_newest(slots, 2, 400, 2);
-        CHECK_EQ_INT(cer_slots_attempt(slots), 4);
-        CHECK_EQ_INT(cer_slots_look(slots, &first, &view, NULL), CER_OK);
-        CHECK(view.bytes[0] == 1 && view.bytes[499] == 1);
-        cer_slots_map_release(view.map);
-        cer_slots_close(slots);
-    }
-    slots = open_slots("v1");
-    CHECK_EQ_INT(pack(slots, 3, 3, 500, 3, NULL), CER_STATE);
-    CHECK_EQ_INT(cer_slots_revert(slots, 4, 1, NULL), CER_OK);
-    CHECK_EQ_INT(pack(slots, 4, 2, 600, 4, NULL), CER_OK);
-    check_newest(slots, 2, 600, 4);
-    cer_slots_close(slots);
-    CHECK_EQ_INT(scratch_read("v1.slots", page, 4096), 4096);
-    CHECK_EQ_INT(page[8], 2);
-}
-
 /* A commit whose worker died before reporting it is reverted. */
 static void
 the_state_before_is_made_the_newest_again(void)
@@ -692,11 +652,20 @@ pages_are_checked(void)
     scratch_write("page.slots", page, sizeof page);
     slots = open_slots("page");
     cer_slots_close(slots);
-    page[8] = 3; /* a later version */
-    scratch_write("page.slots", page, sizeof page);
-    CHECK_EQ_INT(cer_slots_open(scratch("page"), true, &slots, &err),
-                 CER_CORRUPT);
-    page[8] = 1;
+    for (uint8_t version = 1; version <= 3; version += 2) {
+        page[8] = version;
+        scratch_write("page.slots", page, sizeof page);
+        CHECK_EQ_INT(cer_slots_open(scratch("page"), true, &slots, &err),
+                     CER_CORRUPT);
+        CHECK(strstr(err.message,
+                     version == 1 ? "page.slots has slot version 1, of an "
+                                    "earlier Cerebro, and this one reads only "
+                                    "version 2: repeat the search"
+                                  : "page.slots has slot version 3, of a newer "
+                                    "Cerebro, and this one reads only version "
+                                    "2: update Cerebro") != NULL);
+    }
+    page[8] = 2;
     page[64] = 3; /* no such slot */
     scratch_write("page.slots", page, sizeof page);
     CHECK_EQ_INT(cer_slots_open(scratch("page"), true, &slots, &err),
@@ -856,6 +825,9 @@ damage_is_found_where_it_is(void)
     check_damage("check", ".slots", "larger than a commit page");
     scratch_write("check.slots", "CERSLOTS", 8);
     check_damage("check", ".slots", "not a commit page");
+    memcpy(page, "CERSLOTS\1", 9);
+    scratch_write("check.slots", page, 4096);
+    check_damage("check", ".slots", "it has slot version 1, of an earlier");
     CHECK_EQ_INT(unlink(scratch("check.slots")), 0);
     CHECK_EQ_INT(symlink(scratch("victim"), scratch("check.slots")), 0);
     check_damage("check", ".slots", "symbolic link");
@@ -949,8 +921,7 @@ CHECK_MAIN(commits_flip_between_the_slots, files_are_as_long_as_their_state,
            a_writer_stopped_anywhere_changes_nothing,
            what_is_recorded_and_not_committed_is_hidden,
            a_page_that_has_been_replaced_is_left_alone,
-           a_page_of_version_1_is_taken_up, views_outlive_everything,
-           views_of_others_outlive_shorter_states,
+           views_outlive_everything, views_of_others_outlive_shorter_states,
            what_is_committed_is_believed, what_is_torn_is_not_believed,
            the_highest_attempt_is_known, the_newest_state_is_saved,
            pages_are_checked, a_page_cut_anywhere_is_refused,

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +34,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "set"
     cerebro.shard(columns, folder, shards=2, progress=False)
     return folder
-
-
-@pytest.fixture(scope="module")
-def older(data: Path, tmp_path_factory: pytest.TempPathFactory) -> cerebro.Result:
-    """A run as versions made it that knew neither setting."""
-    folder = tmp_path_factory.mktemp("older") / "run"
-    space = {"last": [True], "gets": [False]}
-    with pytest.MonkeyPatch.context() as patch:
-        before = {"eval_batch_size": None, "channels_last": False}
-        patch.setattr("cerebro.api.search.batches_of", lambda *given: before)
-        search(folder, data, space, keep="all")
-    with closing(sqlite3.connect(folder / "run.sqlite")) as store:
-        (text,) = store.execute("SELECT value FROM meta WHERE key = 'settings'").fetchone()
-        settings = json.loads(text)
-        del settings["channels_last"]
-        store.execute("UPDATE meta SET value = ? WHERE key = 'settings'", [json.dumps(settings)])
-        store.commit()
-    return cerebro.open(folder, build=batches_torch.build)
 
 
 def mean_rows(rows: list[int]) -> float:
@@ -107,19 +86,6 @@ def test_networks_in_channels_last_get_their_images_so(data: Path, tmp_path: Pat
     assert best.evaluate() == pytest.approx(
         {name: best.metrics[f"val_{name}"] for name in ("loss", "rows")}, rel=1e-12
     )
-
-
-def test_older_runs_are_replayed_and_resumed_as_they_were(
-    older: cerebro.Result, data: Path, tmp_path: Path
-) -> None:
-    assert older.best.metrics["val_rows"] == mean_rows(([16] * 17 + [8]) * 2)
-    assert cerebro.replay(older, 0).identical
-    space = {"last": [True], "gets": [False]}
-    further = search(older.path, data, space, if_exists="resume", epochs=3, keep="all")
-    assert len(further.trials[0].history) == 3
-    assert further.trials[0].history[2]["metrics"]["val_rows"] == mean_rows(([16] * 17 + [8]) * 2)
-    whole = search(tmp_path / "new", data, {"last": [True], "gets": [True]})
-    assert hashes(whole)[0] != hashes(further)[0][:2]
 
 
 def test_a_resumed_run_keeps_to_its_rows(data: Path, tmp_path: Path) -> None:

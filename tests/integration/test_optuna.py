@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import sqlite3
 import subprocess
 import sys
 import warnings
@@ -420,28 +417,6 @@ def test_trials_are_not_added_to_another_study(data, tmp_path):
     with pytest.raises(InputError, match=r"does not have trial 0 of the run .*: give the run's"):
         optimize(other, data, n_trials=4, run=tmp_path / "run")
     assert other.trials == []
-
-
-def forget(folder, name):
-    """Leave a run as an earlier version stored it: without a part of the searcher's state."""
-    with contextlib.closing(sqlite3.connect(folder / "run.sqlite")) as store, store:
-        (text,) = store.execute("SELECT value FROM meta WHERE key = 'searcher'").fetchone()
-        state = json.loads(text)
-        del state[name]
-        store.execute("UPDATE meta SET value = ? WHERE key = 'searcher'", [json.dumps(state)])
-
-
-def test_a_run_that_does_not_know_how_many_were_wanted_stays_as_it_is(data, tmp_path):
-    study = new_study()
-    optimize(study, data, n_trials=3, run=tmp_path / "run")
-    forget(tmp_path / "run", "wanted")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for same in (3, None):
-            optimize(study, data, n_trials=same, run=tmp_path / "run")
-    with pytest.warns(UserWarning, match=r"n_trials=6, .* has added 3 trials .* earlier version"):
-        optimize(study, data, n_trials=6, run=tmp_path / "run")
-    assert len(study.trials) == 3
 
 
 def test_what_cannot_be_optimised_is_refused(data, tmp_path):

@@ -9,7 +9,6 @@ import random
 import sqlite3
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -254,11 +253,9 @@ def test_a_run_goes_on_only_with_the_same_scheduler(
     assert len(again(scheduler=before()).trials) == 12
 
 
-@pytest.mark.parametrize("version", ["this", "an earlier one"])
 def test_a_scheduler_that_decides_differently_is_named(
-    version: str, data: cerebro.Dataset, tmp_path: Path
+    data: cerebro.Dataset, tmp_path: Path
 ) -> None:
-    """The runs of earlier versions have neither its arguments nor its decisions."""
     again = functools.partial(
         *(fit, build, data), param_space=SPACE, num_samples=12, epochs=9, run=tmp_path / "run",
         if_exists="resume", **OPTIONS,
@@ -267,9 +264,6 @@ def test_a_scheduler_that_decides_differently_is_named(
         again(scheduler=ASHA(max_t=9, grace_period=4), callbacks=[Interrupt(30)])
     with stored(tmp_path / "run", "searcher") as state:
         state["scheduler"][1].clear()  # as if another version of Ray showed none of them
-        if version != "this":
-            del state["scheduler"]
-            state["log"] = [entry[:4] if entry[0] == "tell" else entry for entry in state["log"]]
     named = "the scheduler AsyncHyperBandScheduler does not repeat its decision about trial"
     with pytest.raises(InputError, match=named):
         again(scheduler=ASHA(max_t=9, grace_period=1))
@@ -358,26 +352,6 @@ def test_schedulers_that_pause_trials_get_no_more_of_them(
         with pytest.raises(InputError, match=rf"was ., is .: {name} pauses trials"):
             again(**more)
     assert outcome(again()) == expected
-
-
-@pytest.mark.parametrize("scheduler", [lambda: None, asha])
-def test_a_run_that_does_not_know_its_samples_stays_as_it_is(
-    scheduler: Any, data: cerebro.Dataset, tmp_path: Path
-) -> None:
-    def again(num_samples: int) -> cerebro.Result:
-        return fit(
-            *(build, data), param_space=SPACE, scheduler=scheduler(), num_samples=num_samples,
-            epochs=2, run=tmp_path / "run", if_exists="resume", **OPTIONS,
-        )  # fmt: skip
-
-    expected = outcome(again(3))
-    with stored(tmp_path / "run", "searcher") as state:
-        del state["num_samples"]  # as an earlier version stored it
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="num_samples")
-        assert outcome(again(3)) == expected
-    with pytest.warns(UserWarning, match=r"num_samples=6, but the run has 3 trials"):
-        assert outcome(again(6)) == expected
 
 
 def test_failed_trials_are_told_as_errors(data: cerebro.Dataset, tmp_path: Path) -> None:

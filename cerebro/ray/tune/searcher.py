@@ -15,12 +15,10 @@ import contextlib
 import copy
 import json
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.arguments import users_level
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.ray.tune.names import Controller, TuneTrial, call_text, scheduler_arguments
@@ -284,8 +282,6 @@ class TuneSearcher(Searcher):
         state: Mapping[str, Any],
         n_trials_before: int | None,
         n_trials: int | None,
-        *,
-        finished: bool,
     ) -> bool:
         """Return whether `num_samples` or `n_trials` is larger than before.
 
@@ -295,11 +291,7 @@ class TuneSearcher(Searcher):
             If `num_samples` is smaller, or if a scheduler that pauses trials would get more.
         """
         samples = -1 if self._samples == math.inf else self._samples
-        before = state.get("num_samples")
-        if before is None:  # stored by an earlier version, or nothing was suggested yet
-            if finished:
-                self._warn_if_fewer(state)
-            before = samples
+        before = state["num_samples"] if state else samples  # else nothing was suggested yet
         if self._samples < (math.inf if before == -1 else before):
             raise InputError(
                 f"num_samples was {before} and is now {samples} (it can only be increased): "
@@ -320,19 +312,6 @@ class TuneSearcher(Searcher):
                 "same, or start a new run with another run="
             )
         return bool(changed)
-
-    def _warn_if_fewer(self, state: Mapping[str, Any]) -> None:
-        """Warn if a finished run of an earlier version has fewer trials than samples."""
-        begun = state.get("begun")
-        if begun is None:
-            begun = sum(entry[0] == "ask" and entry[1] is None for entry in state.get("log", ()))
-        if self._samples != math.inf and begun < self._samples:
-            warnings.warn(
-                f"num_samples={self._samples}, but the run has {begun} trials and gets no more: an "
-                "earlier version of Cerebro did not store num_samples; give another run= to try "
-                "more",
-                stacklevel=users_level(),
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return all calls so far, and the scheduler's arguments."""
@@ -356,8 +335,7 @@ class TuneSearcher(Searcher):
             for _ in range(state["begun"]):
                 self.suggest()
             return
-        if "scheduler" in state:  # not in the runs of earlier versions
-            self._refuse_other_scheduler(*state["scheduler"])
+        self._refuse_other_scheduler(*state["scheduler"])
         for entry in state["log"]:
             if entry[0] == "tell":
                 self._tell_again(*entry[1:])
@@ -380,11 +358,11 @@ class TuneSearcher(Searcher):
         )
 
     def _tell_again(
-        self, trial: int, epoch: int, metrics: Mapping[str, Any], decision: str | None = None
+        self, trial: int, epoch: int, metrics: Mapping[str, Any], decision: str
     ) -> None:
-        """Repeat a report; `decision` is None in the runs of earlier versions."""
+        """Repeat a report."""
         now = self.report(trial, epoch, {n: _decoded(v) for n, v in metrics.items()})
-        if decision not in (None, now.value):
+        if decision != now.value:
             raise self._decides_otherwise(trial, epoch)
 
     def _decides_otherwise(self, trial: int, epoch: int) -> InputError:

@@ -12,7 +12,7 @@ plain SQLite, readable without Cerebro:
 ``extensions``  trials that were trained for more epochs than planned at first
 ``events``  everything else: lost workers, retries, warnings
 
-`encoding` encodes values, `schema` defines the tables and upgrades older versions,
+`encoding` encodes values, `schema` defines the tables and their version,
 `writing` has the thread that writes and `transaction` the rows that it commits together,
 `reading` reads, and `checking` rejects files that only look like stores.
 """

@@ -62,16 +62,32 @@ _WRONG: dict[str, dict[str, str]] = {
     },
     "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
 }
-_MAY_LACK = {("trials", "raised")}  # added in version 3
 
 # The keys of the table meta that readers need, and the types or values that they must have.
 _META: dict[str, Any] = {
+    "id": str,
     "status": str,
+    "points": list,
+    "space": dict,
+    "searcher_class": {"class": str, "adaptive": (True, False)},
     "parts": int,
     "environment": dict,
     "build": {"module": str, "qualname": str},
+    "data_checksum": str,
     "data": {"path": str, "checksum": str, "rows": list, "transforms": dict, "operations": list},
-    "settings": {"metric": str, "mode": ("min", "max"), "select": ("best", "last"), "seed": int},
+    "settings": {
+        "metric": str,
+        "mode": ("min", "max"),
+        "select": ("best", "last"),
+        "seed": int,
+        "epochs": int,
+        "keep": ("best", "last", "all"),
+        "stagger": (True, False),
+        "shuffle": ("rows", "shards"),
+        "max_retries": int,
+        "searcher_name": str,
+        "space": str,
+    },
 }
 
 
@@ -95,8 +111,7 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
         # Generated columns are hidden columns; computing one could take forever.
         rows = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
         plain = {row["name"] for row in rows if row["hidden"] == 0}
-        missing = {name for name in columns if name not in plain and (table, name) not in _MAY_LACK}
-        if missing or len(plain) != len(rows):
+        if not columns.keys() <= plain or len(plain) != len(rows):
             raise _damaged(file, f"its table {table} is not that of a run store")
 
 
@@ -106,10 +121,9 @@ def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -
     Only rows for which the SQL condition `where` is true are checked.
     """
     for table in tables:
-        names = {row["name"] for row in connection.execute(f"PRAGMA table_info({table})")}
-        wrong = {name: text.format(name) for name, text in _WRONG[table].items() if name in names}
+        wrong = " OR ".join(text.format(name) for name, text in _WRONG[table].items())
         row = connection.execute(
-            f"SELECT * FROM {table} WHERE ({where}) AND ({' OR '.join(wrong.values())}) LIMIT 1"
+            f"SELECT * FROM {table} WHERE ({where}) AND ({wrong}) LIMIT 1"
         ).fetchone()
         if row is not None:
             raise TypeError(one_line(f"in {table}: {tuple(row)}", 200))
@@ -120,9 +134,16 @@ def check_meta(meta: Mapping[str, Any]) -> None:
     _check(meta, _META, "")
     if not meta["status"].isidentifier():
         raise TypeError(f"status is {one_line(repr(meta['status']), 50)}")
+    devices = meta["settings"]["devices"]
+    is_list = isinstance(devices, (list, tuple)) and len(devices) > 0
+    if not is_list or not all(isinstance(name, str) for name in devices):
+        raise TypeError(f"settings.devices is {one_line(repr(devices), 50)}")
     if meta["validation"] is not None:
         _check(meta, {"validation": _META["data"]}, "")
-    if meta.get("folds") is not None:
+    for name in ("validation", "folds"):
+        if (meta[name] is None) != (meta[f"{name}_checksum"] is None):
+            raise TypeError(f"{name}_checksum is {one_line(repr(meta[f'{name}_checksum']), 50)}")
+    if meta["folds"] is not None:
         _check(meta, {"folds": {"name": str, "folds": list}}, "")
         for fold in meta["folds"]["folds"]:
             _check({"fold": fold}, {"fold": {"train": list, "validation": list}}, "")

@@ -22,7 +22,7 @@ from cerebro.run.store.checking import (
     defend,
 )
 from cerebro.run.store.encoding import decode, decode_raised
-from cerebro.run.store.schema import BUSY_SECONDS, FILE, store_of, version_of
+from cerebro.run.store.schema import BUSY_SECONDS, FILE, check_version, store_of
 
 READ_AT_ONCE = 500
 """The most trials that one query selects by number."""
@@ -46,7 +46,7 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
     InputError
         If the folder does not hold a run.
     CorruptDataError
-        If the file is not a run store of a version that this Cerebro reads.
+        If the file is not a run store of the version that this Cerebro reads.
     """
     file = store_of(folder)
     try:
@@ -80,7 +80,7 @@ def _begun(file: Path, access: str) -> sqlite3.Connection:
     try:
         connection.row_factory = sqlite3.Row
         defend(connection)
-        version_of(connection, file)
+        check_version(connection, file)
         connection.execute("BEGIN")  # one snapshot of all tables
         check_tables(connection, file)
     except BaseException:
@@ -186,11 +186,9 @@ def read_ranking(connection: sqlite3.Connection, by: Ranking, n: int) -> list[in
 
 
 def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator[TrialRecord]:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    columns = "number, config, status, epochs, parent, parent_epoch, resumable, error, traceback, "
-    columns += "raised" if version >= 3 else "NULL"
     for row in connection.execute(
-        f"SELECT {columns} FROM trials WHERE {condition} ORDER BY number"
+        "SELECT number, config, status, epochs, parent, parent_epoch, resumable, error, traceback, "
+        f"raised FROM trials WHERE {condition} ORDER BY number"
     ):
         number, config, status, epochs, parent, parent_epoch, resumable = row[:7]
         error, traceback, raised = row[7:]

@@ -1,24 +1,20 @@
-"""Define the tables of a run store, its files, and the migration of older versions.
+"""Define the tables of a run store, its version and its files.
 
-SQLite's ``user_version`` holds the store's version. Readers accept every version from
-`OLDEST_READABLE` on without migrating the store. The first process that opens the store for writing
-migrates it, one version after the other, in one transaction.
+SQLite's ``user_version`` holds the store's version. A store of any version but `SCHEMA_VERSION` is
+refused.
 """
 
 from __future__ import annotations
 
 import datetime
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import check_folder, check_no_link, is_network_file_system
-from cerebro.machine.installation import update_hint
+from cerebro.machine.installation import other_version
 
-SCHEMA_VERSION = 3
-
-OLDEST_READABLE = 2
+SCHEMA_VERSION = 4
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -88,75 +84,30 @@ CREATE TABLE extensions (
 """
 
 
-def _to_3(connection: sqlite3.Connection) -> None:
-    """Migrate version 2 to 3: trials get a column for the exception that ended them."""
-    connection.execute("ALTER TABLE trials ADD COLUMN raised TEXT")
-
-
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {3: _to_3}
-"""By version: the function that migrates to it from the version before."""
-
-
 class OtherVersionError(CorruptDataError):
-    """A store is intact, but of a version that this Cerebro cannot read."""
+    """A store is intact, but not of the version that this Cerebro reads."""
 
 
-def version_of(connection: sqlite3.Connection, file: Path) -> int:
-    """Return a store's version.
+def check_version(connection: sqlite3.Connection, file: Path) -> None:
+    """Raise an error unless a store has the version `SCHEMA_VERSION`.
 
     Raises
     ------
     OtherVersionError
-        If another Cerebro wrote the store, and this one cannot read it.
+        If a different version of Cerebro wrote the store.
     CorruptDataError
         If it is not a store.
     """
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if version > SCHEMA_VERSION:
-        raise OtherVersionError(
-            f"{file} has store version {version}, of a newer Cerebro; this one reads "
-            f"{OLDEST_READABLE} to {SCHEMA_VERSION}: update it ({update_hint()})"
-        )
-    if 0 < version < OLDEST_READABLE:
-        raise OtherVersionError(
-            f"{file} has store version {version}, of a Cerebro before its first release; this one "
-            f"reads {OLDEST_READABLE} to {SCHEMA_VERSION}: repeat the search in a new folder"
-        )
+    if version == SCHEMA_VERSION:
+        return
     if version <= 0:
         raise CorruptDataError(
             f"{file} has store version {version}: it is not a run store, or its creation was "
             "interrupted"
         )
-    return version
-
-
-def migrate(connection: sqlite3.Connection, file: Path) -> None:
-    """Migrate a store to `SCHEMA_VERSION`, entirely or not at all.
-
-    Parameters
-    ----------
-    connection
-        In autocommit mode (``isolation_level=None``).
-    file
-        The store's file, for messages.
-
-    Raises
-    ------
-    CorruptDataError
-        If this version of Cerebro cannot read the store.
-    """
-    if version_of(connection, file) == SCHEMA_VERSION:
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        # Read the version again: another process may have migrated the store meanwhile.
-        for version in range(version_of(connection, file) + 1, SCHEMA_VERSION + 1):
-            MIGRATIONS[version](connection)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
+    again = "repeat the search in a new folder"
+    raise OtherVersionError(other_version(file, "store", version, SCHEMA_VERSION, again))
 
 
 FILE = "run.sqlite"

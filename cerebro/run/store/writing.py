@@ -43,8 +43,8 @@ from cerebro.run.store.schema import (
     FILE,
     SCHEMA,
     SCHEMA_VERSION,
+    check_version,
     journal_mode,
-    migrate,
     store_of,
 )
 from cerebro.run.store.transaction import Files, Transaction
@@ -144,7 +144,7 @@ class Store:
 
     @classmethod
     def open(cls, folder: Path) -> Store:
-        """Open the store of an earlier run for writing, and migrate it to the current schema.
+        """Open the store of an earlier run for writing.
 
         The caller must own the run: two writers would alternate instead of failing.
 
@@ -153,7 +153,7 @@ class Store:
         InputError
             If the folder does not hold a run.
         CorruptDataError
-            If the file is not a store that this Cerebro can read.
+            If the file is not a store of the version that this Cerebro reads.
         OSError
             If the file cannot be written.
         """
@@ -164,7 +164,7 @@ class Store:
                 sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
             ) as connection:
                 connection.execute("PRAGMA synchronous = FULL")
-                migrate(connection, file)
+                check_version(connection, file)
         except sqlite3.OperationalError as error:
             raise OSError(f"cannot write {file}: {error}") from error
         except sqlite3.DatabaseError as error:

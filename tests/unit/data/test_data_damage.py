@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 
 from cerebro.data import Dataset, shard
-from cerebro.data.manifest import checksum_of, parse_manifest, read_manifest
+from cerebro.data.manifest import VERSION, checksum_of, parse_manifest, read_manifest
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.installation import update_hint
 
 
 @pytest.fixture
@@ -148,7 +150,16 @@ def _remove(*path: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "message"),
     [
         (_set("format", "other"), "'format'"),
-        (_set("version", 2), "later Cerebro"),
+        (
+            _set("version", VERSION - 1),
+            f"manifest.json has dataset version {VERSION - 1}, of an earlier Cerebro, and this one "
+            f"reads only version {VERSION}: make the dataset again with cerebro.shard",
+        ),
+        (
+            _set("version", VERSION + 1),
+            f"manifest.json has dataset version {VERSION + 1}, of a newer Cerebro, and this one "
+            rf"reads only version {VERSION}: update Cerebro \({re.escape(update_hint())}\)",
+        ),
         (_set("version", True), "'version' must be an integer"),
         (_set("extra", 1), "'extra' is unknown"),
         (_remove("library"), "'library' is missing"),

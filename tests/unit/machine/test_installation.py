@@ -151,12 +151,12 @@ def test_what_is_missing_is_named_with_its_extra(
 def test_a_store_of_a_later_version_says_how_to_update(tmp_path: Path) -> None:
     import sqlite3
 
-    from cerebro.run.store.schema import SCHEMA_VERSION, version_of
+    from cerebro.run.store.schema import SCHEMA_VERSION, check_version
 
     connection = sqlite3.connect(tmp_path / "run.sqlite")
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(cerebro.CorruptDataError, match=re.escape(f"({update_hint()})")):
-        version_of(connection, tmp_path / "run.sqlite")
+        check_version(connection, tmp_path / "run.sqlite")
     connection.close()
 
 

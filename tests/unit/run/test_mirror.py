@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent / "integration"))
 import resumable
 
 import cerebro
+import cerebro._core as _core
 from cerebro.callbacks import Mirror
 from cerebro.callbacks import mirror as module
 from cerebro.errors import CorruptDataError, InputError
@@ -332,9 +334,32 @@ def test_bad_arguments(tmp_path, url):
         cerebro.resume(url)
     assert not Path("runs/x").exists()
     assert pickle.loads(pickle.dumps(Mirror(url))).url == url
-    Objects(url).write("run.json", json.dumps({"format": "cerebro-run", "version": 9}).encode())
-    with pytest.raises(CorruptDataError, match="later Cerebro"):
+    for version, of in ((0, "an earlier"), (9, "a newer")):
+        pointer = {"format": "cerebro-run", "version": version}
+        Objects(url).write("run.json", json.dumps(pointer).encode())
+        with pytest.raises(
+            CorruptDataError, match=f"run.json has mirror version {version}, of {of} "
+        ):
+            cerebro.resume(url)
+
+
+def test_a_copy_of_another_version_is_refused_by_its_url(url, data, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        resumable.search(tmp_path / "run", data, callbacks=[Mirror(url), Stop(2)])
+    objects = Objects(url)
+    pointer = json.loads(objects.read("run.json"))
+    (tmp_path / "store").write_bytes(objects.read(pointer["store"]))
+    with contextlib.closing(sqlite3.connect(tmp_path / "store")) as store:
+        store.execute("PRAGMA user_version = 3")
+    content = (tmp_path / "store").read_bytes()
+    objects.write(pointer["store"], content)
+    pointer["store_hash"] = _core.xxh3_128(content)
+    objects.write("run.json", json.dumps(pointer).encode())
+    with pytest.raises(CorruptDataError) as caught:
         cerebro.resume(url)
+    assert str(caught.value).startswith(
+        f"{objects.url_of(pointer['store'])} has store version 3, of an earlier Cerebro"
+    )
 
 
 def test_the_command_line_resumes_from_a_url(url, data, expected, tmp_path, capsys):

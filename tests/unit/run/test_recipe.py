@@ -83,20 +83,6 @@ def test_a_partial_an_object_and_a_bound_method_must_be_passed(given):
         recipe.find()
 
 
-@pytest.mark.parametrize(
-    ("given", "module", "qualname"),
-    [
-        (functools.partial(build), "functools", "partial"),
-        (Base("relu"), __name__, "Base"),
-        (Base("relu").method, __name__, "Base.method"),
-    ],
-)
-def test_what_older_runs_recorded_for_objects_is_not_found(given, module, qualname):
-    older = dataclasses.replace(Recipe.of(given), module=module, qualname=qualname)
-    with pytest.raises(InputError, match="another object"):
-        older.find()
-
-
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A package whose program imports relatively, as ``python -m`` allows; the program's file."""

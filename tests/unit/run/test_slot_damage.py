@@ -1,4 +1,4 @@
-"""Damaged slots are found, whatever the commit page says: places, packs under way, version 1."""
+"""Damaged slots are found, whatever the commit page says: places, packs under way, versions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cerebro._core as _core
+from cerebro.errors import CorruptDataError
 from cerebro.run.states import slot_damage
 
 
@@ -60,15 +61,23 @@ def test_a_slot_that_is_being_packed_is_no_damage(tmp_path: Path) -> None:
     assert damage_of(stem) is None  # its record was made invalid as well
 
 
-def test_pages_of_version_1_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("version", "of", "fix"),
+    [(1, "an earlier", "repeat the search in a new folder"), (3, "a newer", "update Cerebro")],
+)
+def test_pages_of_other_versions_are_refused(
+    tmp_path: Path, version: int, of: str, fix: str
+) -> None:
     stem = tmp_path / "3"
-    for value in (1, 2):
-        packed(stem, value)
-    content = bytearray(stem.with_suffix(".slots").read_bytes())
-    content[8] = 1
-    content[64:68] = (2 | 0x1ABCDEF << 2).to_bytes(4, "little")
-    stem.with_suffix(".slots").write_bytes(content)
-    assert damage_of(stem) is None
-    flip(stem.with_suffix(".a"), -1)
-    assert damage_of(stem)[0] == stem.with_suffix(".a")
-    assert _core.Slots(stem, False).committed()[0] == 2
+    packed(stem, 1)
+    page = stem.with_suffix(".slots")
+    content = bytearray(page.read_bytes())
+    content[8] = version
+    page.write_bytes(content)
+    told = f"has slot version {version}, of {of} Cerebro, and this one reads only version 2: {fix}"
+    assert damage_of(stem) == (page, f"it {told}")
+    for create in (False, True):
+        with pytest.raises(CorruptDataError) as caught:
+            _core.Slots(stem, create)
+        assert str(caught.value) == f"{page} {told}"
+    assert page.read_bytes() == content

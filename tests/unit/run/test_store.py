@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 import sqlite3
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 from stored_run import read_run
 
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.installation import update_hint
 from cerebro.run.records import NOTHING_RAISED, Raised
 from cerebro.run.store import (
     FILE,
     SCHEMA_VERSION,
+    OtherVersionError,
     Store,
     decode,
     encode,
@@ -25,7 +25,6 @@ from cerebro.run.store import (
     reader,
     writing,
 )
-from cerebro.run.store.schema import MIGRATIONS, OLDEST_READABLE
 
 
 @pytest.mark.parametrize(
@@ -102,16 +101,6 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
 def test_a_file_that_is_no_store_is_refused_by_name(tmp_path):
     (tmp_path / FILE).write_bytes(b"not a database" * 100)
     with pytest.raises(CorruptDataError, match=FILE), reader(tmp_path):
-        pass
-
-
-def test_a_store_of_a_later_version_is_refused(tmp_path):
-    Store.create(tmp_path, {}).close()
-    connection = sqlite3.connect(tmp_path / FILE)
-    connection.execute("PRAGMA user_version = 99")
-    connection.commit()
-    connection.close()
-    with pytest.raises(CorruptDataError, match="version 99"), reader(tmp_path):
         pass
 
 
@@ -261,43 +250,8 @@ def test_a_store_with_rows_that_do_not_fit_is_damaged(tmp_path, damage):
 
 # --- versions ----------------------------------------------------------------
 
-VERSION_2 = Path(__file__).parents[2] / "golden" / "store-v2.sqlite"
-"""Trial 0 finished, 1 failed, Ctrl-C left 2 in its second epoch and 3 in its first."""
 
-
-@pytest.fixture
-def old_run(tmp_path):
-    shutil.copy(VERSION_2, tmp_path / FILE)
-    return tmp_path
-
-
-def version(folder):
-    with sqlite3.connect(folder / FILE) as connection:
-        return connection.execute("PRAGMA user_version").fetchone()[0]
-
-
-def columns(file):
-    connection = sqlite3.connect(file)
-    tables = [n for (n,) in connection.execute("SELECT name FROM sqlite_master ORDER BY name")]
-    return {name: list(connection.execute(f"PRAGMA table_info({name})")) for name in tables}
-
-
-def test_every_version_is_reached_from_the_one_before():
-    assert sorted(MIGRATIONS) == list(range(OLDEST_READABLE + 1, SCHEMA_VERSION + 1))
-
-
-def test_readers_take_version_2_as_it_is(old_run):
-    before = (old_run / FILE).read_bytes()
-    run = read_run(old_run)
-    assert [t.status for t in run.trials] == ["finished", "failed", "stopped", "stopped"]
-    assert [len(t.epochs) for t in run.trials] == [2, 0, 1, 0]
-    assert set(run.trials[0].epochs[0].metrics) == {"loss", "train_loss", "val_loss"}
-    assert [t.resumable for t in run.trials] == [False, False, True, True]
-    assert run.meta["status"] == "stopped"
-    assert (old_run / FILE).read_bytes() == before
-
-
-def test_what_a_trial_raised_comes_back_and_no_older_store_has_it(tmp_path):
+def test_what_a_trial_raised_comes_back(tmp_path):
     raised = Raised(("a.Mine", "builtins.ValueError"), "train.py:3 in build")
     store = Store.create(tmp_path, {})
     for number in range(3):
@@ -308,65 +262,23 @@ def test_what_a_trial_raised_comes_back_and_no_older_store_has_it(tmp_path):
     store.close()
     found = read_run(tmp_path).trials
     assert [trial.raised for trial in found] == [raised, raised, NOTHING_RAISED]
-    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.executescript(
-            "ALTER TABLE trials DROP COLUMN raised; PRAGMA user_version = 2; VACUUM"
-        )
-    found = read_run(tmp_path).trials
-    assert [(t.error, t.raised) for t in found[:2]] == [("Mine: bad", NOTHING_RAISED)] * 2
-    Store.open(tmp_path).close()
-    assert version(tmp_path) == SCHEMA_VERSION
-    assert read_run(tmp_path).trials == found
 
 
-def test_version_2_is_brought_forward_by_the_first_writer(old_run, tmp_path_factory):
-    before = read_run(old_run)
-    store = Store.open(old_run)
-    store.add_trial(4, {}, "waiting", 2, 0, 1)
-    store.close()
-    assert version(old_run) == SCHEMA_VERSION
-    after = read_run(old_run)
-    assert after.meta == before.meta
-    assert after.units == before.units
-    assert [t.resumable for t in after.trials] == [False, False, True, True, False]
-    assert [(t.number, t.config, t.status, t.epochs, t.error) for t in after.trials[:4]] == [
-        (t.number, t.config, t.status, t.epochs, t.error) for t in before.trials
-    ]
-    new = tmp_path_factory.mktemp("new")
-    Store.create(new, {}).close()
-    assert columns(old_run / FILE) == columns(new / FILE)
-
-
-def test_a_migration_that_fails_leaves_the_old_version(old_run, monkeypatch):
-    def broken(connection):
-        MIGRATIONS_3(connection)
-        connection.execute("INSERT INTO nowhere VALUES (1)")
-
-    MIGRATIONS_3 = MIGRATIONS[3]
-    monkeypatch.setitem(MIGRATIONS, 3, broken)
-    before = columns(old_run / FILE)
-    with pytest.raises(OSError, match="nowhere"):
-        Store.open(old_run)
-    assert version(old_run) == 2
-    assert columns(old_run / FILE) == before
-    assert len(read_run(old_run).trials) == 4
-
-
-def test_version_1_is_refused(old_run):
-    with sqlite3.connect(old_run / FILE) as connection:
-        connection.execute("PRAGMA user_version = 1")
-    connection.close()
-    for take in (read_run, Store.open):
-        with pytest.raises(CorruptDataError, match=r"version 1, of a .* repeat the search"):
-            take(old_run)
-
-
-def test_a_store_of_a_later_version_is_never_written(tmp_path):
+@pytest.mark.parametrize("take", [read_run, Store.open], ids=["read", "open"])
+@pytest.mark.parametrize("version", [*range(1, SCHEMA_VERSION), SCHEMA_VERSION + 1])
+def test_any_other_version_is_refused_and_stays_as_it_is(tmp_path, take, version):
     Store.create(tmp_path, {}).close()
-    with sqlite3.connect(tmp_path / FILE) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    connection.close()
-    before = (tmp_path / FILE).read_bytes()
-    with pytest.raises(CorruptDataError, match=r"of a newer Cerebro.*update it"):
-        Store.open(tmp_path)
-    assert (tmp_path / FILE).read_bytes() == before
+    file = tmp_path / FILE
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    before = file.read_bytes()
+    of, fix = "an earlier", "repeat the search in a new folder"
+    if version > SCHEMA_VERSION:
+        of, fix = "a newer", f"update Cerebro ({update_hint()})"
+    with pytest.raises(OtherVersionError) as caught:
+        take(tmp_path)
+    assert str(caught.value) == (
+        f"{file} has store version {version}, of {of} Cerebro, and this one reads only version "
+        f"{SCHEMA_VERSION}: {fix}"
+    )
+    assert file.read_bytes() == before

@@ -421,9 +421,7 @@ def test_samplers_suggest_the_values_of_a_step_as_written() -> None:
     assert lates == {0.05, 0.35, 0.65, 0.95}
 
 
-@pytest.mark.parametrize("version", ["now", "earlier"])
-def test_samplers_go_on_in_the_way_in_which_a_run_began(version: str) -> None:
-    """Earlier versions learned the best epoch of every trial, whatever the search's ``select``."""
+def test_samplers_go_on_with_the_epoch_that_the_run_began_with() -> None:
     pytest.importorskip("optuna")
 
     def ready() -> TPE:
@@ -438,16 +436,11 @@ def test_samplers_go_on_in_the_way_in_which_a_run_began(version: str) -> None:
         searcher.suggest()
         searcher.report(trial, 0, {"loss": 1.0})
     state = json.loads(json.dumps(searcher.state_dict()))
-    if version == "earlier":
-        del state["told"]
     searcher = ready()
     searcher.load_state_dict(state)
     searcher.report(0, 1, {"loss": 3.0})
     searcher.report(1, 1, {"loss": math.inf})
-    learned = [["tell", 0, 3.0], ["tell", 1, None]]
-    if version == "earlier":
-        learned = [["tell", 0, 1.0], ["tell", 1, 1.0]]
-    assert searcher.state_dict()["log"][2:] == learned
+    assert searcher.state_dict()["log"][2:] == [["tell", 0, 3.0], ["tell", 1, None]]
 
 
 # --- the number of trials -----------------------------------------------------------
@@ -481,7 +474,7 @@ def test_no_point_is_left_out(make: Callable[[], Searcher], size: int) -> None:
         ready(size + 1, None).suggest()
     given: Any = ready(size + 1, size + 1).suggest()
     assert given.config == {"lr": 0.0}
-    # A run in which an earlier version left points out can still be resumed.
+    # Only the beginning is refused: a run that began with n_trials may be resumed without.
     resumed = ready(size + 1, None)
     resumed.load_state_dict(state)
     assert resumed.suggest() == suggestions[-1]

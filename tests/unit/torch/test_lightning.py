@@ -530,7 +530,7 @@ def test_attributes_with_an_underscore_and_of_submodules_move():
     assert isinstance(net.scaled._scale, np.ndarray)
     assert np.array_equal(net.scaled._scale, module.scaled._scale)
     assert net.scaled.drop.p == module.scaled.drop.p == pytest.approx(0.5 / 3)
-    # A state of an earlier version lacks them, and resets them to what build made.
+    # A state without them resets them to what build made.
     state = copy.deepcopy(model.state_dict())
     state["lightning"]["attributes"] = {}
     model.load_state_dict(state)
