@@ -388,7 +388,7 @@ def test_clones_begin_with_their_parents_state(data, tmp_path):
                 clone.config["batch_size"],
                 seed=SEED,
                 epoch=epoch,
-                shard=shard,
+                part=shard,
                 shuffle=True,
                 framework="numpy",
             ):

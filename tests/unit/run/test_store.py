@@ -141,7 +141,7 @@ def test_a_group_is_committed_together_or_not_at_all(tmp_path):
     assert run.meta == {"searcher": {"asked": 1}}
 
 
-UNIT = {"trial": 0, "epoch": 0, "shard": 0, "worker": 0, "attempt": 0, "started": 0.0}
+UNIT = {"trial": 0, "epoch": 0, "part": 0, "worker": 0, "attempt": 0, "started": 0.0}
 UNIT |= {"seconds": 1.0, "rows": 1, "batches": 1, "hopped": False, "state_bytes": 0}
 
 
