@@ -88,7 +88,7 @@ def main() -> None:
         n_trials=options.trials,
         metric="accuracy",
         batch_size=32,
-        drop_last=True,  # a shorter batch would be compiled separately
+        drop_last=True,  # a second size of batches would be compiled separately
         workers=options.workers,
         run=options.run,
     )

@@ -110,7 +110,7 @@ def hops(folder: Path, out: Path) -> None:
             facecolor=COLORS[unit["trial"]],
             edgecolor="white",
         )
-        label = f"trial {unit['trial']}\nshard {unit['shard']}"
+        label = f"trial {unit['trial']}\npart {unit['part']}"
         axes.text(
             start + width / 2,
             unit["worker"],

@@ -10,6 +10,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 CORE = "csrc.md"
+SOURCES = re.compile(r"\[([^\]]+)\]\((?:\.\./)+examples/[^)]*\)")  # links to programs
 HIDDEN = re.compile(r"^<!-- run\n(?s:.*?)^-->\n|^ *<!-- not run: .*\n", re.MULTILINE)
 
 
@@ -30,10 +31,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let links to the C core's README lead to its page; leave out code that only tests read."""
+    """Let links lead to pages of the site; leave out code that only tests read."""
     markdown = HIDDEN.sub("", markdown)
     up = "../" * page.file.src_uri.count("/")
-    return re.sub(r"\]\((?:\.\./)+csrc/README\.md", f"]({up}{CORE}", markdown)
+    markdown = re.sub(r"\]\((?:\.\./)+csrc/README\.md", f"]({up}{CORE}", markdown)
+    return SOURCES.sub(r"\1", markdown)
 
 
 def _within(content: str) -> str:
