@@ -77,12 +77,12 @@ def optimize(
     workers: int | None = None,
     threads: int = 1,
     batch_size: int | None = None,
-    shuffle: Shuffle | None = None,
     timeout: float | None = None,
     catch: type[Exception] | Sequence[type[Exception]] = (),
     callbacks: Sequence[Callable[[optuna.Study, FrozenTrial], None]] = (),
     run: str | os.PathLike[str] | None = None,
     progress: Literal["auto", "table", "lines"] | bool = "auto",
+    shuffle: Shuffle | None = None,
     **options: Any,
 ) -> Result:
     """Train the trials of an Optuna study by model hopper parallelism.

@@ -144,12 +144,12 @@ def plan(
     workers: int | None = None,
     threads: int = 1,
     seed: int = 0,
-    shuffle: Shuffle | None = None,
     stagger: bool = True,
     live_models: int | None = None,
     rows_per_second: float | None = None,
     devices: Any = "auto",
     workers_per_device: int | None = None,
+    shuffle: Shuffle | None = None,
 ) -> Plan:
     """Estimate the cost of a search by running its searcher and scheduler on a simulated clock.
 

@@ -135,7 +135,6 @@ def search(
     batch_size: int | None = None,
     eval_batch_size: int | None = None,
     drop_last: bool = False,
-    shuffle: Shuffle | None = None,
     stop: EarlyStopping | None = None,
     points: Sequence[Mapping[str, Any]] = (),
     width: int | None = None,
@@ -158,6 +157,7 @@ def search(
     progress: Literal["auto", "table", "lines"] | bool = "auto",
     executor: Executor | None = None,
     workers_per_device: int | None = None,
+    shuffle: Shuffle | None = None,
 ) -> Result:
     """Train many configurations over one dataset and find the best.
 

@@ -122,6 +122,12 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             self.folds.resume(fold, epochs)
         update(trial.record)
 
+    def aim(self, trial: LiveTrial, epochs: int) -> None:
+        """Set how many epochs the searcher wants of a configuration, even if it was stopped."""
+        for fold in self._folds(trial):
+            self.folds.aim(fold, epochs)
+        trial.record.target_epochs = epochs
+
     def clear_pause(self, trial: LiveTrial) -> None:
         """Clear the searcher's pause before the configuration is resumed or dropped."""
         trial.paused_by_searcher = False

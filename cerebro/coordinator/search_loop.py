@@ -61,6 +61,9 @@ class Trials(Protocol):
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """Let a paused trial train until `epochs` are done."""
 
+    def aim(self, trial: LiveTrial, epochs: int) -> None:
+        """Set how many epochs the searcher wants of a trial, even if it was stopped early."""
+
     def clear_pause(self, trial: LiveTrial) -> None:
         """Clear the pause that the searcher set on a trial."""
 
@@ -418,7 +421,8 @@ class SearchLoop:
             self.rounds.join(record.number)
             self.ended(trial)
         else:
-            record.target_epochs = epochs
+            # Recorded, because a resumed run must also report it until then.
+            self._trials.aim(trial, epochs)
             self._report_again(trial)
 
     def _check(self, suggestion: Any) -> None:

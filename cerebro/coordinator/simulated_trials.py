@@ -103,6 +103,10 @@ class SimulatedTrials:
         trial.record.status, trial.record.target_epochs = "running", epochs
         self.extend(trial)
 
+    def aim(self, trial: LiveTrial, epochs: int) -> None:
+        """Set how many epochs the searcher wants of a trial."""
+        trial.record.target_epochs = epochs
+
     def clear_pause(self, trial: LiveTrial) -> None:
         """Clear the pause that the searcher set on a trial."""
         trial.paused_by_searcher = False

@@ -239,14 +239,18 @@ class LiveTrials(TrialTable[LiveTrial]):
     def resume(self, trial: LiveTrial, epochs: int) -> None:
         """Resume a trial that the searcher paused, to train until `epochs` are done."""
         record = trial.record
-        record.target_epochs = epochs
-        self._store.set_epochs(record.number, epochs)
+        self.aim(trial, epochs)
         trial.unwritten = self._flushes
         self._schedule.extend_trial(record.number, self._goal(trial))
         self._hold_or_release(trial)
         self._overview.forecaster.trial_resumed(trial)
         if not trial.held:
             self.set_status(trial, "waiting")
+
+    def aim(self, trial: LiveTrial, epochs: int) -> None:
+        """Set how many epochs the searcher wants of a trial, even if it was stopped early."""
+        trial.record.target_epochs = epochs
+        self._store.set_epochs(trial.record.number, epochs)
 
     # --- the user's commands ---------------------------------------------
 

@@ -210,7 +210,7 @@ class Batches:
         augment: bool = True,
         residence: str = "auto",
         columns: Collection[str] | None = None,
-        trial: int = 0,
+        trial: int | None = 0,
     ) -> None:
         where = depots.device_name(device)
         self._dataset = dataset
@@ -221,9 +221,9 @@ class Batches:
             check_shards(dataset)
         seed = whole_number("seed", seed, 0, 2**64 - 1)
         batch_size = whole_number("batch_size", batch_size, 1)
-        self._order = order_of(dataset, kind or "rows", seed)
+        self._order = order_of(dataset, kind or "rows", seed, stagger=trial is not None)
         self._cut = Cut(batch_size, bool(drop_last))
-        self._trial = whole_number("trial", trial, 0, 2**32 - 1)
+        self._trial = whole_number("trial", trial, 0, 2**32 - 1, optional=True) or 0
         self._options: dict[str, Any] = {
             "batch_size": batch_size,
             "seed": seed,

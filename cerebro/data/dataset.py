@@ -273,7 +273,7 @@ class Dataset:
         threads: int | None = None,
         residence: str = "auto",
         columns: Collection[str] | None = None,
-        trial: int = 0,
+        trial: int | None = 0,
     ) -> Batches:
         """Return an iterable of batches, each a dict of tensors by column.
 
@@ -321,7 +321,7 @@ class Dataset:
             Names of the columns to gather; None: all. The files of other columns are not read.
         trial
             With ``shuffle="shards"``: the trial whose order of the groups to take; trials begin at
-            different groups.
+            different groups. None: that of all trials of a search with ``stagger=False``.
 
         Returns
         -------

@@ -383,16 +383,10 @@ def test_clones_begin_with_their_parents_state(data, tmp_path):
         model.w = parent.load(clone.parent_epoch).w
         epoch = clone.parent_epoch + 1
         np.random.seed(cerebro.trial_seed(SEED, clone.number))
-        for shard in cerebro.visit_order(clone.number, epoch, 3):
-            for batch in train.batches(
-                clone.config["batch_size"],
-                seed=SEED,
-                epoch=epoch,
-                part=shard,
-                shuffle=True,
-                framework="numpy",
-            ):
-                model.train_batch(batch)
+        for batch in train.batches(
+            clone.config["batch_size"], seed=SEED, epoch=epoch, framework="numpy"
+        ):
+            model.train_batch(batch)
         assert np.array_equal(clone.load(epoch).w, model.w)
         assert clone.load(epoch).lr == clone.config["lr"]
 

@@ -39,7 +39,7 @@ SEARCH = (
     "devices='auto', seed=0, run=None, if_exists='error', keep='best', max_retries=3, "
     "unit_timeout=None, time_limit=None, stagger=True, asynchronous=False, "
     "live_models=None, deterministic='warn', state_dir=None, callbacks=(), "
-    "progress='auto', executor=None, workers_per_device=None)"
+    "progress='auto', executor=None, workers_per_device=None, shuffle=None)"
 )
 MODEL = (
     "(net, *, optimizer, loss=None, metrics=None, epoch_metrics=None, inputs='x', "
@@ -102,7 +102,8 @@ NAMES = """
     transforms.RandomCrop transforms.RandomHorizontalFlip
 """
 FIELDS_OF_INFO = (
-    "epochs steps_per_epoch total_steps batch_size trial seed device columns classes data fold"
+    "epochs steps_per_epoch total_steps batch_size trial seed device columns classes data fold "
+    "steps"
 )
 
 
@@ -431,10 +432,8 @@ def test_models_get_the_batches_they_ask_for(data, tmp_path, framework):
     x = np.concatenate([valid.shard(i)["x"] for i in range(5)])
     assert np.array_equal(predicted, x.astype(np.float64) @ result.best.load().w)
     assert result.best.evaluate()["loss"] == result.best.metrics["val_loss"]
-    # Batches of evaluation never cross shards: 11 + 11 + 11 + 10 + 10 rows.
-    assert result.best.metrics["rows"] == pytest.approx(
-        sum(n * n for n in (11, 11, 11, 10, 10)) / 53
-    )
+    # The 53 rows of validation, in batches of even sizes.
+    assert result.best.metrics["rows"] == pytest.approx(sum(n * n for n in (18, 18, 17)) / 53)
     target = result.best.export(tmp_path / "model.safetensors")
     safetensors = pytest.importorskip("safetensors.numpy")
     assert np.array_equal(safetensors.load_file(target)["/w"], result.best.load().w)
@@ -550,28 +549,32 @@ def plain_weights(train, config, trial, epochs, stagger):
     """What a loop by hand gives."""
     model = Linear("numpy", config["lr"])
     for epoch in range(epochs):
-        for shard in cerebro.visit_order(trial, epoch, train.num_shards, stagger=stagger):
-            for batch in train.batches(16, seed=5, epoch=epoch, shard=shard, framework="numpy"):
-                model.train_batch(batch)
+        options = {"shuffle": "shards", "trial": trial if stagger else None}
+        for batch in train.batches(16, seed=5, epoch=epoch, framework="numpy", **options):
+            model.train_batch(batch)
     return model.w
 
 
-def test_without_stagger_two_shards_are_open_and_only_the_order_differs(data, tmp_path):
+def test_without_stagger_two_groups_are_open_and_only_the_order_differs(tmp_path):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(213, 6)).astype(np.float32)
+    rows = {"x": x, "y": (x.sum(axis=1) > 0).astype(np.int64)}
+    data = cerebro.shard(rows, tmp_path / "data", shards=14)  # four groups
     train = data.split(0.75, 0.25)[0]
     together = run(data, tmp_path / "inline", stagger=False, n_trials=4)
     done = Counter()
     for unit in together.units():
         if unit["kind"] == "eval":
             continue
-        position = unit["epoch"] * 5 + unit["step"]
-        assert (
-            unit["shard"]
-            == cerebro.visit_order(unit["trial"], unit["epoch"], 5, stagger=False)[unit["step"]]
-        )
+        position = unit["epoch"] * 4 + unit["step"]
+        assert unit["part"] == unit["step"]
         assert done[unit["trial"]] == position
         assert position <= min(done[trial] for trial in range(4)) + 1
         done[unit["trial"]] += 1
-    apart = run(data, tmp_path / "apart", n_trials=4)
+    apart = run(data, tmp_path / "apart", shuffle="shards", n_trials=4)
+    for unit in apart.units():
+        visits = [*cerebro.visit_order(unit["trial"], unit["epoch"], 4), -1]
+        assert unit["part"] == visits[unit["step"]]
     for trial in range(4):
         for result, stagger in ((together, False), (apart, True)):
             expected = plain_weights(train, result.trials[trial].config, trial, 2, stagger)

@@ -111,7 +111,7 @@ def test_unequal_shards_are_what_is_tested(data):
 
 @pytest.mark.parametrize("number", range(6))
 def test_a_plain_loop_gives_the_same_weights(data, inline, number):
-    """Only trial_seed, visit_order and Dataset.batches; the rest is plain PyTorch."""
+    """Only trial_seed and Dataset.batches; the rest is plain PyTorch."""
     train, _ = data.split(0.8, 0.2)
     trial = inline.trials[number]
     config = trial.config
@@ -131,19 +131,22 @@ def plain_loop(train, config, number):
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    shards = range(train.num_shards)
-    batches = {s: train.batches(config["batch_size"], seed=SEED, shard=s) for s in shards}
+    batches = train.batches(config["batch_size"], seed=SEED)
+    updates = max(1, round(len(batches) / 2))
+    size, longer = divmod(len(batches), updates)
+    sizes = [size + 1] * longer + [size] * (updates - longer)
     net = make_net(config)
-    total = EPOCHS * sum(len(batches[s]) for s in shards)
-    optimizer, schedule = make_optimizer(net, config, total)
+    optimizer, schedule = make_optimizer(net, config, EPOCHS * len(batches))
     net.train()
     for epoch in range(EPOCHS):
-        for shard in cerebro.visit_order(number, epoch, train.num_shards):
-            batches[shard].set_epoch(epoch)
-            for i, batch in enumerate(batches[shard], 1):
+        batches.set_epoch(epoch)
+        left = iter(batches)
+        for size in sizes:  # the batches of an update
+            for i in range(1, size + 1):
+                batch = next(left)
                 loss = torch.nn.functional.cross_entropy(net(batch["x"]), batch["y"])
-                (loss / 2).backward()
-                if i % 2 == 0 or i == len(batches[shard]):  # a window ends with its unit
+                (loss / size).backward()
+                if i == size:
                     optimizer.step()
                     optimizer.zero_grad()
                 schedule.step()

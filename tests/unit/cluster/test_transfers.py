@@ -55,7 +55,9 @@ def test_a_full_disk_of_a_node_is_called_that():
     executor = Waiting()
     trouble = executor.fails_with(AgentError("failed", OSError(28, "No space left on device")))
     assert type(trouble) is OSError
-    assert "node host-0 cannot store its shards ([Errno 28] No space left on device)" in str(trouble)
+    assert "node host-0 cannot store its shards ([Errno 28] No space left on device)" in str(
+        trouble
+    )
     assert (executor.failed, executor.sent_again) == ([], [])
 
 
