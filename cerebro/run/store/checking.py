@@ -62,7 +62,6 @@ _WRONG: dict[str, dict[str, str]] = {
     },
     "events": {"time": _NUMBER, "kind": _TEXT, "trial": _OPTIONAL_COUNT, "text": _TEXT},
 }
-_MAY_LACK = {("trials", "raised")}  # added in version 3
 
 # The keys of the table meta that readers need, and the types or values that they must have.
 _META: dict[str, Any] = {
@@ -95,8 +94,7 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
         # Generated columns are hidden columns; computing one could take forever.
         rows = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
         plain = {row["name"] for row in rows if row["hidden"] == 0}
-        missing = {name for name in columns if name not in plain and (table, name) not in _MAY_LACK}
-        if missing or len(plain) != len(rows):
+        if not columns.keys() <= plain or len(plain) != len(rows):
             raise _damaged(file, f"its table {table} is not that of a run store")
 
 
@@ -106,10 +104,9 @@ def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -
     Only rows for which the SQL condition `where` is true are checked.
     """
     for table in tables:
-        names = {row["name"] for row in connection.execute(f"PRAGMA table_info({table})")}
-        wrong = {name: text.format(name) for name, text in _WRONG[table].items() if name in names}
+        wrong = " OR ".join(text.format(name) for name, text in _WRONG[table].items())
         row = connection.execute(
-            f"SELECT * FROM {table} WHERE ({where}) AND ({' OR '.join(wrong.values())}) LIMIT 1"
+            f"SELECT * FROM {table} WHERE ({where}) AND ({wrong}) LIMIT 1"
         ).fetchone()
         if row is not None:
             raise TypeError(one_line(f"in {table}: {tuple(row)}", 200))

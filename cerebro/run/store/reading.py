@@ -186,11 +186,9 @@ def read_ranking(connection: sqlite3.Connection, by: Ranking, n: int) -> list[in
 
 
 def _read_trial_rows(connection: sqlite3.Connection, condition: str) -> Iterator[TrialRecord]:
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    columns = "number, config, status, epochs, parent, parent_epoch, resumable, error, traceback, "
-    columns += "raised" if version >= 3 else "NULL"
+    columns = "number, config, status, epochs, parent, parent_epoch, resumable, error, traceback"
     for row in connection.execute(
-        f"SELECT {columns} FROM trials WHERE {condition} ORDER BY number"
+        f"SELECT {columns}, raised FROM trials WHERE {condition} ORDER BY number"
     ):
         number, config, status, epochs, parent, parent_epoch, resumable = row[:7]
         error, traceback, raised = row[7:]

@@ -16,9 +16,9 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import check_folder, check_no_link, is_network_file_system
 from cerebro.machine.installation import update_hint
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
-OLDEST_READABLE = 2
+OLDEST_READABLE = 4
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -88,12 +88,7 @@ CREATE TABLE extensions (
 """
 
 
-def _to_3(connection: sqlite3.Connection) -> None:
-    """Migrate version 2 to 3: trials get a column for the exception that ended them."""
-    connection.execute("ALTER TABLE trials ADD COLUMN raised TEXT")
-
-
-MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {3: _to_3}
+MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {}
 """By version: the function that migrates to it from the version before."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 import sqlite3
@@ -23,9 +22,9 @@ from cerebro.run.store import (
     encode,
     read_meta,
     reader,
+    schema,
     writing,
 )
-from cerebro.run.store.schema import MIGRATIONS, OLDEST_READABLE
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_a_group_is_committed_together_or_not_at_all(tmp_path):
     assert run.meta == {"searcher": {"asked": 1}}
 
 
-UNIT = {"trial": 0, "epoch": 0, "shard": 0, "worker": 0, "attempt": 0, "started": 0.0}
+UNIT = {"trial": 0, "epoch": 0, "part": 0, "worker": 0, "attempt": 0, "started": 0.0}
 UNIT |= {"seconds": 1.0, "rows": 1, "batches": 1, "hopped": False, "state_bytes": 0}
 
 
@@ -262,13 +261,7 @@ def test_a_store_with_rows_that_do_not_fit_is_damaged(tmp_path, damage):
 # --- versions ----------------------------------------------------------------
 
 VERSION_2 = Path(__file__).parents[2] / "golden" / "store-v2.sqlite"
-"""Trial 0 finished, 1 failed, Ctrl-C left 2 in its second epoch and 3 in its first."""
-
-
-@pytest.fixture
-def old_run(tmp_path):
-    shutil.copy(VERSION_2, tmp_path / FILE)
-    return tmp_path
+"""Of a Cerebro whose trials visited shards, not parts of a shuffled epoch."""
 
 
 def version(folder):
@@ -282,22 +275,71 @@ def columns(file):
     return {name: list(connection.execute(f"PRAGMA table_info({name})")) for name in tables}
 
 
+def add_table(connection):
+    connection.execute("CREATE TABLE added (number INTEGER)")
+
+
+NEXT = SCHEMA_VERSION + 1
+
+
+@pytest.fixture
+def older_run(tmp_path, monkeypatch):
+    """A run of a Cerebro one version older than this one."""
+    store = Store.create(tmp_path, {"status": "stopped"})
+    store.add_trial(0, {"lr": 0.5}, "finished", 2, None)
+    store.add_epoch(0, 0, {"loss": 1.0}, 1.0, "aa", None, None)
+    store.add_unit(**UNIT, step=0)
+    store.add_trial(1, {"lr": 0.1}, "waiting", 2, None)
+    store.close()
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", NEXT)
+    monkeypatch.setitem(schema.MIGRATIONS, NEXT, add_table)
+    return tmp_path
+
+
 def test_every_version_is_reached_from_the_one_before():
-    assert sorted(MIGRATIONS) == list(range(OLDEST_READABLE + 1, SCHEMA_VERSION + 1))
+    assert sorted(schema.MIGRATIONS) == list(range(schema.OLDEST_READABLE + 1, NEXT))
 
 
-def test_readers_take_version_2_as_it_is(old_run):
-    before = (old_run / FILE).read_bytes()
-    run = read_run(old_run)
-    assert [t.status for t in run.trials] == ["finished", "failed", "stopped", "stopped"]
-    assert [len(t.epochs) for t in run.trials] == [2, 0, 1, 0]
-    assert set(run.trials[0].epochs[0].metrics) == {"loss", "train_loss", "val_loss"}
-    assert [t.resumable for t in run.trials] == [False, False, True, True]
-    assert run.meta["status"] == "stopped"
-    assert (old_run / FILE).read_bytes() == before
+def test_readers_take_an_older_version_as_it_is(older_run):
+    before = (older_run / FILE).read_bytes()
+    run = read_run(older_run)
+    assert [(t.config, t.status, len(t.epochs)) for t in run.trials] == [
+        ({"lr": 0.5}, "finished", 1),
+        ({"lr": 0.1}, "waiting", 0),
+    ]
+    assert (run.meta, run.units) == ({"status": "stopped"}, 1)
+    assert (older_run / FILE).read_bytes() == before
 
 
-def test_what_a_trial_raised_comes_back_and_no_older_store_has_it(tmp_path):
+def test_an_older_version_is_brought_forward_by_the_first_writer(older_run):
+    before = read_run(older_run)
+    tables = columns(older_run / FILE)
+    store = Store.open(older_run)
+    store.add_trial(2, {}, "waiting", 2, 0, 1)
+    store.close()
+    assert version(older_run) == NEXT
+    after = read_run(older_run)
+    assert (after.meta, after.units) == (before.meta, before.units)
+    assert after.trials[:2] == before.trials
+    found = columns(older_run / FILE)
+    assert found.pop("added") and found == tables
+
+
+def test_a_migration_that_fails_leaves_the_old_version(older_run, monkeypatch):
+    def broken(connection):
+        add_table(connection)
+        connection.execute("INSERT INTO nowhere VALUES (1)")
+
+    monkeypatch.setitem(schema.MIGRATIONS, NEXT, broken)
+    before = columns(older_run / FILE)
+    with pytest.raises(OSError, match="nowhere"):
+        Store.open(older_run)
+    assert version(older_run) == SCHEMA_VERSION
+    assert columns(older_run / FILE) == before
+    assert len(read_run(older_run).trials) == 2
+
+
+def test_what_a_trial_raised_comes_back(tmp_path):
     raised = Raised(("a.Mine", "builtins.ValueError"), "train.py:3 in build")
     store = Store.create(tmp_path, {})
     for number in range(3):
@@ -306,59 +348,18 @@ def test_what_a_trial_raised_comes_back_and_no_older_store_has_it(tmp_path):
     store.flush()
     store.set_status(1, "failed", "Mine: bad", raised=raised)
     store.close()
-    found = read_run(tmp_path).trials
-    assert [trial.raised for trial in found] == [raised, raised, NOTHING_RAISED]
-    with contextlib.closing(sqlite3.connect(tmp_path / FILE)) as connection:
-        connection.executescript(
-            "ALTER TABLE trials DROP COLUMN raised; PRAGMA user_version = 2; VACUUM"
-        )
-    found = read_run(tmp_path).trials
-    assert [(t.error, t.raised) for t in found[:2]] == [("Mine: bad", NOTHING_RAISED)] * 2
-    Store.open(tmp_path).close()
-    assert version(tmp_path) == SCHEMA_VERSION
-    assert read_run(tmp_path).trials == found
+    assert [t.raised for t in read_run(tmp_path).trials] == [raised, raised, NOTHING_RAISED]
 
 
-def test_version_2_is_brought_forward_by_the_first_writer(old_run, tmp_path_factory):
-    before = read_run(old_run)
-    store = Store.open(old_run)
-    store.add_trial(4, {}, "waiting", 2, 0, 1)
-    store.close()
-    assert version(old_run) == SCHEMA_VERSION
-    after = read_run(old_run)
-    assert after.meta == before.meta
-    assert after.units == before.units
-    assert [t.resumable for t in after.trials] == [False, False, True, True, False]
-    assert [(t.number, t.config, t.status, t.epochs, t.error) for t in after.trials[:4]] == [
-        (t.number, t.config, t.status, t.epochs, t.error) for t in before.trials
-    ]
-    new = tmp_path_factory.mktemp("new")
-    Store.create(new, {}).close()
-    assert columns(old_run / FILE) == columns(new / FILE)
-
-
-def test_a_migration_that_fails_leaves_the_old_version(old_run, monkeypatch):
-    def broken(connection):
-        MIGRATIONS_3(connection)
-        connection.execute("INSERT INTO nowhere VALUES (1)")
-
-    MIGRATIONS_3 = MIGRATIONS[3]
-    monkeypatch.setitem(MIGRATIONS, 3, broken)
-    before = columns(old_run / FILE)
-    with pytest.raises(OSError, match="nowhere"):
-        Store.open(old_run)
-    assert version(old_run) == 2
-    assert columns(old_run / FILE) == before
-    assert len(read_run(old_run).trials) == 4
-
-
-def test_version_1_is_refused(old_run):
-    with sqlite3.connect(old_run / FILE) as connection:
-        connection.execute("PRAGMA user_version = 1")
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_versions_with_another_order_of_rows_are_refused(tmp_path, number):
+    shutil.copy(VERSION_2, tmp_path / FILE)
+    with sqlite3.connect(tmp_path / FILE) as connection:
+        connection.execute(f"PRAGMA user_version = {number}")
     connection.close()
     for take in (read_run, Store.open):
-        with pytest.raises(CorruptDataError, match=r"version 1, of a .* repeat the search"):
-            take(old_run)
+        with pytest.raises(CorruptDataError, match=rf"version {number}, of a .* repeat the search"):
+            take(tmp_path)
 
 
 def test_a_store_of_a_later_version_is_never_written(tmp_path):
