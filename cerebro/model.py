@@ -111,7 +111,8 @@ class Model(Protocol):
         update.
     ``begin_unit(updates)``
         Called before the first training batch of a unit, with a tuple of the numbers of batches of
-        its updates: `accumulate`, or one more or less.
+        its updates. They are cut as evenly as batches: each has about `accumulate` batches, and
+        from half to one and a half times as many unless the epoch is shorter.
     ``end_unit()``
         Called after the last training batch of a unit, before its state is saved.
     ``training_metrics() -> dict``

@@ -242,6 +242,8 @@ class Batches:
         self._start = whole_number("start", start, 0)
         last = max(dataset.num_shards - 1, 0)
         self._shard = whole_number("shard", shard, 0, last, optional=True)
+        if kind == "rows" and self._shard is not None:
+            _check_weights(dataset, self._shard)
         copy = self._epoch % self._copies
         self._idle = [(copy, self._new_loader(copy))]  # loaders that no pass is using
         self._process = os.getpid()
@@ -339,6 +341,18 @@ def _wanted(dataset: LoadableDataset, columns: Collection[str] | None) -> list[s
         if name not in known:
             raise InputError(f"columns: no column {name!r}: batches have {', '.join(known)}")
     return list(columns)
+
+
+def _check_weights(dataset: LoadableDataset, shard: int) -> None:
+    """Raise InputError if rows are drawn by weights that are all 0 in a shard."""
+    sums = dataset._weight_sums(across=True)
+    if sums is None:
+        return
+    of_shard, before = sums[shard]
+    if of_shard is not None and len(of_shard) and of_shard[-1] <= before:
+        raise InputError(
+            f"all weights in shard {shard} are 0, so no row can be drawn there: leave out shard="
+        )
 
 
 def idle_threads(most: int = 2) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 
 from cerebro.arguments import users_level
 from cerebro.data.dtypes import Array
+from cerebro.data.order import GROUP
 from cerebro.errors import CorruptDataError, InputError
 
 SAMPLE = 1024
@@ -65,7 +66,7 @@ def check_shards(data: Any) -> None:
         All weights of a shard are 0.
     """
     data._weight_sums(across=False)
-    found = differing_columns(data)
+    found = differing_columns(data) if data.num_shards > GROUP else {}
     if not found:
         return
     worst = max(found, key=lambda name: found[name])
@@ -92,18 +93,21 @@ def _explained(samples: Sequence[Array]) -> float:
     values = np.concatenate(samples)
     if not np.isfinite(values).all():
         return 0.0
-    shard = np.repeat(np.arange(len(samples)), [len(sample) for sample in samples])
-    classes = np.unique(values)
+    sizes = np.array([len(sample) for sample in samples])
+    shard = np.repeat(np.arange(len(samples)), sizes)
+    classes, codes = np.unique(values, return_inverse=True)
     if len(classes) <= MOST_CLASSES:
-        columns = (values[:, None] == classes[None, :]).astype(np.float64)
+        table = np.zeros((len(samples), len(classes)))
+        np.add.at(table, (shard, codes.reshape(-1)), 1.0)
+        shares = table.sum(0) / rows
+        total = rows * float(1 - (shares**2).sum())
+        means = table / sizes[:, None] - shares
     else:
-        columns = values[:, None]
-    centred = columns - columns.mean(0)
-    total = float((centred**2).sum())
-    if total == 0:
+        centred = values - values.mean()
+        total = float((centred**2).sum())
+        means = (np.bincount(shard, centred) / sizes)[:, None]
+    if len(classes) == 1 or total == 0:
         return 0.0
-    means = np.stack([centred[shard == number].mean(0) for number in range(len(samples))])
-    sizes = np.bincount(shard, minlength=len(samples))
     between = float((sizes[:, None] * means**2).sum())
     # Shards of a few rows differ by chance: of k shards with n rows in all, by about (k - 1) / n.
     freedom = len(samples) - 1

@@ -87,7 +87,10 @@ class Sampling:
         for shard, of_shard in enumerate(values):
             require_weights(of_shard.astype(np.float64), self.column, shard)
         if not any(of_shard.any() for of_shard in values):
-            raise InputError(f"column {self.column!r}: all weights are 0, so no row can be drawn")
+            raise self._no_weight()
+
+    def _no_weight(self) -> InputError:
+        return InputError(f"column {self.column!r}: all weights are 0, so no row can be drawn")
 
     def sums(self, values: Array, shard: int | None) -> NDArray[np.uint64] | None:
         """Return the running sums of the weights; None without rows.
@@ -113,16 +116,18 @@ class Sampling:
         if len(values) == 0:
             return None
         weights = values.astype(np.float64)
-        if self.kind == "balance":
+        if self.kind == "weights":
+            require_weights(weights, self.column, shard)
+        else:
             _, classes, counts = np.unique(values, return_inverse=True, return_counts=True)
             weights = (1.0 / counts)[classes.reshape(-1)]
         most = weights.max()
         if most == 0:
-            where = "" if shard is None else f" in shard {shard}"
-            cure = "leave out such rows with select()"
+            if shard is None:
+                raise self._no_weight()
             raise InputError(
-                f"column {self.column!r}: all weights{where} are 0, so no row can be drawn there: "
-                + (cure if shard is None else f'use shuffle="rows", or {cure}')
+                f"column {self.column!r}: all weights in shard {shard} are 0, so no row can be "
+                'drawn there: use shuffle="rows", or leave out such rows with select()'
             )
         total = np.cumsum(weights / most)  # in a fixed order, so always the same bits
         sums: NDArray[np.uint64] = np.floor(total / total[-1] * UNITS).astype(np.uint64)
@@ -130,14 +135,18 @@ class Sampling:
         return sums
 
 
-def require_weights(values: Array, column: str, shard: int) -> None:
-    """Raise InputError unless all values of a shard's column are finite and at least 0."""
+def require_weights(values: Array, column: str, shard: int | None) -> None:
+    """Raise InputError unless all values of a column are finite and at least 0.
+
+    They are those of a shard or, with None, of all.
+    """
     right = np.isfinite(values) & (values >= 0)
     if not right.all():
         row = int(np.flatnonzero(~right.reshape(-1))[0])
+        where = f"row {row}" if shard is None else f"shard {shard}, row {row}"
         raise InputError(
-            f"column {column!r}, shard {shard}, row {row}: {values.reshape(-1)[row]} is not a "
-            "weight: weights must be finite and at least 0"
+            f"column {column!r}, {where}: {values.reshape(-1)[row]} is not a weight: weights must "
+            "be finite and at least 0"
         )
 
 

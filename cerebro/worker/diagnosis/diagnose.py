@@ -220,6 +220,8 @@ class _Diagnosis:
 
     def _steps(self) -> list[float]:
         count, seconds = (MANY, MANY_SECONDS) if self._thorough else (FEW, FEW_SECONDS)
+        if hasattr(self._model, "begin_unit"):
+            self._model.begin_unit((1,) * count)  # each batch makes an update
         end = time.perf_counter() + seconds
         losses = []
         for _ in range(count):

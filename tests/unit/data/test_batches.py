@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import epoch_batches
 import numpy as np
 import pytest
 
@@ -50,35 +51,37 @@ def test_every_row_once_an_epoch(data: Any) -> None:
     assert labels(data.batches(8, seed=4, framework="numpy")) != first
 
 
-def test_shards_come_in_visit_order(data: Any) -> None:
-    for epoch in range(3):
-        whole = labels(data.batches(8, epoch=epoch, framework="numpy"))
-        parts = [
-            labels(data.batches(8, epoch=epoch, framework="numpy", shard=shard))
-            for shard in _core.visit_order(0, epoch, 5)
-        ]
-        assert whole == list(chain.from_iterable(parts))
-
-
 def test_rows_are_permuted_as_documented(data: Any) -> None:
-    for shard in range(5):
-        stored = data.shard(shard)["y"]
+    shards = [data.shard(shard)["y"] for shard in range(5)]
+    for size in (8, 20, 1000):
+        batches = data.batches(size, seed=7, epoch=2, framework="numpy")
+        expected = epoch_batches.of_rows(shards, size, seed=7, epoch=2)
+        assert [batch["y"].tolist() for batch in batches] == expected
+    for shard, stored in enumerate(shards):
         order = _core.permutation(len(stored), 7, "rows", 2, shard)
         batches = data.batches(8, seed=7, epoch=2, shard=shard, framework="numpy")
         assert labels(batches) == stored[order].tolist()
         plain = data.batches(8, shuffle=False, shard=shard, framework="numpy")
         assert labels(plain) == stored.tolist()
+    plain = data.batches(8, shuffle=False, framework="numpy")
+    assert labels(plain) == np.concatenate(shards).tolist()
 
 
-def test_a_last_row_joins_and_drop_last(data: Any) -> None:
-    sizes = [len(data.shard(i)["y"]) for i in range(5)]
-    assert sizes == [21, 21, 21, 20, 20]
-    batches = data.batches(10, framework="numpy", shuffle=False)
-    assert [len(b["y"]) for b in batches] == [10, 11, 10, 11, 10, 11, 10, 10, 10, 10]
-    assert len(batches) == 10
-    batches = data.batches(8, framework="numpy", shuffle=False, drop_last=True)
-    assert [len(b["y"]) for b in batches] == [8] * 10
-    assert len(batches) == 10
+def test_batches_have_even_sizes_and_drop_last(data: Any) -> None:
+    def sizes(batch_size: int, **options: Any) -> list[int]:
+        batches = data.batches(batch_size, framework="numpy", **options)
+        found = [len(batch["y"]) for batch in batches]
+        assert len(batches) == len(found)
+        return found
+
+    for shuffle in (True, False):
+        assert sizes(10, shuffle=shuffle) == [11] * 3 + [10] * 7
+        assert sizes(8, shuffle=shuffle) == [8] * 12 + [7]
+        assert sizes(68, shuffle=shuffle) == [52, 51]  # 1.51 batches
+        assert sizes(69, shuffle=shuffle) == [103]
+        assert sizes(8, shuffle=shuffle, drop_last=True) == [8] * 12
+        assert sizes(104, shuffle=shuffle, drop_last=True) == []
+        assert sizes(8, shuffle=shuffle, shard=4) == [10, 10]  # 20 rows: 2.5 batches
 
 
 @pytest.mark.parametrize("threads", [0, 2])
@@ -130,9 +133,12 @@ def test_a_view_without_rows(data: Any) -> None:
         columns=data.columns,
         transforms={},
         num_shards=5,
+        num_rows=0,
         _parts=lambda: [(reader, (3, 3)) for reader, _ in data._parts()],
+        _shard_rows=lambda: [0] * 5,
+        _stored_bytes=lambda: 0,
         _first_rows=data._first_rows,
-        _weight_sums=lambda: [None] * 5,
+        _weight_sums=lambda across: None,
     )
     for framework in ("torch", "numpy"):
         batches = Batches(nothing, 8, framework=framework)
@@ -213,7 +219,7 @@ def test_bad_epochs_and_repr(data: Any) -> None:
     batches = data.batches(8)
     with pytest.raises(InputError, match="epoch"):
         batches.set_epoch(-3)
-    assert repr(batches) == "Batches(epoch=0, 15 batches of 8 rows, framework='torch')"
+    assert repr(batches) == "Batches(epoch=0, 13 batches of 8 rows, framework='torch')"
     assert batches.batch_size == 8
     assert 0 <= idle_threads() <= 2
 

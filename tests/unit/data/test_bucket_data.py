@@ -71,7 +71,7 @@ def test_shards_are_copied_when_they_are_read_and_found_again(url, read, cache):
     assert read == ["manifest.json"]
     data.shard(1)
     assert read == ["manifest.json", "shard-00001/x.npy", "shard-00001/y.npy"]
-    assert len(list(data.batches(8, framework="numpy"))) == 6
+    assert len(list(data.batches(8, framework="numpy"))) == 4  # of 7 or 8 rows
     files = [f"shard-0000{i}/{name}.npy" for i in range(3) for name in "xy"]
     assert sorted(read) == ["manifest.json", *files]
     again = cerebro.Dataset(url)

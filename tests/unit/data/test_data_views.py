@@ -295,11 +295,11 @@ def test_num_classes(tmp_path: Path) -> None:
 
 
 def test_num_classes_of_info(data: Dataset) -> None:
+    from cerebro.data.order import Cut, order_of
     from cerebro.worker.models import make_info
 
-    info = make_info(
-        data.select(range(3)), trial=0, seed=0, epochs=1, batch_size=2, drop_last=False
-    )
+    view = data.select(range(3))
+    info = make_info(view, order_of(view, "rows", 0), trial=0, epochs=1, cut=Cut(2))
     assert info.num_classes("kind") == len(info.classes["kind"]) == 3
     assert (info.num_classes(), info.num_classes("user")) == (ROWS, ROWS // 10 + 1)
     with pytest.raises(InputError, match="'loss' is float32"):

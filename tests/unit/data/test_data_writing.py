@@ -127,7 +127,10 @@ def test_default_shards() -> None:
     assert default_shards(1000, 8) == 8
     assert default_shards(8 * 255_999_999, 10**6) == 8
     assert default_shards(8 * 256_000_000, 10**6) == 9
-    assert default_shards(25_600_000_000, 10**9) == 101
+    assert default_shards(4_000_000_000, 10**9) == 16
+    # Of larger data, four shards are read together.
+    assert default_shards(4_000_000_001, 10**9) == 63
+    assert default_shards(25_600_000_000, 10**9) == 401
 
 
 def test_choosing_renaming_and_stacking(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from cerebro.machine.flags import compute_settings, operation_of, operations_not
 from cerebro.worker import evaluate as device_values
 from cerebro.worker import state_arena as device_states
 from cerebro.worker.evaluate import run_batches
-from cerebro.worker.hop_check import first_shards
 from cerebro.worker.models import make_batches
 from cerebro.worker.state_arena import StateArena
 
@@ -161,19 +160,6 @@ def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, mon
     assert "no CUDA runtime" in caplog.text
     model.framework = "numpy"
     assert isinstance(make_batches(model, data, 4, "cuda:0", seed=1), _core.Loader)
-
-
-def test_a_check_brings_no_more_shards_than_it_looks_at():
-    rows = [10, 3, 0, 7]  # 3, 1, 0 and 2 batches of 4
-    assert [first_shards(rows, 4, False, n) for n in (1, 3, 4, 5, 9)] == [
-        range(1),
-        range(1),
-        range(2),
-        range(4),
-        range(4),
-    ]
-    assert first_shards(rows, 4, True, 3) == range(4)
-    assert first_shards([], 4, False, 2) == range(0)
 
 
 def test_tensors_that_are_there_stay_the_same():

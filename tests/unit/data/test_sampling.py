@@ -1,16 +1,18 @@
-"""Dataset.with_sampling: rows drawn by weight, shard by shard, with replacement."""
+"""Dataset.with_sampling: rows drawn by weight with replacement, from all or from each shard."""
 
 from __future__ import annotations
 
 import pickle
-from collections import Counter
+from itertools import islice
 from typing import Any
 
+import epoch_batches
 import numpy as np
 import pytest
 
 import cerebro._core as _core
 import cerebro.data
+from cerebro.data.order import order_of
 from cerebro.data.sampling import Sampling
 from cerebro.errors import InputError
 from cerebro.transforms import RandomHorizontalFlip
@@ -27,7 +29,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> cerebro.data.Dataset:
         "x": rows.repeat(12).reshape(ROWS, 2, 2, 3).astype(np.uint8),
         "w": (rows % 4).astype(np.float32),  # weights 0, 1, 2, 3
         "y": (rows % 10 == 0).astype(np.int64),  # one row in ten is of class 1
-        "none": np.where(rows < 1, 1.0, 0.0),
+        "one": np.where(rows < 1, 1.0, 0.0),
+        "zero": np.zeros(ROWS),
         "broken": np.where(rows == 7, np.nan, 1.0),
     }
     return cerebro.data.shard(columns, tmp_path_factory.mktemp("data") / "d", shards=SHARDS)
@@ -38,35 +41,139 @@ def drawn(data: Any, epoch: int = 0, **options: Any) -> list[int]:
     return [int(row) for batch in batches for row in batch["row"]]
 
 
-def test_each_shard_draws_its_rows_in_proportion(data: Any) -> None:
-    view = data.with_sampling("w")
-    for shard in range(SHARDS):
+def check_frequencies(epochs: list[list[int]], weights: Any) -> None:
+    """Check that rows are drawn in proportion to their weights: rows by number."""
+    drawn_rows = sum(map(len, epochs))
+    found = np.bincount([row for epoch in epochs for row in epoch], minlength=ROWS)
+    expected = drawn_rows * weights / weights.sum()
+    assert (found[weights == 0] == 0).all()
+    seen = weights > 0
+    chi2 = ((found[seen] - expected[seen]) ** 2 / expected[seen]).sum()
+    assert chi2 < seen.sum() + 3 * np.sqrt(2 * seen.sum())  # a chi-square's mean and deviation
+
+
+def weights_of(data: Any, shards: Any, of_row: Any) -> Any:
+    weights = np.zeros(ROWS)
+    for shard in shards:
         rows = data.shard(shard)["row"]
-        weights = data.shard(shard)["w"].astype(float)
-        counts: Counter[int] = Counter()
-        for epoch in range(60):
-            epoch_rows = drawn(view, epoch, shard=shard)
-            assert len(epoch_rows) == len(rows)
-            assert set(epoch_rows) <= set(rows.tolist())
-            counts.update(epoch_rows)
-        found = np.array([counts[int(row)] for row in rows])
-        expected = 60 * len(rows) * weights / weights.sum()
-        assert (found[weights == 0] == 0).all()
-        seen = weights > 0
-        chi2 = ((found[seen] - expected[seen]) ** 2 / expected[seen]).sum()
-        assert chi2 < 1.6 * seen.sum()  # about one for each degree of freedom
+        weights[rows] = of_row(rows)
+    return weights
 
 
-def test_a_pass_depends_on_seed_epoch_and_shard_alone(data: Any) -> None:
+def test_rows_are_drawn_in_proportion(data: Any) -> None:
+    rows = np.arange(ROWS)
+    view, classes = data.with_sampling("w"), data.with_sampling(balance="y")
+    epochs = [drawn(view, epoch) for epoch in range(60)]
+    assert {len(epoch) for epoch in epochs} == {ROWS}
+    check_frequencies(epochs, rows % 4.0)
+    of_class = np.where(rows % 10 == 0, 1 / 24, 1 / 216)
+    check_frequencies([drawn(classes, epoch) for epoch in range(60)], of_class)
+    for shard in range(SHARDS):
+        of_shard = weights_of(data, [shard], lambda some: some % 4.0)
+        for shuffle in ("rows", "shards"):
+            epochs = [drawn(view, epoch, shard=shard, shuffle=shuffle) for epoch in range(60)]
+            assert {len(epoch) for epoch in epochs} == {60}
+            check_frequencies(epochs, of_shard)
+
+
+def test_each_shard_of_a_group_is_drawn_within_itself(data: Any) -> None:
     view = data.with_sampling("w")
-    whole = drawn(view)
-    assert whole == drawn(view, threads=0) == drawn(view, threads=2)
-    assert whole == [row for s in range(SHARDS) for row in drawn(view, shard=s)]
-    assert whole[3 * 16 :] == drawn(view, start=3)  # a batch never crosses shards: 60 rows each
-    assert whole != drawn(view, 1)
-    assert whole == drawn(pickle.loads(pickle.dumps(view)))
-    assert whole != drawn(data)
-    assert sorted(drawn(data)) == list(range(ROWS))
+    epochs = [drawn(view, epoch, shuffle="shards") for epoch in range(60)]
+    shards = [data.shard(shard)["row"] for shard in range(SHARDS)]
+    for epoch in epochs:
+        assert [np.isin(epoch, rows).sum() for rows in shards] == [60] * SHARDS
+
+    def share(rows: Any) -> Any:
+        return rows % 4 / (rows % 4).sum()
+
+    check_frequencies(epochs, weights_of(data, range(SHARDS), share))
+
+
+def words(*key: int) -> Any:
+    """Yield the numbers of xoshiro256**, seeded by splitmix64 with a key of numbers."""
+    mask = 2**64 - 1
+
+    def rotated(x: int, k: int) -> int:
+        return (x << k | x >> (64 - k)) & mask
+
+    def split() -> int:
+        nonlocal state
+        x = state = (state + 0x9E3779B97F4A7C15) & mask
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        return x ^ x >> 31
+
+    state, *others = key
+    for number in others:
+        state = split() ^ number
+    s = [split() for _ in range(4)]
+    while True:
+        yield rotated(s[1] * 5 & mask, 7) * 9 & mask
+        last = s[1] << 17 & mask
+        s[2] ^= s[0]
+        s[3] ^= s[1]
+        s[1] ^= s[2]
+        s[0] ^= s[3]
+        s[2] ^= last
+        s[3] = rotated(s[3], 45)
+
+
+DRAWS = 8
+"""The use of the core's generator: CER_RNG_DRAWS."""
+
+
+def draws(sums: Any, before: int, seed: int, epoch: int, part: int) -> Any:
+    """Return the positions that are drawn by running sums, as many as there are."""
+    bound = int(sums[-1]) - before
+    # A product whose lower half is small would have to be drawn again: of 2**53, almost never.
+    numbers = islice(words(seed, DRAWS, epoch, part), len(sums))
+    at = [before + (number * bound >> 64) for number in numbers]
+    return np.searchsorted(sums, np.array(at, np.uint64), side="right")
+
+
+@pytest.mark.parametrize("column", [{"weights": "w"}, {"balance": "y"}])
+def test_draws_are_those_of_the_documented_generator(data: Any, column: Any) -> None:
+    whole = data.with_sampling(**column)
+    # In the last view only the shards 1 to 3 have rows, which are drawn as from shard 1.
+    for view, first in (
+        (whole, 0),
+        (whole.split(0.3, 0.7)[1], 0),
+        (whole.select(slice(70, 190)), 1),
+    ):
+        there = range(first, SHARDS)
+        shards = [view.shard(shard)["row"] for shard in range(SHARDS)]
+        for epoch in (0, 3):
+            key: Any = {"seed": 3, "epoch": epoch}
+            sums = np.concatenate([part for part, _ in view._weight_sums(across=True)])
+            order = draws(sums, 0, part=first, **key)
+            found = view.batches(16, framework="numpy", **key)
+            expected = epoch_batches.of_rows(shards, 16, order=order)
+            assert [batch["row"].tolist() for batch in found] == expected
+
+            starts = np.cumsum([0, *map(len, shards)])
+            parts = view._weight_sums(across=False)
+            (mix,) = order_of(view, "shards", 3).mixes(epoch)
+            assert mix == tuple(range(SHARDS))
+            order = np.concatenate(
+                [starts[s] + draws(parts[s][0], 0, part=s, **key) for s in there]
+            )
+            order = order[_core.permutation(len(order), 3, "rows", epoch, first)]
+            found = view.batches(16, framework="numpy", shuffle="shards", **key)
+            expected = epoch_batches.of_rows(shards, 16, order=order)
+            assert [batch["row"].tolist() for batch in found] == expected
+
+
+@pytest.mark.parametrize("shuffle", ["rows", "shards"])
+def test_a_pass_depends_on_seed_epoch_and_weights_alone(data: Any, shuffle: Any) -> None:
+    view = data.with_sampling("w")
+    whole = drawn(view, shuffle=shuffle)
+    for threads in (0, 2):
+        assert drawn(view, threads=threads, shuffle=shuffle) == whole
+    assert whole[3 * 16 :] == drawn(view, start=3, shuffle=shuffle)
+    assert whole != drawn(view, 1, shuffle=shuffle)
+    assert whole == drawn(pickle.loads(pickle.dumps(view)), shuffle=shuffle)
+    assert whole != drawn(data, shuffle=shuffle)
+    assert sorted(drawn(data, shuffle=shuffle)) == list(range(ROWS))
 
 
 def test_without_shuffling_each_row_comes_once(data: Any) -> None:
@@ -139,7 +246,7 @@ def test_the_core_takes_only_sums_that_fit(data: Any) -> None:
         ({"balance": "w"}, "column 'w' cannot give the classes: it must have one integer"),
         ({"weights": "w", "balance": "y"}, "choose one"),
         ({"weights": [1.0, 2.0]}, "weights must be the name of a column, not .*: write the values"),
-        ({"weights": "none"}, "all weights in shard . are 0, so none of its rows"),
+        ({"weights": "zero"}, "column 'zero': all weights are 0, so no row can be drawn$"),
         ({"weights": "broken"}, "column 'broken', shard ., row .*: nan is not a weight"),
     ],
 )
@@ -162,15 +269,51 @@ def test_sums_are_whole_numbers() -> None:
 
 def test_all_loaders_of_a_view_share_the_sums(data: Any) -> None:
     view = data.with_sampling("w")
-    first, again = view._weight_sums(), view._weight_sums()
-    assert all(a is b for a, b in zip(first, again, strict=True))
-    assert [len(sums) for sums in first] == data._shard_rows()
+    for across in (True, False):
+        first, again = view._weight_sums(across=across), view._weight_sums(across=across)
+        assert all(
+            np.shares_memory(a, b) and one == two
+            for (a, one), (b, two) in zip(first, again, strict=True)
+        )
+        assert [len(sums) for sums, _ in first] == data._shard_rows()
+    assert data._weight_sums(across=True) is None
 
 
-def test_a_view_may_leave_a_shard_without_a_weight(data: Any) -> None:
-    """Its rows cannot be drawn, which is found when batches are made."""
+def test_a_shard_may_have_no_weight_if_rows_are_drawn_from_all(data: Any) -> None:
+    one = data.with_sampling("one")  # only row 0 has a weight
+    assert drawn(one) == [0] * ROWS
+    assert drawn(one, shuffle=False) == drawn(data, shuffle=False)
     stored = np.concatenate([data.shard(shard)["w"] for shard in range(SHARDS)])
-    keep = (stored == 0) | (np.arange(ROWS) >= 60)
-    view = data.with_sampling("w").select(keep)
-    with pytest.raises(InputError, match="all weights in shard 0 are 0"):
-        view.batches(8, framework="numpy")
+    some = data.with_sampling("w").select((stored == 0) | (np.arange(ROWS) >= 60))
+    assert set(drawn(some)) <= {row for row in range(ROWS) if row % 4}
+    for shard in range(SHARDS):
+        if 0 in data.shard(shard)["row"]:
+            assert drawn(one, shard=shard) == [0] * 60
+        else:
+            with pytest.raises(InputError, match=f"all weights in shard {shard} are 0"):
+                drawn(one, shard=shard)
+    cure = 'all weights in shard . are 0, .*: use shuffle="rows", or leave out .* with select'
+    for view in (one, some):
+        with pytest.raises(InputError, match=cure):
+            drawn(view, shuffle="shards")
+        with pytest.raises(InputError, match=cure):
+            cerebro.search(
+                lambda config: None, {}, view, epochs=1, n_trials=1, batch_size=8, workers=0,
+                shuffle="shards",
+            )  # fmt: skip
+    # A view without any weight is found when batches are made.
+    with pytest.raises(InputError, match=r"all weights are 0, so no row can be drawn$"):
+        drawn(data.with_sampling("w").select(stored == 0))
+    empty = data.with_sampling("w").select(np.flatnonzero(stored)[:20])
+    assert len(drawn(empty, shuffle="shards")) == 20  # shards without rows are no matter
+
+
+def test_a_spec_is_not_trusted(data: Any) -> None:
+    spec = {**data.spec(), "sampling": {"weights": "broken"}}
+    try:
+        view = cerebro.data.Dataset.from_spec(spec)
+    except InputError:
+        return
+    for shuffle in ("rows", "shards"):
+        with pytest.raises(InputError, match=r"'broken', .*row .*: nan is not a weight"):
+            drawn(view, shuffle=shuffle)

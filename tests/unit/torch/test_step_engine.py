@@ -92,11 +92,14 @@ def made(graph, net="mlp", optimizer="adamw", kind=None, **options):
 
 
 def train(model, data, epochs=EPOCHS):
-    """Train and evaluate as a worker does; return sums and states."""
+    """Train and evaluate as a worker does; return sums and states.
+
+    An epoch has seven batches of `ROWS` rows, and then three with one row less.
+    """
     torch.manual_seed(3)
     loaders = [
         make_batches(model, data, ROWS, "cpu", seed=0, shuffle=shuffle, threads=0)
-        for shuffle in (True, False)
+        for shuffle in ("rows", False)
     ]
     found = []
     for epoch in range(epochs):
@@ -156,7 +159,7 @@ def test_a_units_later_batches_run_without_python(data):
     train(model, data, epochs=6)
     before = len(calls)
     train(model, data, epochs=1)
-    assert calls[before:] == [ROWS, 5] and without_python(model) == 2
+    assert calls[before:] == [ROWS, ROWS - 1] and without_python(model) == 2
 
 
 def test_a_schedule_by_epoch_changes_the_numbers(data):
@@ -395,7 +398,7 @@ def test_a_later_unit_runs_no_step_from_python(data, monkeypatch):
     train(model, data, epochs=8)
     called = []
     monkeypatch.setattr(model, "_train", called.append)
-    loader = make_batches(model, data, ROWS, "cpu", seed=0, shuffle=True, threads=0)
+    loader = make_batches(model, data, ROWS, "cpu", seed=0, shuffle="rows", threads=0)
     loader.begin([[0]], 7)
     before = model._recorded[0].replays
     model.begin_recorded_unit(len(loader), 100, training=True)
@@ -413,7 +416,7 @@ def test_the_last_full_batch_is_left_to_the_comparison(without_rest, data):
         model = made(graph, net="dropout")
         torch.manual_seed(3)
         loader = make_batches(
-            model, data, ROWS, "cpu", seed=0, shuffle=True, threads=0, drop_last=without_rest
+            model, data, ROWS, "cpu", seed=0, shuffle="rows", threads=0, drop_last=without_rest
         )
         stepped = []
         take = model._train
@@ -421,7 +424,9 @@ def test_the_last_full_batch_is_left_to_the_comparison(without_rest, data):
         for epoch in range(8):
             stepped.clear()
             loader.begin([[0]], epoch)
-            model.begin_recorded_unit(len(loader), 100, training=True, full=9)
+            model.begin_recorded_unit(
+                len(loader), 100, training=True, full=9 if without_rest else 7
+            )
             result = run_batches(loader, model.train_batch)
             assert model.end_recorded_unit(training=True) is None
             model.end_unit()

@@ -397,6 +397,11 @@ def build_mixed_precision(config):
 
 
 @right()
+def build_accumulating(config):
+    return model(layers(3), nn.CrossEntropyLoss(), target="label", accumulate=8)
+
+
+@right()
 def build_recorded(config):
     return model(layers(3), nn.CrossEntropyLoss(), target="label", graph=True)
 

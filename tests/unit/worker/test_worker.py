@@ -75,7 +75,7 @@ def task(position: int, dispatch: int, trial: int = 0, ended: tuple[int, ...] = 
         config={},
         epoch=0,
         step=position,
-        shard=position,
+        part=position,
         attempt=0,
         position=position,
         dispatch=dispatch,
@@ -444,7 +444,7 @@ def test_what_a_trial_raises_is_told_by_its_bases_and_its_place(context, monkeyp
 
     monkeypatch.setattr(Mean, "train_batch", raise_mine)
     runner = UnitRunner(context, worker=0)
-    event = runner.run(Task(0, {}, epoch=0, step=0, shard=0, attempt=0, position=0))
+    event = runner.run(Task(0, {}, epoch=0, step=0, part=0, attempt=0, position=0))
     runner.close()
     assert event.kind == "error"
     first, *others = event.bases

@@ -88,8 +88,8 @@ def test_a_task_is_late_when_its_time_is_over(seconds, late, patience):
 
 
 def task(trial=3, epoch=1, step=2, attempt=0):
-    shard = -1 if step == 4 else step + 1
-    return Task(trial, {}, epoch, step, shard, attempt, position=6)
+    part = -1 if step == 4 else step + 1
+    return Task(trial, {}, epoch, step, part, attempt, position=6)
 
 
 def test_a_unit_is_tried_again_as_often_as_it_was_said():
@@ -97,9 +97,9 @@ def test_a_unit_is_tried_again_as_often_as_it_was_said():
     for worker in range(2):
         loss = losses.add(WorkerLost(worker, "it died"), task(attempt=worker))
         assert loss.error is None
-        assert loss.text == f"it died in trial 3, epoch 1, shard 3, attempt {worker}"
+        assert loss.text == f"it died in trial 3, epoch 1, unit 2, attempt {worker}"
     assert losses.add(WorkerLost(2, "it died"), task()).error == (
-        "it died in epoch 1, shard 3, 3 times"
+        "it died in epoch 1, unit 2, 3 times"
     )
 
 
@@ -118,7 +118,7 @@ def test_what_had_not_begun_is_not_to_blame():
     losses = LostWorkers(0)
     loss = losses.add(WorkerLost(0, "it died", began=False), task())
     assert loss.error is None
-    assert loss.text == "it died, before it began trial 3, epoch 1, shard 3"
+    assert loss.text == "it died, before it began trial 3, epoch 1, unit 2"
     assert losses.add(WorkerLost(1, "it died"), None).text == "it died, without a unit"
 
 
