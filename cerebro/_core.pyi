@@ -151,8 +151,10 @@ class Loader:
     """An iterator of batches of shuffled rows, gathered in C and reused for many passes.
 
     ``parts`` has a pair (reader, rows) per shard of the view, or a triple with running sums of the
-    rows' weights, by which they are then drawn; ``plan`` comes from
-    ``cerebro.transforms.compile``. Batches are dicts of the framework's tensors.
+    rows' weights, by which they are then drawn: from each shard or, with ``draw_across``, from all,
+    whose sums are then slices of one array that nobody can change. ``plan`` comes from
+    ``cerebro.transforms.compile``. Loaders share the orders of rows in ``orders``. Batches are
+    dicts of the framework's tensors.
     """
 
     def __new__(
@@ -172,8 +174,16 @@ class Loader:
         first_rows: Sequence[int] = (),
         depot: Depot | None = None,
         residence: str = "auto",
+        orders: Orders | None = None,
+        draw_across: bool = False,
     ) -> Loader: ...
-    def begin(self, shards: Iterable[int], epoch: int, start: int = 0) -> None: ...
+    def begin(
+        self,
+        mixes: Iterable[Iterable[int]],
+        epoch: int,
+        start: int = 0,
+        count: int | None = None,
+    ) -> None: ...
     def close(self) -> None: ...
     def __iter__(self) -> Loader: ...
     def __next__(self) -> dict[str, Any]: ...
@@ -213,7 +223,13 @@ class Depot:
     def bring(self, reader: ShardReader, column: str, /) -> None: ...
     def drop(self, reader: ShardReader | None = None, /) -> int: ...
 
+class Orders:
+    """The orders of rows that loaders share: each is made once, and the last few stay."""
+
+    def __new__(cls) -> Orders: ...
+
 def batch_count(rows: int, batch_size: int, drop_last: bool, /) -> int: ...
+def batch_start(rows: int, batch_size: int, drop_last: bool, batch: int, /) -> int: ...
 
 # --- states ---------------------------------------------------------------------
 

@@ -95,6 +95,21 @@ open_loader(loader_object *self, const arguments *a, const cer_part *parts,
     return status;
 }
 
+/* Of sums that are slices of one array, each begins at the last one of the
+ * slice before it. */
+static void
+continue_sums(cer_part *parts, Py_ssize_t n)
+{
+    for (Py_ssize_t i = 1; i < n; i++) {
+        const cer_part *last = &parts[i - 1];
+
+        if (last->sums == NULL || parts[i].sums != last->sums + last->count)
+            continue;
+        parts[i].sum_before =
+            last->count == 0 ? last->sum_before : last->sums[last->count - 1];
+    }
+}
+
 static int
 make_loader(loader_object *self, const arguments *a)
 {
@@ -129,6 +144,8 @@ make_loader(loader_object *self, const arguments *a)
             goto done;
         }
     }
+    if (a->options.draw_across)
+        continue_sums(c_parts, n_parts);
     if (py_parts_number(a->first_rows, c_parts, n_parts) < 0)
         goto done;
     if (open_loader(self, a, c_parts, c_columns, &err) != CER_OK) {
@@ -195,10 +212,9 @@ PyDoc_STRVAR(
     "are (start, stop) or a uint32 array, which is copied if it is\n"
     "mutable. A third item, uint64 running sums of weights, has as many\n"
     "rows drawn by them, with replacement: from each shard or, with\n"
-    "`draw_across`, from all, whose sums are then slices of one array. `plan` "
-    "comes from\n"
-    "cerebro.transforms.compile. Loaders share the orders of rows in `orders`, "
-    "an Orders. begin()\n"
+    "`draw_across`, from all, whose sums are then slices of one array that\n"
+    "nobody can change. `plan` comes from cerebro.transforms.compile.\n"
+    "Loaders share the orders of rows in `orders`, an Orders. begin()\n"
     "starts a pass; iterating yields dicts of the framework's tensors.\n"
     "With a Depot, they are in its device's memory. Shards are resident\n"
     "there up to the depot's limit ('auto') or while memory lasts\n"
@@ -227,9 +243,9 @@ static PyObject *
 loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {
-        "parts",     "plan",    "batch_size", "seed",  "shuffle",   "drop_last",
-        "framework", "threads", "first_rows", "depot", "residence",
-        "orders",    "draw_across", NULL};
+        "parts",     "plan",      "batch_size",  "seed",       "shuffle",
+        "drop_last", "framework", "threads",     "first_rows", "depot",
+        "residence", "orders",    "draw_across", NULL};
     arguments a = {.first_rows = NULL};
     PyObject *framework = NULL, *seed_arg = NULL, *none = NULL;
     PyObject *depot = Py_None, *orders = Py_None;
@@ -277,8 +293,8 @@ loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         .threads = (uint32_t)threads,
     };
     if (orders != Py_None &&
-        (a.options.orders = py_orders_get(core_state_of((PyObject *)self),
-                                          orders)) == NULL)
+        (a.options.orders =
+             py_orders_get(core_state_of((PyObject *)self), orders)) == NULL)
         goto failed;
     if (self->framework_name == NULL || none == NULL || set_up(self, &a) < 0)
         goto failed;
@@ -349,8 +365,8 @@ static int
 read_mix(PyObject *mix, uint32_t *parts)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mix); i++) {
-        Py_ssize_t shard = PyNumber_AsSsize_t(PyTuple_GET_ITEM(mix, i),
-                                              PyExc_OverflowError);
+        Py_ssize_t shard =
+            PyNumber_AsSsize_t(PyTuple_GET_ITEM(mix, i), PyExc_OverflowError);
 
         if (shard == -1 && PyErr_Occurred())
             return -1;
@@ -382,8 +398,7 @@ read_tuples(PyObject *tuples, mixes *out)
     for (size_t i = 0; i < out->n; i++) {
         PyObject *mix = PyTuple_GET_ITEM(tuples, (Py_ssize_t)i);
 
-        out->all[i] =
-            (cer_mix){out->parts + n, (size_t)PyTuple_GET_SIZE(mix)};
+        out->all[i] = (cer_mix){out->parts + n, (size_t)PyTuple_GET_SIZE(mix)};
         if (read_mix(mix, out->parts + n) < 0)
             return -1;
         n += out->all[i].n;
@@ -430,13 +445,14 @@ read_mixes(PyObject *iterables, mixes *out)
     return result;
 }
 
-PyDoc_STRVAR(begin_doc,
-             "begin($self, mixes, epoch, start=0, count=None)\n--\n\n"
-             "Start a pass over mixes: sequences of ascending shard numbers.\n\n"
-             "The rows of a mix are shuffled together and cut into batches of\n"
-             "even sizes. Skips the first `start` batches of the pass and\n"
-             "gives at most `count`. Drops the rest of the previous pass;\n"
-             "batches already returned stay valid.");
+PyDoc_STRVAR(
+    begin_doc,
+    "begin($self, mixes, epoch, start=0, count=None)\n--\n\n"
+    "Start a pass over mixes: sequences of ascending shard numbers.\n\n"
+    "The rows of a mix are shuffled together and cut into batches of\n"
+    "even sizes. Skips the first `start` batches of the pass and\n"
+    "gives at most `count`. Drops the rest of the previous pass;\n"
+    "batches already returned stay valid.");
 
 static PyObject *
 loader_begin(PyObject *object, PyObject *args, PyObject *kwargs)
