@@ -20,7 +20,7 @@ _Array: TypeAlias = NDArray[Any]
 def trial_seed(seed: int, trial: int) -> int: ...
 def visit_order(trial: int, epoch: int, shards: int, *, stagger: bool = True) -> list[int]: ...
 def permutation(
-    n: int, seed: int, use: Literal["rows", "write", "split"], a: int = 0, b: int = 0
+    n: int, seed: int, use: Literal["rows", "write", "split", "groups"], a: int = 0, b: int = 0
 ) -> NDArray[np.uint32]: ...
 def random_doubles(
     n: int, seed: int, use: Literal["space", "eval", "search"], a: int = 0, b: int = 0
@@ -147,21 +147,27 @@ class Tensor:
     def __dlpack_device__(self) -> tuple[int, int]: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Orders:
+    """The orders of rows that loaders share: each is made once, and the last few stay."""
+
+    def __new__(cls) -> Orders: ...
+
 class Loader:
     """An iterator of batches of shuffled rows, gathered in C and reused for many passes.
 
     ``parts`` has a pair (reader, rows) per shard of the view, or a triple with running sums of the
-    rows' weights, by which they are then drawn: from each shard or, with ``draw_across``, from all,
-    whose sums are then slices of one array that nobody can change. ``plan`` comes from
-    ``cerebro.transforms.compile``. Loaders share the orders of rows in ``orders``. Batches are
-    dicts of the framework's tensors.
+    rows' weights, by which they are then drawn, from each shard or, with ``draw_across``, from all;
+    ``plan`` comes from ``cerebro.transforms.compile``. A pass has mixes: shards whose rows are
+    shuffled together. Batches are dicts of the framework's tensors.
     """
 
     def __new__(
         cls,
         parts: Sequence[
             tuple[ShardReader, tuple[int, int] | NDArray[np.uint32]]
-            | tuple[ShardReader, tuple[int, int] | NDArray[np.uint32], NDArray[np.uint64] | None]
+            | tuple[
+                ShardReader, tuple[int, int] | NDArray[np.uint32], NDArray[np.uint64] | None, int
+            ]
         ],
         plan: Sequence[dict[str, Any]],
         *,
@@ -222,11 +228,6 @@ class Depot:
     def has(self, reader: ShardReader, column: str, /) -> bool: ...
     def bring(self, reader: ShardReader, column: str, /) -> None: ...
     def drop(self, reader: ShardReader | None = None, /) -> int: ...
-
-class Orders:
-    """The orders of rows that loaders share: each is made once, and the last few stay."""
-
-    def __new__(cls) -> Orders: ...
 
 def batch_count(rows: int, batch_size: int, drop_last: bool, /) -> int: ...
 def batch_start(rows: int, batch_size: int, drop_last: bool, batch: int, /) -> int: ...

@@ -1110,7 +1110,8 @@ take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
         l->draws = l->draws || parts[i].sums != NULL;
     }
     for (size_t i = 0; status == CER_OK && l->draws && i < n; i++) {
-        if (l->options.draw_across && l->parts[i].sums == NULL)
+        if (l->options.draw_across && l->parts[i].sums == NULL &&
+            l->parts[i].count != 0)
             status = cer_fail(err, CER_INVALID,
                               "shard %zu has no weights, but others have", i);
     }

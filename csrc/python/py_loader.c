@@ -95,21 +95,6 @@ open_loader(loader_object *self, const arguments *a, const cer_part *parts,
     return status;
 }
 
-/* Of sums that are slices of one array, each begins at the last one of the
- * slice before it. */
-static void
-continue_sums(cer_part *parts, Py_ssize_t n)
-{
-    for (Py_ssize_t i = 1; i < n; i++) {
-        const cer_part *last = &parts[i - 1];
-
-        if (last->sums == NULL || parts[i].sums != last->sums + last->count)
-            continue;
-        parts[i].sum_before =
-            last->count == 0 ? last->sum_before : last->sums[last->count - 1];
-    }
-}
-
 static int
 make_loader(loader_object *self, const arguments *a)
 {
@@ -144,8 +129,6 @@ make_loader(loader_object *self, const arguments *a)
             goto done;
         }
     }
-    if (a->options.draw_across)
-        continue_sums(c_parts, n_parts);
     if (py_parts_number(a->first_rows, c_parts, n_parts) < 0)
         goto done;
     if (open_loader(self, a, c_parts, c_columns, &err) != CER_OK) {
@@ -210,10 +193,11 @@ PyDoc_STRVAR(
     "An iterator of batches of shuffled rows, reused for many passes.\n\n"
     "`parts` has a pair (ShardReader, rows) per shard of the view: rows\n"
     "are (start, stop) or a uint32 array, which is copied if it is\n"
-    "mutable. A third item, uint64 running sums of weights, has as many\n"
-    "rows drawn by them, with replacement: from each shard or, with\n"
-    "`draw_across`, from all, whose sums are then slices of one array that\n"
-    "nobody can change. `plan` comes from cerebro.transforms.compile.\n"
+    "mutable. Two more items, uint64 running sums of weights and the sum\n"
+    "before them, have as many rows drawn by the weights, with\n"
+    "replacement: from each shard or, with `draw_across`, from all, whose\n"
+    "sums are then slices of one array that nobody can change. `plan`\n"
+    "comes from cerebro.transforms.compile.\n"
     "Loaders share the orders of rows in `orders`, an Orders. begin()\n"
     "starts a pass; iterating yields dicts of the framework's tensors.\n"
     "With a Depot, they are in its device's memory. Shards are resident\n"

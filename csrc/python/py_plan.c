@@ -317,16 +317,17 @@ read_sums(PyObject *sums, PyObject *keep, cer_part *out)
 int
 py_part_read(core_state *state, PyObject *part, PyObject *keep, cer_part *out)
 {
-    PyObject *reader, *rows, *sums = Py_None;
+    PyObject *reader, *rows, *sums = Py_None, *before = NULL;
 
     if (!PyTuple_Check(part)) {
         PyErr_SetString(PyExc_TypeError, "a part must be (ShardReader, rows)");
         return -1;
     }
-    if (!PyArg_ParseTuple(part, "OO|O;a part must be (ShardReader, rows)",
-                          &reader, &rows, &sums) ||
+    if (!PyArg_ParseTuple(part, "OO|OO;a part must be (ShardReader, rows)",
+                          &reader, &rows, &sums, &before) ||
         (out->shard = py_shard_get(state, reader)) == NULL ||
-        read_rows(rows, keep, out) < 0)
+        read_rows(rows, keep, out) < 0 ||
+        core_read_number(before, "before", UINT64_MAX, &out->sum_before) < 0)
         return -1;
     return read_sums(sums, keep, out);
 }

@@ -183,7 +183,7 @@ def test_rows_are_drawn_from_each_shard_or_from_all(parts: Any) -> None:
     spans = [slice(end - rows, end) for end, rows in zip(ends, ROWS, strict=True)]
     each = [np.cumsum(weights[span]) for span in spans]
     each[2] = np.array([1], np.uint64)
-    views = [(*part, sums) for part, sums in zip(parts, each, strict=True)]
+    views = [(*part, sums, 0) for part, sums in zip(parts, each, strict=True)]
     made = loader(views, IDS, batch_size=64)
     for epoch in range(3):
         made.begin([[0, 1, 2]], epoch)
@@ -193,7 +193,11 @@ def test_rows_are_drawn_from_each_shard_or_from_all(parts: Any) -> None:
 
     whole = np.cumsum(weights)
     whole.setflags(write=False)
-    views = [(*part, whole[span]) for part, span in zip(parts, spans, strict=True)]
+    before = [0, *(int(whole[span.stop - 1]) for span in spans)]
+    views = [
+        (*part, whole[span], first)
+        for part, span, first in zip(parts, spans, before[:-1], strict=True)
+    ]
     made = loader(views, IDS, batch_size=64, draw_across=True)
     of_first = []
     for epoch in range(100):
