@@ -10,6 +10,7 @@ import os
 import shlex
 import subprocess
 import sysconfig
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -42,6 +43,11 @@ def build(folder: Path, optimize: str = "-O2") -> Path:
     return library
 
 
+def part_table(addresses: Sequence[int]) -> list[int]:
+    """Return a table of parts at these addresses, multiples of 64, as 64-bit integers."""
+    return [word for address in addresses for word in (address, 0, 0)]
+
+
 class GatherKernel:
     """Copies rows in a device's memory.
 
@@ -62,16 +68,18 @@ class GatherKernel:
         self._check(opened)
 
     def __call__(
-        self, dst: int, src: int, row_bytes: int, rows: int, n_rows: int, stream: int = 0
+        self, dst: int, parts: int, row_bytes: int, places: int, n_rows: int, stream: int = 0
     ) -> None:
-        """Copy row ``rows[i]`` of `src` to row ``i`` of `dst`, on a stream.
+        """Copy rows of several parts, one after the other, to `dst`, on a stream.
 
-        `dst`, `src` and `rows` (uint32) are addresses in device memory and `stream` is a
-        ``cudaStream_t``. Arguments are not checked and must stay valid until the stream is done.
+        `dst`, `parts` and `places` are addresses in device memory and `stream` is a
+        ``cudaStream_t``: `parts` is the memory of `part_table`, and `places` has a row number and a
+        part number for each row, both uint32. Arguments are not checked and must stay valid until
+        the stream is done.
         """
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         done = self._library.gather_rows(
-            *(self._device, pointer(dst), pointer(src), size(row_bytes), pointer(rows)),
+            *(self._device, pointer(dst), pointer(parts), size(row_bytes), pointer(places)),
             *(size(n_rows), pointer(stream), self._message),
         )
         self._check(done)

@@ -12,6 +12,7 @@ first: `Dataset.batches` compared with PyTorch's operations.
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from cerebro.machine import cuda
 
 WIDTHS = (64, 156, 256, 512, 640, 1024, 4096, 12_288, 150_528)
 BAR_FROM = 512  # bytes; narrower rows have no bar
+PARTS = 8  # of the column, as the shards of a dataset
 REPEATS = 20  # launches timed together
 MEAN, STD = (0.5, 0.45, 0.4), (0.25, 0.2, 0.3)
 
@@ -72,6 +74,8 @@ def _measure_width(
         column[: len(column) // width * width].view(element).view(-1, width // element.itemsize)
     )
     target = out[: n * width].view(element).view(n, -1)
+    unit = PARTS * (64 // math.gcd(width, 64))  # every part begins on 64 bytes
+    source = source[: len(source) // unit * unit]
     rows = torch.randperm(len(source), device="cuda")[:n]
     kernel = _kernel(gather, target, source, width, rows)
     kernel()
@@ -106,14 +110,21 @@ def _measure_width(
 def _kernel(
     gather: gather_kernel.GatherKernel, target: Any, source: Any, width: int, rows: Any
 ) -> Callable[[], object]:
-    """Our gather as a function without arguments, on PyTorch's current stream."""
+    """Our gather as a function without arguments, on PyTorch's current stream.
+
+    The source is in several parts, as are the shards of a dataset.
+    """
     import torch
 
-    table = rows.to(torch.int32)  # row numbers as uint32: the same bits
-    addresses = (target.data_ptr(), source.data_ptr(), width, table.data_ptr(), len(rows))
+    size = len(source) // PARTS
+    starts = [source.data_ptr() + part * size * width for part in range(PARTS)]
+    parts = torch.tensor(gather_kernel.part_table(starts), device="cuda")
+    # Numbers as uint32: the same bits.
+    places = torch.stack([rows % size, rows // size], dim=1).to(torch.int32)
+    addresses = (target.data_ptr(), parts.data_ptr(), width, places.data_ptr(), len(rows))
     stream = torch.cuda.current_stream().cuda_stream
 
-    def run(table: Any = table) -> None:  # keeps the table alive
+    def run(tables: Any = (parts, places)) -> None:  # keeps the tables alive
         gather(*addresses, stream)
 
     return run

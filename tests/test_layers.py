@@ -28,12 +28,12 @@ PACKAGE = ROOT / "cerebro"
 C_LAYERS = [
     ["base", "float_env", "thread"],
     [
-        *("alloc", "beat", "device", "dtype", "hash", "heap", "json", "matmul", "mt19937"),
+        *("alloc", "beat", "cut", "device", "dtype", "hash", "heap", "json", "matmul", "mt19937"),
         *("optimizer_numbers", "reductions", "rng", "stream"),
     ],
     [
         *("convert", "copy", "elementwise", "fsio", "gather", "native_ops", "native_shared"),
-        *("regions", "runner", "uses"),
+        *("order", "regions", "runner", "uses"),
     ],
     ["npy", "pointwise", "schedule", "tensor"],
     ["native_net", "shard", "state"],

@@ -18,8 +18,8 @@ result(cer_status status, const cer_error *err, char *message)
 
 int gather_open(const char *runtime, int index, const char *ptx,
                 cer_device **out, char *message);
-int gather_rows(cer_device *device, void *dst, const void *src,
-                size_t row_bytes, const uint32_t *rows, size_t n_rows,
+int gather_rows(cer_device *device, void *dst, const cer_kernel_part *parts,
+                size_t row_bytes, const cer_row_place *places, size_t n_rows,
                 void *stream, char *message);
 
 /* Opens device `index` of the CUDA runtime at a path; NULL is the host. `ptx`
@@ -42,16 +42,19 @@ gather_open(const char *runtime, int index, const char *ptx, cer_device **out,
     return result(status, &err, message);
 }
 
-/* Copies row rows[i] of `src` to row i of `dst`, on a stream. Arguments are not
- * checked and must stay valid until the stream is done. */
+/* Copies row places[i].row of parts[places[i].part] to row i of `dst`, on a
+ * stream. Arguments are not checked and must stay valid until the stream is
+ * done. */
 int
-gather_rows(cer_device *device, void *dst, const void *src, size_t row_bytes,
-            const uint32_t *rows, size_t n_rows, void *stream, char *message)
+gather_rows(cer_device *device, void *dst, const cer_kernel_part *parts,
+            size_t row_bytes, const cer_row_place *places, size_t n_rows,
+            void *stream, char *message)
 {
+    const cer_kernel_source from = {.parts = parts, .places = places};
     cer_kernel_call call;
     cer_error err = {0};
     cer_status status =
-        cer_kernel_rows(dst, src, row_bytes, rows, n_rows, &call, &err);
+        cer_kernel_rows(dst, &from, row_bytes, n_rows, &call, &err);
 
     if (status == CER_OK)
         status = cer_kernel_launch(device, &call, stream, &err);

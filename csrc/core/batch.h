@@ -16,6 +16,7 @@
 #ifndef CER_BATCH_H
 #define CER_BATCH_H
 
+#include "gather_place.h"
 #include "tensor.h"
 
 typedef struct cer_batch_ring cer_batch_ring;
@@ -51,17 +52,12 @@ typedef struct cer_batch_raw {
     size_t bytes; /* 0: none; set by the placer of the batch */
 } cer_batch_raw;
 
-/* Where a row is: row `row` of the loader's part `part`. */
-typedef struct cer_row_place {
-    uint32_t row, part;
-} cer_row_place;
-
 typedef struct cer_batch {
     cer_owner owner;
     cer_batch_ring *ring;
     struct cer_batch *next; /* in one of the ring's lists */
     cer_batch_block block;
-    /* The places of the batch's rows come first in its memory. */
+    /* n_rows cer_row_place of the loader's parts come first in its memory. */
     bool with_rows;
     /* One per tensor: it comes after the others and, if `only_head` is set, has
      * no memory here. NULL: no tensor is late. */

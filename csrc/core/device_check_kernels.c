@@ -6,7 +6,9 @@
 #include "kernels.h"
 
 enum {
-    COLUMN_ROWS = 40,
+    PARTS = 2,
+    PART_ROWS = 20,
+    COLUMN_ROWS = PARTS * PART_ROWS,
     ROWS = 33,
     MOST_VALUES = 60,
     LONGEST = 9,
@@ -20,12 +22,14 @@ typedef struct output {
     int64_t lengths[ROWS];
 } output;
 
-/* A batch, on the host or the device. */
+/* A batch, on the host or the device, of rows of two parts. `parts` has the
+ * addresses there. */
 typedef struct page {
-    _Alignas(CER_ALIGNMENT) uint8_t column[COLUMN_ROWS * MOST_VALUES * 8];
+    _Alignas(CER_ALIGNMENT) uint8_t column[PARTS][PART_ROWS * MOST_VALUES * 8];
     _Alignas(CER_ALIGNMENT) uint8_t constants[16 << 10];
-    int64_t offsets[COLUMN_ROWS + 1];
-    uint32_t rows[ROWS];
+    int64_t offsets[PARTS][PART_ROWS + 1];
+    _Alignas(8) cer_row_place places[ROWS];
+    cer_kernel_part parts[PARTS];
     output out;
 } page;
 
@@ -51,26 +55,41 @@ fill_column(page *p, cer_dtype dtype)
 {
     for (size_t i = 0; i < COLUMN_ROWS * MOST_VALUES; i++) {
         double value = ((double)(i * 37 % 1013) - 500) / 7;
+        size_t at = i % (PART_ROWS * MOST_VALUES);
+        uint8_t *column = p->column[i / (PART_ROWS * MOST_VALUES)];
         float single = (float)value;
 
         if (dtype == CER_F64)
-            memcpy(p->column + i * sizeof value, &value, sizeof value);
+            memcpy(column + at * sizeof value, &value, sizeof value);
         else if (dtype == CER_F32)
-            memcpy(p->column + i * sizeof single, &single, sizeof single);
+            memcpy(column + at * sizeof single, &single, sizeof single);
         else
-            p->column[i] = (uint8_t)(i * 37);
+            column[at] = (uint8_t)(i * 37);
     }
+}
+
+/* Points the parts to the memory of page `at`. */
+static void
+set_parts(page *p, const page *at)
+{
+    for (size_t i = 0; i < PARTS; i++)
+        p->parts[i] = (cer_kernel_part){at->column[i], at->offsets[i],
+                                        100 - i * PART_ROWS};
 }
 
 static void
 fill_page(page *p, cer_dtype dtype)
 {
     fill_column(p, dtype);
-    p->offsets[0] = 0;
-    for (size_t i = 0; i < COLUMN_ROWS; i++)
-        p->offsets[i + 1] = p->offsets[i] + (int64_t)(i * 3 % (LONGEST + 1));
-    for (size_t i = 0; i < ROWS; i++)
-        p->rows[i] = (uint32_t)((i * 7 + 3) % COLUMN_ROWS);
+    for (size_t i = 0; i < COLUMN_ROWS; i++) {
+        int64_t *offset = &p->offsets[i / PART_ROWS][i % PART_ROWS];
+
+        if (i % PART_ROWS == 0)
+            *offset = 0;
+        offset[1] = offset[0] + (int64_t)(i * 3 % (LONGEST + 1));
+    }
+    for (uint32_t i = 0; i < ROWS; i++)
+        p->places[i] = (cer_row_place){(i * 7 + 3) % PART_ROWS, i / 3 % PARTS};
     memset(&p->out, 0xa5, sizeof p->out);
 }
 
@@ -83,6 +102,7 @@ compare(const work *w, const cer_kernel_call *here,
     void *stream = w->bench->streams[0];
     cer_status status;
 
+    set_parts(w->here, w->there);
     if ((status = cer_device_copy(d, w->there, w->here, sizeof *w->here,
                                   CER_COPY_TO_DEVICE, stream, err)) != CER_OK ||
         (status = cer_kernel_launch(d, there, stream, err)) != CER_OK ||
@@ -91,6 +111,7 @@ compare(const work *w, const cer_kernel_call *here,
             CER_OK ||
         (status = cer_device_stream_sync(d, stream, err)) != CER_OK)
         return status;
+    set_parts(w->here, w->here);
     cer_kernel_run_host(here->kernel, &here->args);
     if (memcmp(w->back, &w->here->out, sizeof *w->back) == 0)
         return CER_OK;
@@ -103,6 +124,12 @@ compare(const work *w, const cer_kernel_call *here,
 /* --- plain rows ------------------------------------------------------------
  */
 
+static cer_kernel_source
+source_at(const page *p)
+{
+    return (cer_kernel_source){.parts = p->parts, .places = p->places};
+}
+
 static cer_status
 check_rows(const work *w, size_t row_bytes, cer_error *err)
 {
@@ -111,9 +138,12 @@ check_rows(const work *w, size_t row_bytes, cer_error *err)
     cer_status status = CER_OK;
 
     fill_page(w->here, CER_U8);
-    for (int i = 0; status == CER_OK && i < 2; i++)
-        status = cer_kernel_rows(at[i]->out.values, at[i]->column, row_bytes,
-                                 at[i]->rows, ROWS, &calls[i], err);
+    for (int i = 0; status == CER_OK && i < 2; i++) {
+        const cer_kernel_source from = source_at(at[i]);
+
+        status = cer_kernel_rows(at[i]->out.values, &from, row_bytes, ROWS,
+                                 &calls[i], err);
+    }
     return status == CER_OK ? compare(w, &calls[0], &calls[1], err) : status;
 }
 
@@ -171,16 +201,15 @@ ops_of(layout which, bool moves_only, cer_op *ops)
 static cer_kernel_batch
 batch_at(page *p)
 {
-    return (cer_kernel_batch){.src = p->column,
-                              .offsets = p->offsets,
-                              .rows = p->rows,
+    return (cer_kernel_batch){.from = source_at(p),
                               .constants = p->constants,
                               .dst = p->out.values,
                               .mask = p->out.mask,
                               .lengths = p->out.lengths,
                               .length = PADDED,
                               .n_rows = ROWS,
-                              .key = {1, 2, 3}};
+                              .seed = 1,
+                              .epoch = 2};
 }
 
 static cer_status

@@ -10,7 +10,17 @@
  *   consumer  uses the tensors on any stream that joined, then releases them:
  *             the buffer returns to its ring, with its users' streams
  *
- * Pinned memory is held in `copies`, in order, until its event is done. */
+ * Pinned memory is held in `copies`, in order, until its event is done.
+ *
+ * The kernels find rows in a table of all parts, column after column. It keeps
+ * the addresses of parts that were resident in an earlier pass, because only
+ * those of the pass are read: so it stays the same while nothing is evicted.
+ * When it changes it is uploaded to another block, because kernels of earlier
+ * batches may still read the old one.
+ *
+ * What kernels read and a batch does not own -- resident columns, the table,
+ * constants -- stays for the whole pass, so a stream joins it once in a pass.
+ */
 #include "device_loader.h"
 
 #include <stdio.h>
@@ -44,6 +54,7 @@ typedef struct device_column {
 typedef struct device_part {
     bool listed; /* in the pass */
     bool resident;
+    bool needed;            /* by a mix whose parts are all resident */
     cer_resident **columns; /* one per column; NULL if made on the host */
 } device_part;
 
@@ -60,10 +71,17 @@ struct cer_device_loader {
     size_t n_columns, n_parts;
     device_column *columns;
     device_part *parts;
-    cer_depot_block *identity; /* row numbers of raw rows: 0, 1, ... */
+    bool any_raw;                  /* some column can be copied raw */
+    bool raw_draws;                /* and some of those draws random numbers */
+    cer_kernel_part *kernel_parts; /* the table: n_parts for each column */
+    cer_depot_block *table; /* the same on the device; NULL: not there yet */
+    bool table_changed;     /* since it was uploaded */
     /* The pass. */
     uint32_t *order; /* parts in the pass */
     size_t n_order, n_resident;
+    cer_use
+        joined[CER_USES_STREAMS]; /* streams that joined what the pass keeps */
+    size_t n_joined;
     uint64_t epoch;
     char note[NOTE_BYTES];   /* of the pass */
     char chains[NOTE_BYTES]; /* why columns are made on the host */
@@ -234,28 +252,61 @@ stage(cer_device_loader *l, cer_error *err)
 
 /* --- finishing ------------------------------------------------------------ */
 
-/* Finds a batch's rows of a column and their numbers there. Raw rows are
- * contiguous; their random draws use the numbers in the shard, which were
- * copied with them. */
 static cer_status
-find_rows(cer_device_loader *l, size_t column, const cer_batch *b, void *stream,
-          cer_kernel_batch *out, cer_error *err)
+join_columns(cer_device_loader *l, const device_part *p, void *stream,
+             cer_error *err)
+{
+    cer_status status = CER_OK;
+
+    for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
+        if (p->columns[i] != NULL)
+            status = cer_resident_join(p->columns[i], stream, err);
+    }
+    return status;
+}
+
+/* Announces the kernels of the pass on a stream. */
+static cer_status
+join_pass(cer_device_loader *l, void *stream, cer_error *err)
+{
+    const cer_use user = {stream, cer_device_thread(l->device)};
+    cer_status status = CER_OK;
+
+    for (size_t i = 0; user.thread != 0 && i < l->n_joined; i++) {
+        if (l->joined[i].stream == stream && l->joined[i].thread == user.thread)
+            return CER_OK;
+    }
+    for (size_t i = 0; status == CER_OK && i < l->n_order; i++)
+        status = join_columns(l, &l->parts[l->order[i]], stream, err);
+    for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
+        if (l->columns[i].constants != NULL)
+            status = cer_uses_join(&l->columns[i].constants->uses, stream, err);
+    }
+    if (status == CER_OK && l->table != NULL)
+        status = cer_uses_join(&l->table->uses, stream, err);
+    if (status == CER_OK && l->n_joined < CER_USES_STREAMS)
+        l->joined[l->n_joined++] = user;
+    return status;
+}
+
+/* Where a batch's rows of a column are: contiguous in the batch's own memory if
+ * they are raw, otherwise in the parts. */
+static cer_kernel_source
+source_of(const cer_device_loader *l, size_t column, const cer_batch *b)
 {
     const cer_loaded_column *c = &l->columns[column].is;
-    cer_resident *r = l->parts[0].columns[column];
+    cer_kernel_source from = {.contiguous = b->with_raw};
 
-    if (b->with_raw) {
-        out->src = b->raw[c->tensor].data;
-        if (c->ragged) /* its offsets are with the lengths */
-            out->offsets = (int64_t *)(void *)b->raw[c->tensor + 2].data;
-        out->rows = l->identity->memory.data;
-        out->numbers = b->with_rows ? b->block.data : NULL;
-        return cer_uses_join(&l->identity->uses, stream, err);
+    if (b->with_rows) {
+        from.places = b->block.data;
+        from.parts =
+            (cer_kernel_part *)l->table->memory.data + column * l->n_parts;
     }
-    out->src = cer_resident_data(r);
-    out->offsets = cer_resident_offsets(r);
-    out->rows = b->block.data;
-    return cer_resident_join(r, stream, err);
+    if (b->with_raw)
+        from.src = b->raw[c->tensor].data;
+    if (b->with_raw && c->ragged) /* its offsets are with the lengths */
+        from.offsets = (int64_t *)(void *)b->raw[c->tensor + 2].data;
+    return from;
 }
 
 static cer_status
@@ -265,24 +316,22 @@ run_kernel(cer_device_loader *l, size_t column, cer_batch *b, void *stream,
     device_column *c = &l->columns[column];
     cer_tensor *t = &b->tensors[c->is.tensor];
     cer_kernel_batch batch = {
+        .from = source_of(l, column, b),
         .constants = c->constants == NULL ? NULL : c->constants->memory.data,
         .dst = t[0].data,
         .n_rows = b->n_rows,
-        .key = {l->options.seed, l->epoch,
-                cer_loader_part(l->plan, 0)->first_row},
+        .seed = l->options.seed,
+        .epoch = l->epoch,
     };
     cer_kernel_call call;
-    cer_status status = find_rows(l, column, b, stream, &batch, err);
+    cer_status status;
 
     if (c->is.ragged) {
         batch.mask = t[1].data;
         batch.lengths = t[2].data;
         batch.length = (size_t)t[0].shape[1];
     }
-    if (status == CER_OK)
-        status = cer_kernel_plan_batch(c->plan, &batch, &call, err);
-    if (status == CER_OK && c->constants != NULL)
-        status = cer_uses_join(&c->constants->uses, stream, err);
+    status = cer_kernel_plan_batch(c->plan, &batch, &call, err);
     return status == CER_OK ? cer_kernel_launch(l->device, &call, stream, err)
                             : status;
 }
@@ -297,6 +346,8 @@ finish(cer_device_loader *l, cer_batch *b, void *stream, cer_error *err)
     if (b->late == NULL)
         return CER_OK;
     status = cer_uses_join(&block->uses, stream, err);
+    if (status == CER_OK)
+        status = join_pass(l, stream, err);
     for (size_t i = 0; status == CER_OK && i < l->n_columns; i++) {
         if (b->late[l->columns[i].is.tensor])
             status = run_kernel(l, i, b, stream, err);
@@ -334,7 +385,7 @@ put_back_part(cer_device_loader *l, uint32_t part)
             cer_depot_put_back(l->depot, p->columns[i]);
         p->columns[i] = NULL;
     }
-    p->resident = false;
+    p->resident = p->needed = false;
 }
 
 /* Drops the rest of the pass and releases its parts. */
@@ -347,6 +398,7 @@ end_pass(cer_device_loader *l)
         l->parts[l->order[i]].listed = false;
     }
     l->n_order = 0;
+    l->n_joined = 0;
     l->staged_all = true;
     l->failed.status = CER_OK;
 }
@@ -370,7 +422,6 @@ bring_part(cer_device_loader *l, uint32_t part, cer_error *err)
         return status;
     }
     p->resident = true;
-    l->n_resident++;
     return CER_OK;
 }
 
@@ -387,38 +438,67 @@ is_here(cer_device_loader *l, uint32_t part)
     return here;
 }
 
-static void
-note(cer_device_loader *l, const char *why)
+static bool
+all_resident(const cer_device_loader *l, const cer_mix *mix)
 {
-    size_t resident = 0;
+    bool all = true;
 
-    for (size_t i = 0; i < l->n_order; i++)
-        resident += l->parts[l->order[i]].resident;
-    (void)snprintf(l->note, sizeof l->note,
-                   "%zu of %zu shards are resident, the others are streamed: "
-                   "%.400s",
-                   resident, l->n_order, why);
+    for (size_t i = 0; i < mix->n; i++)
+        all = all && l->parts[mix->parts[i]].resident;
+    return all;
 }
 
-/* Takes resident parts first, so that none is evicted for a missing one. If a
- * part does not fit, the rest is streamed. */
 static cer_status
-bring_parts(cer_device_loader *l, cer_error *err)
+bring_mix(cer_device_loader *l, const cer_mix *mix, cer_error *err)
+{
+    cer_status status = CER_OK;
+
+    for (size_t i = 0; status == CER_OK && i < mix->n; i++) {
+        if (!l->parts[mix->parts[i]].resident)
+            status = bring_part(l, mix->parts[i], err);
+    }
+    for (size_t i = 0; status == CER_OK && i < mix->n; i++)
+        l->parts[mix->parts[i]].needed = true;
+    return status;
+}
+
+/* Puts back the parts that no mix needs, and counts the others. */
+static void
+keep_needed(cer_device_loader *l)
+{
+    for (size_t i = 0; i < l->n_order; i++) {
+        if (!l->parts[l->order[i]].needed)
+            put_back_part(l, l->order[i]);
+        l->n_resident += l->parts[l->order[i]].resident;
+    }
+}
+
+/* Takes the parts that are resident first, so that none is evicted for a
+ * missing one, then completes the mixes in turn. If one does not fit, it and
+ * the rest are streamed: kernels read all rows of a batch in one way. */
+static cer_status
+bring_parts(cer_device_loader *l, const cer_mix *mixes, size_t n,
+            cer_error *err)
 {
     cer_error why = {0};
     cer_status status = CER_OK;
 
-    l->note[0] = '\0';
+    for (size_t i = 0; status == CER_OK && i < l->n_order; i++) {
+        if (is_here(l, l->order[i]))
+            status = bring_part(l, l->order[i], &why);
+    }
     for (int missing = 0; missing < 2; missing++) {
-        for (size_t i = 0; status == CER_OK && i < l->n_order; i++) {
-            uint32_t part = l->order[i];
-
-            if (!l->parts[part].resident && (missing || is_here(l, part)))
-                status = bring_part(l, part, &why);
+        for (size_t i = 0; status == CER_OK && i < n; i++) {
+            if (missing || all_resident(l, &mixes[i]))
+                status = bring_mix(l, &mixes[i], &why);
         }
     }
+    keep_needed(l);
     if (status == CER_NOMEM) {
-        note(l, why.message);
+        (void)snprintf(l->note, sizeof l->note,
+                       "%zu of %zu shards are resident, the others are "
+                       "streamed: %.400s",
+                       l->n_resident, l->n_order, why.message);
         return CER_OK;
     }
     return status == CER_OK ? CER_OK : cer_fail(err, status, "%s", why.message);
@@ -455,7 +535,70 @@ has_kernels(const cer_device_loader *l)
 static cer_part_way
 streamed_way(const cer_device_loader *l)
 {
-    return l->identity != NULL ? CER_PART_RAW : CER_PART_WHOLE;
+    return l->any_raw ? CER_PART_RAW : CER_PART_WHOLE;
+}
+
+/* Enters a resident column's address. The kernels rely on its alignment. */
+static cer_status
+set_entry(cer_device_loader *l, size_t column, uint32_t part, cer_error *err)
+{
+    cer_kernel_part *entry = &l->kernel_parts[column * l->n_parts + part];
+    const cer_resident *r = l->parts[part].columns[column];
+    const uint8_t *src = cer_resident_data(r);
+    const int64_t *offsets = cer_resident_offsets(r);
+
+    if ((uintptr_t)src % CER_ALIGNMENT != 0)
+        return cer_fail(err, CER_DEVICE,
+                        "%s: memory for a shard is not aligned to %d bytes",
+                        cer_device_name(l->device), CER_ALIGNMENT);
+    l->table_changed =
+        l->table_changed || entry->src != src || entry->offsets != offsets;
+    entry->src = src;
+    entry->offsets = offsets;
+    return CER_OK;
+}
+
+/* Gets a block with these bytes; no block for 0 bytes. */
+static cer_status
+upload(cer_device_loader *l, const void *bytes, size_t n, cer_depot_block **out,
+       cer_error *err)
+{
+    cer_status status;
+
+    if (n == 0)
+        return CER_OK;
+    status = cer_depot_get(l->depot, n, out, err);
+    if (status == CER_OK)
+        status = cer_uses_wait(&(*out)->uses, err);
+    return status == CER_OK
+               ? cer_depot_upload(l->depot, (*out)->memory.data, bytes, n, err)
+               : status;
+}
+
+/* Makes the table on the device current, if the pass reads it. */
+static cer_status
+update_table(cer_device_loader *l, cer_error *err)
+{
+    cer_depot_block *old = l->table;
+    cer_status status = CER_OK;
+
+    for (size_t i = 0; i < l->n_order; i++) {
+        for (size_t k = 0; status == CER_OK && k < l->n_columns; k++) {
+            if (l->parts[l->order[i]].columns[k] != NULL)
+                status = set_entry(l, k, l->order[i], err);
+        }
+    }
+    if (status != CER_OK || (l->n_resident == 0 && !l->raw_draws) ||
+        (l->table != NULL && !l->table_changed))
+        return status;
+    l->table = NULL;
+    status = upload(l, l->kernel_parts,
+                    l->n_columns * l->n_parts * sizeof *l->kernel_parts,
+                    &l->table, err);
+    l->table_changed = status != CER_OK;
+    if (old != NULL)
+        cer_depot_give(old);
+    return status;
 }
 
 /* Allocates pinned memory for all batches that may be pending at a time. Done
@@ -485,14 +628,18 @@ cer_device_loader_begin(cer_device_loader *l, const cer_mix *mixes, size_t n,
         return status;
     if (l->closed)
         return cer_fail(err, CER_INVALID, "the loader is closed");
-    status = cer_loader_begin(l->plan, NULL, 0, 0, 0, 0, err); /* stops threads */
+    status =
+        cer_loader_begin(l->plan, NULL, 0, 0, 0, 0, err); /* stops threads */
     end_pass(l);
     l->n_resident = 0;
+    l->note[0] = '\0';
     cer_batch_ring_trim(l->ring, TURNS);
     for (size_t i = 0; status == CER_OK && i < n; i++)
         status = set_order(l, &mixes[i], err);
     if (status == CER_OK && l->residence != CER_STREAMED && has_kernels(l))
-        status = bring_parts(l, err);
+        status = bring_parts(l, mixes, n, err);
+    if (status == CER_OK)
+        status = update_table(l, err);
     if (status != CER_OK)
         goto done;
     for (size_t i = 0; i < l->n_order; i++)
@@ -595,23 +742,6 @@ comes_raw(const cer_device_loader *l, const device_column *c)
            out->bytes >= source->row_bytes;
 }
 
-/* Gets a block with these bytes; no block for 0 bytes. */
-static cer_status
-upload(cer_device_loader *l, const void *bytes, size_t n, cer_depot_block **out,
-       cer_error *err)
-{
-    cer_status status;
-
-    if (n == 0)
-        return CER_OK;
-    status = cer_depot_get(l->depot, n, out, err);
-    if (status == CER_OK)
-        status = cer_uses_wait(&(*out)->uses, err);
-    return status == CER_OK
-               ? cer_depot_upload(l->depot, (*out)->memory.data, bytes, n, err)
-               : status;
-}
-
 static cer_status
 take_constants(cer_device_loader *l, device_column *c, cer_error *err)
 {
@@ -658,31 +788,12 @@ make_columns(cer_device_loader *l, cer_error *err)
     return status;
 }
 
-/* Makes the row numbers of raw rows. */
-static cer_status
-make_identity(cer_device_loader *l, cer_error *err)
-{
-    size_t n;
-    cer_status status;
-    uint32_t *numbers;
-
-    (void)cer_loader_kinds(l->plan, &n);
-    numbers = cer_calloc(n, sizeof *numbers);
-    if (numbers == NULL)
-        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
-    for (size_t i = 0; i < n; i++)
-        numbers[i] = (uint32_t)i;
-    status = upload(l, numbers, n * sizeof *numbers, &l->identity, err);
-    cer_free(numbers);
-    return status;
-}
-
 /* Marks the columns that have kernels as late. */
 static cer_status
 mark_late(cer_device_loader *l, cer_error *err)
 {
     bool *late = cer_calloc(2 * l->n_columns, sizeof *late);
-    bool *raw = late + l->n_columns, any = false;
+    bool *raw = late + l->n_columns;
     cer_status status;
 
     if (late == NULL)
@@ -690,11 +801,29 @@ mark_late(cer_device_loader *l, cer_error *err)
     for (size_t i = 0; i < l->n_columns; i++) {
         late[i] = l->columns[i].plan != NULL;
         raw[i] = l->columns[i].raw;
-        any = any || raw[i];
+        l->any_raw = l->any_raw || raw[i];
+        l->raw_draws =
+            l->raw_draws ||
+            (raw[i] && cer_transform_draws(l->columns[i].is.transform));
     }
     status = cer_loader_set_late(l->plan, late, raw, err);
     cer_free(late);
-    return status == CER_OK && any ? make_identity(l, err) : status;
+    return status;
+}
+
+static cer_status
+make_table(cer_device_loader *l, cer_error *err)
+{
+    size_t n, bytes;
+
+    if (!cer_mul_size(l->n_parts, l->n_columns, &n) ||
+        !cer_mul_size(n, sizeof *l->kernel_parts, &bytes) ||
+        (l->kernel_parts = cer_calloc(n, sizeof *l->kernel_parts)) == NULL)
+        return cer_fail(err, CER_NOMEM, "out of memory for the loader");
+    for (size_t i = 0; i < n; i++)
+        l->kernel_parts[i].first_row =
+            cer_loader_part(l->plan, (uint32_t)(i % l->n_parts))->first_row;
+    return CER_OK;
 }
 
 static cer_status
@@ -711,7 +840,7 @@ make_parts(cer_device_loader *l, cer_error *err)
         if (l->parts[i].columns == NULL)
             return cer_fail(err, CER_NOMEM, "out of memory for the loader");
     }
-    return CER_OK;
+    return make_table(l, err);
 }
 
 static cer_status
@@ -842,9 +971,9 @@ cer_device_loader_close(cer_device_loader *l)
             cer_depot_give(l->columns[i].constants);
         l->columns[i].constants = NULL;
     }
-    if (l->identity != NULL)
-        cer_depot_give(l->identity);
-    l->identity = NULL;
+    if (l->table != NULL)
+        cer_depot_give(l->table);
+    l->table = NULL;
 }
 
 void
@@ -860,6 +989,7 @@ cer_device_loader_free(cer_device_loader *l)
     for (size_t i = 0; l->parts != NULL && i < l->n_parts; i++)
         cer_free(l->parts[i].columns);
     cer_free(l->parts);
+    cer_free(l->kernel_parts);
     cer_free(l->order);
     cer_free(l->columns);
     cer_depot_release(l->depot);

@@ -2,10 +2,11 @@
  *
  * A cer_loader on the host decides the order of rows, so the order, shapes and
  * bits are those of the CPU. Each column is loaded in one of two ways, chosen
- * for each part (shard) at the start of a pass:
+ * for each mix of parts (shards) at the start of a pass:
  *
- * - Resident: the part's column is in the device's memory. A kernel gathers
- *   and transforms the batch's rows on the stream that will use them.
+ * - Resident: the column is in the device's memory, for all parts of the mix.
+ *   One kernel gathers and transforms the batch's rows, of all these parts, on
+ *   the stream that will use them.
  *
  * - Streamed: the host gathers them into pinned memory, which is copied on a
  *   dedicated stream while others compute. A kernel transforms or pads them
@@ -13,7 +14,7 @@
  *   while it gathers.
  *
  * Columns whose chain no kernel supports are streamed beside resident ones. One
- * copy per batch transfers both the streamed rows and the row numbers for the
+ * copy per batch transfers both the streamed rows and their places for the
  * kernels.
  *
  * No device function makes the host wait, unless the host is several batches
@@ -51,16 +52,16 @@ cer_loader *cer_device_loader_plan(cer_device_loader *loader);
 cer_device *cer_device_loader_device(const cer_device_loader *loader);
 
 /* As cer_loader_begin. Uploads the parts that can be resident, unless they
- * already are, and waits for them; a part that does not fit is streamed in this
- * pass. */
+ * already are, and waits for them; a mix whose parts do not all fit is streamed
+ * in this pass. */
 cer_status cer_device_loader_begin(cer_device_loader *loader,
                                    const cer_mix *mixes, size_t n,
                                    uint64_t epoch, size_t start, size_t count,
                                    cer_error *err);
 
-/* The number of resident parts in the pass, and one readable line on why other
- * parts or columns are not, "" if all is as requested. Valid until the next
- * begin. */
+/* The number of parts in the pass that are resident, and one readable line on
+ * why other parts or columns are not, "" if all is as requested. Valid until
+ * the next begin. */
 size_t cer_device_loader_resident(const cer_device_loader *loader);
 const char *cer_device_loader_note(const cer_device_loader *loader);
 

@@ -5,11 +5,12 @@
  * Results equal those of cer_transform_rows and cer_transform_ragged bit for
  * bit, except for the payload of a NaN, which the device chooses.
  *
- * The row numbers of a batch are a table in device memory. They are not
- * computed there: the order is a Fisher-Yates shuffle, in which every swap
- * depends on the one before, and row lists of views need a table anyway. At
- * four bytes per row, uploaded once per part and epoch, the table is less than
- * 1% of rows of 512 bytes, and the order is the CPU's.
+ * The rows of a batch may be in several parts of a dataset, each with its own
+ * memory; one launch makes a column of all of them, from a table of the parts
+ * and the places of the rows. The places are not computed on the device: the
+ * order is a Fisher-Yates shuffle, in which every swap depends on the one
+ * before, and row lists of views need a table anyway. They are eight bytes per
+ * row, less than 2% of rows of 512 bytes, and the order is the CPU's.
  *
  * Use: one plan per column, whose constants are copied to the device once; for
  * each batch, cer_kernel_plan_batch and cer_kernel_launch on the consumer's
@@ -98,18 +99,14 @@ const void *cer_kernel_plan_constants(const cer_kernel_plan *plan,
 
 /* One batch; all pointers are to device memory. */
 typedef struct cer_kernel_batch {
-    const void *src;          /* the column, or its values where ragged */
-    const int64_t *offsets;   /* ragged: the column's */
-    const uint32_t *rows;     /* of the column, n_rows of them */
-    const uint32_t *numbers;  /* their numbers in the shard, which key random
-                                 draws; NULL: `rows` */
+    cer_kernel_source from;   /* its n_rows rows */
     const uint8_t *constants; /* where the plan's were copied */
     void *dst;                /* as cer_transform_output describes */
     uint8_t *mask;            /* ragged: these three */
     int64_t *lengths;
     size_t length; /* the padded length, of cer_transform_length */
     size_t n_rows;
-    cer_row_key key;
+    uint64_t seed, epoch; /* of random draws */
 } cer_kernel_batch;
 
 /* Fills in *out. CER_INVALID: the batch is too large for the kernels (2**31
@@ -119,8 +116,8 @@ cer_status cer_kernel_plan_batch(const cer_kernel_plan *plan,
                                  cer_kernel_call *out, cer_error *err);
 
 /* Fills in the call that copies rows of any type unchanged. */
-cer_status cer_kernel_rows(void *dst, const void *src, size_t row_bytes,
-                           const uint32_t *rows, size_t n_rows,
+cer_status cer_kernel_rows(void *dst, const cer_kernel_source *from,
+                           size_t row_bytes, size_t n_rows,
                            cer_kernel_call *out, cer_error *err);
 
 #endif

@@ -3,14 +3,11 @@
  *
  * All pointers are to device memory. The struct also says how the work is
  * divided into blocks (cer_tiling): the launch follows from it, and a reference
- * on the CPU ignores it.
- *
- * Row i of a batch is row rows[i] of the column, at src + rows[i] *
- * row_bytes. */
+ * on the CPU ignores it. */
 #ifndef CER_KERNELS_ARGS_H
 #define CER_KERNELS_ARGS_H
 
-#include "base_shared.h"
+#include "gather_place.h"
 #include "pointwise_step.h"
 
 enum {
@@ -35,6 +32,28 @@ typedef struct cer_tiling {
     uint32_t items, rows, chunks;
     cer_divider by_items;
 } cer_tiling;
+
+/* --- rows -----------------------------------------------------------------
+ * A column's rows in one part of the dataset. The values begin on
+ * CER_ALIGNMENT. */
+typedef struct cer_kernel_part {
+    const uint8_t *src;     /* row 0; where ragged, value 0 */
+    const int64_t *offsets; /* where ragged: the rows' */
+    uint64_t first_row;     /* number of row 0, which keys random draws */
+} cer_kernel_part;
+
+/* Where a batch's rows are. If they are contiguous, row i is at src + i *
+ * row_bytes (where ragged, at src + offsets[i] * thing_bytes), on any
+ * alignment, and parts and places only serve random draws. Otherwise it is row
+ * places[i].row of parts[places[i].part]. `places` is on 8 bytes. */
+typedef struct cer_kernel_source {
+    const cer_kernel_part *parts;
+    const cer_row_place *places;
+    const uint8_t *src;
+    const int64_t *offsets;
+    uint32_t contiguous;
+    uint32_t unused;
+} cer_kernel_source;
 
 /* --- values ---------------------------------------------------------------
  * A value stays unchanged, becomes an entry of a table (one-byte values), or
@@ -68,8 +87,7 @@ typedef struct cer_kernel_values {
  * Rows copied unchanged; an item is `vector` bytes. */
 typedef struct cer_rows_args {
     uint8_t *dst;
-    const uint8_t *src;
-    const uint32_t *rows;
+    cer_kernel_source from;
     uint64_t row_bytes;
     cer_tiling tiling;
 } cer_rows_args;
@@ -79,8 +97,7 @@ typedef struct cer_rows_args {
  * access. */
 typedef struct cer_values_args {
     uint8_t *dst;
-    const uint8_t *src;
-    const uint32_t *rows;
+    cer_kernel_source from;
     uint64_t row_bytes;
     uint32_t elements;
     uint32_t aligned;
@@ -101,15 +118,13 @@ typedef struct cer_kernel_move {
  * named planes write channels first, and an item is a group of pixels in a
  * line; those named pixels write channels last, and an item is a group of
  * values. `aligned`: groups are whole and can be written in one access. The
- * moves of row i of the batch are drawn from the stream of (seed, epoch,
- * first_row + numbers[i]). */
+ * moves of a row are drawn from the stream of (seed, epoch, first_row of its
+ * part + its number there). */
 typedef struct cer_image_args {
     uint8_t *dst;
-    const uint8_t *src;
-    const uint32_t *rows;
-    const uint32_t *numbers;
+    cer_kernel_source from;
     uint64_t row_bytes;
-    uint64_t seed, epoch, first_row;
+    uint64_t seed, epoch;
     uint32_t width;  /* of the source */
     uint32_t out[2]; /* height and width */
     uint32_t channels;
@@ -122,18 +137,16 @@ typedef struct cer_image_args {
     cer_kernel_move moves[CER_KERNEL_MOVES];
 } cer_image_args;
 
-/* Ragged rows: row r has `offsets[r + 1] - offsets[r]` things of `per_thing`
- * values, starting at src + offsets[r] * thing_bytes and cut to max_length (0:
- * not cut). Output: values (n x length x per_thing), the mask (n x length) and
- * the lengths (n). An item is a group of values, or of mask bytes if per_thing
- * is 0. */
+/* Ragged rows: row r of a part has `offsets[r + 1] - offsets[r]` things of
+ * `per_thing` values, starting at src + offsets[r] * thing_bytes and cut to
+ * max_length (0: not cut). Output: values (n x length x per_thing), the mask (n
+ * x length) and the lengths (n). An item is a group of values, or of mask bytes
+ * if per_thing is 0. */
 typedef struct cer_ragged_args {
     uint8_t *dst;
     uint8_t *mask;
     int64_t *lengths;
-    const uint8_t *src;
-    const int64_t *offsets;
-    const uint32_t *rows;
+    cer_kernel_source from;
     uint64_t thing_bytes;
     uint32_t max_length;
     uint32_t length;

@@ -378,14 +378,14 @@ cer_draw_offset(const cer_kernel_move *m, uint32_t axis, uint64_t rng[4])
     return (int32_t)at - (int32_t)m->padding[axis];
 }
 
+/* `number` is the row's in the dataset. */
 CER_SHARED_CALL void
-cer_draw_moves(const cer_image_args *a, uint32_t number, cer_drawn *out)
+cer_draw_moves(const cer_image_args *a, uint64_t number, cer_drawn *out)
 {
     uint64_t rng[4] = {0, 0, 0, 0};
 
     if (a->draws)
-        cer_draw_seed(rng, a->seed, CER_RNG_TRANSFORM, a->epoch,
-                      a->first_row + number);
+        cer_draw_seed(rng, a->seed, CER_RNG_TRANSFORM, a->epoch, number);
     CER_ROLLED
     for (uint32_t i = 0; i < a->n_moves; i++) {
         const cer_kernel_move *m = &a->moves[i];

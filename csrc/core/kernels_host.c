@@ -4,10 +4,40 @@
 
 #include <string.h>
 
+/* Row i of a batch. */
 static const uint8_t *
-row_of(const uint8_t *src, uint64_t row_bytes, uint32_t row)
+row_of(const cer_kernel_source *from, uint64_t row_bytes, size_t i)
 {
-    return src + row * row_bytes;
+    const cer_row_place *place;
+
+    if (from->contiguous)
+        return from->src + i * row_bytes;
+    place = &from->places[i];
+    return from->parts[place->part].src + place->row * row_bytes;
+}
+
+/* Its number in the dataset. */
+static uint64_t
+number_of(const cer_kernel_source *from, size_t i)
+{
+    const cer_row_place *place = &from->places[i];
+
+    return from->parts[place->part].first_row + place->row;
+}
+
+/* The values of the part of ragged row i, and the row's two offsets in them. */
+static const uint8_t *
+things_of(const cer_kernel_source *from, size_t i, const int64_t **offset)
+{
+    const cer_row_place *place;
+
+    if (from->contiguous) {
+        *offset = from->offsets + i;
+        return from->src;
+    }
+    place = &from->places[i];
+    *offset = from->parts[place->part].offsets + place->row;
+    return from->parts[place->part].src;
 }
 
 /* Transforms the value at `at`. */
@@ -26,8 +56,8 @@ cer_kernels_host_rows(const cer_rows_args *a, cer_value_mode mode)
 {
     (void)mode; /* COPY */
     for (size_t i = 0; i < a->tiling.n_rows; i++)
-        memcpy(a->dst + i * a->row_bytes,
-               row_of(a->src, a->row_bytes, a->rows[i]), a->row_bytes);
+        memcpy(a->dst + i * a->row_bytes, row_of(&a->from, a->row_bytes, i),
+               a->row_bytes);
 }
 
 void
@@ -37,7 +67,7 @@ cer_kernels_host_values(const cer_values_args *a, cer_value_mode mode)
     uint8_t *dst = a->dst;
 
     for (size_t i = 0; i < a->tiling.n_rows; i++) {
-        const uint8_t *src = row_of(a->src, a->row_bytes, a->rows[i]);
+        const uint8_t *src = row_of(&a->from, a->row_bytes, i);
 
         for (uint32_t k = 0; k < a->elements; k++, dst += v->out_bytes)
             cer_raw_store(dst, v->out_bytes,
@@ -71,10 +101,10 @@ run_image(const cer_image_args *a, cer_value_mode mode, bool planes)
     cer_drawn drawn;
 
     for (size_t i = 0; i < a->tiling.n_rows; i++) {
-        const uint8_t *src = row_of(a->src, a->row_bytes, a->rows[i]);
+        const uint8_t *src = row_of(&a->from, a->row_bytes, i);
         uint8_t *dst = a->dst + i * n * bytes;
 
-        cer_draw_moves(a, a->numbers[i], &drawn);
+        cer_draw_moves(a, a->draws ? number_of(&a->from, i) : 0, &drawn);
         for (size_t k = 0; k < n; k++) {
             size_t pixel = planes ? k % pixels : k / c;
 
@@ -107,8 +137,9 @@ cer_kernels_host_ragged(const cer_ragged_args *a, cer_value_mode mode)
     uint8_t *dst = a->dst;
 
     for (size_t i = 0; i < a->tiling.n_rows; i++) {
-        const int64_t *offset = &a->offsets[a->rows[i]];
-        const uint8_t *src = a->src + (size_t)offset[0] * a->thing_bytes;
+        const int64_t *offset;
+        const uint8_t *values = things_of(&a->from, i, &offset);
+        const uint8_t *src = values + (size_t)offset[0] * a->thing_bytes;
         uint64_t things = (uint64_t)(offset[1] - offset[0]);
 
         if (a->max_length != 0 && things > a->max_length)

@@ -1,7 +1,8 @@
 /* kernels_plan.c -- turns a chain of transform.c into a kernel and its
  * arguments. The parts that depend only on the chain are computed when the plan
  * is made; a batch adds pointers, and whether their alignment allows access to
- * several values at once. */
+ * several values at once. The kernels find a part's pointers in device memory,
+ * so its alignment is known here from the contract only. */
 #include "kernels_impl.h"
 
 #include <string.h>
@@ -302,10 +303,18 @@ groups(size_t values)
     return (values + CER_KERNEL_GROUP - 1) / CER_KERNEL_GROUP;
 }
 
+/* Whether all rows of a source that has rows of `bytes` can be read in pieces
+ * of `vector` bytes: the values of a part begin on CER_ALIGNMENT. */
+static bool
+rows_are_on(const cer_kernel_source *from, size_t bytes, size_t vector)
+{
+    return bytes % vector == 0 &&
+           (!from->contiguous || is_on(from->src, vector));
+}
+
 cer_status
-cer_kernel_rows(void *dst, const void *src, size_t row_bytes,
-                const uint32_t *rows, size_t n_rows, cer_kernel_call *out,
-                cer_error *err)
+cer_kernel_rows(void *dst, const cer_kernel_source *from, size_t row_bytes,
+                size_t n_rows, cer_kernel_call *out, cer_error *err)
 {
     static const cer_kernel kernels[] = {CER_KERNEL_ROWS_16, CER_KERNEL_ROWS_8,
                                          CER_KERNEL_ROWS_4, CER_KERNEL_ROWS_2,
@@ -313,15 +322,13 @@ cer_kernel_rows(void *dst, const void *src, size_t row_bytes,
     cer_rows_args *a = &out->args.rows;
     size_t vector = 16, i = 0;
 
-    while (!is_on(dst, vector) || !is_on(src, vector) ||
-           row_bytes % vector != 0) {
+    while (!is_on(dst, vector) || !rows_are_on(from, row_bytes, vector)) {
         vector /= 2;
         i++;
     }
     out->kernel = kernels[i];
     a->dst = dst;
-    a->src = src;
-    a->rows = rows;
+    a->from = *from;
     a->row_bytes = row_bytes;
     return cer_kernels_cut(n_rows, row_bytes / vector, CER_KERNEL_TILE,
                            &a->tiling)
@@ -338,13 +345,13 @@ plan_values(const cer_kernel_plan *p, const cer_kernel_batch *b,
     out->kernel =
         (cer_kernel)(CER_KERNEL_VALUES_TABLE + (p->mode - CER_VALUES_TABLE));
     a->dst = b->dst;
-    a->src = b->src;
-    a->rows = b->rows;
+    a->from = b->from;
     a->row_bytes = p->in_bytes;
     a->elements = (uint32_t)p->elements;
-    a->aligned = p->elements % CER_KERNEL_GROUP == 0 &&
-                 groups_fit(b->src, p->values.in_bytes) &&
-                 groups_fit(b->dst, p->values.out_bytes);
+    a->aligned =
+        p->elements % CER_KERNEL_GROUP == 0 &&
+        (!b->from.contiguous || groups_fit(b->from.src, p->values.in_bytes)) &&
+        groups_fit(b->dst, p->values.out_bytes);
     a->values = p->values;
     a->values.constants = b->constants;
     return cer_kernels_cut(b->n_rows, groups(p->elements), CER_KERNEL_TILE,
@@ -368,13 +375,10 @@ plan_image(const cer_kernel_plan *p, const cer_kernel_batch *b,
                                        : CER_KERNEL_PIXELS_COPY) +
                                p->mode);
     a->dst = b->dst;
-    a->src = b->src;
-    a->rows = b->rows;
-    a->numbers = b->numbers == NULL ? b->rows : b->numbers;
+    a->from = b->from;
     a->row_bytes = p->in_bytes;
-    a->seed = b->key.seed;
-    a->epoch = b->key.epoch;
-    a->first_row = b->key.first_row;
+    a->seed = b->seed;
+    a->epoch = b->epoch;
     a->aligned =
         line % CER_KERNEL_GROUP == 0 && groups_fit(b->dst, p->values.out_bytes);
     a->values = p->values;
@@ -398,9 +402,7 @@ plan_ragged(const cer_kernel_plan *p, const cer_kernel_batch *b,
     a->dst = b->dst;
     a->mask = b->mask;
     a->lengths = b->lengths;
-    a->src = b->src;
-    a->offsets = b->offsets;
-    a->rows = b->rows;
+    a->from = b->from;
     a->thing_bytes = p->in_bytes;
     a->max_length =
         p->max_length > CER_KERNEL_MOST ? 0 : (uint32_t)p->max_length;
@@ -432,6 +434,6 @@ cer_kernel_plan_batch(const cer_kernel_plan *plan,
         return plan_image(plan, batch, out, err);
     if (plan->mode != CER_VALUES_COPY)
         return plan_values(plan, batch, out, err);
-    return cer_kernel_rows(batch->dst, batch->src, plan->in_bytes, batch->rows,
+    return cer_kernel_rows(batch->dst, &batch->from, plan->in_bytes,
                            batch->n_rows, out, err);
 }

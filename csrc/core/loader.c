@@ -286,10 +286,10 @@ gather_raw(const load_column *c, const cer_column *source, cer_batch *b,
     }
     /* The run's values follow those of the runs before it. */
     starts = (int64_t *)(void *)raw[ROLE_LENGTH].data + r->first;
-    cer_transform_gather_ragged(
-        c->transform, raw[ROLE_VALUES].data,
-        r->first == 0 ? 0 : (size_t)starts[0], raw[ROLE_VALUES].bytes, starts,
-        source->data, source->offsets, rows, r->n);
+    cer_transform_gather_ragged(c->transform, raw[ROLE_VALUES].data,
+                                r->first == 0 ? 0 : (size_t)starts[0],
+                                raw[ROLE_VALUES].bytes, starts, source->data,
+                                source->offsets, rows, r->n);
 }
 
 static void
@@ -356,10 +356,14 @@ fill_batch(const cer_loader *l, cer_batch *b, worker *w)
     cer_float_leave(&before);
 }
 
-static uint32_t
-mix_rows(const mix *m)
+static bool
+is_drawn(const cer_loader *l, const mix *m)
 {
-    return (uint32_t)m->cut.rows;
+    bool drawn = false;
+
+    for (size_t i = 0; i < m->n_parts; i++)
+        drawn = drawn || l->parts[m->parts[i]].sums != NULL;
+    return drawn;
 }
 
 /* Takes a mix's order; the state of `held` excludes other threads. */
@@ -370,10 +374,10 @@ take_order(const cer_loader *l, held_order *held, const mix *m)
     cer_order_key key = {.seed = l->options.seed,
                          .epoch = l->epoch,
                          .mix = m->parts[0],
-                         .n = mix_rows(m)};
+                         .n = (uint32_t)m->cut.rows};
     cer_status status;
 
-    if (l->draws) {
+    if (is_drawn(l, m)) {
         draws = cer_calloc(m->n_parts, sizeof *draws);
         if (draws == NULL)
             return CER_NOMEM;
@@ -691,8 +695,8 @@ make_room(cer_loader *l, size_t n_mixes, size_t n_parts, cer_error *err)
     return CER_OK;
 }
 
-/* Copies a mix's parts that have rows to `numbers`, and counts its rows; returns
- * the end of what it has written. */
+/* Copies a mix's parts that have rows to `numbers`, and counts its rows;
+ * returns the end of what it has written. */
 static uint32_t *
 lay_out_mix(const cer_loader *l, const cer_mix *given, mix *m,
             uint32_t *numbers)
@@ -1096,13 +1100,20 @@ take_parts(cer_loader *l, const cer_part *parts, size_t n, cer_error *err)
         status = check_part(&parts[i], i, l->options.draw_across, err);
         if (status == CER_OK &&
             !cer_add_size(l->all_rows, parts[i].count, &l->all_rows))
-            status = cer_fail(err, CER_INVALID, "the shards have too many rows");
+            status =
+                cer_fail(err, CER_INVALID, "the shards have too many rows");
         if (status != CER_OK)
             break;
         l->parts[i] = parts[i];
         cer_shard_retain(parts[i].shard);
         l->n_parts++;
         l->draws = l->draws || parts[i].sums != NULL;
+    }
+    for (size_t i = 0; status == CER_OK && l->draws && i < n; i++) {
+        if (l->options.draw_across && l->parts[i].sums == NULL &&
+            l->parts[i].count != 0)
+            status = cer_fail(err, CER_INVALID,
+                              "shard %zu has no weights, but others have", i);
     }
     return status;
 }

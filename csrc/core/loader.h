@@ -60,8 +60,9 @@ typedef struct cer_load_options {
     uint64_t seed;
     bool shuffle;
     bool drop_last; /* full batches only; the rest of a mix is left out */
-    /* The parts' sums are one array, from which a mix of all parts, or of one,
-     * is drawn as a whole; otherwise each part is drawn within itself. */
+    /* If any part has sums, all have, in one array, from which a mix of all
+     * parts, or of one, is drawn as a whole; otherwise each part is drawn
+     * within itself. */
     bool draw_across;
     uint32_t threads;
     cer_orders *orders; /* shared with other loaders; NULL: its own */

@@ -43,8 +43,8 @@ cer_orders_retain(cer_orders *orders)
 void
 cer_orders_release(cer_orders *orders)
 {
-    if (orders == NULL || atomic_fetch_sub_explicit(&orders->users, 1,
-                                                    memory_order_acq_rel) != 1)
+    if (orders == NULL ||
+        atomic_fetch_sub_explicit(&orders->users, 1, memory_order_acq_rel) != 1)
         return;
     for (size_t i = 0; i < orders->n_kept; i++)
         cer_order_release(orders->kept[i]);
@@ -56,9 +56,23 @@ cer_orders_release(cer_orders *orders)
 void
 cer_order_release(cer_order *order)
 {
-    if (order != NULL && atomic_fetch_sub_explicit(&order->users, 1,
-                                                   memory_order_acq_rel) == 1)
+    if (order != NULL &&
+        atomic_fetch_sub_explicit(&order->users, 1, memory_order_acq_rel) == 1)
         cer_free(order);
+}
+
+static void
+draw_part(const cer_order_key *key, const cer_draw_part *p, uint32_t *rows)
+{
+    cer_rng rng;
+
+    if (p->sums == NULL) {
+        for (uint32_t k = 0; k < p->n; k++)
+            rows[k] = k;
+        return;
+    }
+    cer_rng_seed(&rng, key->seed, CER_RNG_DRAWS, key->epoch, p->part);
+    cer_rng_draw(&rng, p->before, p->sums, rows, p->n);
 }
 
 /* Draws within each part; then the parts' draws are mixed. */
@@ -71,8 +85,7 @@ draw(const cer_order_key *key, uint32_t *rows)
     for (size_t i = 0; i < key->n_draws; i++) {
         const cer_draw_part *p = &key->draws[i];
 
-        cer_rng_seed(&rng, key->seed, CER_RNG_DRAWS, key->epoch, p->part);
-        cer_rng_draw(&rng, p->before, p->sums, rows + first, p->n);
+        draw_part(key, p, rows + first);
         for (uint32_t k = 0; first != 0 && k < p->n; k++)
             rows[first + k] += first;
         first += p->n;
@@ -178,8 +191,9 @@ cer_orders_take(cer_orders *orders, const cer_order_key *key, cer_order **out,
         *out = find_or_make(orders, key);
         pthread_mutex_unlock(&orders->lock);
     }
-    return *out != NULL
-               ? CER_OK
-               : cer_fail(err, CER_NOMEM, "out of memory for the order of %u "
-                          "rows", (unsigned)key->n);
+    return *out != NULL ? CER_OK
+                        : cer_fail(err, CER_NOMEM,
+                                   "out of memory for the order of %u "
+                                   "rows",
+                                   (unsigned)key->n);
 }

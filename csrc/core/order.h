@@ -1,5 +1,5 @@
-/* order.h -- the shuffled order of the rows of a mix, kept for those who need it
- * again.
+/* order.h -- the shuffled order of the rows of a mix, kept for those who need
+ * it again.
  *
  * A mix is some parts of a view (shards), whose rows are shuffled together: all
  * of them in one permutation. Rows of a mix are numbered through its parts. The
@@ -30,7 +30,7 @@ typedef struct cer_order {
 } cer_order;
 
 /* Rows drawn by weight. `sums` has running sums of the weights, as for
- * cer_rng_draw. */
+ * cer_rng_draw; NULL, among several parts: each row once. */
 typedef struct cer_draw_part {
     const uint64_t *sums;
     uint64_t before; /* the sum before the first */

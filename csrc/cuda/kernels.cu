@@ -64,27 +64,89 @@ find_place(const cer_tiling &t, const tile &here, uint32_t local, place *p)
     return local < here.count && p->row < t.n_rows;
 }
 
+/* --- where rows are ------------------------------------------------------- */
+
+/* The place of row i of the batch: x its number in part y. */
+INLINE uint2
+place_of(const cer_kernel_source &from, uint64_t i)
+{
+    return __ldg((const uint2 *)from.places + i);
+}
+
+INLINE const uint8_t *
+row_at(const cer_kernel_source &from, uint64_t i, uint64_t row_bytes)
+{
+    if (from.contiguous)
+        return from.src + i * row_bytes;
+    const uint2 at = place_of(from, i);
+
+    return from.parts[at.y].src + at.x * row_bytes;
+}
+
+/* The values of the part of ragged row i, and the row's two offsets in them. */
+INLINE const uint8_t *
+things_of(const cer_kernel_source &from, uint64_t i, const int64_t **offset)
+{
+    if (from.contiguous) {
+        *offset = from.offsets + i;
+        return from.src;
+    }
+    const uint2 at = place_of(from, i);
+
+    *offset = from.parts[at.y].offsets + at.x;
+    return from.parts[at.y].src;
+}
+
 /* --- rows as they are ----------------------------------------------------- */
 
+/* The same for one row per stride. The loads do not wait for each other. */
+INLINE void
+rows_at(const cer_kernel_source &from, const place *p, uint64_t row_bytes,
+        const uint8_t **src)
+{
+    uint2 at[STRIDES];
+
+    if (from.contiguous) {
+#pragma unroll
+        for (uint32_t k = 0; k < STRIDES; k++)
+            src[k] = from.src + p[k].row * row_bytes;
+        return;
+    }
+#pragma unroll
+    for (uint32_t k = 0; k < STRIDES; k++)
+        at[k] = place_of(from, p[k].row);
+#pragma unroll
+    for (uint32_t k = 0; k < STRIDES; k++)
+        src[k] = from.parts[at[k].y].src + at[k].x * row_bytes;
+}
+
+/* A thread beyond the end reads the tile's first item, so that its loads need
+ * no branches, and writes nothing. */
 template <typename vector>
 INLINE void
 copy_rows(const cer_rows_args &a)
 {
     const tile here = this_tile(a.tiling);
+    const uint8_t *src[STRIDES];
+    bool there[STRIDES];
     vector moved[STRIDES];
-    place p;
+    place p[STRIDES];
 
 #pragma unroll
-    for (uint32_t k = 0; k < STRIDES; k++)
-        if (find_place(a.tiling, here, threadIdx.x + k * CER_KERNEL_THREADS,
-                       &p))
-            moved[k] = __ldg(
-                (const vector *)(a.src + a.rows[p.row] * a.row_bytes) + p.item);
+    for (uint32_t k = 0; k < STRIDES; k++) {
+        there[k] = find_place(a.tiling, here,
+                              threadIdx.x + k * CER_KERNEL_THREADS, &p[k]);
+        p[k].row = there[k] ? p[k].row : here.first_row;
+        p[k].item = there[k] ? p[k].item : here.first_item;
+    }
+    rows_at(a.from, p, a.row_bytes, src);
 #pragma unroll
     for (uint32_t k = 0; k < STRIDES; k++)
-        if (find_place(a.tiling, here, threadIdx.x + k * CER_KERNEL_THREADS,
-                       &p))
-            ((vector *)(a.dst + p.row * a.row_bytes))[p.item] = moved[k];
+        moved[k] = __ldg((const vector *)src[k] + p[k].item);
+#pragma unroll
+    for (uint32_t k = 0; k < STRIDES; k++)
+        if (there[k])
+            ((vector *)(a.dst + p[k].row * a.row_bytes))[p[k].item] = moved[k];
 }
 
 /* --- groups of values ----------------------------------------------------- */
@@ -226,7 +288,7 @@ convert_rows(const cer_values_args &a)
         const uint32_t first = p.item * CER_KERNEL_GROUP;
         const uint32_t rest = a.elements - first;
         const uint8_t *src =
-            a.src + a.rows[p.row] * a.row_bytes + (uint64_t)first * v.in_bytes;
+            row_at(a.from, p.row, a.row_bytes) + (uint64_t)first * v.in_bytes;
 
         if (a.aligned) {
             read_whole(&g, src, v.in_bytes);
@@ -250,9 +312,16 @@ INLINE void
 draw_slots(const cer_image_args &a, const tile &here, cer_drawn *drawn)
 {
     const uint64_t row = here.first_row + threadIdx.x;
+    uint64_t number = 0;
 
-    if (threadIdx.x < a.tiling.rows && row < a.tiling.n_rows)
-        cer_draw_moves(&a, a.numbers[row], &drawn[threadIdx.x]);
+    if (threadIdx.x >= a.tiling.rows || row >= a.tiling.n_rows)
+        return;
+    if (a.draws) {
+        const uint2 at = place_of(a.from, row);
+
+        number = a.from.parts[at.y].first_row + at.x;
+    }
+    cer_draw_moves(&a, number, &drawn[threadIdx.x]);
 }
 
 /* Computes a group of values, of one channel or of any pixels and channels:
@@ -297,7 +366,7 @@ put_planes(const cer_image_args &a, const uint8_t *table, const place &p,
     const uint32_t first = (p.item - y * a.by_line.divisor) * CER_KERNEL_GROUP;
     const uint32_t rest = a.out[1] - first;
     const uint64_t plane = (uint64_t)a.out[0] * a.out[1];
-    const uint8_t *src = a.src + a.rows[p.row] * a.row_bytes;
+    const uint8_t *src = row_at(a.from, p.row, a.row_bytes);
     uint8_t *dst =
         a.dst + (p.row * plane * a.channels + (uint64_t)y * a.out[1] + first) *
                     v.out_bytes;
@@ -328,7 +397,7 @@ put_pixels(const cer_image_args &a, const uint8_t *table, const place &p,
     const cer_kernel_values &v = a.values;
     const uint32_t elements = a.out[0] * a.out[1] * a.channels;
     const uint32_t first = p.item * CER_KERNEL_GROUP, rest = elements - first;
-    const uint8_t *src = a.src + a.rows[p.row] * a.row_bytes;
+    const uint8_t *src = row_at(a.from, p.row, a.row_bytes);
     uint32_t from[CER_KERNEL_GROUP], fill[CER_KERNEL_GROUP];
     uint32_t pixel = cer_divide(v.by_channels, first);
     group g;
@@ -443,9 +512,10 @@ pad_rows(const cer_ragged_args &a)
                         threadIdx.x + stride * CER_KERNEL_THREADS, &p))
             continue;
         const uint32_t first = p.item * CER_KERNEL_GROUP;
-        const uint32_t row = a.rows[p.row];
-        const int64_t start = a.offsets[row];
-        const uint64_t all = (uint64_t)(a.offsets[(uint64_t)row + 1] - start);
+        const int64_t *offset;
+        const uint8_t *src = things_of(a.from, p.row, &offset);
+        const int64_t start = offset[0];
+        const uint64_t all = (uint64_t)(offset[1] - start);
         const uint32_t things = a.max_length != 0 && all > a.max_length
                                     ? a.max_length
                                     : (uint32_t)all;
@@ -455,7 +525,7 @@ pad_rows(const cer_ragged_args &a)
         put_mask(a, p.row, first, things);
         if (first < a.length * a.per_thing)
             put_things<mode>(a, table, p.row, first, things,
-                             a.src + (uint64_t)start * a.thing_bytes);
+                             src + (uint64_t)start * a.thing_bytes);
     }
 }
 

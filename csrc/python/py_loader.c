@@ -193,12 +193,12 @@ PyDoc_STRVAR(
     "An iterator of batches of shuffled rows, reused for many passes.\n\n"
     "`parts` has a pair (ShardReader, rows) per shard of the view: rows\n"
     "are (start, stop) or a uint32 array, which is copied if it is\n"
-    "mutable. A third item, uint64 running sums of weights, has as many\n"
-    "rows drawn by them, with replacement: from each shard or, with\n"
-    "`draw_across`, from all, whose sums are then slices of one array. `plan` "
-    "comes from\n"
-    "cerebro.transforms.compile. Loaders share the orders of rows in `orders`, "
-    "an Orders. begin()\n"
+    "mutable. Two more items, uint64 running sums of weights and the sum\n"
+    "before them, have as many rows drawn by the weights, with\n"
+    "replacement: from each shard or, with `draw_across`, from all, whose\n"
+    "sums are then slices of one array that nobody can change. `plan`\n"
+    "comes from cerebro.transforms.compile.\n"
+    "Loaders share the orders of rows in `orders`, an Orders. begin()\n"
     "starts a pass; iterating yields dicts of the framework's tensors.\n"
     "With a Depot, they are in its device's memory. Shards are resident\n"
     "there up to the depot's limit ('auto') or while memory lasts\n"
@@ -227,9 +227,9 @@ static PyObject *
 loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {
-        "parts",     "plan",    "batch_size", "seed",  "shuffle",   "drop_last",
-        "framework", "threads", "first_rows", "depot", "residence",
-        "orders",    "draw_across", NULL};
+        "parts",     "plan",      "batch_size",  "seed",       "shuffle",
+        "drop_last", "framework", "threads",     "first_rows", "depot",
+        "residence", "orders",    "draw_across", NULL};
     arguments a = {.first_rows = NULL};
     PyObject *framework = NULL, *seed_arg = NULL, *none = NULL;
     PyObject *depot = Py_None, *orders = Py_None;
@@ -277,8 +277,8 @@ loader_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         .threads = (uint32_t)threads,
     };
     if (orders != Py_None &&
-        (a.options.orders = py_orders_get(core_state_of((PyObject *)self),
-                                          orders)) == NULL)
+        (a.options.orders =
+             py_orders_get(core_state_of((PyObject *)self), orders)) == NULL)
         goto failed;
     if (self->framework_name == NULL || none == NULL || set_up(self, &a) < 0)
         goto failed;
@@ -349,8 +349,8 @@ static int
 read_mix(PyObject *mix, uint32_t *parts)
 {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(mix); i++) {
-        Py_ssize_t shard = PyNumber_AsSsize_t(PyTuple_GET_ITEM(mix, i),
-                                              PyExc_OverflowError);
+        Py_ssize_t shard =
+            PyNumber_AsSsize_t(PyTuple_GET_ITEM(mix, i), PyExc_OverflowError);
 
         if (shard == -1 && PyErr_Occurred())
             return -1;
@@ -382,8 +382,7 @@ read_tuples(PyObject *tuples, mixes *out)
     for (size_t i = 0; i < out->n; i++) {
         PyObject *mix = PyTuple_GET_ITEM(tuples, (Py_ssize_t)i);
 
-        out->all[i] =
-            (cer_mix){out->parts + n, (size_t)PyTuple_GET_SIZE(mix)};
+        out->all[i] = (cer_mix){out->parts + n, (size_t)PyTuple_GET_SIZE(mix)};
         if (read_mix(mix, out->parts + n) < 0)
             return -1;
         n += out->all[i].n;
@@ -430,13 +429,14 @@ read_mixes(PyObject *iterables, mixes *out)
     return result;
 }
 
-PyDoc_STRVAR(begin_doc,
-             "begin($self, mixes, epoch, start=0, count=None)\n--\n\n"
-             "Start a pass over mixes: sequences of ascending shard numbers.\n\n"
-             "The rows of a mix are shuffled together and cut into batches of\n"
-             "even sizes. Skips the first `start` batches of the pass and\n"
-             "gives at most `count`. Drops the rest of the previous pass;\n"
-             "batches already returned stay valid.");
+PyDoc_STRVAR(
+    begin_doc,
+    "begin($self, mixes, epoch, start=0, count=None)\n--\n\n"
+    "Start a pass over mixes: sequences of ascending shard numbers.\n\n"
+    "The rows of a mix are shuffled together and cut into batches of\n"
+    "even sizes. Skips the first `start` batches of the pass and\n"
+    "gives at most `count`. Drops the rest of the previous pass;\n"
+    "batches already returned stay valid.");
 
 static PyObject *
 loader_begin(PyObject *object, PyObject *args, PyObject *kwargs)

@@ -22,7 +22,8 @@ int py_plan_read(PyObject *column, py_plan *out);
 void py_plans_free(py_plan *plans, Py_ssize_t n);
 
 /* Reads (ShardReader, rows), with the running sums of the weights and the sum
- * before them if there are weights; arrays are added to the list `keep`. 0, or -1 with an exception. */
+ * before them if there are weights; arrays are added to the list `keep`. 0, or
+ * -1 with an exception. */
 int py_part_read(core_state *state, PyObject *part, PyObject *keep,
                  cer_part *out);
 

@@ -23,7 +23,8 @@ typedef struct test_case {
     size_t n_ops;
     double mean[MAX_CHANNELS], std[MAX_CHANNELS];
     uint32_t rows[MAX_ROWS];
-    uint32_t *numbers; /* of the rows, for random operations; NULL: rows */
+    uint32_t *numbers; /* of the rows, which are contiguous; NULL: `rows`, of
+                          the column */
     size_t n_rows;
     size_t skew; /* values before the first one written */
     cer_row_key key;
@@ -260,8 +261,9 @@ streamed_case(const test_case *c, const cer_transform *t)
     if (c->column.ragged) {
         s.offsets = room((c->n_rows + 1) * sizeof *s.offsets);
         s.column.offsets = s.offsets;
-        cer_transform_gather_ragged(t, values, bytes, s.offsets, c->column.data,
-                                    c->offsets, c->rows, c->n_rows);
+        cer_transform_gather_ragged(t, values, 0, bytes, s.offsets,
+                                    c->column.data, c->offsets, c->rows,
+                                    c->n_rows);
         CHECK_EQ_INT(s.offsets[c->n_rows] * (int64_t)row_bytes, bytes);
     }
     return s;
@@ -274,6 +276,88 @@ free_streamed_case(const test_case *s)
     free(s->numbers);
     if (s->column.ragged)
         free(s->offsets);
+}
+
+/* --- parts ---------------------------------------------------------------- */
+
+enum { PART_ROWS = 7, MAX_PARTS = 3 }; /* at most 20 rows in a column */
+
+/* The column of a case in several parts, in descending order, each in memory of
+ * its exact size on CER_ALIGNMENT; of contiguous rows, only their places. */
+typedef struct split {
+    size_t n;
+    cer_kernel_part parts[MAX_PARTS];
+    size_t bytes[MAX_PARTS], rows[MAX_PARTS]; /* of src; of offsets */
+    cer_row_place *places;
+    void *memory[2 * MAX_PARTS];
+} split;
+
+static inline void *
+aligned_room(size_t bytes)
+{
+    void *block = cer_aligned_alloc(bytes == 0 ? 1 : bytes);
+
+    if (block == NULL)
+        abort();
+    return block;
+}
+
+static inline void
+split_part(const test_case *c, split *s, size_t part, size_t first)
+{
+    const cer_column *col = &c->column;
+    size_t end = first + PART_ROWS, from = first, to;
+    cer_kernel_part *p = &s->parts[part];
+    int64_t *offsets = NULL;
+    uint8_t *src;
+
+    end = end < c->column_rows ? end : c->column_rows;
+    to = end;
+    s->rows[part] = end - first;
+    if (col->ragged) {
+        from = (size_t)c->offsets[first];
+        to = (size_t)c->offsets[end];
+        offsets = room((end - first + 1) * sizeof *offsets);
+        for (size_t i = 0; i <= end - first; i++)
+            offsets[i] = c->offsets[first + i] - c->offsets[first];
+    }
+    s->bytes[part] = (to - from) * col->row_bytes;
+    src = aligned_room(s->bytes[part]);
+    if (s->bytes[part] != 0)
+        memcpy(src, col->data + from * col->row_bytes, s->bytes[part]);
+    s->memory[2 * part] = src;
+    s->memory[2 * part + 1] = offsets;
+    p->src = src;
+    p->offsets = offsets;
+}
+
+static inline void
+split_case(const test_case *c, split *s)
+{
+    const uint32_t *numbers = c->numbers == NULL ? c->rows : c->numbers;
+
+    *s = (split){.n = MAX_PARTS};
+    s->places = aligned_room(c->n_rows * sizeof *s->places);
+    for (size_t i = 0; i < c->n_rows; i++)
+        s->places[i] = (cer_row_place){numbers[i] % PART_ROWS,
+                                       MAX_PARTS - 1 - numbers[i] / PART_ROWS};
+    for (size_t i = 0; i < MAX_PARTS; i++) {
+        size_t part = MAX_PARTS - 1 - i;
+
+        s->parts[part].first_row = c->key.first_row + i * PART_ROWS;
+        if (c->numbers == NULL && i * PART_ROWS < c->column_rows)
+            split_part(c, s, part, i * PART_ROWS);
+    }
+}
+
+static inline void
+free_split(split *s)
+{
+    for (size_t i = 0; i < MAX_PARTS; i++) {
+        cer_aligned_free(s->memory[2 * i]);
+        free(s->memory[2 * i + 1]);
+    }
+    cer_aligned_free(s->places);
 }
 
 /* --- results ------------------------------------------------------- */
@@ -407,8 +491,8 @@ typedef struct way {
     maker make;
 } way;
 
-/* From the whole column, and from only the batch's rows. False: the kernels do
- * not support the chain. */
+/* From the column in parts, and from only the batch's rows. False: the kernels
+ * do not support the chain. */
 static inline bool
 check_case(const test_case *c, int number, const way *ways, size_t n_ways,
            bool *seen)

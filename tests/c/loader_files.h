@@ -112,4 +112,24 @@ release_parts(const cer_part parts[LOADER_SHARDS])
         cer_shard_release(parts[i].shard);
 }
 
+/* One mix for each of these parts. */
+static inline const cer_mix *
+mixes_of(const uint32_t *visits, size_t n, cer_mix mixes[8])
+{
+    for (size_t i = 0; i < n; i++)
+        mixes[i] = (cer_mix){&visits[i], 1};
+    return mixes;
+}
+
+/* Begins a pass over parts one after the other. */
+static inline cer_status
+begin_parts(cer_loader *loader, const uint32_t *visits, size_t n,
+            uint64_t epoch, cer_error *err)
+{
+    cer_mix mixes[8];
+
+    return cer_loader_begin(loader, mixes_of(visits, n, mixes), n, epoch, 0,
+                            SIZE_MAX, err);
+}
+
 #endif

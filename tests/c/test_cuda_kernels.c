@@ -74,6 +74,25 @@ upload_marked(const void *from, size_t bytes)
     return block;
 }
 
+/* Uploads the parts of a case; returns the table of them. */
+static cer_device_block
+upload_parts(const split *s, cer_device_block blocks[2 * MAX_PARTS])
+{
+    cer_kernel_part parts[MAX_PARTS];
+
+    memcpy(parts, s->parts, sizeof parts);
+    for (size_t i = 0; i < MAX_PARTS; i++) {
+        const int64_t *offsets = s->parts[i].offsets;
+
+        blocks[2 * i] = upload(s->parts[i].src, s->bytes[i]);
+        blocks[2 * i + 1] = upload(
+            offsets, offsets == NULL ? 0 : (s->rows[i] + 1) * sizeof *offsets);
+        parts[i].src = blocks[2 * i].data;
+        parts[i].offsets = blocks[2 * i + 1].data;
+    }
+    return upload(parts, sizeof parts);
+}
+
 static batch
 make_on_device(const cer_kernel_plan *plan, const cer_transform *t,
                const test_case *c, size_t length, bool *seen)
@@ -87,35 +106,43 @@ make_on_device(const cer_kernel_plan *plan, const cer_transform *t,
     size_t n_values =
         col->ragged ? (size_t)c->offsets[c->column_rows] : c->column_rows;
     const void *constants = cer_kernel_plan_constants(plan, &n_constants);
-    cer_device_block in =
-        upload(col->data - skew, skew + n_values * col->row_bytes);
+    const bool contiguous = c->numbers != NULL;
+    cer_device_block in = upload(
+        col->data - skew, contiguous ? skew + n_values * col->row_bytes : 0);
     cer_device_block offsets =
-        upload(c->offsets,
-               col->ragged ? (c->column_rows + 1) * sizeof *c->offsets : 0);
-    cer_device_block rows = upload(c->rows, c->n_rows * sizeof *c->rows);
-    cer_device_block numbers = upload(
-        c->numbers, c->numbers == NULL ? 0 : c->n_rows * sizeof *c->numbers);
+        upload(c->offsets, contiguous && col->ragged
+                               ? (c->column_rows + 1) * sizeof *c->offsets
+                               : 0);
+    cer_device_block blocks[2 * MAX_PARTS], parts, places;
     cer_device_block fixed = upload(constants, n_constants);
     cer_device_block values =
         upload_marked(b.values, out_skew + things * type->bytes);
     cer_device_block mask = upload_marked(b.mask, things);
     cer_device_block lengths =
         upload_marked(b.lengths, c->n_rows * sizeof *b.lengths);
-    const cer_kernel_batch io = {.src = (uint8_t *)in.data +
-                                        (in.data == NULL ? 0 : skew),
-                                 .offsets = offsets.data,
-                                 .rows = rows.data,
-                                 .numbers = numbers.data,
-                                 .constants = fixed.data,
-                                 .dst = (uint8_t *)values.data + out_skew,
-                                 .mask = mask.data,
-                                 .lengths = lengths.data,
-                                 .length = length,
-                                 .n_rows = c->n_rows,
-                                 .key = c->key};
+    cer_kernel_batch io = {.from = {.src = in.data,
+                                    .offsets = offsets.data,
+                                    .contiguous = contiguous},
+                           .constants = fixed.data,
+                           .dst = (uint8_t *)values.data + out_skew,
+                           .mask = mask.data,
+                           .lengths = lengths.data,
+                           .length = length,
+                           .n_rows = c->n_rows,
+                           .seed = c->key.seed,
+                           .epoch = c->key.epoch};
     cer_kernel_call call;
     cer_error err = {0};
+    split s;
 
+    split_case(c, &s);
+    parts = upload_parts(&s, blocks);
+    places = upload(s.places, c->n_rows * sizeof *s.places);
+    free_split(&s);
+    if (in.data != NULL)
+        io.from.src += skew;
+    io.from.parts = parts.data;
+    io.from.places = places.data;
     need(cer_kernel_plan_batch(plan, &io, &call, &err), &err);
     if (cer_kernel_blocks(call.kernel, &call.args) != 0)
         seen[call.kernel] = true;
@@ -124,8 +151,10 @@ make_on_device(const cer_kernel_plan *plan, const cer_transform *t,
     fetch(b.mask, &mask, things);
     fetch(b.lengths, &lengths, c->n_rows * sizeof *b.lengths);
     cer_device_free(device, &fixed);
-    cer_device_free(device, &numbers);
-    cer_device_free(device, &rows);
+    for (size_t i = 0; i < 2 * MAX_PARTS; i++)
+        cer_device_free(device, &blocks[i]);
+    cer_device_free(device, &parts);
+    cer_device_free(device, &places);
     cer_device_free(device, &offsets);
     cer_device_free(device, &in);
     return b;
@@ -181,17 +210,18 @@ conversions_are_those_of_the_cpu(void)
 }
 
 /* Row widths around those of vectors and tiles, with more rows than fit in a
- * block, from all over a large column. */
+ * block, from all over a large column, in two parts that overlap. */
 static void
 rows_of_every_width(void)
 {
     static const size_t widths[] = {
         1,   2,   3,    4,    8,    12,   16,    48,    100,   156,
         511, 512, 1024, 4096, 4100, 8176, 16384, 16400, 32768, 150528};
-    enum { COLUMN = 4000000, SELECTED = 700 };
+    enum { COLUMN = 4000000, SELECTED = 700, SECOND = 1 << 20 };
     uint8_t *column = room(COLUMN);
-    uint32_t rows[SELECTED];
-    cer_device_block in, selected;
+    cer_row_place places[SELECTED];
+    cer_device_block in, selected, table;
+    cer_kernel_part parts[2] = {{.src = NULL}};
     cer_rng rng;
 
     open_device();
@@ -199,6 +229,9 @@ rows_of_every_width(void)
     for (size_t i = 0; i < COLUMN; i++)
         column[i] = (uint8_t)cer_rng_next(&rng);
     in = upload(column, COLUMN);
+    parts[0].src = in.data;
+    parts[1].src = (uint8_t *)in.data + SECOND;
+    table = upload(parts, sizeof parts);
     for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
         size_t width = widths[i], n = SELECTED, bytes;
         uint8_t *expected, *got, *marks;
@@ -212,14 +245,18 @@ rows_of_every_width(void)
         got = room(bytes);
         marks = calloc(1, bytes);
         for (size_t k = 0; k < n; k++) {
-            rows[k] = (uint32_t)below(&rng, COLUMN / width);
-            memcpy(expected + k * width, column + rows[k] * width, width);
+            size_t part = below(&rng, 2), first = part * SECOND;
+            size_t row = below(&rng, (COLUMN - first) / width);
+
+            places[k] = (cer_row_place){(uint32_t)row, (uint32_t)part};
+            memcpy(expected + k * width, column + first + row * width, width);
         }
-        selected = upload(rows, n * sizeof *rows);
+        selected = upload(places, n * sizeof *places);
         out = upload_marked(marks, bytes);
-        need(cer_kernel_rows(out.data, in.data, width, selected.data, n, &call,
-                             &err),
-             &err);
+        const cer_kernel_source from = {.parts = table.data,
+                                        .places = selected.data};
+
+        need(cer_kernel_rows(out.data, &from, width, n, &call, &err), &err);
         need(cer_kernel_launch(device, &call, NULL, &err), &err);
         fetch(got, &out, bytes);
         CHECK(memcmp(got, expected, bytes) == 0);
@@ -228,6 +265,7 @@ rows_of_every_width(void)
         free(got);
         free(expected);
     }
+    cer_device_free(device, &table);
     cer_device_free(device, &in);
     free(column);
     close_device();

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
+#include "kernels.h"
 #include "lazy_device.h"
 #include "loader_files.h"
 
@@ -15,6 +16,20 @@ enum { PLENTY = 64 << 20 };
 
 static const double means[3] = {1, 2, 3}, stds[3] = {2, 3, 4};
 static const uint32_t visits[] = {1, 2, 0};
+static const uint32_t numbers[] = {0, 1, 2, 0, 2};
+
+/* The mixes of a pass: each part alone; all parts; two and one; two that share
+ * a part. */
+enum { MIXINGS = 4 };
+static const struct {
+    cer_mix mixes[3];
+    size_t n;
+} mixings[MIXINGS] = {
+    {{{visits, 1}, {visits + 1, 1}, {visits + 2, 1}}, 3},
+    {{{numbers, 3}}, 1},
+    {{{numbers + 1, 2}, {numbers, 1}}, 2},
+    {{{numbers + 1, 2}, {numbers + 3, 2}}, 2},
+};
 
 /* --- chains --------------------------------------------------------------- */
 
@@ -138,6 +153,7 @@ typedef struct setting {
     size_t limit;
     size_t start;
     uint64_t epochs;
+    int mixing;
 } setting;
 
 typedef struct scene {
@@ -243,18 +259,30 @@ run_batch(scene *s, const setting *set, bool *more, cer_error *err)
 }
 
 static cer_status
+begin_device(cer_device_loader *loader, const uint32_t *numbered, size_t n,
+             uint64_t epoch, cer_error *err)
+{
+    cer_mix mixes[8];
+
+    return cer_device_loader_begin(loader, mixes_of(numbered, n, mixes), n,
+                                   epoch, 0, SIZE_MAX, err);
+}
+
+static cer_status
 run_passes(scene *s, const setting *set, cer_error *err)
 {
+    const cer_mix *mixes = mixings[set->mixing].mixes;
+    size_t n = mixings[set->mixing].n;
     cer_status status = CER_OK;
 
     for (uint64_t epoch = 0; status == CER_OK && epoch < set->epochs; epoch++) {
         bool more = true;
 
-        status = cer_device_loader_begin(s->loader, visits, 3, epoch,
-                                         set->start, err);
+        status = cer_device_loader_begin(s->loader, mixes, n, epoch, set->start,
+                                         SIZE_MAX, err);
         if (status == CER_OK)
-            status = cer_loader_begin(s->expected, visits, 3, epoch, set->start,
-                                      err);
+            status = cer_loader_begin(s->expected, mixes, n, epoch, set->start,
+                                      SIZE_MAX, err);
         if (status != CER_OK)
             break;
         CHECK_EQ_INT(cer_loader_batches(cer_device_loader_plan(s->loader)),
@@ -279,7 +307,8 @@ check_setting(const setting *set, uint32_t seed, unsigned eager)
         fprintf(stderr, "chains %d: %s\n", set->chains, err.message);
     }
     CHECK(s.batches != 0 || set->load.drop_last);
-    if (set->limit != 0) /* chain 7 has one column for a kernel, which fits */
+    if (set->limit != 0 &&
+        set->mixing == 0) /* chain 7 has one column for a kernel, which fits */
         CHECK(s.resident > 0 &&
               (s.resident < LOADER_SHARDS || set->chains == 7));
     CHECK_EQ_INT(s.device.syncs, 0);
@@ -360,7 +389,7 @@ batches_of_no_bytes(void)
         if (cer_depot_new(&s.device.base, &s.depot, &err) != CER_OK ||
             cer_device_loader_new(s.depot, ways[way / 2], &part, 1, &column, 1,
                                   &options, &s.loader, &err) != CER_OK ||
-            cer_device_loader_begin(s.loader, &visit, 1, 0, 0, &err) != CER_OK)
+            begin_device(s.loader, &visit, 1, 0, &err) != CER_OK)
             CHECK_EQ_STR(err.message, "");
         while (cer_device_loader_next(s.loader, NULL, &b, &err) == CER_OK &&
                b != NULL) {
@@ -406,6 +435,24 @@ every_option_of_a_pass(void)
     }
 }
 
+/* Rows of several parts in a batch, resident or streamed. */
+static void
+rows_of_mixed_parts(void)
+{
+    for (int chain = 0; chain < CHAINS; chain++) {
+        for (int way = 0; way < 3 * MIXINGS; way++) {
+            setting set = any_setting(chain, way % 3);
+
+            set.mixing = way / 3;
+            set.known = way % 2 == 0;
+            set.load.threads = way % 5 < 2 ? 0 : 2;
+            set.load.batch_size = 3 + (size_t)way;
+            set.start = (size_t)(way % 4);
+            check_setting(&set, (uint32_t)(chain * 100 + way), 2);
+        }
+    }
+}
+
 /* Streamed rows are transformed by a kernel if that does not shrink them, else
  * on the host. */
 static void
@@ -445,8 +492,8 @@ raw_bytes_of(const cer_batch *b)
 
     for (size_t i = 0; i < n; i++)
         things += (size_t)lengths[i];
-    return on_alignment(n * sizeof(uint32_t)) + /* its row numbers */
-           on_alignment(n * sizeof(int64_t)) +  /* id */
+    return on_alignment(n * sizeof(cer_row_place)) +
+           on_alignment(n * sizeof(int64_t)) + /* id */
            on_alignment(n * 3 * sizeof(float)) + on_alignment(n * IMG_BYTES) +
            on_alignment(things * sizeof(int32_t)) +
            on_alignment((n + 1) * sizeof(int64_t));
@@ -467,11 +514,12 @@ bytes_that_cross(void)
         lazy_init(&s.device, 1, 0, PLENTY);
         CHECK_EQ_INT(open_scene(&s, &set, &err), CER_OK);
         before = s.device.brought;
+        /* the parts' first rows, for random crops, are uploaded once */
+        expected = 4 * LOADER_SHARDS * sizeof(cer_kernel_part);
         CHECK_EQ_INT(run_passes(&s, &set, &err), CER_OK);
         for (uint64_t epoch = 0; epoch < set.epochs; epoch++) {
-            CHECK_EQ_INT(
-                cer_loader_begin(s.expected, visits, 3, epoch, 0, &err),
-                CER_OK);
+            CHECK_EQ_INT(begin_parts(s.expected, visits, 3, epoch, &err),
+                         CER_OK);
             while (cer_loader_next(s.expected, &b, &err) == CER_OK &&
                    b != NULL) {
                 expected += raw_bytes_of(b);
@@ -491,8 +539,8 @@ open_plain(scene *s, setting set)
 
     lazy_init(&s->device, 7, 0, PLENTY);
     if (open_scene(s, &set, &err) != CER_OK ||
-        cer_device_loader_begin(s->loader, visits, 3, 0, 0, &err) != CER_OK ||
-        cer_loader_begin(s->expected, visits, 3, 0, 0, &err) != CER_OK) {
+        begin_device(s->loader, visits, 3, 0, &err) != CER_OK ||
+        begin_parts(s->expected, visits, 3, 0, &err) != CER_OK) {
         fprintf(stderr, "%s\n", err.message);
         abort();
     }
@@ -518,11 +566,8 @@ pinned_memory_is_made_when_a_pass_begins(void)
             while (more)
                 CHECK_EQ_INT(run_batch(&s, &set, &more, &err), CER_OK);
             CHECK_EQ_INT(s.device.pinned, made);
-            CHECK_EQ_INT(
-                cer_device_loader_begin(s.loader, visits, 3, 1, 0, &err),
-                CER_OK);
-            CHECK_EQ_INT(cer_loader_begin(s.expected, visits, 3, 1, 0, &err),
-                         CER_OK);
+            CHECK_EQ_INT(begin_device(s.loader, visits, 3, 1, &err), CER_OK);
+            CHECK_EQ_INT(begin_parts(s.expected, visits, 3, 1, &err), CER_OK);
         }
         close_scene(&s);
     }
@@ -542,10 +587,8 @@ more_streams_than_are_remembered(void)
         set.known = (way & 2) != 0;
         lazy_init(&s.device, 3, 0, PLENTY);
         CHECK_EQ_INT(open_scene(&s, &set, &err), CER_OK);
-        CHECK_EQ_INT(cer_device_loader_begin(s.loader, visits, 3, 0, 0, &err),
-                     CER_OK);
-        CHECK_EQ_INT(cer_loader_begin(s.expected, visits, 3, 0, 0, &err),
-                     CER_OK);
+        CHECK_EQ_INT(begin_device(s.loader, visits, 3, 0, &err), CER_OK);
+        CHECK_EQ_INT(begin_parts(s.expected, visits, 3, 0, &err), CER_OK);
         for (;;) {
             CHECK_EQ_INT(cer_device_loader_next(
                              s.loader,
@@ -664,8 +707,7 @@ kept_batches_never_hang(void)
             if (i % 2 == 0)
                 cer_owner_release(&kept[i]->owner);
         }
-        CHECK_EQ_INT(cer_device_loader_begin(s.loader, visits, 3, 1, 0, &err),
-                     CER_OK);
+        CHECK_EQ_INT(begin_device(s.loader, visits, 3, 1, &err), CER_OK);
         CHECK(cer_device_loader_buffers(s.loader) <= n / 2 + 4);
         cer_device_loader_close(s.loader);
         lazy_finish(&s.device);
@@ -804,6 +846,106 @@ shards_that_do_not_fit_are_streamed(void)
     }
 }
 
+/* All parts of a mix are resident, or none that another one does not need. */
+static void
+a_mix_is_resident_as_a_whole(void)
+{
+    size_t bytes[LOADER_SHARDS];
+    struct {
+        int mixing;
+        size_t limit, resident;
+    } cases[12];
+    size_t n = 0;
+
+    for (int i = 0; i < LOADER_SHARDS; i++)
+        bytes[i] = bytes_of_shard(parts[i].shard);
+    for (int mixing = 1; mixing < MIXINGS; mixing++) {
+        size_t all = bytes[0] + bytes[1] + bytes[2];
+
+        cases[n].mixing = mixing;
+        cases[n].limit = all;
+        cases[n++].resident = 3;
+        cases[n].mixing = mixing;
+        cases[n].limit = all - 1; /* the first mix is of parts 1 and 2 */
+        cases[n++].resident = mixing == 1 ? 0 : 2;
+        cases[n].mixing = mixing;
+        cases[n].limit = bytes[1] + bytes[2] - 1;
+        cases[n++].resident = 0;
+    }
+    for (size_t i = 0; i < n; i++) {
+        setting set = plain_setting(8, CER_RESIDENT_AUTO);
+        scene s = {.depot = NULL};
+        cer_error err = {0};
+
+        set.mixing = cases[i].mixing;
+        set.limit = cases[i].limit;
+        set.epochs = 3;
+        lazy_init(&s.device, 5, 2, PLENTY);
+        CHECK_EQ_INT(open_scene(&s, &set, &err), CER_OK);
+        CHECK_EQ_INT(run_passes(&s, &set, &err), CER_OK);
+        CHECK_EQ_INT(s.resident, cases[i].resident);
+        CHECK(cer_depot_resident_bytes(s.depot) <= set.limit);
+        CHECK_EQ_INT(
+            strstr(cer_device_loader_note(s.loader), "may be resident") != NULL,
+            cases[i].resident < 3);
+        lazy_finish(&s.device);
+        CHECK(s.device.compared != 0);
+        close_scene(&s);
+    }
+}
+
+/* The bytes that a pass over some parts brings, without those of its batches,
+ * whose results are compared later. */
+static size_t
+brought_by(scene *s, const cer_mix *mix, uint64_t epoch)
+{
+    size_t before = s->device.brought, brought;
+    setting set = plain_setting(8, CER_RESIDENT_AUTO);
+    cer_error err = {0};
+    bool more = true;
+
+    CHECK_EQ_INT(
+        cer_device_loader_begin(s->loader, mix, 1, epoch, 0, SIZE_MAX, &err),
+        CER_OK);
+    CHECK_EQ_INT(
+        cer_loader_begin(s->expected, mix, 1, epoch, 0, SIZE_MAX, &err),
+        CER_OK);
+    brought = s->device.brought - before;
+    while (more)
+        CHECK_EQ_INT(run_batch(s, &set, &more, &err), CER_OK);
+    return brought;
+}
+
+/* Kernels of earlier passes, which the device runs late, read the old table. */
+static void
+the_table_of_parts_is_brought_when_it_changes(void)
+{
+    const size_t table = 4 * LOADER_SHARDS * sizeof(cer_kernel_part);
+    const cer_mix first = {numbers, 2}, second = {numbers + 1, 2};
+    size_t bytes[LOADER_SHARDS];
+
+    for (int i = 0; i < LOADER_SHARDS; i++)
+        bytes[i] = bytes_of_shard(parts[i].shard);
+    for (uint32_t seed = 0; seed < 4; seed++) {
+        setting set = plain_setting(8, CER_RESIDENT_AUTO);
+        scene s = {.depot = NULL};
+        cer_error err = {0};
+
+        lazy_init(&s.device, seed, 0, PLENTY);
+        CHECK_EQ_INT(open_scene(&s, &set, &err), CER_OK);
+        CHECK_EQ_INT(brought_by(&s, &first, 0), bytes[0] + bytes[1] + table);
+        CHECK_EQ_INT(brought_by(&s, &first, 1), 0);
+        CHECK_EQ_INT(brought_by(&s, &second, 2), bytes[2] + table);
+        CHECK_EQ_INT(brought_by(&s, &first, 3), 0);
+        CHECK_EQ_INT(brought_by(&s, &second, 4), 0);
+        CHECK_EQ_INT(brought_by(&s, &mixings[1].mixes[0], 5), 0);
+        CHECK_EQ_INT(s.device.syncs, 0);
+        lazy_finish(&s.device);
+        CHECK(s.device.compared != 0);
+        close_scene(&s);
+    }
+}
+
 /* The device is short of memory: unused shards are freed for those a pass uses.
  */
 static void
@@ -821,10 +963,8 @@ shards_make_way_for_each_other(void)
         uint32_t part = turn % 2;
         cer_batch *b, *e;
 
-        CHECK_EQ_INT(cer_device_loader_begin(s.loader, &part, 1, turn, 0, &err),
-                     CER_OK);
-        CHECK_EQ_INT(cer_loader_begin(s.expected, &part, 1, turn, 0, &err),
-                     CER_OK);
+        CHECK_EQ_INT(begin_device(s.loader, &part, 1, turn, &err), CER_OK);
+        CHECK_EQ_INT(begin_parts(s.expected, &part, 1, turn, &err), CER_OK);
         CHECK_EQ_INT(cer_device_loader_resident(s.loader), 1);
         while ((b = take(&s, s.streams[0])) != NULL) {
             CHECK_EQ_INT(cer_loader_next(s.expected, &e, &err), CER_OK);
@@ -856,7 +996,7 @@ a_column_is_there_once(void)
                                        LOADER_SHARDS, s.chains.columns, 4,
                                        &set.load, &other, &err),
                  CER_OK);
-    CHECK_EQ_INT(cer_device_loader_begin(other, visits, 3, 4, 0, &err), CER_OK);
+    CHECK_EQ_INT(begin_device(other, visits, 3, 4, &err), CER_OK);
     CHECK_EQ_INT(cer_device_loader_resident(other), 3);
     CHECK_EQ_INT(cer_depot_resident_bytes(s.depot), bytes);
     CHECK_EQ_INT(cer_device_held(&s.device.base, CER_USE_SHARDS), live);
@@ -882,8 +1022,7 @@ out_of_memory_says_what_is_held(void)
     set.load.batch_size = 2;
     lazy_init(&s.device, 5, 0, 32768);
     CHECK_EQ_INT(open_scene(&s, &set, &err), CER_OK);
-    CHECK_EQ_INT(cer_device_loader_begin(s.loader, visits, 3, 0, 0, &err),
-                 CER_OK);
+    CHECK_EQ_INT(begin_device(s.loader, visits, 3, 0, &err), CER_OK);
     while ((status = cer_device_loader_next(s.loader, NULL, &b, &err)) ==
                CER_OK &&
            b != NULL)
@@ -938,10 +1077,13 @@ copies_of_tensors(void)
 static void
 every_call_fails_in_turn(void)
 {
-    for (int way = 0; way < 5; way++) {
-        setting set = way < 3 ? any_setting(way == 2 ? 6 : 2, way % 2)
-                              : any_setting(8, way - 2);
+    for (int way = 0; way < 7; way++) {
+        setting set = way < 3   ? any_setting(way == 2 ? 6 : 2, way % 2)
+                      : way < 5 ? any_setting(8, way - 2)
+                                : any_setting(8, way - 5);
         bool reached = true;
+
+        set.mixing = way < 5 ? 0 : way - 4;
 
         set.epochs = 1;
         set.known = way == 0;
@@ -1008,8 +1150,7 @@ a_forked_child_is_told(void)
         bool told =
             cer_device_loader_next(s.loader, NULL, &b, &err) == CER_INVALID &&
             strstr(err.message, "fork") != NULL &&
-            cer_device_loader_begin(s.loader, visits, 1, 0, 0, &err) ==
-                CER_INVALID;
+            begin_device(s.loader, visits, 1, 0, &err) == CER_INVALID;
 
         cer_device_loader_free(s.loader);
         _exit(told ? 0 : 1);
@@ -1027,15 +1168,13 @@ bad_arguments_are_told(void)
     cer_batch *b;
 
     open_plain(&s, plain_setting(0, CER_RESIDENT_AUTO));
-    CHECK_EQ_INT(cer_device_loader_begin(s.loader, none, 2, 0, 0, &err),
-                 CER_INVALID);
+    CHECK_EQ_INT(begin_device(s.loader, none, 2, 0, &err), CER_INVALID);
     CHECK(strstr(err.message, "no shard 9") != NULL);
     CHECK_EQ_INT(cer_device_loader_next(s.loader, NULL, &b, &err), CER_OK);
     CHECK(b == NULL);
     cer_device_loader_close(s.loader);
     cer_device_loader_close(s.loader);
-    CHECK_EQ_INT(cer_device_loader_begin(s.loader, visits, 3, 0, 0, &err),
-                 CER_INVALID);
+    CHECK_EQ_INT(begin_device(s.loader, visits, 3, 0, &err), CER_INVALID);
     CHECK_EQ_INT(cer_device_loader_next(s.loader, NULL, &b, &err), CER_OK);
     CHECK(b == NULL);
     close_scene(&s);
@@ -1054,15 +1193,17 @@ clean_up(void)
 }
 
 CHECK_MAIN(prepare, batches_of_no_bytes, bits_are_the_cpus,
-           every_option_of_a_pass, streamed_rows_come_as_they_are,
-           bytes_that_cross, pinned_memory_is_made_when_a_pass_begins,
+           every_option_of_a_pass, rows_of_mixed_parts,
+           streamed_rows_come_as_they_are, bytes_that_cross,
+           pinned_memory_is_made_when_a_pass_begins,
            more_streams_than_are_remembered, consumers_without_order,
            default_streams_of_threads, kept_batches_never_hang,
            a_batch_outlives_loader_and_depot,
            nothing_is_put_on_a_captured_stream,
            a_stream_that_is_captured_later_ends_no_pass,
-           shards_that_do_not_fit_are_streamed, shards_make_way_for_each_other,
-           a_column_is_there_once, out_of_memory_says_what_is_held,
-           copies_of_tensors, every_call_fails_in_turn,
-           a_failure_ends_one_pass_only, a_forked_child_is_told,
-           bad_arguments_are_told, clean_up)
+           shards_that_do_not_fit_are_streamed, a_mix_is_resident_as_a_whole,
+           the_table_of_parts_is_brought_when_it_changes,
+           shards_make_way_for_each_other, a_column_is_there_once,
+           out_of_memory_says_what_is_held, copies_of_tensors,
+           every_call_fails_in_turn, a_failure_ends_one_pass_only,
+           a_forked_child_is_told, bad_arguments_are_told, clean_up)

@@ -15,26 +15,33 @@ make_by_kernel(const cer_kernel_plan *plan, const cer_transform *t,
 {
     const cer_row_type *type = cer_transform_output(t);
     batch b = new_batch(type, c, length);
-    uint32_t *rows = room(c->n_rows * sizeof *rows);
     size_t bytes;
     const void *constants = cer_kernel_plan_constants(plan, &bytes);
     uint8_t *copied = cer_aligned_alloc(bytes + 1);
-    const cer_kernel_batch io = {.src = c->column.data,
-                                 .offsets = c->offsets,
-                                 .rows = rows,
-                                 .numbers = c->numbers,
-                                 .constants = copied,
-                                 .dst = b.values +
-                                        c->skew * cer_dtype_size(type->dtype),
-                                 .mask = b.mask,
-                                 .lengths = b.lengths,
-                                 .length = length,
-                                 .n_rows = c->n_rows,
-                                 .key = c->key};
+    const bool contiguous = c->numbers != NULL;
+    split s;
+    cer_kernel_batch io = {.from = {.contiguous = contiguous},
+                           .constants = copied,
+                           .dst =
+                               b.values + c->skew * cer_dtype_size(type->dtype),
+                           .mask = b.mask,
+                           .lengths = b.lengths,
+                           .length = length,
+                           .n_rows = c->n_rows,
+                           .seed = c->key.seed,
+                           .epoch = c->key.epoch};
     cer_kernel_call call;
     cer_error err = {0};
 
-    memcpy(rows, c->rows, c->n_rows * sizeof *rows);
+    split_case(c, &s);
+    if (contiguous) {
+        io.from.src = c->column.data;
+        io.from.offsets = c->offsets;
+    }
+    if (!contiguous || cer_transform_draws(t)) {
+        io.from.parts = s.parts;
+        io.from.places = s.places;
+    }
     if (bytes != 0)
         memcpy(copied, constants, bytes);
     if (cer_kernel_plan_batch(plan, &io, &call, &err) != CER_OK) {
@@ -46,7 +53,7 @@ make_by_kernel(const cer_kernel_plan *plan, const cer_transform *t,
         run(&call);
     }
     cer_aligned_free(copied);
-    free(rows);
+    free_split(&s);
     return b;
 }
 
@@ -169,26 +176,27 @@ the_ptx_has_every_kernel(void)
 static void
 large_batches_are_counted_right(void)
 {
+    static const cer_kernel_source from = {.contiguous = 0}; /* not read */
     cer_kernel_call call;
     cer_error err = {0};
     void *at = (void *)(uintptr_t)CER_ALIGNMENT; /* not read */
 
     /* 2 GiB - 16 bytes per row, 131072 tiles each. */
-    CHECK_EQ_INT(cer_kernel_rows(at, at, 0x7ffffff0, at, 100, &call, &err),
+    CHECK_EQ_INT(cer_kernel_rows(at, &from, 0x7ffffff0, 100, &call, &err),
                  CER_OK);
     CHECK_EQ_INT(call.kernel, CER_KERNEL_ROWS_16);
     CHECK_EQ_INT(cer_kernel_blocks(call.kernel, &call.args), 13107200);
-    CHECK_EQ_INT(cer_kernel_rows(at, at, 0x7ffffff0, at, 100000, &call, &err),
+    CHECK_EQ_INT(cer_kernel_rows(at, &from, 0x7ffffff0, 100000, &call, &err),
                  CER_INVALID);
     CHECK_EQ_STR(err.message, "a batch is larger than a kernel supports");
-    CHECK_EQ_INT(cer_kernel_rows(at, at, (size_t)1 << 36, at, 1, &call, &err),
+    CHECK_EQ_INT(cer_kernel_rows(at, &from, (size_t)1 << 36, 1, &call, &err),
                  CER_INVALID);
     /* Short rows share a block: 64 of 16 vectors. */
-    CHECK_EQ_INT(cer_kernel_rows(at, at, 256, at, 129, &call, &err), CER_OK);
+    CHECK_EQ_INT(cer_kernel_rows(at, &from, 256, 129, &call, &err), CER_OK);
     CHECK_EQ_INT(cer_kernel_blocks(call.kernel, &call.args), 3);
-    CHECK_EQ_INT(cer_kernel_rows(at, at, 256, at, 0, &call, &err), CER_OK);
+    CHECK_EQ_INT(cer_kernel_rows(at, &from, 256, 0, &call, &err), CER_OK);
     CHECK_EQ_INT(cer_kernel_blocks(call.kernel, &call.args), 0);
-    CHECK_EQ_INT(cer_kernel_rows(at, at, 0, at, 5, &call, &err), CER_OK);
+    CHECK_EQ_INT(cer_kernel_rows(at, &from, 0, 5, &call, &err), CER_OK);
     CHECK_EQ_INT(cer_kernel_blocks(call.kernel, &call.args), 0);
 }
 
@@ -196,19 +204,24 @@ large_batches_are_counted_right(void)
 static void
 a_launch_copies_rows(void)
 {
-    static const uint32_t rows[] = {2, 0, 2};
-    static const uint16_t from[3][3] = {{1, 2, 3}, {4, 5, 6}, {7, 8, 9}};
+    _Alignas(8) static const cer_row_place places[] = {{1, 1}, {0, 0}, {1, 1}};
+    _Alignas(CER_ALIGNMENT) static const uint16_t first[1][3] = {{1, 2, 3}};
+    _Alignas(CER_ALIGNMENT) static const uint16_t second[2][3] = {{4, 5, 6},
+                                                                  {7, 8, 9}};
+    const cer_kernel_part in[] = {{.src = (const uint8_t *)first},
+                                  {.src = (const uint8_t *)second}};
+    const cer_kernel_source from = {.parts = in, .places = places};
     uint16_t to[3][3] = {{0}};
     cer_device *device;
     cer_kernel_call call;
 
     CHECK_EQ_INT(cer_device_host_new(&device, NULL), CER_OK);
-    CHECK_EQ_INT(
-        cer_kernel_rows(to, from, sizeof from[0], rows, 3, &call, NULL),
-        CER_OK);
+    CHECK_EQ_INT(cer_kernel_rows(to, &from, sizeof to[0], 3, &call, NULL),
+                 CER_OK);
     CHECK_EQ_INT(cer_kernel_launch(device, &call, NULL, NULL), CER_OK);
-    for (int i = 0; i < 3; i++)
-        CHECK(memcmp(to[i], from[rows[i]], sizeof to[i]) == 0);
+    CHECK(memcmp(to[0], second[1], sizeof to[0]) == 0);
+    CHECK(memcmp(to[1], first[0], sizeof to[1]) == 0);
+    CHECK(memcmp(to[2], second[1], sizeof to[2]) == 0);
     cer_device_release(device);
 }
 

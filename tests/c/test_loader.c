@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 
 #include "check.h"
+#include "cut.h"
 #include "loader_files.h"
 #include "rng.h"
 #include "thread.h"
@@ -97,89 +98,329 @@ collect(cer_loader *loader, int64_t ids[LOADER_ROWS], size_t sizes[64],
     return n;
 }
 
+/* --- the definition of a pass ----------------------------------------------
+ */
+
+/* What a pass should contain. */
+typedef struct wanted_pass {
+    int64_t ids[2 * LOADER_ROWS];
+    size_t ends[2 * LOADER_ROWS]; /* of the batches */
+    size_t n_rows, n_batches;
+} wanted_pass;
+
+/* The rows of a mix in the order of the pass, before batches sort them by
+ * part. */
 static void
-batches_are_counted(void)
+order_of(const cer_part *parts, const cer_mix *m, const cer_load_options *o,
+         uint64_t epoch, uint32_t *order)
 {
-    CHECK_EQ_INT(cer_loader_count(0, 4, false), 0);
-    CHECK_EQ_INT(cer_loader_count(1, 4, false), 1);
-    CHECK_EQ_INT(cer_loader_count(4, 4, false), 1);
-    CHECK_EQ_INT(cer_loader_count(5, 4, false),
-                 1); /* one row joins the batch */
-    CHECK_EQ_INT(cer_loader_count(6, 4, false), 2);
-    CHECK_EQ_INT(cer_loader_count(9, 4, false), 2);
-    CHECK_EQ_INT(cer_loader_count(3, 1, false), 3);
-    CHECK_EQ_INT(cer_loader_count(1, 4, true), 0);
-    CHECK_EQ_INT(cer_loader_count(5, 4, true), 1);
-    CHECK_EQ_INT(cer_loader_count(7, 4, true), 1);
+    bool drawn = false;
+    uint32_t n = 0;
+    cer_rng rng;
+
+    for (size_t i = 0; i < m->n; i++) {
+        const cer_part *part = &parts[m->parts[i]];
+        uint32_t count = (uint32_t)part->count;
+
+        cer_rng_seed(&rng, o->seed, CER_RNG_DRAWS, epoch, m->parts[i]);
+        for (uint32_t k = 0; k < count; k++)
+            order[n + k] = k;
+        if (part->sums != NULL)
+            cer_rng_draw(&rng, 0, part->sums, order + n, count);
+        for (uint32_t k = 0; k < count; k++)
+            order[n + k] += n;
+        n += count;
+        drawn = drawn || part->sums != NULL;
+    }
+    if (m->n == 0 || (m->n == 1 && drawn))
+        return;
+    cer_rng_seed(&rng, o->seed, CER_RNG_ROWS, epoch, m->parts[0]);
+    cer_rng_shuffle(&rng, order, n);
 }
 
-/* The order of a pass follows its definition, with 0, 1, 2 and 5 threads. */
-static void
-check_pass(const cer_part *parts, cer_load_options options, uint64_t epoch,
-           size_t start)
+/* Row `row` of a mix, as its id, if it is in the mix's part `part`. */
+static bool
+is_in_part(const cer_part *parts, const cer_mix *m, size_t part, uint32_t row,
+           int64_t *id)
 {
-    static const uint32_t visits[] = {1, 2, 0};
-    int64_t expected[LOADER_ROWS], ids[LOADER_ROWS];
-    size_t sizes[64], n_batches, n = 0, skipped = 0, left = start;
-    cer_loader *loader = new_loader(parts, options);
+    size_t first = 0;
 
-    for (int i = 0; i < LOADER_SHARDS; i++) {
-        const cer_part *part = &parts[visits[i]];
-        uint32_t order[64];
-        size_t rows = part->count;
-        size_t batches =
-            cer_loader_count(rows, options.batch_size, options.drop_last);
-        size_t skip = left < batches ? left : batches;
-        cer_rng rng;
+    for (size_t i = 0; i < part; i++)
+        first += parts[m->parts[i]].count;
+    if (row < first || row >= first + parts[m->parts[part]].count)
+        return false;
+    *id = (int64_t)(parts[m->parts[part]].first_row + row - first);
+    return true;
+}
 
-        cer_rng_seed(&rng, options.seed,
-                     part->sums == NULL ? CER_RNG_ROWS : CER_RNG_DRAWS, epoch,
-                     visits[i]);
-        if (part->sums == NULL)
-            cer_rng_permute(&rng, order, (uint32_t)rows);
-        else
-            cer_rng_draw(&rng, part->sums, order, (uint32_t)rows);
-        if (options.drop_last)
-            rows = batches * options.batch_size;
-        left -= skip;
-        skipped = skip == batches ? rows : skip * options.batch_size;
-        for (size_t k = skipped; k < rows; k++)
-            expected[n++] =
-                (int64_t)(part->first_row + (options.shuffle ? order[k] : k));
+static void
+expect_mix(const cer_part *parts, const cer_mix *m, const cer_load_options *o,
+           uint64_t epoch, wanted_pass *e)
+{
+    uint32_t order[LOADER_ROWS];
+    cer_cut cut = {0, o->batch_size, o->drop_last};
+
+    for (size_t i = 0; i < m->n; i++)
+        cut.rows += parts[m->parts[i]].count;
+    for (uint32_t i = 0; i < cut.rows; i++)
+        order[i] = i;
+    if (o->shuffle)
+        order_of(parts, m, o, epoch, order);
+    for (size_t b = 0; b < cer_cut_count(&cut); b++) {
+        for (size_t part = 0; part < m->n; part++) {
+            for (size_t i = cer_cut_first(&cut, b);
+                 i < cer_cut_first(&cut, b + 1); i++)
+                e->n_rows +=
+                    is_in_part(parts, m, part, order[i], &e->ids[e->n_rows]);
+        }
+        e->ends[e->n_batches++] = e->n_rows;
     }
+}
+
+static void
+check_slice(cer_loader *loader, const cer_mix *mixes, size_t n_mixes,
+            uint64_t epoch, size_t start, size_t count, const wanted_pass *e)
+{
+    size_t first = start < e->n_batches ? start : e->n_batches;
+    size_t n_batches = e->n_batches - first, at, n, sizes[2 * LOADER_ROWS];
+    int64_t ids[2 * LOADER_ROWS];
+
+    n_batches = n_batches < count ? n_batches : count;
+    at = first == 0 ? 0 : e->ends[first - 1];
     CHECK_EQ_INT(
-        cer_loader_begin(loader, visits, LOADER_SHARDS, epoch, start, NULL),
+        cer_loader_begin(loader, mixes, n_mixes, epoch, start, count, NULL),
         CER_OK);
-    CHECK_EQ_INT(collect(loader, ids, sizes, &n_batches), n);
-    CHECK(memcmp(ids, expected, n * sizeof *ids) == 0);
+    CHECK_EQ_INT(cer_loader_batches(loader), n_batches);
+    CHECK_EQ_INT(cer_loader_rows(loader),
+                 n_batches == 0 ? 0 : e->ends[first + n_batches - 1] - at);
+    (void)collect(loader, ids, sizes, &n);
+    CHECK_EQ_INT(n, n_batches);
+    for (size_t i = 0; i < n; i++) {
+        size_t end = e->ends[first + i];
+
+        CHECK_EQ_INT(sizes[i], end - at);
+        CHECK(memcmp(ids + (at - (first == 0 ? 0 : e->ends[first - 1])),
+                     e->ids + at, (end - at) * sizeof *ids) == 0);
+        at = end;
+    }
     CHECK(next_batch(loader) == NULL);
+}
+
+/* The whole pass, and its slices. */
+static void
+check_pass(const cer_part *parts, cer_load_options options,
+           const cer_mix *mixes, size_t n, uint64_t epoch)
+{
+    cer_loader *loader = new_loader(parts, options);
+    wanted_pass e = {.n_rows = 0};
+
+    for (size_t i = 0; i < n; i++)
+        expect_mix(parts, &mixes[i], &options, epoch, &e);
+    check_slice(loader, mixes, n, epoch, 0, SIZE_MAX, &e);
+    for (size_t start = 0; start < e.n_batches + 2; start += 3) {
+        check_slice(loader, mixes, n, epoch, start, 3, &e);
+        check_slice(loader, mixes, n, epoch, start + 1, SIZE_MAX, &e);
+    }
+    check_slice(loader, mixes, n, epoch, 0, 0, &e);
     cer_loader_free(loader);
 }
+
+static const uint32_t numbers[] = {0, 1, 2, 0, 2};
+
+/* Lists of mixes; the third has rows of part 1 twice. */
+static const struct {
+    cer_mix mixes[3];
+    size_t n;
+} passes[] = {
+    {{{numbers + 1, 1}, {numbers + 2, 1}, {numbers, 1}}, 3},
+    {{{numbers, 3}}, 1},
+    {{{numbers, 2}, {numbers + 1, 2}}, 2},
+    {{{numbers + 3, 2}, {numbers + 1, 1}}, 2},
+    {{{numbers, 0}, {numbers + 1, 2}}, 2},
+};
 
 static void
 passes_follow_their_definition(void)
 {
     static const uint32_t threads[] = {0, 1, 2, 5};
-    static const size_t starts[] = {0, 1, 9, 10, 11, 16, 17, 1000};
-    static const size_t batch_sizes[] = {1, 2, 4, 11, 22, 100};
+    static const size_t batch_sizes[] = {1, 3, 4, 11, 22, 100};
     cer_part parts[LOADER_SHARDS];
     uint64_t sums[40];
+    size_t turn = 0;
 
     make_parts(parts);
     for (uint64_t i = 0; i < 40; i++)
         sums[i] = i % 3 == 0 ? i + 1 : (i / 3 + 1) * 3;
-    for (size_t i = 0; i < 4 * 8 * 6; i++) {
-        /* rows of one or two parts are drawn by weight */
-        parts[0].sums = i % 3 == 1 ? sums : NULL;
-        parts[1].sums = i % 4 == 2 ? sums : NULL;
-        cer_load_options options = {.batch_size = batch_sizes[i % 6],
-                                    .seed = i % 5,
-                                    .shuffle = i % 7 != 0,
-                                    .drop_last = i % 5 == 0,
-                                    .threads = threads[i / 6 % 4]};
+    for (size_t pass = 0; pass < 5; pass++) {
+        for (size_t i = 0; i < 4 * 6; i++, turn++) {
+            cer_load_options options = {.batch_size = batch_sizes[i % 6],
+                                        .seed = turn % 5,
+                                        .shuffle = turn % 7 != 0,
+                                        .drop_last = turn % 5 == 0,
+                                        .threads = threads[i / 6]};
 
-        check_pass(parts, options, i % 3, starts[i / 24]);
+            /* rows of no, one or two parts are drawn by weight */
+            parts[0].sums = turn % 3 == 1 ? sums : NULL;
+            parts[1].sums = turn % 4 == 2 ? sums : NULL;
+            check_pass(parts, options, passes[pass].mixes, passes[pass].n,
+                       turn % 3);
+        }
     }
+    release_parts(parts);
+}
+
+static int
+compare_ids(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+/* A mix of all parts has every row once, in batches that differ by one row, in
+ * another order in each epoch. */
+static void
+a_mix_has_every_row_once(void)
+{
+    cer_load_options options = {.batch_size = 12, .seed = 4, .shuffle = true};
+    int64_t ids[LOADER_ROWS], first[LOADER_ROWS];
+    cer_part parts[LOADER_SHARDS];
+    cer_loader *loader;
+    size_t sizes[64], n;
+
+    make_parts(parts);
+    loader = new_loader(parts, options);
+    for (uint64_t epoch = 0; epoch < 4; epoch++) {
+        CHECK_EQ_INT(cer_loader_begin(loader, passes[1].mixes, 1, epoch, 0,
+                                      SIZE_MAX, NULL),
+                     CER_OK);
+        CHECK_EQ_INT(collect(loader, ids, sizes, &n), LOADER_ROWS);
+        CHECK_EQ_INT(n, 5);
+        for (size_t i = 0; i < n; i++)
+            CHECK_EQ_INT(sizes[i], i < 4 ? 13 : 12);
+        if (epoch == 0)
+            memcpy(first, ids, sizeof first);
+        else
+            CHECK(memcmp(first, ids, sizeof first) != 0);
+        qsort(ids, LOADER_ROWS, sizeof *ids, compare_ids);
+        for (int64_t i = 0; i < LOADER_ROWS; i++)
+            CHECK_EQ_INT(ids[i], i);
+    }
+    cer_loader_free(loader);
+    release_parts(parts);
+}
+
+/* Drawn from one array, every mix is drawn as a whole. */
+static void
+rows_are_drawn_across_parts(void)
+{
+    cer_load_options options = {
+        .batch_size = 64, .shuffle = true, .draw_across = true};
+    uint64_t sums[LOADER_ROWS], total = 0;
+    int64_t ids[LOADER_ROWS];
+    uint32_t order[LOADER_ROWS];
+    cer_part parts[LOADER_SHARDS];
+    cer_loader *loader;
+    cer_error err = {0};
+    size_t sizes[64], n, rows;
+
+    make_parts(parts);
+    for (size_t i = 0; i < LOADER_ROWS; i++) /* 23 rows get half */
+        sums[i] = total += i < 23 ? 41 : i % 2 == 0 ? 46 : 0;
+    for (int i = 0; i < LOADER_SHARDS; i++) {
+        parts[i].sums = sums + parts[i].first_row;
+        parts[i].sum_before =
+            parts[i].first_row == 0 ? 0 : sums[parts[i].first_row - 1];
+    }
+    loader = new_loader(parts, options);
+    for (uint32_t pass = 0; pass < 3; pass++) { /* all parts, part 0, part 1 */
+        const cer_mix all = {numbers, 3}, one = {numbers + pass - 1, 1};
+        const cer_mix *mix = pass == 0 ? &all : &one;
+        size_t first = parts[mix->parts[0]].first_row;
+        cer_rng rng;
+
+        rows = pass == 0 ? LOADER_ROWS : parts[mix->parts[0]].count;
+        cer_rng_seed(&rng, 0, CER_RNG_DRAWS, 5, mix->parts[0]);
+        cer_rng_draw(&rng, first == 0 ? 0 : sums[first - 1], sums + first,
+                     order, (uint32_t)rows);
+        CHECK_EQ_INT(cer_loader_begin(loader, mix, 1, 5, 0, SIZE_MAX, &err),
+                     CER_OK);
+        CHECK_EQ_INT(collect(loader, ids, sizes, &n), rows);
+        CHECK_EQ_INT(n, 1);
+        qsort(ids, rows, sizeof *ids, compare_ids);
+        for (size_t i = 0; i < rows; i++) {
+            size_t same = 0, wanted = 0;
+
+            for (size_t k = 0; k < rows; k++) {
+                same += ids[k] == ids[i];
+                wanted += (int64_t)(first + order[k]) == ids[i];
+            }
+            CHECK_EQ_INT(same, wanted);
+            CHECK(ids[i] < 23 || ids[i] % 2 == 0); /* no weight of 0 */
+        }
+    }
+    /* parts 0 and 2 are not next to each other */
+    CHECK_EQ_INT(
+        cer_loader_begin(loader, passes[3].mixes, 1, 0, 0, SIZE_MAX, &err),
+        CER_INVALID);
+    CHECK_EQ_STR(err.message, "rows are drawn from all shards, or from one");
+    CHECK(next_batch(loader) == NULL);
+    cer_loader_free(loader);
+
+    parts[2].sums = NULL;
+    CHECK_EQ_INT(cer_loader_new(parts, LOADER_SHARDS, all_columns, 4, &options,
+                                &loader, &err),
+                 CER_INVALID);
+    CHECK_EQ_STR(err.message, "shard 2 has no weights, but others have");
+    for (size_t i = 0; i < LOADER_ROWS; i++)
+        sums[i] = 7;
+    parts[2].sums = sums + parts[2].first_row;
+    loader = new_loader(parts, options);
+    CHECK_EQ_INT(
+        cer_loader_begin(loader, &passes[0].mixes[0], 1, 0, 0, SIZE_MAX, &err),
+        CER_INVALID);
+    CHECK_EQ_STR(err.message, "all weights of the rows are 0");
+    cer_loader_free(loader);
+    release_parts(parts);
+}
+
+/* Loaders with other columns, batches and threads read one table. */
+static void
+loaders_share_orders(void)
+{
+    cer_load_options options = {.batch_size = 5, .seed = 1, .shuffle = true};
+    int64_t ids[LOADER_ROWS], other[LOADER_ROWS];
+    cer_part parts[LOADER_SHARDS];
+    cer_order_key key = {.seed = 1, .epoch = 2, .mix = 0, .n = LOADER_ROWS};
+    cer_loader *loader;
+    cer_order *order;
+    size_t sizes[64], n;
+
+    make_parts(parts);
+    CHECK_EQ_INT(cer_orders_new(&options.orders, NULL), CER_OK);
+    CHECK_EQ_INT(cer_orders_take(options.orders, &key, &order, NULL), CER_OK);
+    for (uint32_t threads = 0; threads < 3; threads++) {
+        options.threads = threads;
+        options.batch_size = 64; /* one batch, sorted by part */
+        loader = new_loader(parts, options);
+        CHECK_EQ_INT(
+            cer_loader_begin(loader, passes[1].mixes, 1, 2, 0, SIZE_MAX, NULL),
+            CER_OK);
+        (void)collect(loader, ids, sizes, &n);
+        for (uint32_t i = 0, at = 0; i < LOADER_ROWS; i++) {
+            if (order->rows[i] < 23)
+                CHECK_EQ_INT(ids[at++], order->rows[i]);
+        }
+        if (threads != 0)
+            CHECK(memcmp(ids, other, sizeof ids) == 0);
+        memcpy(other, ids, sizeof ids);
+        CHECK(atomic_load(&order->users) >= 2); /* kept, and this one */
+        cer_loader_free(loader);
+    }
+    CHECK_EQ_INT(atomic_load(&order->users), 2);
+    cer_orders_release(options.orders);
+    CHECK_EQ_INT(atomic_load(&order->users), 1);
+    cer_order_release(order);
     release_parts(parts);
 }
 
@@ -187,7 +428,7 @@ static void
 batch_sizes_of_a_pass(void)
 {
     static const uint32_t visits[] = {0, 2, 1};
-    static const size_t expected[] = {11, 12, 1, 11, 11, 11, 7};
+    static const size_t expected_sizes[] = {12, 11, 1, 10, 10, 10, 10};
     cer_part parts[LOADER_SHARDS];
     int64_t ids[LOADER_ROWS];
     size_t sizes[64], n;
@@ -195,10 +436,10 @@ batch_sizes_of_a_pass(void)
 
     make_parts(parts);
     loader = new_loader(parts, (cer_load_options){.batch_size = 11});
-    CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 0, 0, NULL), CER_OK);
+    CHECK_EQ_INT(begin_parts(loader, visits, 3, 0, NULL), CER_OK);
     (void)collect(loader, ids, sizes, &n);
     CHECK_EQ_INT(n, 7);
-    CHECK(memcmp(sizes, expected, sizeof expected) == 0);
+    CHECK(memcmp(sizes, expected_sizes, sizeof expected_sizes) == 0);
     cer_loader_free(loader);
     release_parts(parts);
 }
@@ -223,7 +464,7 @@ row_lists_and_ranges(void)
     parts[1].start = 10;
     parts[1].count = 3;
     loader = new_loader(parts, options);
-    CHECK_EQ_INT(cer_loader_begin(loader, visits, 2, 0, 0, NULL), CER_OK);
+    CHECK_EQ_INT(begin_parts(loader, visits, 2, 0, NULL), CER_OK);
     CHECK_EQ_INT(collect(loader, ids, sizes, &n), 8);
     CHECK(memcmp(ids, expected, sizeof expected) == 0);
     cer_loader_free(loader);
@@ -247,7 +488,6 @@ row_lists_and_ranges(void)
 static void
 a_loader_is_used_for_many_passes(void)
 {
-    static const uint32_t visits[] = {0, 1, 2, 1};
     cer_part parts[LOADER_SHARDS];
 
     make_parts(parts);
@@ -259,8 +499,9 @@ a_loader_is_used_for_many_passes(void)
         for (size_t i = 0; i < 300; i++) {
             cer_batch *b;
 
-            CHECK_EQ_INT(cer_loader_begin(loader, visits + i % 3, 1 + i % 2,
-                                          i % 4, 0, NULL),
+            CHECK_EQ_INT(cer_loader_begin(loader, passes[i % 5].mixes,
+                                          1 + i % 2, i % 4, i % 3, SIZE_MAX,
+                                          NULL),
                          CER_OK);
             for (size_t k = 0; k < i % 13; k++) {
                 if ((b = next_batch(loader)) == NULL)
@@ -297,7 +538,7 @@ batches_outlive_the_loader(void)
             parts, (cer_load_options){
                        .batch_size = 3, .shuffle = true, .threads = threads});
 
-        CHECK_EQ_INT(cer_loader_begin(loader, visits, 2, 0, 0, NULL), CER_OK);
+        CHECK_EQ_INT(begin_parts(loader, visits, 2, 0, NULL), CER_OK);
         for (int i = 0; i < 20; i++)
             kept[i] = next_batch(loader);
         for (int i = 0; i < 10; i++)
@@ -305,8 +546,7 @@ batches_outlive_the_loader(void)
         cer_loader_close(loader);
         cer_loader_close(loader);
         CHECK(next_batch(loader) == NULL);
-        CHECK_EQ_INT(cer_loader_begin(loader, visits, 2, 0, 0, NULL),
-                     CER_INVALID);
+        CHECK_EQ_INT(begin_parts(loader, visits, 2, 0, NULL), CER_INVALID);
         for (int i = 10; i < 20; i++)
             pthread_create(&releasers[i], NULL, release_later, kept[i]);
         cer_loader_free(loader);
@@ -330,7 +570,7 @@ shards_may_be_released_first(void)
     loader =
         new_loader(parts, (cer_load_options){.batch_size = 8, .threads = 1});
     release_parts(parts);
-    CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 0, 0, NULL), CER_OK);
+    CHECK_EQ_INT(begin_parts(loader, visits, 3, 0, NULL), CER_OK);
     CHECK_EQ_INT(collect(loader, ids, sizes, &n), LOADER_ROWS);
     cer_loader_free(loader);
 }
@@ -348,16 +588,15 @@ a_forked_child_is_told(void)
     make_parts(parts);
     loader =
         new_loader(parts, (cer_load_options){.batch_size = 4, .threads = 2});
-    CHECK_EQ_INT(cer_loader_begin(loader, visits, 1, 0, 0, NULL), CER_OK);
+    CHECK_EQ_INT(begin_parts(loader, visits, 1, 0, NULL), CER_OK);
     b = next_batch(loader);
     child = fork();
     if (child == 0) {
         cer_error err = {0};
         cer_batch *none;
-        bool told =
-            cer_loader_next(loader, &none, &err) == CER_INVALID &&
-            strstr(err.message, "after a fork") != NULL &&
-            cer_loader_begin(loader, visits, 1, 0, 0, &err) == CER_INVALID;
+        bool told = cer_loader_next(loader, &none, &err) == CER_INVALID &&
+                    strstr(err.message, "after a fork") != NULL &&
+                    begin_parts(loader, visits, 1, 0, &err) == CER_INVALID;
 
         cer_owner_release(&b->owner);
         cer_loader_free(loader);
@@ -429,7 +668,7 @@ counts_are_known_while_a_batch_is_filled(void)
     asked.loader = new_loader(
         parts, (cer_load_options){.batch_size = 4, .memory = &source});
     (void)alarm(60);
-    CHECK_EQ_INT(cer_loader_begin(asked.loader, visits, 1, 0, 0, NULL), CER_OK);
+    CHECK_EQ_INT(begin_parts(asked.loader, visits, 1, 0, NULL), CER_OK);
     while ((b = next_batch(asked.loader)) != NULL)
         cer_owner_release(&b->owner);
     (void)alarm(0);
@@ -456,7 +695,7 @@ a_column_may_have_another_source(void)
                  CER_OK);
     CHECK_EQ_INT(cer_loader_tensors(loader), 2);
     CHECK_EQ_STR(cer_loader_tensor_column(loader, 0), "t");
-    CHECK_EQ_INT(cer_loader_begin(loader, &visit, 1, 0, 0, NULL), CER_OK);
+    CHECK_EQ_INT(begin_parts(loader, &visit, 1, 0, NULL), CER_OK);
     b = next_batch(loader);
     for (size_t i = 0; i < b->n_rows; i++) {
         int64_t id = ((const int64_t *)b->tensors[1].data)[i];
@@ -492,7 +731,7 @@ scaled(const cer_part *parts, int mode, int mode_of_making, uint32_t threads,
                  CER_OK);
     CHECK_EQ_INT(fegetround(), mode_of_making);
     CHECK_EQ_INT(fesetround(FE_TONEAREST), 0); /* inherited by new threads */
-    CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 0, 0, NULL), CER_OK);
+    CHECK_EQ_INT(begin_parts(loader, visits, 3, 0, NULL), CER_OK);
     CHECK_EQ_INT(fesetround(mode), 0);
     while ((b = next_batch(loader)) != NULL) {
         for (int i = 0; i < 2; i++) {
@@ -559,7 +798,7 @@ without_threads_to_be_had_a_loader_goes_on(void)
 
     make_parts(parts);
     loader = new_loader(parts, options);
-    CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 5, 0, NULL), CER_OK);
+    CHECK_EQ_INT(begin_parts(loader, visits, 3, 5, NULL), CER_OK);
     n = collect(loader, expected, sizes, &n_batches);
     cer_loader_free(loader);
     options.threads = 3;
@@ -574,7 +813,7 @@ without_threads_to_be_had_a_loader_goes_on(void)
             CHECK_EQ_INT(
                 cer_thread_start(&thread, (void *(*)(void *))abort, NULL),
                 EAGAIN);
-        CHECK_EQ_INT(cer_loader_begin(loader, visits, 3, 5, 0, NULL), CER_OK);
+        CHECK_EQ_INT(begin_parts(loader, visits, 3, 5, NULL), CER_OK);
         CHECK_EQ_INT(collect(loader, ids, sizes, &n_batches), n);
         CHECK(memcmp(ids, expected, n * sizeof *ids) == 0);
     }
@@ -614,6 +853,8 @@ nonsense_is_refused(void)
     const cer_load_column padded = {.name = "id", .ops = &pad, .n_ops = 1};
     const cer_load_column last = {.name = "v", .channels_last = true};
     static const uint64_t zeros[40];
+    static const uint32_t pairs[] = {1, 0, 0};
+    const cer_mix descending = {pairs, 2}, twice = {pairs + 1, 2};
     cer_load_options good = {.batch_size = 4};
     cer_part parts[LOADER_SHARDS];
     uint32_t visit = 3;
@@ -637,12 +878,63 @@ nonsense_is_refused(void)
     check_refused(parts, 3, all_columns, 4, good, "shard 1: all weights are 0");
     parts[1].sums = NULL;
     loader = new_loader(parts, good);
-    CHECK_EQ_INT(cer_loader_begin(loader, &visit, 1, 0, 0, &err), CER_INVALID);
+    CHECK_EQ_INT(begin_parts(loader, &visit, 1, 0, &err), CER_INVALID);
     CHECK_EQ_STR(err.message, "no shard 3: there are 3");
+    CHECK(next_batch(loader) == NULL);
+    CHECK_EQ_INT(cer_loader_begin(loader, &descending, 1, 0, 0, SIZE_MAX, &err),
+                 CER_INVALID);
+    CHECK_EQ_STR(err.message, "the shards of a mix must be in ascending order");
+    CHECK_EQ_INT(cer_loader_begin(loader, &twice, 1, 0, 0, SIZE_MAX, &err),
+                 CER_INVALID);
     CHECK(next_batch(loader) == NULL);
     cer_loader_free(loader);
     cer_loader_free(NULL);
     release_parts(parts);
+}
+
+/* 2**32 rows are too many for one order, but not for two. The rows have no
+ * bytes. */
+static void
+orders_have_a_limit(void)
+{
+    static const size_t half = (size_t)1 << 31;
+    static const uint32_t visits[] = {0, 1};
+    const cer_load_column column = {.name = "x"};
+    cer_load_options options = {.batch_size = 1 << 16};
+    cer_column_spec spec = {.name = "x",
+                            .dtype = CER_F32,
+                            .n_dims = 1,
+                            .shape = {0},
+                            .file = "none.npy"};
+    cer_npy npy = {.dtype = CER_F32, .n_dims = 2, .shape = {half, 0}};
+    const cer_mix mix = {visits, 2};
+    cer_part parts[2] = {{.count = half}, {.count = half}};
+    cer_loader *loader = NULL;
+    cer_error err = {0};
+
+    spec.file_bytes = write_npy(spec.file, npy, "");
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ_INT(cer_shard_open(scratch_folder, half, &spec, 1,
+                                    &parts[i].shard, NULL),
+                     CER_OK);
+    for (size_t less = 0; less < 2; less++) {
+        parts[0].count = half - less;
+        CHECK_EQ_INT(
+            cer_loader_new(parts, 2, &column, 1, &options, &loader, &err),
+            CER_OK);
+        CHECK_EQ_INT(begin_parts(loader, visits, 2, 0, &err), CER_OK);
+        CHECK_EQ_INT(cer_loader_rows(loader), 2 * half - less);
+        CHECK_EQ_INT(cer_loader_batches(loader), 1 << 16);
+        CHECK_EQ_INT(cer_loader_begin(loader, &mix, 1, 0, 0, SIZE_MAX, &err),
+                     less == 0 ? CER_INVALID : CER_OK);
+        CHECK_EQ_INT(cer_loader_rows(loader), less == 0 ? 0 : 2 * half - less);
+        cer_loader_free(loader);
+    }
+    CHECK_EQ_STR(err.message,
+                 "4294967296 rows are too many to be shuffled together: use "
+                 "shuffle='shards'");
+    cer_shard_release(parts[0].shard);
+    cer_shard_release(parts[1].shard);
 }
 
 static void
@@ -664,11 +956,13 @@ tensors_have_names(void)
     release_parts(parts);
 }
 
-CHECK_MAIN(batches_are_counted, passes_follow_their_definition,
+CHECK_MAIN(passes_follow_their_definition, a_mix_has_every_row_once,
+           rows_are_drawn_across_parts, loaders_share_orders,
            batch_sizes_of_a_pass, row_lists_and_ranges,
            a_loader_is_used_for_many_passes, batches_outlive_the_loader,
            shards_may_be_released_first, a_forked_child_is_told,
            counts_are_known_while_a_batch_is_filled,
            bits_do_not_depend_on_the_mode_of_a_thread,
            without_threads_to_be_had_a_loader_goes_on, nonsense_is_refused,
-           a_column_may_have_another_source, tensors_have_names)
+           orders_have_a_limit, a_column_may_have_another_source,
+           tensors_have_names)

@@ -20,10 +20,11 @@ static const cer_load_column columns[] = {
 static cer_status
 run_pass(cer_device_loader *loader, uint64_t epoch, cer_error *err)
 {
-    static const uint32_t visits[] = {0, 1, 2};
+    static const uint32_t all[] = {0, 1, 2};
+    static const cer_mix mixes[] = {{all, 2}, {all + 2, 1}};
     cer_batch *b = NULL;
     cer_status status =
-        cer_device_loader_begin(loader, visits, 3, epoch, 0, err);
+        cer_device_loader_begin(loader, mixes, 2, epoch, 0, SIZE_MAX, err);
 
     while (status == CER_OK) {
         status = cer_device_loader_next(loader, NULL, &b, err);

@@ -28,7 +28,8 @@ static const cer_load_column columns[] = {
 static cer_status
 load(cer_error *err)
 {
-    static const uint32_t visits[] = {0, 1, 2};
+    static const uint32_t all[] = {0, 1, 2};
+    static const cer_mix mixes[] = {{all, 2}, {all, 1}, {all + 1, 2}};
     const cer_load_options options = {
         .batch_size = 16, .shuffle = true, .threads = threads};
     cer_loader *loader = NULL;
@@ -37,7 +38,7 @@ load(cer_error *err)
                                        &options, &loader, err);
 
     if (status == CER_OK)
-        status = cer_loader_begin(loader, visits, 3, 1, 0, err);
+        status = cer_loader_begin(loader, mixes, 3, 1, 0, SIZE_MAX, err);
     while (status == CER_OK) {
         status = cer_loader_next(loader, &b, err);
         if (b == NULL)

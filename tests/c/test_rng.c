@@ -83,7 +83,7 @@ draws_follow_their_definition(void)
         sums[n - 1] += total == 0;
         cer_rng_seed(&rng, n, CER_RNG_DRAWS, 3, 1);
         same = rng;
-        cer_rng_draw(&rng, sums, order, n);
+        cer_rng_draw(&rng, 0, sums, order, n);
         for (uint32_t i = 0; i < n; i++) {
             uint64_t at = cer_rng_below(&same, sums[n - 1]);
             uint32_t k = 0;
@@ -93,6 +93,43 @@ draws_follow_their_definition(void)
             CHECK_EQ_INT(order[i], k);
             CHECK(k == 0 || sums[k] != sums[k - 1]); /* no weight of 0 */
         }
+    }
+}
+
+/* A piece of running sums is drawn as if it were all. */
+static void
+draws_begin_at_a_sum(void)
+{
+    static const uint64_t whole[] = {7, 9, 10, 10, 16, 21};
+    static const uint64_t shifted[] = {1, 1, 7, 12};
+    uint32_t order[4], same[4];
+    cer_rng rng;
+
+    for (uint64_t seed = 0; seed < 50; seed++) {
+        cer_rng_seed(&rng, seed, CER_RNG_DRAWS, 0, 0);
+        cer_rng_draw(&rng, 9, whole + 2, order, 4);
+        cer_rng_seed(&rng, seed, CER_RNG_DRAWS, 0, 0);
+        cer_rng_draw(&rng, 0, shifted, same, 4);
+        CHECK(memcmp(order, same, sizeof order) == 0);
+    }
+}
+
+/* A permutation is a shuffle of 0..n-1; what is shuffled does not matter. */
+static void
+shuffles_move_what_is_there(void)
+{
+    uint32_t order[100], shuffled[100];
+    cer_rng rng;
+
+    for (uint32_t n = 0; n <= 100; n += 20) {
+        for (uint32_t i = 0; i < n; i++)
+            shuffled[i] = 1000 - i / 2;
+        cer_rng_seed(&rng, 3, CER_RNG_ROWS, n, 0);
+        cer_rng_permute(&rng, order, n);
+        cer_rng_seed(&rng, 3, CER_RNG_ROWS, n, 0);
+        cer_rng_shuffle(&rng, shuffled, n);
+        for (uint32_t i = 0; i < n; i++)
+            CHECK_EQ_INT(shuffled[i], 1000 - order[i] / 2);
     }
 }
 
@@ -107,7 +144,7 @@ draws_are_in_proportion(void)
 
     cer_rng_seed(&rng, 2, CER_RNG_DRAWS, 0, 0);
     for (int pass = 0; pass < 2500; pass++) {
-        cer_rng_draw(&rng, sums, order, 4);
+        cer_rng_draw(&rng, 0, sums, order, 4);
         for (int i = 0; i < 4; i++)
             counts[order[i]]++;
     }
@@ -190,7 +227,7 @@ vectors(void)
     for (int i = 0; i < 20; i++)
         CHECK_EQ_INT(order[i], permuted[i]);
     cer_rng_seed(&rng, 7, CER_RNG_DRAWS, 2, 3);
-    cer_rng_draw(&rng, sums, order, 8);
+    cer_rng_draw(&rng, 0, sums, order, 8);
     for (int i = 0; i < 8; i++)
         CHECK_EQ_INT(order[i], drawn[i]);
     for (uint32_t t = 0; t < 4; t++)
@@ -199,5 +236,6 @@ vectors(void)
 
 CHECK_MAIN(streams_are_keyed, permutations_are_permutations,
            permutations_are_uniform, draws_follow_their_definition,
+           draws_begin_at_a_sum, shuffles_move_what_is_there,
            draws_are_in_proportion, bounds_hold, trial_seeds_never_coincide,
            visits_go_round, vectors)

@@ -343,8 +343,8 @@ longer_rows_than_there_is_room_for_are_cut(void)
     CHECK(memcmp(mask, expected_mask, 4) == 0);
     CHECK(lengths[0] == 2 && lengths[1] == 2);
     CHECK(out[4] == -1 && mask[4] == 7 && lengths[2] == -1);
-    cer_transform_gather_ragged(t, (uint8_t *)raw, bytes, starts, column.data,
-                                after, rows, 2);
+    cer_transform_gather_ragged(t, (uint8_t *)raw, 0, bytes, starts,
+                                column.data, after, rows, 2);
     CHECK(raw[0] == 4 && raw[1] == 5 && raw[2] == 6 && raw[3] == -1);
     CHECK(starts[0] == 0 && starts[1] == 3 && starts[2] == 3);
     cer_transform_free(t);

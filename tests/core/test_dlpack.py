@@ -57,7 +57,7 @@ def loader(folder: Path, framework: str, batch_size: int = 4, **columns: Any) ->
         shuffle=False,
         framework=framework,
     )
-    made.begin([0], 0)
+    made.begin([[0]], 0)
     return made
 
 
@@ -239,13 +239,13 @@ def test_buffers_come_back(tmp_path: Path, framework: str) -> None:
     batches = list(made)  # does not hang
     assert len(batches) == 50
     assert made.buffers == 50
-    made.begin([0], 0)
+    made.begin([[0]], 0)
     first = np.asarray(batches[0]["x"]).copy()
     list(made)
     np.testing.assert_array_equal(np.asarray(batches[0]["x"]), first)
     del batches
     gc.collect()
-    made.begin([0], 0)
+    made.begin([[0]], 0)
     assert made.buffers <= 3
 
 
@@ -255,7 +255,7 @@ def test_a_view_keeps_the_buffer(tmp_path: Path) -> None:
     )
     view = next(made)["x"][1:, :1]
     for _ in range(3):
-        made.begin([0], 0)
+        made.begin([[0]], 0)
         for batch in made:
             batch["x"].zero_()
     del made, batch
@@ -354,7 +354,7 @@ def test_kept_until_the_interpreter_exits(tmp_path: Path, framework: str, dev: b
         for threads in (0, 2):
             loader = _core.Loader([(shard, (0, 200))], [{{"name": "x", "ops": []}}], batch_size=2,
                                   framework={framework!r}, threads=threads)
-            loader.begin([0], 0)
+            loader.begin([[0]], 0)
             kept.append([next(loader) for _ in range(50)])
             sys.modules[f"kept{{threads}}"] = (kept, loader)
         print("done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +25,15 @@ def test_a_seed_outside_64_bits(seed: int) -> None:
             function()
 
 
+def empty_loader() -> _core.Loader:
+    """A loader of one shard without rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(Path(folder) / "x.npy", np.zeros(0, np.int64))
+        files = {"x.npy": (Path(folder) / "x.npy").stat().st_size}
+        shard = _core.ShardReader(folder, 0, [("x", "int64", (), False, files)])
+        return _core.Loader([(shard, (0, 0))], [{"name": "x", "ops": []}], batch_size=1)
+
+
 def test_the_ends_of_the_range() -> None:
     assert _core.trial_seed(2**64 - 1, 2**32 - 1) != _core.trial_seed(2**64 - 1, 0)
     assert _core.trial_seed(np.int64(7), np.uint32(3)) == _core.trial_seed(7, 3)
@@ -31,6 +41,7 @@ def test_the_ends_of_the_range() -> None:
     assert _core.visit_order(2**32 - 1, 2**32 - 1, 3) == [0, 1, 2]
     assert _core.permutation(0, 0, "rows").tolist() == []
     assert _core.random_doubles(0, 0, "space") == []
+    empty_loader().begin([[0]], 2**64 - 1, 0, 2**64 - 1)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +56,10 @@ def test_the_ends_of_the_range() -> None:
         ("n", lambda: _core.random_doubles(-1, 0, "space")),
         ("a", lambda: _core.permutation(3, 0, "rows", a=-1)),
         ("b", lambda: _core.random_doubles(1, 0, "eval", b=2**64)),
+        ("epoch", lambda: empty_loader().begin([], -1)),
+        ("epoch", lambda: empty_loader().begin([], 2**64)),
+        ("count", lambda: empty_loader().begin([], 0, 0, -1)),
+        ("count", lambda: empty_loader().begin([], 0, 0, 2**64)),
         ("interval_ms", lambda: _core.BeatPage().start_beating(2**32 + 1)),
     ],
 )

@@ -351,7 +351,7 @@ def test_units_take_them(data: Any) -> None:
     results = []
     for device in ("cpu", "cuda"):
         loader = make_loader(data, 64, seed=5, device=device)
-        loader.begin([0, 2], 1)
+        loader.begin([[0, 2]], 1)
         results.append(_core.run_unit(loader, lambda batch: {"mean": batch["y"].double().mean()}))
     assert results[0].rows == results[1].rows
     assert results[0].batches == results[1].batches

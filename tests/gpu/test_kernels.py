@@ -77,9 +77,10 @@ def test_rows_on_the_stream_of_a_framework(gather_library: Path, runtime: str, w
         torch.cuda._sleep(20_000_000)
         column = torch.randint(0, 256, (3000, width), dtype=torch.uint8, device="cuda")
         rows = torch.randperm(3000, device="cuda")[:1001]
-        narrow = rows.to(torch.int32)
+        table = torch.tensor(gather_kernel.part_table([column.data_ptr()]), device="cuda")
+        places = torch.stack([rows, torch.zeros_like(rows)], dim=1).to(torch.int32)
         out = torch.empty((1001, width), dtype=torch.uint8, device="cuda")
-        addresses = (out.data_ptr(), column.data_ptr(), width, narrow.data_ptr(), 1001)
+        addresses = (out.data_ptr(), table.data_ptr(), width, places.data_ptr(), 1001)
         gather(*addresses, stream.cuda_stream)
         same = torch.equal(out, column[rows])
     assert same

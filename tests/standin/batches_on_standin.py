@@ -219,14 +219,14 @@ def test_channels_last_are_the_same_values(
 ) -> None:
     view = data.with_transforms(CHAINS[chain])
     made = loader(view, residence=residence, channels_last=True)
-    made.begin(range(4), 0)
+    made.begin([range(4)], 0)
     shapes = []
     for batch in made:
         shapes.append(batch["x"].shape)
         consumer.take(batch["x"])
         del batch
     there = make_loader(view, 16, seed=5, framework="dlpack")
-    there.begin(range(4), 0)
+    there.begin([range(4)], 0)
     expected = [np.from_dlpack(batch["x"]).copy() for batch in there]
     assert shapes == [array.shape for array in expected]
     assert consumer.finish() == [np.moveaxis(array, 1, 3).tobytes() for array in expected]
@@ -276,13 +276,13 @@ def test_models_that_take_turns_each_on_its_own_stream(data: Any, residence: str
     shared = loader(view, residence=residence)
     found: list[list[bytes]] = [[] for _ in models]
     for unit in range(6):  # one loader for all, as in a worker with live models of one batch size
-        shared.begin([unit % 4], unit)
+        shared.begin([[unit % 4]], unit)
         for batch in shared:
             for tensor in batch.values():
                 models[unit % 3].take(tensor)
             del batch, tensor
     for each in made:
-        each.begin(range(4), 0)
+        each.begin([[0, 3], [1], [2]], 0)
     passes = [iter(each) for each in made]
     while passes:  # a batch for each, in turn
         for consumer, batches in zip(models, list(passes), strict=True):
@@ -312,9 +312,9 @@ def test_models_that_take_turns_each_on_its_own_stream(data: Any, residence: str
 
 
 def whole_pass(view: Any) -> list[bytes]:
-    """The bytes of a pass over all shards in their order, from the CPU's loader."""
+    """The bytes of a pass over all shards, two of them mixed, from the CPU's loader."""
     there = make_loader(view, 16, seed=5, framework="dlpack")
-    there.begin(range(4), 0)
+    there.begin([[0, 3], [1], [2]], 0)
     return [
         bytes(memoryview(tensor).cast("B")) if tensor.nbytes else b""
         for batch in there
@@ -339,7 +339,7 @@ def test_options_of_a_pass(data: Any, consumer: Consumer, options: dict[str, Any
 
 def first_tensor(data: Any, **options: Any) -> tuple[_core.Loader, _core.Tensor, bytes]:
     made = loader(data.with_transforms(CHAINS["images"]), **options)
-    made.begin([0], 0)
+    made.begin([[0]], 0)
     want = on_host(data.with_transforms(CHAINS["images"]), shard=0, epoch=0)
     return made, next(made)["x"], want[0]
 
@@ -366,7 +366,7 @@ def test_every_kind_of_stream(data: Any, consumer: Consumer) -> None:
 
 def test_what_a_device_is_asked(data: Any) -> None:
     made, x, want = first_tensor(data)
-    assert repr(x) == "Tensor(shape=(16, 3, 6, 5), dtype='float32', device='cuda:0')"
+    assert repr(x) == "Tensor(shape=(17, 3, 6, 5), dtype='float32', device='cuda:0')"
     assert x.__dlpack__(dl_device=(2, 0)) is not None
     with pytest.raises(BufferError, match=r"on device \(2, 0\).*to device \(2, 1\)"):
         x.__dlpack__(dl_device=(2, 1))
@@ -398,7 +398,7 @@ def test_nothing_is_waited_for_on_the_host(tmp_path: Path, consumer: Consumer) -
     """Events alone give the order, and every buffer is reused after its consumer's event."""
     flat = cerebro.data.shard({"v": np.arange(400.0).reshape(100, 4)}, tmp_path / "d", shards=2)
     made = loader(flat, 10, residence="streamed")
-    made.begin([0, 1], 0)
+    made.begin([[0], [1]], 0)
     for batch in made:
         consumer.take(batch["v"])
         del batch
@@ -431,7 +431,7 @@ def test_what_is_streamed_crosses_as_it_is_on_disk(
     flat = cerebro.data.shard({"x": pictures, "t": words}, tmp_path / "d", shards=1)
     view = flat.with_transforms(CHAINS["training"])
     made = loader(view, 20, residence="streamed", threads=threads)
-    made.begin([0], 0)
+    made.begin([[0]], 0)
     before = len(log())
     for batch in made:
         for tensor in batch.values():
@@ -441,8 +441,8 @@ def test_what_is_streamed_crosses_as_it_is_on_disk(
     host = view.batches(20, seed=5, framework="numpy")
     lengths = [int(batch["t_length"].sum()) for batch in host]
     assert copied == [
-        # The row numbers, the images, the values of the rows of t, and their offsets.
-        sum(map(on_alignment, (20 * 4, 20 * 6 * 5 * 3, n * 8, 21 * 8)))
+        # The rows' places, the images, the values of the rows of t, and their offsets.
+        sum(map(on_alignment, (20 * 8, 20 * 6 * 5 * 3, n * 8, 21 * 8)))
         for n in lengths
     ]
     assert consumer.finish() == on_host(view, 20)
@@ -455,12 +455,12 @@ def test_what_is_streamed_crosses_as_it_is_on_disk(
 def test_data_are_there_once(data: Any) -> None:
     depot = depots.depot("cuda:0")
     made = loader(data)
-    made.begin([0, 1, 2, 3], 0)
+    made.begin([[0, 2, 3], [1]], 0)
     assert made.resident_shards == 4 and made.note == ""
     assert depot.resident_bytes == data.nbytes == depot.device.held()["shards"]
     others = [loader(data.select(np.arange(0, ROWS, 3)), size) for size in (1, 5, 32)]
     for other in others:
-        other.begin([3, 1], 7)
+        other.begin([[3], [1]], 7)
         next(other)
     assert depot.resident_bytes == data.nbytes
     odd = loader(data.with_transforms(CHAINS["on the CPU"]))
@@ -479,25 +479,51 @@ def test_data_are_there_once(data: Any) -> None:
     assert depot.resident_bytes == 0
 
 
+@pytest.mark.parametrize("mixes", [[[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]])
 def test_what_does_not_fit_is_streamed(
+    data: Any, consumer: Consumer, mixes: list[list[int]]
+) -> None:
+    """A mix is resident as a whole or not at all."""
+    depots.depot("cuda:0").limit = int(data.nbytes * 0.6)
+    view = data.with_transforms(CHAINS["training"])
+    made, there = loader(view), make_loader(view, 16, seed=5, framework="dlpack")
+    made.begin(mixes, 3)
+    resident = {4: 2, 2: 2, 1: 0}[len(mixes)]
+    assert made.resident_shards == resident
+    assert made.note.startswith(f"{resident} of 4 shards are resident, the others are streamed")
+    assert "may be resident" in made.note
+    for batch in made:
+        for tensor in batch.values():
+            consumer.take(tensor)
+        del batch, tensor
+    there.begin(mixes, 3)
+    want = [
+        bytes(memoryview(tensor).cast("B")) if tensor.nbytes else b""
+        for batch in there
+        for tensor in batch.values()
+    ]
+    assert consumer.finish() == want
+    assert depots.depot("cuda:0").resident_bytes <= data.nbytes * 0.6
+    made.close()
+
+
+def test_what_does_not_fit_is_told(
     data: Any, consumer: Consumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     depots.depot("cuda:0").limit = data.nbytes // 2
-    view = data.with_transforms(CHAINS["training"])
     with caplog.at_level(logging.WARNING, "cerebro.data"):
-        for batch in view.batches(16, seed=5, framework="dlpack", device="cuda"):
+        for batch in data.batches(16, seed=5, framework="dlpack", device="cuda"):
             for tensor in batch.values():
                 consumer.take(tensor)
             del batch, tensor
-    assert consumer.finish() == on_host(view)
-    assert 0 < depots.depot("cuda:0").resident_bytes <= data.nbytes // 2
+    assert consumer.finish() == on_host(data)
     assert "the others are streamed" in caplog.text and "may be resident" in caplog.text
 
 
 def test_out_of_device_memory(data: Any) -> None:
     """The error says what is held, and the next pass works when memory is available again."""
     made = loader(data, residence="resident")
-    made.begin([0, 1, 2, 3], 0)
+    made.begin([[0], [1], [2], [3]], 0)
     depot = depots.depot("cuda:0")
     held = sum(depot.device.held().values())
     runtime.standin_memory(ctypes.c_size_t(held + (32 << 10)))
@@ -510,14 +536,14 @@ def test_out_of_device_memory(data: Any) -> None:
         next(made)
     del kept
     runtime.standin_memory(ctypes.c_size_t(1 << 30))
-    made.begin([0], 0)
+    made.begin([[0]], 0)
     assert len(list(made)) > 2
     made.close()
 
 
 def test_batches_outlive_everything(data: Any, consumer: Consumer) -> None:
     made = loader(data.with_transforms(CHAINS["moves"]))
-    made.begin([0, 1], 0)
+    made.begin([[0], [1]], 0)
     kept = list(made)
     made.close()
     del made
@@ -540,14 +566,14 @@ def test_every_call_fails_in_turn(data: Any, residence: str) -> None:
         runtime.standin_fail(None, nth, 2 if nth % 2 else 719)
         try:
             made = loader(data.with_transforms(CHAINS["images"]), residence=residence)
-            made.begin([1], 0)
+            made.begin([[1]], 0)
             list(made)
         except (DeviceError, MemoryError) as error:
             assert "cuda" in str(error)
             failures += 1
         runtime.standin_fail(None, 0, 0)
         made = loader(data, residence=residence)  # the process stays usable
-        made.begin([1], 0)
+        made.begin([[1]], 0)
         assert len(list(made)) > 2
         made.close()
         depots.depot("cuda:0").drop()
@@ -560,9 +586,9 @@ def test_every_call_fails_in_turn(data: Any, residence: str) -> None:
 def test_units_take_them(data: Any) -> None:
     """`run_unit` counts the rows and batches of a device loader like those of any other."""
     made = loader(data)
-    made.begin([0, 2], 1)
+    made.begin([[0, 2], [3]], 1)
     host = make_loader(data, 16, seed=5, framework="dlpack")
-    host.begin([0, 2], 1)
+    host.begin([[0, 2], [3]], 1)
 
     def step(batch: dict[str, Any]) -> dict[str, float]:
         y = batch["y"]
@@ -585,11 +611,11 @@ def test_workers_use_them(data: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert depots.depot("cuda:0").limit == 1000
     with caplog.at_level(logging.WARNING, "cerebro.data"):
         for _ in range(3):
-            made.begin([0], 0)
+            made.begin([[0]], 0)
             depots.tell_first_note(made)
     assert len(caplog.records) == 1
     depots.limit(made, 1 << 30)
-    made.begin([0], 0)
+    made.begin([[0]], 0)
     assert made.resident_shards == 1
     made.close()
     assert depots.drop("cuda:0") > 0 == depots.depot("cuda:0").resident_bytes
@@ -599,7 +625,7 @@ def test_workers_use_them(data: Any, caplog: pytest.LogCaptureFixture) -> None:
 def test_a_loader_that_goes_waits_without_the_gil(data: Any) -> None:
     """A host callback on the stream may want it."""
     made = loader(data, residence="streamed")
-    made.begin([0], 0)
+    made.begin([[0]], 0)
     next(made)
     flag = ctypes.c_int(0)
     answered: list[bool] = []
@@ -640,14 +666,14 @@ def test_pytorchs_pool_is_taken_when_pytorch_comes_later(
     monkeypatch.setattr(cuda, "_pooled", {})
     monkeypatch.setattr(cuda, "start_torch", lambda: False)  # not loaded yet
     before = loader(data, device="cuda:0")
-    before.begin([0], 0)
+    before.begin([[0]], 0)
     assert taken == []
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace())
     monkeypatch.setattr(cuda, "start_torch", lambda: True)
     monkeypatch.setattr(cuda, "_torch_allocate", allocate)
     monkeypatch.setattr(cuda, "_torch_release", lambda address: checked(runtime.cudaFree(address)))
     made = loader(data, device="cuda:0")
-    made.begin([1], 0)
+    made.begin([[1]], 0)
     assert len(taken) > 0
     made.close()
     before.close()
@@ -695,7 +721,7 @@ def test_a_host_device_is_main_memory(data: Any) -> None:
         first_rows=view._first_rows(),
         depot=depot,
     )
-    made.begin([2], 3)
+    made.begin([[2]], 3)
     found = [array.tobytes() for batch in made for array in batch.values()]
     assert found == on_host(view, shard=2, epoch=3)
     assert made.resident_shards == 1
