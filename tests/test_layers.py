@@ -78,7 +78,6 @@ USE_CORE = {
     "",  # cerebro itself exports trial_seed and visit_order
     "_worker",
     "api.plan",
-    "api.replay",
     "cli.doctor",
     "cluster.states",
     "cluster.supervisor",
