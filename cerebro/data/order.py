@@ -5,7 +5,7 @@
 than memory: a part is a group of four shards whose rows are shuffled together, and the groups are
 drawn anew for each epoch. docs/design/loader.md says why.
 
-Shards are grouped only within their *pool*, a fixed set of at least eight shards. A machine that
+Shards are grouped only within their *pool*, a fixed set of at least 32 shards. A machine that
 does not have all shards has whole pools, so the order depends on the data and never on machines.
 """
 
@@ -31,7 +31,7 @@ MOST_BYTES = 4_000_000_000
 GROUP = 4
 """The most shards of a part. Mixing four random ones showed no loss of accuracy against "rows"."""
 
-POOL = 8
+POOL = 32
 """The fewest shards of a pool, if the dataset has as many."""
 
 
