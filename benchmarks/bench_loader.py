@@ -1,9 +1,10 @@
 """Batch throughput: Cerebro's loader compared with PyTorch's methods and a plain C loop.
 
 Every candidate delivers the same shuffled rows, columns ``x`` and ``y``, from warm memory. Cerebro,
-``index_select`` and the C loop use the same order (shard by shard, permuted within), so that
-caching affects them equally; a ``DataLoader`` does its own shuffling. The C loop copies rows into a
-buffer per thread and does not deliver them.
+``index_select`` and the C loop use the same order (here one shard after another, permuted within),
+so that caching affects them equally; a ``DataLoader`` does its own shuffling. The C loop copies
+rows into a buffer per thread and does not deliver them. At the end of each kind of rows: the orders
+of a search, "rows" (all shards mixed) in times of "shards" (four shards mixed).
 
     python -m benchmarks.bench_loader [--quick] [--json FILE]
 """
@@ -29,6 +30,8 @@ from cerebro.transforms import Normalize, Scale, ToCHW
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHARDS = 8  # cerebro.data.shard's choice for a dataset of this size
+IN_TURN = [[shard] for shard in range(SHARDS)]
+ORDERS = {"rows": [range(SHARDS)], "shards": [range(4), range(4, SHARDS)]}
 
 
 def c_library(folder: Path) -> ctypes.CDLL:
@@ -63,13 +66,13 @@ class Work:
         self.n = len(self.shards)
 
     def loader(
-        self, threads: int, data: Any = None, framework: str = "torch"
+        self, threads: int, data: Any = None, framework: str = "torch", mixes: Any = IN_TURN
     ) -> Callable[[], None]:
         options: dict[str, Any] = {"seed": 0, "drop_last": True, "framework": framework}
         made = make_loader(data or self.data, self.batch_size, threads=threads, **options)
 
         def run() -> None:
-            made.begin([range(SHARDS)], 0)
+            made.begin(mixes, 0)
             drain(made)
 
         return run
@@ -167,6 +170,7 @@ def plain_rows(
     batch_size: int,
     bars: dict[str, str],
     slow_part: int,
+    order_bar: str,
 ) -> None:
     work = Work(folder, name.replace(" ", "-"), x, batch_size)
     y = torch.from_numpy(np.arange(len(x)) % 10)
@@ -185,6 +189,22 @@ def plain_rows(
         run = data_loader(work, tensor, y, batched, part)
         candidates[f"DataLoader, {key}"] = (run, rows // batch_size)
     add_candidates(bench, name, candidates, "C loop, 2 threads", options.rounds, bars)
+    orders(bench, work, name, max(options.rounds, 3), order_bar)
+
+
+def orders(bench: harness.Bench, work: Work, name: str, rounds: int, bar: str) -> None:
+    """Time both orders of a search, without threads; the ratio is of time."""
+    runs = {order: work.loader(0, mixes=mixes) for order, mixes in ORDERS.items()}
+    seconds = harness.alternate(runs, rounds)
+    for order, value in seconds.items():
+        bench.add(
+            f'{name}: order "{order}"',
+            value / work.data.num_rows * 1e9,
+            "ns/row",
+            reference='time of "shards"',
+            ratio=value / seconds["shards"],
+            bar=bar if order == "rows" else "",
+        )
 
 
 def images(bench: harness.Bench, folder: Path, options: Any, n: int) -> None:
@@ -282,6 +302,7 @@ def main() -> None:
             256,
             {"Cerebro, 0 threads": "<= 8 us"},
             100,
+            "<= 1.6",
         )
         del small
         large = rng.integers(0, 256, (rows(20_000, 128), 12_288), dtype=np.uint8)
@@ -295,6 +316,7 @@ def main() -> None:
             128,
             {"Cerebro, 2 threads": ">= 0.95"},
             4,
+            "<= 1.05",
         )
         del large
         huge = rng.integers(0, 256, (rows(4_000, 64), 150_528), dtype=np.uint8)
@@ -308,6 +330,7 @@ def main() -> None:
             64,
             {"Cerebro, 2 threads": ">= 0.95"},
             4,
+            "",
         )
         del huge
         ragged(bench, folder, library, options, rows(200_000, 64))

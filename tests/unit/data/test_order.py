@@ -221,7 +221,7 @@ def test_groups_are_drawn_within_pools(count: int) -> None:
 
 
 def test_a_trial_turns_the_groups(sets: Any) -> None:
-    order = order_of(sets[20], "shards", 1)
+    order = order_of(sets[70], "shards", 1)
     for epoch in range(3):
         mixes = order.mixes(epoch)
         for trial in range(2 * len(mixes)):
@@ -229,8 +229,8 @@ def test_a_trial_turns_the_groups(sets: Any) -> None:
             assert order.pass_of(trial, epoch) == mixes[first:] + mixes[:first]
             still = EpochOrder("shards", order.shard_rows, 1, stagger=False)
             assert still.pass_of(trial, epoch) == mixes
-    rows = order_of(sets[20], "rows", 1)
-    assert rows.pass_of(3, 2) == [tuple(range(20))]
+    rows = order_of(sets[70], "rows", 1)
+    assert rows.pass_of(3, 2) == [tuple(range(70))]
     assert rows.visits(3, 2) == list(range(rows.num_parts))
 
 
