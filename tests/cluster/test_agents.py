@@ -10,8 +10,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import warnings
 from itertools import pairwise
 
+import numpy as np
 import psutil
 import pytest
 
@@ -60,9 +62,9 @@ def test_states_are_those_of_one_process_and_travel_once(data, tmp_path, expecte
     same(result, expected)
     assert sharing == [3, 3, 3]  # they are nodes of their own, but of one machine
     traffic = executor.traffic
-    assert sorted(shard for _, shard in traffic.shards if shard >= 0) == list(range(6))
+    assert sorted(s for _, s in traffic.shards if s >= 0) == sorted([*range(6)] * 3)  # each has all
     assert set(traffic.shards.values()) == {1} and len({place for place, _ in traffic.shards}) == 3
-    assert traffic.states == len(hops(result)) > 0
+    assert traffic.states == len(hops(result))
     assert traffic.state_bytes == sum(hops(result))
     assert {unit["worker"] for unit in result.units()} == {0, 1, 2}
     assert left_over(tmp_path) == []
@@ -95,11 +97,54 @@ def test_agents_beside_one_that_is_killed_go_on_with_their_shards(
     with pytest.warns(UserWarning, match="until another is started"):
         result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(8, kill)])
     same(result, expected)
-    assert len(executor.traffic.shards) == 8  # 6 shards, and the validation rows for each cache
+    assert len(executor.traffic.shards) == 14  # 6 shards and the validation rows for each cache
     assert set(executor.traffic.shards.values()) == {1}  # nothing was sent again
     (lost,) = [event["time"] for event in result.events() if event["kind"] == "worker lost"]
     later = [unit for unit in result.units() if unit["start"] > lost and unit["kind"] == "train"]
     assert set(beside) <= {unit["worker"] for unit in later} and len(beside) == 1
+    assert left_over(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def many_shards(data, tmp_path_factory):
+    """The same rows in three pools, which are dealt to the agents."""
+    whole = cerebro.Dataset(data)
+    rows = {
+        name: np.concatenate([whole.shard(s)[name] for s in range(6)]) for name in whole.columns
+    }
+    return cerebro.shard(rows, tmp_path_factory.mktemp("many") / "set", shards=100).path
+
+
+@pytest.mark.parametrize("strikes", [False, True])
+def test_pools_are_dealt_and_states_are_those_of_one_process(
+    many_shards, tmp_path, elsewhere, strikes
+):
+    """Order and states depend on the data alone, also if an agent dies and its pool moves."""
+    here = search(tmp_path / "here", many_shards, shuffle="shards", n_trials=3)
+    executor = Apart(tmp_path)
+    callbacks = [AtUnit(8, lambda: strike_busiest(executor))] if strikes else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        result = search(
+            tmp_path / "run",
+            many_shards,
+            executor,
+            shuffle="shards",
+            n_trials=3,
+            callbacks=callbacks,
+        )
+    same(result, here)
+    sent = {}
+    for place, shard in executor.traffic.shards:
+        sent.setdefault(place, set()).add(shard)
+    pools = [{*range(33)}, {*range(33, 66)}, {*range(66, 100)}]
+    dealt = [shards - {-1} for shards in sent.values()]
+    assert len(dealt) == 3 and set().union(*dealt) == {*range(100)}
+    for shards in dealt:
+        assert all(pool <= shards or not pool & shards for pool in pools)
+    if not strikes:
+        assert sorted(map(len, dealt)) == [33, 33, 34]
+        assert executor.traffic.states == len(hops(result)) > 0
     assert left_over(tmp_path) == []
 
 

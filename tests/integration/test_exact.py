@@ -65,7 +65,7 @@ def data(tmp_path_factory):
     return cerebro.shard({"x": x, "y": y}, tmp_path_factory.mktemp("data") / "set", shards=7)
 
 
-def run_search(data, folder, workers):
+def run_search(data, folder, workers, **options):
     train, valid = data.split(0.8, 0.2)
     return cerebro.search(
         build,
@@ -80,6 +80,7 @@ def run_search(data, folder, workers):
         keep="all",
         run=folder,
         progress=False,
+        **options,
     )
 
 
@@ -92,7 +93,7 @@ def hashes(result):
     return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 7])
 def test_states_do_not_depend_on_the_number_of_workers(data, inline, tmp_path, workers):
     before = torch.get_num_threads()
     result = run_search(data, tmp_path / "run", workers)
@@ -159,6 +160,14 @@ def test_replay_proves_it(inline):
     assert replay.first_difference is None
     assert [e.epoch for e in replay.epochs] == [0, 1, 2]
     assert cerebro.replay(inline.path, 0, build, epochs=1).identical
+
+
+def test_groups_of_shards_are_as_exact(data, tmp_path):
+    runs = [run_search(data, tmp_path / f"{w}", w, shuffle="shards") for w in (0, 2, 7)]
+    assert hashes(runs[1]) == hashes(runs[2]) == hashes(runs[0])
+    assert cerebro.replay(runs[1], 3, epochs=2).identical
+    assert not runs[2].verify().problems
+    assert {unit["part"] for unit in runs[2].units()} == {0, 1, -1}  # two groups, and validation
 
 
 def test_the_generators_of_the_caller_are_left_alone(data, tmp_path):
