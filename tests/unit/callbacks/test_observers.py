@@ -294,7 +294,8 @@ class Dip(Line):
         return {}
 
     def eval_batch(self, batch: Any) -> dict[str, float]:
-        return {"loss": self.lr + abs(self.batches / 4 - self.lr)}
+        epochs = self.batches / 3
+        return {"loss": self.lr + abs(epochs - self.lr)}
 
     def state_dict(self) -> dict[str, Any]:
         return {"batches": self.batches}

@@ -11,6 +11,7 @@ import pytest
 
 from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
+from cerebro.data.order import EpochOrder
 from cerebro.errors import InputError
 from cerebro.executors.seats import SeatedShards, placed, stay, with_shares
 from cerebro.machine import devices
@@ -271,13 +272,15 @@ def test_shards_are_dealt_by_rows_and_stay_with_their_seat():
 
 def test_workers_that_share_a_process_hold_shards_together():
     a, b = TWO.devices
-    data = SimpleNamespace(num_shards=4, nbytes=8, _shard_rows=lambda: [10, 40, 20, 30])
-    apart = placed(data, None, [a, b, a], stagger=True, together=False)
+    data = SimpleNamespace(nbytes=8)
+    order = EpochOrder("shards", tuple(n for n in (10, 40, 20, 30) for _ in range(8)), 0)
+    assert order.pool_rows == [80, 320, 160, 240]
+    apart = placed(data, None, [a, b, a], order=order, together=False)
     assert apart.holders({0: 5, 1: 6, 2: 7}) == {0: [7], 1: [5], 2: [7], 3: [6]}
-    shared = placed(data, None, [a, b, a], stagger=True, together=True)
+    shared = placed(data, None, [a, b, a], order=order, together=True)
     assert shared.holders({0: 5, 1: 6, 2: 7}) == {0: [5, 7], 1: [5, 7], 2: [6], 3: [6]}
     assert shared.holders({1: 6, 2: 7}) == {0: [7], 1: [7], 2: [6], 3: [6]}
-    one = placed(data, None, [a, a, a], stagger=True, together=True)
+    one = placed(data, None, [a, a, a], order=order, together=True)
     assert not one.stay and one.holders({0: 5, 1: 6, 2: 7}) is None
 
 
@@ -285,11 +288,11 @@ def test_without_dealt_shards_all_read_all():
     assert SeatedShards(3, []).holders({0: 0}) is None
 
 
-def context(*, nbytes=100, shards=4, validation=0, stagger=True):
+def context(*, nbytes=100, shards=32, validation=0, shuffle="shards", stagger=True):
     return SimpleNamespace(
-        train=SimpleNamespace(num_shards=shards, nbytes=nbytes),
+        train=SimpleNamespace(nbytes=nbytes),
         validation=SimpleNamespace(nbytes=validation),
-        stagger=stagger,
+        order=EpochOrder(shuffle, (10,) * shards, 0, stagger),
     )
 
 
@@ -315,7 +318,9 @@ def test_what_workers_may_take_of_their_gpus():
         ("aa", {"nbytes": 41}, False),  # both are on one GPU
         ("aabb", {"nbytes": 60}, True),
         ("a", {"nbytes": 1}, False),  # one worker reads all
-        ("ab", {"nbytes": 1, "shards": 1}, False),
+        ("ab", {"nbytes": 1, "shards": 16}, True),
+        ("ab", {"nbytes": 1, "shards": 15}, False),  # one pool
+        ("ab", {"nbytes": 1, "shuffle": "rows"}, False),  # every part reads all shards
         ("ab", {"nbytes": 1, "stagger": False}, False),
         ("--", {"nbytes": 1}, False),
     ],
@@ -324,4 +329,4 @@ def test_when_shards_are_dealt(seats, options, fits):
     known = {"a": TWO.devices[0], "b": TWO.devices[1], "-": None}
     run = context(**options)
     devices = [known[seat] for seat in seats]
-    assert stay(run.train, run.validation, devices, stagger=run.stagger) is fits
+    assert stay(run.train, run.validation, devices, order=run.order) is fits
