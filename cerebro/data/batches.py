@@ -216,7 +216,7 @@ class Batches:
         self._dataset = dataset
         kind: Shuffle | Literal[False] = False
         if shuffle is not False:
-            kind = resolved(None if shuffle is True else shuffle, dataset)
+            kind = _kind_of(shuffle, dataset)
         if kind == "shards":
             check_shards(dataset)
         seed = whole_number("seed", seed, 0, 2**64 - 1)
@@ -327,6 +327,13 @@ class Batches:
             if self._idle[place][0] == copy:
                 return self._idle.pop(place)[1]
         return self._new_loader(copy)
+
+
+def _kind_of(shuffle: Any, dataset: LoadableDataset) -> Shuffle:
+    """Check the argument `shuffle`, which is not False; return the kind of order."""
+    if shuffle not in (True, None, "rows", "shards"):
+        raise InputError(f'shuffle must be True, False, "rows", "shards" or None, not {shuffle!r}')
+    return resolved(None if shuffle is True else shuffle, dataset)
 
 
 def _wanted(dataset: LoadableDataset, columns: Collection[str] | None) -> list[str] | None:

@@ -3,7 +3,8 @@
  *
  * A mix is some parts of a view (shards), whose rows are shuffled together: all
  * of them in one permutation. Rows of a mix are numbered through its parts. The
- * order is a Fisher-Yates table keyed by (seed, epoch, the mix's first part).
+ * order is a Fisher-Yates table keyed by (seed, epoch, the mix's first part that
+ * has rows).
  * It depends on nothing else: trials, batch sizes and workers read the same
  * order.
  *
