@@ -90,8 +90,33 @@ gather_streamed(uint8_t *dst, const uint8_t *src, size_t row_bytes,
 }
 
 void
+cer_gather_ask_rows(const void *src, size_t row_bytes, const uint32_t *rows,
+                    size_t n)
+{
+    const uint8_t *from = src;
+    size_t ahead;
+
+    if (row_bytes == 0 || n == 0)
+        return;
+    if (row_bytes > LONG_ROW) {
+        ask_for_pages(from + rows[0] * row_bytes, row_bytes);
+        return;
+    }
+    ahead = rows_ahead(row_bytes);
+    for (size_t i = 0; i < n && i < ahead; i++)
+        cer_gather_ask(from + rows[i] * row_bytes, row_bytes);
+}
+
+void
 cer_gather_rows(void *dst, const void *src, size_t row_bytes,
                 const uint32_t *rows, size_t n)
+{
+    cer_gather_some(dst, src, row_bytes, rows, n, n);
+}
+
+void
+cer_gather_some(void *dst, const void *src, size_t row_bytes,
+                const uint32_t *rows, size_t n, size_t all)
 {
     switch (row_bytes) {
     case 0:
@@ -109,7 +134,7 @@ cer_gather_rows(void *dst, const void *src, size_t row_bytes,
         gather_uint64_t(dst, src, rows, n);
         return;
     default:
-        if (row_bytes >= CER_STREAM_RUN && n >= CER_STREAM_TOTAL / row_bytes)
+        if (row_bytes >= CER_STREAM_RUN && all >= CER_STREAM_TOTAL / row_bytes)
             gather_streamed(dst, src, row_bytes, rows, n);
         else if (row_bytes > LONG_ROW)
             gather_long(dst, src, row_bytes, rows, n);

@@ -9,6 +9,15 @@
 void cer_gather_rows(void *dst, const void *src, size_t row_bytes,
                      const uint32_t *rows, size_t n);
 
+/* The same for some of the `all` rows of a block, which decide whether the
+ * stores bypass the caches. */
+void cer_gather_some(void *dst, const void *src, size_t row_bytes,
+                     const uint32_t *rows, size_t n, size_t all);
+
+/* Prefetches the first of the rows that are gathered, or read, next. */
+void cer_gather_ask_rows(const void *src, size_t row_bytes,
+                         const uint32_t *rows, size_t n);
+
 /* Prefetches memory into the second-level cache: the first level accepts few
  * requests at a time. */
 static inline void

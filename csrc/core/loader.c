@@ -57,6 +57,7 @@ typedef struct mix {
     const uint32_t *parts;
     const uint32_t *starts; /* n_parts + 1: the first row of each part */
     size_t n_parts;
+    uint64_t parts_per_row; /* n_parts / rows, times 2**32 */
     cer_cut cut;
     size_t first, end; /* batches in the pass */
 } mix;
@@ -136,7 +137,7 @@ struct cer_loader {
 static size_t
 part_of(const mix *m, uint32_t row)
 {
-    size_t i = (size_t)((uint64_t)row * m->n_parts / m->cut.rows);
+    size_t i = (size_t)(row * m->parts_per_row >> 32);
 
     while (row < m->starts[i])
         i--;
@@ -280,8 +281,8 @@ gather_raw(const load_column *c, const cer_column *source, cer_batch *b,
     int64_t *starts;
 
     if (!c->ragged) {
-        cer_gather_rows(place_of(raw->data, r, c->row_bytes), source->data,
-                        c->row_bytes, rows, r->n);
+        cer_gather_some(place_of(raw->data, r, c->row_bytes), source->data,
+                        c->row_bytes, rows, r->n, b->n_rows);
         return;
     }
     /* The run's values follow those of the runs before it. */
@@ -308,6 +309,11 @@ fill_column(const cer_loader *l, const load_column *c, cer_batch *b,
             gather_raw(c, source, b, r);
         return;
     }
+    if (!c->ragged && cer_transform_copies(c->transform)) {
+        cer_gather_some(place_of(t->data, r, bytes), source->data, bytes, rows,
+                        r->n, b->n_rows);
+        return;
+    }
     if (!c->ragged) {
         cer_transform_rows(c->transform, place_of(t->data, r, bytes),
                            source->data, rows, r->n, &key, scratch);
@@ -319,6 +325,19 @@ fill_column(const cer_loader *l, const load_column *c, cer_batch *b,
                          place_of(t[ROLE_MASK].data, r, length),
                          (int64_t *)t[ROLE_LENGTH].data + r->first, length,
                          source->data, source->offsets, rows, r->n);
+}
+
+/* Prefetches a run's first rows while the one before it is filled: a batch has
+ * few rows of each part, so each run would begin with a wait for memory. */
+static void
+ask_for(const cer_loader *l, const load_column *c, const cer_batch *b,
+        const run *r)
+{
+    bool late = b->late != NULL && b->late[c->tensor];
+
+    if (!c->ragged && (!late || b->with_raw))
+        cer_gather_ask_rows(source_of(l, r, c)->data, c->row_bytes,
+                            b->rows + r->first, r->n);
 }
 
 static void
@@ -339,8 +358,11 @@ fill_columns(const cer_loader *l, cer_batch *b, worker *w)
     for (size_t i = 0; b->with_rows && i < w->n_runs; i++)
         write_places(b, &w->runs[i]);
     for (size_t i = 0; i < l->n_columns; i++) {
-        for (size_t k = 0; k < w->n_runs; k++)
+        for (size_t k = 0; k < w->n_runs; k++) {
+            if (k + 1 < w->n_runs)
+                ask_for(l, &l->columns[i], b, &w->runs[k + 1]);
             fill_column(l, &l->columns[i], b, &w->runs[k], w->scratch);
+        }
     }
 }
 
@@ -717,6 +739,8 @@ lay_out_mix(const cer_loader *l, const cer_mix *given, mix *m,
         m->cut.rows += l->parts[m->parts[i]].count;
     }
     starts[m->n_parts] = (uint32_t)m->cut.rows;
+    if (m->cut.rows != 0)
+        m->parts_per_row = ((uint64_t)m->n_parts << 32) / m->cut.rows;
     return starts + m->n_parts + 1;
 }
 

@@ -25,6 +25,8 @@ rows_of_every_length(void)
             CHECK(dst[i] == 0xab && dst[GUARD + 5 * bytes + i] == 0xab);
     }
     cer_gather_rows(dst, src, 4, rows, 0);
+    cer_gather_ask_rows(src, 4, rows, 0);
+    cer_gather_ask_rows(src, 0, rows, 5);
     free(src);
     free(dst);
 }
@@ -45,6 +47,17 @@ check_long_rows(size_t n)
         rows[i] = i * i % ROWS;
     memset(dst, 0xab, (size_t)N * BYTES + 2 * GUARD);
     cer_gather_rows(dst + GUARD, src + GUARD, BYTES, rows, n);
+    for (size_t i = 0; i < n; i++)
+        CHECK(memcmp(dst + GUARD + i * BYTES,
+                     src + GUARD + (size_t)rows[i] * BYTES, BYTES) == 0);
+    memset(dst, 0xab, (size_t)N * BYTES + 2 * GUARD);
+    cer_gather_ask_rows(src + GUARD, BYTES, rows, n);
+    for (size_t i = 0; i < n; i += n / 2 + 1) { /* in two pieces */
+        size_t m = i == 0 && n > 1 ? n / 2 + 1 : n - i;
+
+        cer_gather_some(dst + GUARD + i * BYTES, src + GUARD, BYTES, rows + i,
+                        m, n);
+    }
     for (size_t i = 0; i < n; i++)
         CHECK(memcmp(dst + GUARD + i * BYTES,
                      src + GUARD + (size_t)rows[i] * BYTES, BYTES) == 0);
