@@ -3,10 +3,9 @@
  *
  * A mix is some parts of a view (shards), whose rows are shuffled together: all
  * of them in one permutation. Rows of a mix are numbered through its parts. The
- * order is a Fisher-Yates table keyed by (seed, epoch, the mix's first part that
- * has rows).
- * It depends on nothing else: trials, batch sizes and workers read the same
- * order.
+ * order is a Fisher-Yates table keyed by (seed, epoch, the mix's first part
+ * that has rows). It depends on nothing else: trials, batch sizes and workers
+ * read the same order.
  *
  * A table of all rows of a dataset takes four bytes a row and up to 9 ns a row
  * to make, so the loaders of a process share the tables: each is made once, and

@@ -15,12 +15,11 @@
  *         ...start it...
  *
  * A *unit* is one trial over one part of an epoch, once. The parts are called
- * shards here: groups of them or, if every worker reads all, slices of an epoch.
- * Trial t visits the shards of epoch e in the order of cer_visit_shard, or from
- * the first to the last, on any worker; the validation unit
- * follows if eval_cost > 0 (step == shards, shard CER_SHARD_VALIDATION). A
- * trial continues until it has done its `epochs`; then it waits to be extended
- * or dropped.
+ * shards here: groups of them or, if every worker reads all, slices of an
+ * epoch. Trial t visits the shards of epoch e in the order of cer_visit_shard,
+ * or from the first to the last, on any worker; the validation unit follows if
+ * eval_cost > 0 (step == shards, shard CER_SHARD_VALIDATION). A trial continues
+ * until it has done its `epochs`; then it waits to be extended or dropped.
  *
  * docs/design/schedule.md describes how the next trial and its worker are
  * chosen. */
@@ -38,8 +37,8 @@ typedef struct cer_schedule_options {
     uint32_t shards;       /* >= 1 */
     const double *weights; /* cost of each shard, e.g. its rows; NULL: all 1 */
     bool exclusive;        /* only its holders run a shard */
-    bool stagger; /* see cer_visit_shard; false: at most two shards open at a
-                     time, shared shards only */
+    bool stagger;  /* see cer_visit_shard; false: at most two shards open at a
+                      time, shared shards only */
     bool in_order; /* every trial visits shards 0, 1, ... in every epoch */
     double eval_cost;     /* weight of the validation unit; 0: none */
     uint32_t live_models; /* models that a worker keeps live; >= 1 */
