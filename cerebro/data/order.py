@@ -11,6 +11,7 @@ does not have all shards has whole pools, so the order depends on the data and n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,23 +96,23 @@ class EpochOrder:
         return _even(range(self.num_shards), max(1, self.num_shards // POOL))
 
     @cached_property
-    def pool_of_part(self) -> list[int]:
-        """The pool of each part of an epoch; parts take the pools in turn."""
+    def _places(self) -> list[tuple[int, int]]:
+        """The pool of each part, and the number of its group there; parts take pools in turn."""
+        groups = [_groups_of(pool) for pool in self.pools]
         if self.shuffle == "rows":
-            return [0] * self.num_shards
-        left = [-(-len(pool) // GROUP) for pool in self.pools]
-        found = []
-        while any(left):
-            for pool, groups in enumerate(left):
-                if groups:
-                    found.append(pool)
-                    left[pool] -= 1
-        return found
+            groups = [self.num_shards]
+        turns = range(max(groups))
+        return [(pool, turn) for turn in turns for pool, n in enumerate(groups) if turn < n]
+
+    @cached_property
+    def pool_of_part(self) -> list[int]:
+        """The pool of each part of an epoch."""
+        return [pool for pool, _ in self._places]
 
     @property
     def num_parts(self) -> int:
         """The number of parts of an epoch: the training units of a trial."""
-        return len(self.pool_of_part)
+        return len(self._places)
 
     @property
     def pool_rows(self) -> list[int]:
@@ -121,7 +122,9 @@ class EpochOrder:
     @property
     def part_rows(self) -> list[float]:
         """The number of rows of each part; with ``"shards"``, the mean over epochs."""
-        return [self.pool_rows[pool] / self.pool_of_part.count(pool) for pool in self.pool_of_part]
+        parts = Counter(self.pool_of_part)
+        means = [rows / parts[pool] for pool, rows in enumerate(self.pool_rows)]
+        return [means[pool] for pool in self.pool_of_part]
 
     def visits(self, trial: int, epoch: int) -> list[int]:
         """Return the parts of an epoch in the order in which a trial visits them."""
@@ -134,7 +137,14 @@ class EpochOrder:
         if self.shuffle == "rows":
             return [tuple(range(self.num_shards))] * self.num_parts
         groups = [self._groups(pool, epoch) for pool in range(len(self.pools))]
-        return [groups[pool].pop(0) for pool in self.pool_of_part]
+        return [groups[pool][group] for pool, group in self._places]
+
+    def mix(self, part: int, epoch: int) -> Mix:
+        """Return the mix of a part of an epoch."""
+        if self.shuffle == "rows":
+            return tuple(range(self.num_shards))
+        pool, group = self._places[part]
+        return self._groups(pool, epoch)[group]
 
     def pass_of(self, trial: int, epoch: int) -> list[Mix]:
         """Return the mixes of a trial's whole epoch, each once, in their order."""
@@ -145,7 +155,7 @@ class EpochOrder:
 
     def part(self, part: int, epoch: int, cut: Cut) -> Part:
         """Return the batches of a part of an epoch."""
-        mix = self.mixes(epoch)[part]
+        mix = self.mix(part, epoch)
         rows = sum(self.shard_rows[shard] for shard in mix)
         batches = cut.count(rows)
         updates = _core.batch_count(batches, cut.accumulate, False)
@@ -153,13 +163,15 @@ class EpochOrder:
         if self.shuffle == "rows":
             parts = self.num_parts
             first, end = part * updates // parts, (part + 1) * updates // parts
-        at = [
-            _core.batch_start(batches, cut.accumulate, False, update)
-            for update in range(first, end + 1)
-        ]
-        sizes = tuple(stop - start for start, stop in pairwise(at))
-        start, count = at[0], at[-1] - at[0]
-        return Part(mix, start, count, sizes, _alike(rows, batches, start, count, cut))
+        start, stop = (
+            _core.batch_start(batches, cut.accumulate, False, update) for update in (first, end)
+        )
+        # The first updates have one batch more than the others.
+        size, longer = divmod(batches, updates) if updates else (0, 0)
+        more = max(0, min(longer, end) - first)
+        sizes = (size + 1,) * more + (size,) * (end - first - more)
+        alike = _alike(rows, batches, start, stop - start, cut)
+        return Part(mix, start, stop - start, sizes, alike)
 
     def steps(self, epoch: int, cut: Cut) -> int:
         """Return the number of batches of an epoch."""
@@ -182,7 +194,7 @@ class EpochOrder:
     def _groups(self, pool: int, epoch: int) -> list[Mix]:
         shards = self.pools[pool]
         drawn = _core.permutation(len(shards), self.seed, "groups", epoch, pool)
-        groups = _even([shards[i] for i in drawn], -(-len(shards) // GROUP))
+        groups = _even([shards[i] for i in drawn], _groups_of(shards))
         return [tuple(sorted(group)) for group in groups]
 
 
@@ -215,6 +227,10 @@ def resolved(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:
             f'shuffle="rows" orders at most {2**32 - 1:,} rows, not {data.num_rows:,}: use "shards"'
         )
     return "rows" if shuffle == "rows" else "shards"
+
+
+def _groups_of(pool: Sequence[int]) -> int:
+    return -(-len(pool) // GROUP)
 
 
 def _even(items: Sequence[int], runs: int) -> list[list[int]]:

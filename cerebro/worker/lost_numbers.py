@@ -187,7 +187,7 @@ def _continued(
 def _first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
     size = batch_size_of(task.config, runner.context.batch_size)
     loader = runner.loader(live.model, size, training=True, trial=task.trial)
-    mix = runner.context.order(task.trial).mixes(task.epoch)[max(task.part, 0)]
+    mix = runner.context.order(task.trial).mix(max(task.part, 0), task.epoch)
     loader.begin([mix], task.epoch, 0, 1)
     return next(iter(loader))
 
