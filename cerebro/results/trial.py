@@ -25,7 +25,6 @@ from cerebro.machine.keras_settings import keras_settings
 from cerebro.machine.library_settings import settings_of
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
-from cerebro.run.settings import Training
 from cerebro.worker.messages import RunContext
 
 if TYPE_CHECKING:
@@ -346,7 +345,6 @@ class Trial:
             seed=settings["seed"],
             shuffle=False,
             augment=False,
-            channels_last=Training.channels_last,
             residence="streamed",  # the data is read only once
         )
         epoch = self._epoch_record("best").epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from cerebro.data import Dataset
 from cerebro.data.order import EpochOrder, Shuffle, order_of
@@ -49,8 +49,6 @@ class Training:
     live_models: int | None = 1
     unit_timeout: float | None = None
     """The seconds that a unit may take, for executors that can kill their workers."""
-    channels_last: ClassVar[bool] = True
-    """Networks that compute in ``channels_last`` get their images in this layout; not a setting."""
 
     def order_of(self, train: Dataset) -> EpochOrder:
         """Return the order of the rows of a trial's training data."""

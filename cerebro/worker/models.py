@@ -191,26 +191,19 @@ def make_batches(
     data: Any,
     batch_size: int,
     device: str,
-    *,
-    channels_last: bool = False,
     **options: Any,
 ) -> Loader:
     """Return a loader of batches in a model's framework and on the model's device.
 
-    The loader gathers the columns that the model reads. It makes batches on a GPU only if that GPU
-    is trusted; see `make_trusted`.
-
-    Parameters
-    ----------
-    channels_last
-        Whether a model that computes in ``channels_last`` gets its images in that layout.
+    The loader gathers the columns that the model reads, and images in the layout in which it
+    computes. It makes batches on a GPU only if that GPU is trusted; see `make_trusted`.
     """
     options["columns"] = read_columns(model, data.columns)
     options["framework"] = getattr(model, "framework", "dlpack")
     if options["framework"] == "numpy" and isinstance(model, BaseModel):
         data = data.without_bfloat16()
-    wanted = channels_last and options["framework"] == "torch"
-    options["channels_last"] = wanted and getattr(model, "channels_last", False)
+    is_torch = options["framework"] == "torch"
+    options["channels_last"] = is_torch and getattr(model, "channels_last", False)
     loader = make_trusted(data, batch_size, device=batch_device(model, device), **options)
     if isinstance(loader, MovedBatches):
         depots.tell(depots.moving(loader.why))

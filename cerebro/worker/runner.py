@@ -777,7 +777,6 @@ class UnitRunner:
                 threads=context.loader_threads,
                 augment=training,
                 copy=copy,
-                channels_last=context.channels_last,
             )
             depots.limit(loader, context.data_bytes)
             self._moved = self._moved or getattr(loader, "why", "")
