@@ -258,7 +258,8 @@ class Supply:
         """Return the subject of a message about what is sent again after damage."""
         if lot == EVERYWHERE and self._context.folds is None:
             return "the validation rows are"
-        return "the shard is"
+        single = lot != EVERYWHERE and len(self._lots[lot]) == 1
+        return f"shard {self._lots[lot][0]} is" if single else "the shard is"
 
     # --- inside ----------------------------------------------------------------
 

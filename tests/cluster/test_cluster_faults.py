@@ -177,7 +177,8 @@ def open_when_ready(gate, executor, worker):
     """
 
     def has_shards():
-        return any(worker in workers for workers in (executor.holders() or {}).values())
+        holders = executor.holders()  # None: every worker has all before it joins
+        return holders is None or any(worker in workers for workers in holders.values())
 
     def is_ready():
         remote, call = executor._remotes.get(worker), executor._out.get(worker)
