@@ -259,8 +259,7 @@ def search(
         The seconds that a unit (a trial over one part of an epoch) may take. A worker that takes
         longer is killed and the unit retried, at most `max_retries` times. Starting a worker
         process does not count, nor do up to 30 s of the first `build` in it, which imports
-        libraries. Not available
-        with ``workers=0``.
+        libraries. Not available with ``workers=0``.
     time_limit
         The seconds after which no new unit is started.
     stagger
@@ -374,6 +373,8 @@ def search(
     )
     if settings.shuffle == "shards":
         check_shards(train)
+        for fold in range(0 if folds is None else len(folds)):
+            views_of(train, folds).of_trial(fold)[0]._weight_sums(across=False)
     if is_known:
         advice = None if goes_on else _idle_advice(settings, the_searcher)
         announce(progress, the_workers, advice)

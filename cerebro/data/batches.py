@@ -16,7 +16,7 @@ from cerebro.arguments import whole_number
 from cerebro.data import copies, depots
 from cerebro.data.mixing import check_shards
 from cerebro.data.moved import MovedBatches
-from cerebro.data.order import Cut, Mix, Shuffle, order_of, resolved
+from cerebro.data.order import Cut, Mix, Shuffle, in_order, order_of, resolved
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda
 from cerebro.machine.resources import usable_cores
@@ -316,6 +316,8 @@ class Batches:
     def _mixes(self, epoch: int) -> list[Mix]:
         if self._shard is not None:
             return [(self._shard,)]
+        if self._options["shuffle"] is False:
+            return in_order(self._dataset)
         return self._order.pass_of(self._trial, epoch)
 
     def _loader(self, copy: int) -> _core.Loader | MovedBatches:

@@ -40,7 +40,7 @@ def differing_columns(data: Any) -> dict[str, float]:
     The share is the correlation ratio (eta squared) of a sample; of classes, of all their
     indicators together.
     """
-    if data._manifest.arguments.get("shuffle", True) is not False:
+    if data._manifest.arguments.get("shuffle") is True:  # derived sets do not say
         return {}
     shards = [shard for shard, rows in enumerate(data._shard_rows()) if rows > 1]
     found = {}
@@ -82,17 +82,18 @@ def check_shards(data: Any) -> None:
 
 def _sample(values: Array) -> Array:
     chosen = np.unique(np.linspace(0, len(values) - 1, min(SAMPLE, len(values))).astype(np.int64))
-    return values[chosen].astype(np.float64)
+    sample = values[chosen].astype(np.float64)
+    return sample[np.isfinite(sample)]  # a column of times may have missing values
 
 
 def _explained(samples: Sequence[Array]) -> float:
     """Return the share of the variance that the shards explain, beyond what chance may explain."""
+    samples = [sample for sample in samples if len(sample)]
     rows = sum(map(len, samples))
     if len(samples) < 2 or rows <= len(samples):
         return 0.0
     values = np.concatenate(samples)
-    if not np.isfinite(values).all():
-        return 0.0
+    values /= np.abs(values).max() or 1.0  # squares of the largest numbers would overflow
     sizes = np.array([len(sample) for sample in samples])
     shard = np.repeat(np.arange(len(samples)), sizes)
     classes, codes = np.unique(values, return_inverse=True)

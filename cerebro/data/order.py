@@ -184,7 +184,13 @@ class EpochOrder:
         """Return the number of batches of each of so many epochs."""
         if self.shuffle == "rows" or len(set(self.shard_rows)) == 1:
             return [self.steps(0, cut)] * epochs
-        return [self.steps(epoch, cut) for epoch in range(epochs)]
+        counted = self._steps.setdefault((cut.batch_size, cut.drop_last), [])
+        counted += [self.steps(epoch, cut) for epoch in range(len(counted), epochs)]
+        return counted[:epochs]
+
+    @cached_property
+    def _steps(self) -> dict[tuple[int, bool], list[int]]:
+        return {}  # every model that is built asks for them
 
     def batches_before(self, trial: int, epoch: int, step: int, cut: Cut) -> int:
         """Return the number of a trial's batches in an epoch before those of a step."""
@@ -201,6 +207,19 @@ class EpochOrder:
 def order_of(data: Any, shuffle: Shuffle, seed: int, *, stagger: bool = True) -> EpochOrder:
     """Return the order of a view's rows."""
     return EpochOrder(shuffle, tuple(data._shard_rows()), seed, stagger)
+
+
+def in_order(data: Any) -> list[Mix]:
+    """Return the mixes of a pass over all rows in order: one, unless there are 2**32 rows."""
+    mixes: list[list[int]] = [[]]
+    rows = 0
+    for shard, more in enumerate(data._shard_rows()):
+        if rows + more >= 2**32:
+            mixes.append([])
+            rows = 0
+        mixes[-1].append(shard)
+        rows += more
+    return [tuple(mix) for mix in mixes]
 
 
 def resolved(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:

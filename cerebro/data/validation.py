@@ -28,8 +28,8 @@ _ONCE = "give each row once (Dataset.with_sampling trains on some rows more ofte
 class KFold:
     """Cross-validation: `n` parts of the rows, each held out in turn while training on the others.
 
-    Every fold has rows of every shard and is trained shard by shard, like the whole dataset. The
-    choice of rows depends only on `seed`.
+    Every fold has rows of every shard and is trained like the whole dataset. The choice of rows
+    depends only on `seed`.
 
     Parameters
     ----------

@@ -325,6 +325,7 @@ def predict(model: Any, data: Any, batch_size: int) -> Any:
             "your own code"
         )
     from cerebro.data.batches import make_loader
+    from cerebro.data.order import in_order
 
     if not isinstance(data, Dataset):
         raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
@@ -337,7 +338,7 @@ def predict(model: Any, data: Any, batch_size: int) -> Any:
         augment=False,
     )
     with contextlib.closing(loader):
-        loader.begin([range(data.num_shards)], 0)
+        loader.begin(in_order(data), 0)
         return joined([model.predict_batch(batch) for batch in loader])
 
 

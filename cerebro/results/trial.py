@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 from cerebro.arguments import users_level, whole_number
 from cerebro.data import Dataset
 from cerebro.data.given_rows import is_rows, narrowed, temporary
-from cerebro.data.order import Cut
+from cerebro.data.order import Cut, in_order
 from cerebro.data.sources.bunches import is_bunch
 from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine import generators
@@ -357,7 +357,7 @@ class Trial:
                 generators.reserved(_torch_imported(), seed),
                 compute_settings(settings["threads"], *choice, strict=strict),
             ):
-                loader.begin([range(target.num_shards)], 0)
+                loader.begin(in_order(target), 0)
                 return evaluate_model(model, loader, device=where)[1]
 
         with (

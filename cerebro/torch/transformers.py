@@ -64,7 +64,8 @@ def from_transformers(
         update, as in the Trainer: with `accumulate`, once for each window of batches. The length of
         the schedule is then the number of updates. ``info.total_steps`` is the number of batches,
         which is the same only without `accumulate`: with ``accumulate=k`` there are ``info.epochs *
-        max(1, round(info.steps_per_epoch / k))`` updates.
+        max(1, round(info.steps_per_epoch / k))`` updates (with ``shuffle="shards"``, about so many:
+        each group of shards has its own).
     augment, scheduler, accumulate, amp, state
         As in :class:`cerebro.torch.Model`. With PEFT, ``state="trainable"`` leaves the frozen
         weights out of states.

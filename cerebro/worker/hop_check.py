@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -295,7 +296,7 @@ class _CheckedModel:
                 self._config, runner.context.batch_size
             )
             loader = runner.loader(live.model, size, training=False, trial=0)
-            loader.begin([range(validation.num_shards)], 0, 0, 1)
+            loader.begin([first_shards(validation._shard_rows(), size)], 0, 0, 1)
             with generators.preserved(live.torch, seed=0):
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, loader, device=device)
@@ -303,6 +304,12 @@ class _CheckedModel:
         metrics = end_epoch(live, epoch)
         live.generators = generators.capture(live.torch, live.cuda)
         return metrics
+
+
+def first_shards(rows: Sequence[int], size: int) -> range:
+    """Return the first shards with a batch of rows; only these are copied to a GPU."""
+    ends = accumulate(rows)
+    return range(1 + next((shard for shard, end in enumerate(ends) if end >= size), len(rows) - 1))
 
 
 def differences(

@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import cerebro._core as _core
+from cerebro.arguments import MAX_INT32, whole_number
 from cerebro.data import copies, depots
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
-from cerebro.data.order import Cut
+from cerebro.data.order import Cut, in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, flags, generators, jax_settings, keras_settings, turns
 from cerebro.machine import resources as memory
@@ -439,7 +440,8 @@ class UnitRunner:
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
         order = self.context.order(task.trial)
-        cut = self._cut(task.config, getattr(live.model, "accumulate", 1))
+        accumulate = live.model.accumulate if hasattr(live.model, "begin_unit") else 1
+        cut = self._cut(task.config, whole_number("accumulate", accumulate, 1, MAX_INT32))
         part = order.part(task.part, task.epoch, cut)
         for shard in part.mix:
             self._verify(True, shard)
@@ -471,7 +473,7 @@ class UnitRunner:
         for shard in range(validation.num_shards):
             self._verify(False, shard)
         loader = self.loader(live.model, batch_size, training=False, trial=task.trial)
-        loader.begin([range(validation.num_shards)], 0)
+        loader.begin(in_order(validation), 0)
         depots.tell_first_note(loader)
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
         with generators.preserved(live.torch, seed):

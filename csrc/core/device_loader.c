@@ -504,21 +504,46 @@ bring_parts(cer_device_loader *l, const cer_mix *mixes, size_t n,
     return status == CER_OK ? CER_OK : cer_fail(err, status, "%s", why.message);
 }
 
-/* Keeps each part of the pass once. */
 static cer_status
-set_order(cer_device_loader *l, const cer_mix *mix, cer_error *err)
+check_parts(const cer_device_loader *l, const cer_mix *mix, cer_error *err)
+{
+    for (size_t i = 0; i < mix->n; i++) {
+        if (mix->parts[i] >= l->n_parts)
+            return cer_fail(err, CER_INVALID, "no shard %u: there are %zu",
+                            (unsigned)mix->parts[i], l->n_parts);
+    }
+    return CER_OK;
+}
+
+/* Keeps each part of the pass once. */
+static void
+list_parts(cer_device_loader *l, const cer_mix *mix)
 {
     for (size_t i = 0; i < mix->n; i++) {
         uint32_t part = mix->parts[i];
 
-        if (part >= l->n_parts)
-            return cer_fail(err, CER_INVALID, "no shard %u: there are %zu",
-                            (unsigned)part, l->n_parts);
         if (!l->parts[part].listed)
             l->order[l->n_order++] = part;
         l->parts[part].listed = true;
     }
-    return CER_OK;
+}
+
+/* Leaves out the mixes before and behind the pass's batches: their parts need
+ * not be resident. */
+static void
+trim_mixes(const cer_device_loader *l, const cer_mix **mixes, size_t *n,
+           size_t *start, size_t count)
+{
+    size_t batches = 0, used = 0;
+
+    while (*n != 0 && cer_loader_count(l->plan, *mixes) <= *start) {
+        *start -= cer_loader_count(l->plan, *mixes);
+        (*mixes)++;
+        (*n)--;
+    }
+    while (used < *n && (batches <= *start || batches - *start < count))
+        batches += cer_loader_count(l->plan, &(*mixes)[used++]);
+    *n = used;
 }
 
 static bool
@@ -635,7 +660,11 @@ cer_device_loader_begin(cer_device_loader *l, const cer_mix *mixes, size_t n,
     l->note[0] = '\0';
     cer_batch_ring_trim(l->ring, TURNS);
     for (size_t i = 0; status == CER_OK && i < n; i++)
-        status = set_order(l, &mixes[i], err);
+        status = check_parts(l, &mixes[i], err);
+    if (status == CER_OK)
+        trim_mixes(l, &mixes, &n, &start, count);
+    for (size_t i = 0; status == CER_OK && i < n; i++)
+        list_parts(l, &mixes[i]);
     if (status == CER_OK && l->residence != CER_STREAMED && has_kernels(l))
         status = bring_parts(l, mixes, n, err);
     if (status == CER_OK)

@@ -1054,6 +1054,17 @@ cer_loader_part(const cer_loader *l, uint32_t part)
     return &l->parts[part];
 }
 
+size_t
+cer_loader_count(const cer_loader *l, const cer_mix *given)
+{
+    cer_cut cut = {.batch_size = l->options.batch_size,
+                   .drop_last = l->options.drop_last};
+
+    for (size_t i = 0; i < given->n; i++)
+        cut.rows += l->parts[given->parts[i]].count;
+    return cer_cut_count(&cut);
+}
+
 const cer_tensor *
 cer_loader_kinds(const cer_loader *l, size_t *max_rows)
 {

@@ -122,6 +122,9 @@ cer_loaded_column cer_loader_column(const cer_loader *loader, size_t column);
 size_t cer_loader_parts(const cer_loader *loader);
 const cer_part *cer_loader_part(const cer_loader *loader, uint32_t part);
 
+/* The number of batches of a mix whose parts are valid. */
+size_t cer_loader_count(const cer_loader *loader, const cer_mix *mix);
+
 /* The initial values of the batches' tensors, and the most rows in a batch. */
 const cer_tensor *cer_loader_kinds(const cer_loader *loader, size_t *max_rows);
 

@@ -1,5 +1,5 @@
-/* runner.h -- the epoch runner's records while one trial trains on one shard:
- * weighted sums of its metrics.
+/* runner.h -- the epoch runner's records while one trial trains on one part of
+ * an epoch: weighted sums of its metrics.
  *
  * A metric's value is a mean over a batch. Sums are float64 and added in batch
  * order, so equal batches give equal bits. */

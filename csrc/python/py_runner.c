@@ -1,6 +1,6 @@
-/* py_runner.c -- run_unit: one trial over one shard. Passes batches to the
- * user's model, sums metrics, counts for the beat, and stops on the cancel
- * flag. */
+/* py_runner.c -- run_unit: one trial over one part of an epoch. Passes batches
+ * to the user's model, sums metrics, counts for the beat, and stops on the
+ * cancel flag. */
 #define NO_IMPORT_ARRAY
 #include "py_runner.h"
 

@@ -41,6 +41,17 @@ def data(tmp_path_factory):
     ).path
 
 
+@pytest.fixture(scope="module")
+def many_shards(data, tmp_path_factory):
+    """The same rows in three pools, which are dealt to the agents."""
+    whole = cerebro.Dataset(data)
+    rows = {
+        name: np.concatenate([whole.shard(s)[name] for s in range(SHARDS)])
+        for name in whole.columns
+    }
+    return cerebro.shard(rows, tmp_path_factory.mktemp("many") / "set", shards=100).path
+
+
 @pytest.fixture(autouse=True)
 def even_pace(monkeypatch):
     """Do not drop nodes because this machine is briefly busy; return the messages that would

@@ -13,7 +13,6 @@ import threading
 import warnings
 from itertools import pairwise
 
-import numpy as np
 import psutil
 import pytest
 
@@ -103,16 +102,6 @@ def test_agents_beside_one_that_is_killed_go_on_with_their_shards(
     later = [unit for unit in result.units() if unit["start"] > lost and unit["kind"] == "train"]
     assert set(beside) <= {unit["worker"] for unit in later} and len(beside) == 1
     assert left_over(tmp_path) == []
-
-
-@pytest.fixture(scope="module")
-def many_shards(data, tmp_path_factory):
-    """The same rows in three pools, which are dealt to the agents."""
-    whole = cerebro.Dataset(data)
-    rows = {
-        name: np.concatenate([whole.shard(s)[name] for s in range(6)]) for name in whole.columns
-    }
-    return cerebro.shard(rows, tmp_path_factory.mktemp("many") / "set", shards=100).path
 
 
 @pytest.mark.parametrize("strikes", [False, True])

@@ -113,7 +113,8 @@ def test_it_can_be_opened_replayed_and_resumed_here(cluster, data, tmp_path, apa
     assert cerebro.replay(longer, 2, resumable.build).identical
 
 
-def test_shards_with_replicas(cluster, data, tmp_path, expected, apart):
+def test_pools_with_replicas(cluster, many_shards, tmp_path, apart):
+    options = {"shuffle": "shards"}
     executor = cluster.executor(replicas=2, workers=3)
 
     class Look:
@@ -121,8 +122,11 @@ def test_shards_with_replicas(cluster, data, tmp_path, expected, apart):
             self.holders = dict(executor.holders())
 
     look = Look()
-    same(resumable.search(tmp_path / "run", data, executor=executor, callbacks=[look]), expected)
-    assert {len(holders) for holders in look.holders.values()} == {2}
+    result = resumable.search(
+        tmp_path / "run", many_shards, executor=executor, callbacks=[look], **options
+    )
+    same(result, resumable.search(tmp_path / "here", many_shards, **options))
+    assert [len(holders) for holders in look.holders.values()] == [2, 2, 2]
 
 
 def test_a_shared_folder_is_read_by_all(cluster, data, tmp_path, expected):
@@ -234,7 +238,7 @@ def test_folds_stopped_and_resumed_are_those_of_one_machine(cluster, data, tmp_p
 
 
 def test_a_slow_node_gets_less_work(
-    cluster, data, tmp_path, apart, monkeypatch, even_pace, frequent_looks
+    cluster, many_shards, tmp_path, apart, monkeypatch, even_pace, frequent_looks
 ):
     monkeypatch.setattr(Pace, "speeds", even_pace)
     executor = cluster.executor()
@@ -245,16 +249,16 @@ def test_a_slow_node_gets_less_work(
             self.holders = executor.holders()
 
     look = Look()
-    options = {"build": ballast.build_slow, "epochs": 5}
+    options = {"build": ballast.build_slow, "epochs": 5, "shuffle": "shards"}
     found = resumable.search(
-        tmp_path / "cluster", data, executor=executor, callbacks=[look], **options
+        tmp_path / "cluster", many_shards, executor=executor, callbacks=[look], **options
     )
     assert {len(holders) for holders in look.holders.values()} == {1}  # a third of all for each
     units = Counter(look.nodes[u["worker"]] for u in found.units() if u["kind"] == "train")
     slow, *fast = (units[node.node_id] for node in reversed(cluster.nodes))
-    assert slow + sum(fast) == 4 * 5 * 6
+    assert slow + sum(fast) == 4 * 5 * 27  # three pools of nine groups
     assert 0 < slow < min(fast)
-    same(found, resumable.search(tmp_path / "here", data, **options))
+    same(found, resumable.search(tmp_path / "here", many_shards, **options))
 
 
 class Memory:
@@ -278,7 +282,7 @@ class Memory:
 
 @pytest.mark.parametrize("trials", [4, 32])
 def test_no_trial_has_a_copy_of_the_data(cluster, tmp_path, apart, trials):
-    """Nodes hold the data and the validation rows once; agents two states of a trial, no data."""
+    """Each node holds data and validation rows once; agents two states of a trial, no data."""
     x = np.random.default_rng(1).normal(size=(30_000, 3))
     data = cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "data", shards=6)
     cluster.restore()
@@ -291,8 +295,8 @@ def test_no_trial_has_a_copy_of_the_data(cluster, tmp_path, apart, trials):
     assert memory.looks == len(range(20, 7 * trials, 60))
     assert max(unit["state_bytes"] for unit in found.units()) <= STATE_BYTES < data.nbytes / 2
     validation = data.split(0.8, 0.2)[1].nbytes
-    headers = (1 + 3) * 6 * 2 * 128  # of each column of each shard
-    assert cached_bytes(cluster.folder) == data.nbytes + 3 * validation + headers
+    headers = (3 + 3) * 6 * 2 * 128  # of each column of each shard
+    assert cached_bytes(cluster.folder) == 3 * (data.nbytes + validation) + headers
 
 
 def test_tunes_trials_train_on_all_nodes(cluster, data, tmp_path):
