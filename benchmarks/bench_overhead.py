@@ -91,8 +91,7 @@ class Units:
 
     def next(self) -> float:
         epoch, step = divmod(self.position, self.shards)
-        shard = _core.visit_order(0, epoch, self.shards)[step]
-        task = Task(0, {}, epoch, step, shard, 0, self.position, keep_state=False)
+        task = Task(0, {}, epoch, step, step, 0, self.position, keep_state=False)
         start = time.perf_counter()
         done = self.runner.run(task)
         seconds = time.perf_counter() - start

@@ -117,7 +117,7 @@ def store_results(folder: Path, count: int) -> None:
             trial=trial,
             epoch=epoch,
             step=0,
-            shard=0,
+            part=0,
             worker=0,
             attempt=0,
             started=float(i),

@@ -134,8 +134,8 @@ def measure(context: RunContext, config: dict[str, Any], epochs: int) -> dict[bo
         for position in range(epochs * (shards + 1)):
             epoch, step = divmod(position, shards + 1)
             validates = step == shards
-            shard = -1 if validates else cerebro.visit_order(0, epoch, shards)[step]
-            task = Task(0, config, epoch, step, shard, 0, position, keep_state=False)
+            part = -1 if validates else step
+            task = Task(0, config, epoch, step, part, 0, position, keep_state=False)
             timer.seconds.clear()
             started = time.perf_counter()
             done = made.run(task)

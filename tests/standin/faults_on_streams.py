@@ -256,8 +256,8 @@ def shown(run: Path) -> dict[str, Any]:
     lines = [[line.split() for line in trial.log.splitlines()] for trial in result.trials]
     workers: dict[int, set[int]] = {}
     for unit in result.saved.units():
-        if unit["shard"] >= 0:
-            workers.setdefault(unit["shard"], set()).add(unit["worker"])
+        if unit["part"] >= 0:
+            workers.setdefault(unit["part"], set()).add(unit["worker"])
     return {
         "run": result.status,
         "status": [trial.status for trial in result.trials],
