@@ -88,8 +88,9 @@ def test_a_fold_is_trained_on_what_it_does_not_hold_out(whole, data):
     expected = [model.eval_batch({n: data_of(held_out, n) for n in "xy"})["loss"]]
     assert fold.history[-1]["metrics"]["val_loss"] == pytest.approx(expected[0], rel=1e-12)
     units = [u for u in whole.units() if (u["trial"], u["fold"], u["epoch"]) == (0, 1, 0)]
-    rows = {u["shard"]: u["rows"] for u in units if u["kind"] == "train"}
-    assert [rows[shard] for shard in range(SHARDS)] == train._shard_rows()
+    rows = {u["part"]: u["rows"] for u in units if u["kind"] == "train"}
+    assert sorted(rows) == list(range(SHARDS))
+    assert sum(rows.values()) == len(train)
     assert [u["rows"] for u in units if u["kind"] == "eval"] == [len(held_out)]
 
 

@@ -84,6 +84,13 @@ def data(tmp_path):
     return cerebro.shard({"x": x}, tmp_path / "data", shards=SHARDS, progress=False)
 
 
+@pytest.fixture
+def pools(tmp_path):
+    """Four pools of shards, which may stay with their GPUs."""
+    x = np.random.default_rng(0).normal(size=260)
+    return cerebro.shard({"x": x}, tmp_path / "pools", shards=130, progress=False)
+
+
 def search(data, run, *, ends=(), model=None, **options):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the model computes on the CPU")
@@ -109,16 +116,17 @@ def units(result, kind="train"):
     return [unit for unit in result.saved.units() if unit["kind"] == kind]
 
 
-def test_states_are_those_of_the_cpu_and_shards_stay_where_they_are(two_gpus, data, tmp_path):
-    expected = hashes(search(data, tmp_path / "cpu", devices="cpu", workers=0))
-    result = search(data, tmp_path / "gpus", workers_per_device=2)
+def test_states_are_those_of_the_cpu_and_shards_stay_where_they_are(two_gpus, pools, tmp_path):
+    options = {"shuffle": "shards"}
+    expected = hashes(search(pools, tmp_path / "cpu", devices="cpu", workers=0, **options))
+    result = search(pools, tmp_path / "gpus", workers_per_device=2, **options)
     assert hashes(result) == expected
     where: dict[int, set[int]] = {}
     for unit in units(result):
-        where.setdefault(unit["shard"], set()).add(unit["worker"])
-    assert all(len(workers) == 1 for workers in where.values())  # one holder for each shard
+        where.setdefault(unit["part"], set()).add(unit["worker"])
+    assert all(len(workers) == 1 for workers in where.values())  # one holder for each group
     assert len(set().union(*where.values())) == 4  # two GPUs, two workers each
-    assert len(units(result)) == 4 * EPOCHS * SHARDS
+    assert len(units(result)) == 4 * EPOCHS * 34  # two pools of 32 shards, two of 33
 
 
 def test_workers_see_their_own_gpu_only(two_gpus, data, tmp_path):
@@ -141,14 +149,15 @@ def test_one_gpu_of_two(two_gpus, data, tmp_path):
     assert len({unit["worker"] for unit in units(result)}) == 2
 
 
-def test_a_lost_workers_shards_go_to_who_takes_its_seat(two_gpus, data, tmp_path):
-    expected = hashes(search(data, tmp_path / "cpu", devices="cpu", workers=0))
-    result = search(data, tmp_path / "run", ends=[str(tmp_path / "ended")])
+def test_a_lost_workers_shards_go_to_who_takes_its_seat(two_gpus, pools, tmp_path):
+    options = {"shuffle": "shards"}
+    expected = hashes(search(pools, tmp_path / "cpu", devices="cpu", workers=0, **options))
+    result = search(pools, tmp_path / "run", ends=[str(tmp_path / "ended")], **options)
     assert (tmp_path / "ended").exists()
     assert hashes(result) == expected
     by_worker: dict[int, set[int]] = {}
     for unit in units(result):
-        by_worker.setdefault(unit["worker"], set()).add(unit["shard"])
+        by_worker.setdefault(unit["worker"], set()).add(unit["part"])
     assert set(by_worker) <= {0, 1, 2}
     held = list(by_worker.values())
     # Whoever came has the shards of who went, and only those.
@@ -353,42 +362,46 @@ def test_a_check_of_devices_that_are_not_there(monkeypatch, data):
     assert cerebro.check(build, {"rate": 0.1}, data).device == "cpu"
 
 
-def test_a_plan_has_the_workers_of_the_gpus(two_gpus, data, tmp_path):
-    options = {"epochs": EPOCHS, "searcher": "grid", "validation": 0.2}
-    plan = cerebro.plan({"rate": [0.1, 0.2, 0.3, 0.4]}, data, workers_per_device=2, **options)
-    train, valid = data.split(0.8, 0.2)
+def test_a_plan_has_the_workers_of_the_gpus(two_gpus, pools, tmp_path):
+    options = {"epochs": EPOCHS, "searcher": "grid", "validation": 0.2, "shuffle": "shards"}
+    plan = cerebro.plan({"rate": [0.1, 0.2, 0.3, 0.4]}, pools, workers_per_device=2, **options)
+    train, valid = pools.split(0.8, 0.2)
     assert (plan.workers, plan.devices) == (4, ("cuda:0", "cuda:1"))
     assert plan.device_bytes == 10**9
     # Two workers on a GPU: a quarter of the shards each, and the validation data.
     assert plan.resident_bytes == int(train.nbytes / 2 + 2 * valid.nbytes)
     assert "gpus        cuda:0, cuda:1; " in str(plan)
-    result = search(data, tmp_path / "run", workers_per_device=2)
+    result = search(pools, tmp_path / "run", workers_per_device=2, shuffle="shards")
     assert plan.units == len(units(result)) + len(units(result, "eval"))
-    one = cerebro.plan({"rate": [0.1, 0.2]}, data, devices="cuda:1", **options)
+    rows = cerebro.plan({"rate": [0.1]}, pools, workers=2, **{**options, "shuffle": "rows"})
+    assert rows.resident_bytes == train.nbytes + valid.nbytes  # each GPU has all
+    one = cerebro.plan({"rate": [0.1, 0.2]}, pools, devices="cuda:1", **options)
     assert (one.workers, one.resident_bytes) == (1, train.nbytes + valid.nbytes)
-    here = cerebro.plan({"rate": [0.1]}, data, devices="cpu", workers=3, **options)
+    here = cerebro.plan({"rate": [0.1]}, pools, devices="cpu", workers=3, **options)
     assert (here.workers, here.devices, here.device_bytes) == (3, ("cpu",), 0)
     assert "gpus" not in str(here)
 
 
-def test_a_plan_knows_that_shards_stay_with_their_gpu(two_gpus, data):
-    """Of five shards one GPU has three, and with them three fifths of the work."""
-    options = {"epochs": 1, "searcher": "grid", "workers": 2}
+def test_a_plan_knows_that_shards_stay_with_their_gpu(two_gpus, tmp_path):
+    """Of three pools one GPU has two, and with them two thirds of the work."""
+    x = np.random.default_rng(0).normal(size=192)
+    data = cerebro.shard({"x": x}, tmp_path / "data", shards=96, progress=False)
+    options = {"epochs": 1, "searcher": "grid", "workers": 2, "shuffle": "shards"}
     space = {"rate": [0.1 * i for i in range(1, 11)]}
-    assert cerebro.plan(space, data, **options).passes == pytest.approx(6.0)
+    assert cerebro.plan(space, data, **options).passes == pytest.approx(20 / 3, rel=0.02)
     assert cerebro.plan(space, data, devices="cpu", **options).passes == pytest.approx(5.0)
     together = cerebro.plan(space, data, stagger=False, **options)
     assert together.resident_bytes == data.nbytes  # each worker reads all
 
 
-def test_a_plan_knows_that_a_gpus_workers_share_a_process(two_gpus, data, monkeypatch):
+def test_a_plan_knows_that_a_gpus_workers_share_a_process(two_gpus, pools, monkeypatch):
     """They hold its shards together, once; on one GPU each of them reads all."""
-    options = {"epochs": 1, "searcher": "grid", "validation": 0.2}
+    options = {"epochs": 1, "searcher": "grid", "validation": 0.2, "shuffle": "shards"}
     space = {"rate": [0.1 * i for i in range(1, 11)]}
-    train, valid = data.split(0.8, 0.2)
+    train, valid = pools.split(0.8, 0.2)
 
     def plan(**more):
-        found = cerebro.plan(space, data, **options, **more)
+        found = cerebro.plan(space, pools, **options, **more)
         return found.passes, found.resident_bytes
 
     apart = plan(workers_per_device=2)
@@ -397,7 +410,7 @@ def test_a_plan_knows_that_a_gpus_workers_share_a_process(two_gpus, data, monkey
     passes, resident = plan(workers_per_device=2)
     assert resident == int(train.nbytes / 2 + valid.nbytes)
     assert passes < apart[0]  # either of two workers takes a unit on their GPU's shards
-    on_cpu = cerebro.plan(space, data, devices="cpu", workers=3, **options)
+    on_cpu = cerebro.plan(space, pools, devices="cpu", workers=3, **options)
     assert plan(devices="cuda:0", workers=3) == (on_cpu.passes, train.nbytes + valid.nbytes)
     # A GPU with one worker is as before.
     assert plan(workers=2) == plan(workers_per_device=1)
