@@ -78,10 +78,10 @@ def test_a_unit_that_kills_its_process_is_blamed_at_once(said: Search) -> None:
     found = said("kills")
     check_states(said, found, 3)
     how = "the worker process was ended by SIGKILL"
-    assert found["errors"][3] == f"{how} in epoch 0, shard 1, once"
+    assert found["errors"][3] == f"{how} in epoch 0, unit 1, once"
     events = dict(lost(found))
     assert len(lost(found)) == len(events) == 3  # the process has three workers
-    assert events.pop(3) == f"{how} in trial 3, epoch 0, shard 1, attempt 0"
+    assert events.pop(3) == f"{how} in trial 3, epoch 0, unit 1, attempt 0"
     assert all(text == f"{how}; it was training trial {trial}" for trial, text in events.items())
     assert found["foreign"] == []
 
@@ -91,11 +91,11 @@ def test_a_unit_that_may_not_be_to_blame_runs_again_by_itself(said: Search) -> N
     found = said("kills beside")
     check_states(said, found, 1)
     how = "the worker process was ended by SIGKILL"
-    assert found["errors"][1] == f"{how} in epoch 0, shard 2, once"
+    assert found["errors"][1] == f"{how} in epoch 0, unit 1, once"
     texts = [text for trial, text in lost(found) if trial == 1]
     assert texts == [
         f"{how}; it was training trial 1",
-        f"{how} in trial 1, epoch 0, shard 2, attempt 1",
+        f"{how} in trial 1, epoch 0, unit 1, attempt 1",
     ]
     assert not [text for trial, text in lost(found) if trial != 1 and "attempt" in text]
 
@@ -104,10 +104,10 @@ def test_an_idle_worker_of_the_process_takes_no_blame(said: Search) -> None:
     found = said("kills beside idle")
     check_states(said, found, 1, 2)
     how = "the worker process was ended by SIGKILL"
-    assert found["errors"][1] == f"{how} in epoch 0, shard 0, once"
+    assert found["errors"][1] == f"{how} in epoch 0, unit 1, once"
     assert sorted(lost(found), key=str) == [
         (0, f"{how}; it was training trial 0"),
-        (1, f"{how} in trial 1, epoch 0, shard 0, attempt 0"),
+        (1, f"{how} in trial 1, epoch 0, unit 1, attempt 0"),
         (None, how),
     ]
 
@@ -136,22 +136,19 @@ def test_the_units_of_another_gpu_go_on(said: Search) -> None:
     check_states(said, found, 3)
     events = lost(found)
     assert len(events) == 2  # the workers of one of two processes
-    assert dict(events)[3].endswith("in trial 3, epoch 0, shard 1, attempt 0")
+    assert dict(events)[3].endswith("in trial 3, epoch 0, unit 1, attempt 0")
     # Two processes, and one in the place of the killed one.
     assert len({pid for pids in found["processes"] for pid in pids}) == 3
     assert sum(attempt > 0 for *_, attempt in found["units"]) == 1  # of the killed one's units
-    # A shard stays with its GPU: with the seats 0 and 2, or 1 and 3, and those who took them.
-    shared = {frozenset(workers) for workers in found["workers of shards"].values()}
-    assert len(shared) == 2 and not frozenset.intersection(*shared)
 
 
 def test_a_plan_is_of_the_search_that_follows(said: Search) -> None:
-    """The workers of a GPU hold the data once, and so do those of each of two."""
+    """The workers of a GPU hold the data once, also if there are two."""
     one, two = said("waits"), said("two, killed")
     assert one["plan"]["units"] == len(one["units"]) == 3 * 2 * 4
     assert (one["plan"]["workers"], two["plan"]["workers"]) == (3, 4)
     assert one["plan"]["held"] == ROW_BYTES * 240
-    assert two["plan"]["held"] == ROW_BYTES * (192 // 2 + 48)  # half, and what validates
+    assert two["plan"]["held"] == ROW_BYTES * 240  # each GPU has all rows
 
 
 # --- out of memory ---------------------------------------------------------------------
@@ -197,9 +194,9 @@ def test_a_unit_that_hangs_is_late_and_those_that_wait_for_it_are_not(said: Sear
     check_states(said, found, 1)
     late = "the unit took longer than unit_timeout=2 seconds"
     where = "(where it was: trials/1.log)"
-    assert found["errors"][1] == f"{late} in epoch 0, shard 2, once {where}"
+    assert found["errors"][1] == f"{late} in epoch 0, unit 1, once {where}"
     events = dict(lost(found))
-    assert events.pop(1) == f"{late} in trial 1, epoch 0, shard 2, attempt 0"
+    assert events.pop(1) == f"{late} in trial 1, epoch 0, unit 1, attempt 0"
     assert len(events) == 2 and all(
         f": {late}; it was training trial {trial}" in text for trial, text in events.items()
     )
@@ -214,5 +211,5 @@ def test_a_unit_whose_device_hangs_is_dumped_to_its_own_log(said: Search) -> Non
     texts = [text for trial, text in lost(found) if trial == 1]
     # It is blamed at once if the other units had ended when it was late.
     assert len(texts) <= 2 and texts[:-1] in ([], [f"{late}; it was training trial 1"])
-    assert texts[-1] == f"{late} in trial 1, epoch 0, shard 2, attempt {len(texts) - 1}"
+    assert texts[-1] == f"{late} in trial 1, epoch 0, unit 1, attempt {len(texts) - 1}"
     assert found["tracebacks"] == [0, len(texts), 0, 0, 0]

@@ -254,10 +254,6 @@ def search(data: Any, run: Path, acts: dict[int, Any], **options: Any) -> dict[s
 def shown(run: Path) -> dict[str, Any]:
     result = cerebro.open(run)
     lines = [[line.split() for line in trial.log.splitlines()] for trial in result.trials]
-    workers: dict[int, set[int]] = {}
-    for unit in result.saved.units():
-        if unit["part"] >= 0:
-            workers.setdefault(unit["part"], set()).add(unit["worker"])
     return {
         "run": result.status,
         "status": [trial.status for trial in result.trials],
@@ -265,7 +261,6 @@ def shown(run: Path) -> dict[str, Any]:
         "hashes": [[epoch["state_hash"] for epoch in t.history] for t in result.trials],
         "events": [[e["kind"], e["trial"], e["text"]] for e in result.events()],
         "units": [[u["trial"], u["worker"], u["attempt"]] for u in result.saved.units()],
-        "workers of shards": {shard: sorted(found) for shard, found in workers.items()},
         "foreign": [
             " ".join(words)
             for number, its in enumerate(lines)
