@@ -64,7 +64,7 @@ STATEMENTS = {
     "WHERE trial = 0 AND epoch = 0 AND name = 'loss'",
     "lost epoch": "DELETE FROM epochs WHERE trial = 1 AND epoch = 0",
     "lost trial": "DELETE FROM trials WHERE number = 1",
-    "repeated unit": "INSERT INTO units SELECT NULL, trial, epoch, step, shard, worker, attempt, "
+    "repeated unit": "INSERT INTO units SELECT NULL, trial, epoch, step, part, worker, attempt, "
     "started, seconds, rows, batches, hopped, state_bytes FROM units LIMIT 1",
     "unfinished run": "UPDATE meta SET value = '\"running\"' WHERE key = 'status'",
     "extra state": "UPDATE epochs SET state_file = '0-epoch-0.safetensors' "

@@ -387,7 +387,7 @@ class Begun(Drawing):
 
 
 @pytest.mark.filterwarnings("ignore:no validation data")
-@pytest.mark.parametrize(("batch_size", "batches"), [(96, 2), (32, 4)])
+@pytest.mark.parametrize(("batch_size", "batches"), [(48, 2), (24, 4)])
 def test_data_of_few_batches_is_checked_like_others(data, batch_size, batches):
     def problems(make, **options):
         found = cerebro.check(lambda config: make(), {}, data, batch_size=batch_size, **options)

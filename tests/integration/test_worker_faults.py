@@ -192,7 +192,7 @@ def test_a_worker_that_fails_once(data, calm, tmp_path, name, fork):
     ((kind, text),) = events(result.path)
     assert kind == "worker lost"
     assert reason in text
-    assert "in trial 1, epoch 1, shard 2, attempt 0" in text
+    assert "in trial 1, epoch 1, unit 0, attempt 0" in text
     (event,) = result.events()
     assert event == {"time": event["time"], "kind": kind, "trial": 1, "text": text}
     assert 0 < event["time"] < max(unit["end"] for unit in result.units())
@@ -289,7 +289,7 @@ def test_a_unit_that_always_takes_too_long_fails_its_trial(data, calm, tmp_path)
     trial = result.trials[1]
     assert trial.status == "failed"
     assert trial.error == (
-        "the unit took longer than unit_timeout=0.5 seconds in epoch 1, shard 2, 2 times "
+        "the unit took longer than unit_timeout=0.5 seconds in epoch 1, unit 0, 2 times "
         "(where it was: trials/1.log)"
     )
     assert [hashes(result)[n] for n in (0, 2)] == [calm[n] for n in (0, 2)]
@@ -342,7 +342,7 @@ def test_a_unit_that_kills_every_worker_fails_its_trial(data, calm, tmp_path):
     trial = result.trials[1]
     assert trial.status == "failed"
     assert trial.error == (
-        "the worker process was ended by SIGSEGV in epoch 1, shard 2, 3 times "
+        "the worker process was ended by SIGSEGV in epoch 1, unit 0, 3 times "
         "(where it was: trials/1.log)"
     )
     lost = [text for _, text in events(result.path)]
