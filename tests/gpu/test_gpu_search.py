@@ -46,10 +46,6 @@ def test_two_workers_on_the_device_give_the_same_states(one, data, tmp_path):
     assert hashes(two) == hashes(one)
     units = [unit for unit in two.saved.units() if unit["kind"] == "train"]
     assert len({unit["worker"] for unit in units}) == 2
-    where: dict[int, set[int]] = {}
-    for unit in units:
-        where.setdefault(unit["shard"], set()).add(unit["worker"])
-    assert all(len(workers) == 1 for workers in where.values())
 
 
 @pytest.mark.parametrize("options", [{"live_models": 1}, {"stagger": False}, {"workers": 3}])
