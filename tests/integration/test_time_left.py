@@ -116,7 +116,7 @@ def search(data: Any, clock: Clock, run: Path, progress: Any = None, **changes: 
         return Model(clock, config["level"], config["cost"])
 
     settings: dict[str, Any] = {
-        "epochs": 9, "n_trials": 12, "validation": 0.2, "batch_size": 64, "workers": 0,
+        "epochs": 9, "n_trials": 12, "validation": 0.2, "batch_size": 4, "workers": 0,
         "progress": recorder, "run": run, "if_exists": "resume",
     }  # fmt: skip
     space = {"level": cerebro.uniform(0.0, 1.0), "cost": changes.pop("cost", 1.0)}
@@ -190,7 +190,7 @@ def test_a_study_of_optuna(data: Any, clock: Clock, tmp_path: Path) -> None:
     )
     recorder = Recorder(clock)
     cerebro.optuna.optimize(
-        study, build, data, validation=0.2, epochs=9, n_trials=24, batch_size=64, workers=0,
+        study, build, data, validation=0.2, epochs=9, n_trials=24, batch_size=4, workers=0,
         progress=recorder, run=tmp_path / "run",
     )  # fmt: skip
     states = {trial.state.name for trial in study.trials}
