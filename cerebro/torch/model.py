@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 
 import cerebro._core as _core
-from cerebro.arguments import MAX_INT32, TORCH_MODEL, answers, real_number, whole_number
+from cerebro.arguments import TORCH_MODEL, answers, real_number, whole_number
 from cerebro.data import Dataset
 from cerebro.data.moved import moved
 from cerebro.errors import InputError, StateError
@@ -243,7 +244,7 @@ class Model(BaseModel):
         self._metrics, self._accumulating = split_metrics(metrics)
         self._epoch_metrics = named_epoch_metrics(epoch_metrics)
         self._clip_norm = real_number("clip_norm", clip_norm, above=0, optional=True)
-        self.accumulate = whole_number("accumulate", accumulate, 1, MAX_INT32)
+        self.accumulate = whole_number("accumulate", accumulate, 1, math.inf)
         self._optimizers = check_optimizers(optimizer, net, loss)
         self._schedulers = check_schedulers(scheduler, self._optimizers)
         self._scheduler_step = check_scheduler_step(scheduler_step, self._schedulers)
