@@ -242,9 +242,9 @@ ROWS = {
         "DELETE FROM units WHERE trial = 1 AND epoch = 2 AND step = 1",
         ["trial 1, epoch 2: only 3 of its 4 units are there"],
     ),
-    "a unit's shard": (
-        "UPDATE units SET shard = (shard + 1) % 3 WHERE trial = 1 AND epoch = 2 AND step = 1",
-        ["trial 1, epoch 2: unit 1 was on shard", "out of turn"],
+    "a unit's part": (
+        "UPDATE units SET part = (part + 1) % 3 WHERE trial = 1 AND epoch = 2 AND step = 1",
+        ["trial 1, epoch 2: unit 1 was on part", "out of turn"],
     ),
     "a unit's number": (
         "UPDATE units SET step = 9 WHERE trial = 1 AND epoch = 2 AND step = 1",
