@@ -1,4 +1,4 @@
-/* Tables that nobody uses stay while they are few or small: two epochs of a
+/* Unused tables stay while they are few or small: two epochs of a
  * large dataset, many of a small one. */
 #include "order.h"
 

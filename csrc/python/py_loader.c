@@ -196,7 +196,7 @@ PyDoc_STRVAR(
     "mutable. Two more items, uint64 running sums of weights and the sum\n"
     "before them, have as many rows drawn by the weights, with\n"
     "replacement: from each shard or, with `draw_across`, from all, whose\n"
-    "sums are then slices of one array that nobody can change. `plan`\n"
+    "sums are then slices of one read-only array. `plan`\n"
     "comes from cerebro.transforms.compile.\n"
     "Loaders share the orders of rows in `orders`, an Orders. begin()\n"
     "starts a pass; iterating yields dicts of the framework's tensors.\n"
