@@ -112,29 +112,6 @@ def test_an_interruption_leaves_enqueued_trials_where_they_are(data, tmp_path, s
         assert list(trial.intermediate_values) == list(range(EPOCHS))
 
 
-def test_a_study_that_was_begun_with_user_attributes_goes_on(data, tmp_path):
-    """Trials were marked so before; a user's attributes of another kind are left alone."""
-    study = new_study()
-    options = {"n_trials": 3, "width": 2, "run": tmp_path / "run"}
-    with pytest.raises(KeyboardInterrupt):
-        optimize(study, data, build_x, run_callbacks=[Interrupting(3)], **options)
-    older = new_study()
-    for trial in study.trials:
-        mark = trial.system_attrs.pop("cerebro")
-        assert trial.system_attrs.pop("cerebro:interrupted")
-        for name, value in {"cerebro": mark, "interrupted": True, "memo": 1}.items():
-            trial.set_user_attr(name, value)
-        older.add_trial(trial)
-    older.add_trial(
-        optuna.trial.create_trial(
-            state=optuna.trial.TrialState.FAIL, user_attrs={"cerebro": "mine"}
-        )
-    )
-    optimize(older, data, build_x, **options)
-    assert states(older) == ["FAIL"] * 3 + ["COMPLETE"] * 3
-    assert [trial.user_attrs for trial in older.trials[3:]] == [{"memo": 1}, {"memo": 1}, {}]
-
-
 def test_what_goes_on_never_waits_in_the_queue(data, tmp_path, monkeypatch):
     """Another process that asks the same study cannot be given it."""
     study = new_study()

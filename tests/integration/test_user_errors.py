@@ -457,7 +457,7 @@ class Listening(GridSearch):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_divergence_names_epoch_shard_and_batch(data, tmp_path, workers):
+def test_a_divergence_names_epoch_and_batch(data, tmp_path, workers):
     train, valid = data.split(0.9, 0.1)
     searcher = Listening()
     result = search(
@@ -472,19 +472,13 @@ def test_a_divergence_names_epoch_shard_and_batch(data, tmp_path, workers):
     )
     assert [t.status for t in result.trials] == ["finished"] + ["diverged"] * 3
     for trial in result.trials[1:]:
-        places = [
-            (shard, number)
-            for shard in range(3)
-            for number, batch in enumerate(
-                train.batches(8, seed=0, epoch=1, shard=shard, framework="numpy")
-            )
+        (place,) = [
+            number
+            for number, batch in enumerate(train.batches(8, seed=0, epoch=1, framework="numpy"))
             if (batch["row"] == 100).any()
         ]
-        ((shard, number),) = places
         value = trial.config["do"]
-        assert trial.error == (
-            f"the training loss became {value} in epoch 1, shard {shard}, batch {number}"
-        )
+        assert trial.error == f"the training loss became {value} in epoch 1, batch {place}"
         assert trial.error in trial.log
         assert trial.epoch == 1 and trial.traceback is None
         assert [told for told in searcher.told if told[0] == trial.number][1:] == [

@@ -11,7 +11,7 @@ import pytest
 
 from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
-from cerebro.data.order import EpochOrder
+from cerebro.data.order import POOL, EpochOrder
 from cerebro.errors import InputError
 from cerebro.executors.seats import SeatedShards, placed, stay, with_shares
 from cerebro.machine import devices
@@ -156,12 +156,6 @@ def test_a_run_goes_on_where_it_was_or_on_what_is_like_it(monkeypatch):
     assert devices.here(GPUS) == ("cpu",)
 
 
-@pytest.mark.parametrize("record", [{}, {"devices": 3}, {"devices": [1]}, {"devices": []}])
-def test_records_without_devices_are_of_the_cpu(record):
-    assert devices.recorded(record) == ("cpu",)
-    assert devices.recorded({"devices": ["cuda:1"]}) == ("cuda:1",)
-
-
 @pytest.mark.parametrize(
     ("index", "visible", "alone"),
     [(1, None, "1"), (0, "3", "3"), (1, "2, 5", "5"), (1, "GPU-a,GPU-b", "GPU-b")],
@@ -273,8 +267,8 @@ def test_shards_are_dealt_by_rows_and_stay_with_their_seat():
 def test_workers_that_share_a_process_hold_shards_together():
     a, b = TWO.devices
     data = SimpleNamespace(nbytes=8)
-    order = EpochOrder("shards", tuple(n for n in (10, 40, 20, 30) for _ in range(8)), 0)
-    assert order.pool_rows == [80, 320, 160, 240]
+    order = EpochOrder("shards", tuple(n for n in (10, 40, 20, 30) for _ in range(POOL)), 0)
+    assert order.pool_rows == [POOL * n for n in (10, 40, 20, 30)]
     apart = placed(data, None, [a, b, a], order=order, together=False)
     assert apart.holders({0: 5, 1: 6, 2: 7}) == {0: [7], 1: [5], 2: [7], 3: [6]}
     shared = placed(data, None, [a, b, a], order=order, together=True)
@@ -288,7 +282,7 @@ def test_without_dealt_shards_all_read_all():
     assert SeatedShards(3, []).holders({0: 0}) is None
 
 
-def context(*, nbytes=100, shards=32, validation=0, shuffle="shards", stagger=True):
+def context(*, nbytes=100, shards=4 * POOL, validation=0, shuffle="shards", stagger=True):
     return SimpleNamespace(
         train=SimpleNamespace(nbytes=nbytes),
         validation=SimpleNamespace(nbytes=validation),
@@ -318,8 +312,8 @@ def test_what_workers_may_take_of_their_gpus():
         ("aa", {"nbytes": 41}, False),  # both are on one GPU
         ("aabb", {"nbytes": 60}, True),
         ("a", {"nbytes": 1}, False),  # one worker reads all
-        ("ab", {"nbytes": 1, "shards": 16}, True),
-        ("ab", {"nbytes": 1, "shards": 15}, False),  # one pool
+        ("ab", {"nbytes": 1, "shards": 2 * POOL}, True),
+        ("ab", {"nbytes": 1, "shards": 2 * POOL - 1}, False),  # one pool
         ("ab", {"nbytes": 1, "shuffle": "rows"}, False),  # every part reads all shards
         ("ab", {"nbytes": 1, "stagger": False}, False),
         ("--", {"nbytes": 1}, False),
