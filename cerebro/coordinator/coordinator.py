@@ -406,8 +406,7 @@ class Coordinator:
         self._note_not_exact(trial, event.not_exact)
         self._note_moved(event.moved)
         if event.unlike:
-            text = f"trial {trial.record.number}, {event.unlike}"
-            self.store.add_event(self._now(), "recorded step differs", text, trial.record.number)
+            self._note_unlike(trial, event.unlike)
         self._note_warnings(trial, event.warned)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.notify_of(trial.record, "on_unit_end", means)
@@ -664,6 +663,17 @@ class Coordinator:
                     "device, so its states may differ from run to run",
                     stacklevel=2,
                 )
+
+    def _note_unlike(self, trial: LiveTrial, unlike: str) -> None:
+        """Record that a trial's recorded step was wrong, which its earlier units have used, too."""
+        number = trial.record.number
+        text = (
+            f"{self._name_of(number)}, {unlike}. Earlier units have used that step, so the results "
+            "of this trial may be wrong: run it again with graph=False"
+        )
+        self.store.add_event(self._now(), "recorded step differs", text, number)
+        self.store.add_event(self._now(), NOT_EXACT, "a recorded step that was wrong", number)
+        warnings.warn(text, stacklevel=2)
 
     def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
         """Record the first epoch in which a trial's validation metric is not finite."""

@@ -59,8 +59,6 @@ class Part:
     count: int
     updates: tuple[int, ...]
     """The number of batches of each update."""
-    alike: int
-    """The number of batches at the beginning that have equally many rows."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +168,7 @@ class EpochOrder:
         size, longer = divmod(batches, updates) if updates else (0, 0)
         more = max(0, min(longer, end) - first)
         sizes = (size + 1,) * more + (size,) * (end - first - more)
-        alike = _alike(rows, batches, start, stop - start, cut)
-        return Part(mix, start, stop - start, sizes, alike)
+        return Part(mix, start, stop - start, sizes)
 
     def steps(self, epoch: int, cut: Cut) -> int:
         """Return the number of batches of an epoch."""
@@ -256,9 +253,3 @@ def _even(items: Sequence[int], runs: int) -> list[list[int]]:
     """Return the items in runs that differ by at most one item."""
     bounds = [run * len(items) // runs for run in range(runs + 1)]
     return [list(items[a:b]) for a, b in pairwise(bounds)]
-
-
-def _alike(rows: int, batches: int, start: int, count: int, cut: Cut) -> int:
-    """Return how many batches from `start` on are equally large: the larger ones come first."""
-    longer = 0 if cut.drop_last or batches == 0 else rows % batches
-    return min(count, longer - start) if start < longer else count

@@ -169,9 +169,10 @@ class Trial:
 
     @property
     def not_exact(self) -> list[str]:
-        """The trial's operations that have no deterministic version; empty if it is exact.
+        """What makes the trial's states inexact; empty if they are exact.
 
-        Such operations exist only on GPUs; because of them, states may differ between runs.
+        These are operations without a deterministic version, which exist only on GPUs, and a
+        recorded step (``graph=True``) that was found to differ from the ordinary one.
         """
         parts = self.record.folds or [self.record]
         return sorted({name for part in parts for name in self.saved.not_exact(part.number)})

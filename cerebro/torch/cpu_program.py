@@ -150,32 +150,6 @@ class Program:
             else:
                 self._calls.append((item.prepared(), (), {}))
 
-    def changed(
-        self, change: Callable[[Any], Any], *, runs: bool = True
-    ) -> tuple[Program, dict[int, Any]]:
-        """Return a copy of the finished program with different tensors.
-
-        Parameters
-        ----------
-        change
-            ``change(tensor)`` returns the replacement of a tensor, which may be a placeholder.
-        runs
-            Whether all replacements are tensors, so that the new program can run.
-
-        Returns
-        -------
-        tuple
-            The new program, and its argument containers by the ids of this program's containers.
-        """
-        found: dict[int, Any] = {}
-        made = Program.__new__(Program)
-        made._moved, made._blocks, made._calls = {}, [], []
-        made._spoiled, made.held_bytes = self._spoiled, self.held_bytes
-        made._items = [_changed_item(item, change, found) for item in self._items]
-        if runs:
-            made._prepare()
-        return made, found
-
     def place(self, container: Any, key: Any) -> tuple[Any, Any]:
         """Return the container and key from which the finished program reads a recorded number."""
         return self._moved.get((id(container), key), (container, key))
@@ -243,42 +217,9 @@ def _arguments_of(item: Any) -> list[Any]:
     return list(item.tensors)
 
 
-def _changed_item(item: Any, change: Callable[[Any], Any], found: dict[int, Any]) -> Any:
-    if isinstance(item, list):
-        return [one.changed(change, found) for one in item]
-    if not isinstance(item, tuple):
-        return item.changed(change)
-    run, args, kwargs = item
-    return (
-        _changed_run(run, change, found),
-        _renewed(args, change, found),
-        _renewed(kwargs, change, found),
-    )
-
-
-def _renewed(value: Any, change: Callable[[Any], Any], found: dict[int, Any]) -> Any:
-    """Return nested arguments with changed tensors; store each new container by its old id."""
-    if type(value) in LEAVES:
-        return value
-    if isinstance(value, (list, tuple)):
-        made: Any = [_renewed(item, change, found) for item in value]
-    elif isinstance(value, dict):
-        made = {key: _renewed(item, change, found) for key, item in value.items()}
-    else:
-        return change(value)
-    found[id(value)] = made
-    return made
-
-
 def _memory_of(run: Any) -> list[Any]:
     """Return the tensors into which a call copies its results."""
     return list(run.args[1]) if isinstance(run, partial) else []
-
-
-def _changed_run(run: Any, change: Callable[[Any], Any], found: dict[int, Any]) -> Any:
-    if not isinstance(run, partial):
-        return run
-    return partial(run.func, run.args[0], _renewed(run.args[1], change, found))
 
 
 def _alike(
@@ -356,6 +297,8 @@ def _is_left_out(call: Call) -> bool:
         return True
     if facts(call.func).mutates or call.name in HIDDEN_WRITES:
         return False
+    if not call.func._schema.returns:
+        return False  # it raises if the data are invalid
     outs = list(tensors_in(call.outs))
     ins = {address_of(t) for t in tensors_in([call.args, call.kwargs])}
     return all(address_of(t) in ins for t in outs)

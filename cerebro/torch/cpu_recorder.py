@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cerebro.torch.nested_arguments import (
     TENSORS,
@@ -116,24 +116,12 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         """Why the step cannot be repeated from these calls."""
         self.leaves_traces = False
         """Whether the step changed a tensor or a generator that is not part of the state."""
-        self.text: str | None = None
-        """Where the step made text of a tensor, which reads its values; None if nowhere."""
         self.section: int | None = None
         """The number of the optimizer that is stepping; None outside optimizers."""
         self._writable = set(writable)
         self._made: set[int] = set()
         self._lifted: set[int] = set()
         self._addresses: dict[int, tuple[Any, int]] = {}
-
-    def __enter__(self) -> Recording:
-        # PyTorch calls no operators that a mode sees to make text of a tensor.
-        self._make_text, torch._tensor_str._str = torch._tensor_str._str, _noted_text
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        torch._tensor_str._str = self._make_text
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -221,17 +209,6 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
                 reason = f"{call.name}() moves a tensor to other memory"
         if reason is not None and self.refusal is None:
             self.refusal = f"{reason}{_where()}"
-
-
-_MAKE_TEXT = torch._tensor_str._str
-
-
-def _noted_text(*arguments: Any, **options: Any) -> Any:
-    """Return a tensor's text, and note this in the recording that is running."""
-    running = _get_current_dispatch_mode()
-    if isinstance(running, Recording) and running.text is None:
-        running.text = f"text of a tensor is made{_where()}"
-    return _MAKE_TEXT(*arguments, **options)
 
 
 def written_by(call: Call) -> list[Any]:

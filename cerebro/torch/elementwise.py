@@ -46,19 +46,6 @@ class Operation:
         self.place: tuple[Any, Any] | None = None
         self.value: Any = None
 
-    def changed(self, change: Callable[[Any], Any], found: dict[int, Any]) -> Operation:
-        """Return the operation on the tensors that `change` returns.
-
-        The container of a number only identifies its place; `found` maps the id of the old
-        container to the new container.
-        """
-        made = Operation(self.name, change(self.out), [change(one) for one in self.operands])
-        made.number = self.number
-        if self.place is not None:
-            made.place = (found.setdefault(id(self.place[0]), []), self.place[1])
-        made.value = None if self.value is None else change(self.value)
-        return made
-
 
 class Block:
     """A sequence of operations that run without Python in between."""
@@ -331,7 +318,7 @@ def _agrees(name: str, fused: bool, sqrt: int) -> bool:
     function, operands, numbered = _EXAMPLES[name]
     how = _Rounding(fused, sqrt, frozenset())
     for size in _SIZES:
-        a, b, c = (_values(size, seed) for seed in (3, 5, 7))
+        a, b, c = (example_values(size, seed) for seed in (3, 5, 7))
         for x in _NUMBERS if numbered else (0.0,):
             one = Operation(name, torch.empty(size), (a, b, c)[:operands])
             one.number = x if numbered else None
@@ -342,7 +329,7 @@ def _agrees(name: str, fused: bool, sqrt: int) -> bool:
 
 
 @functools.cache
-def _values(size: int, seed: int) -> Any:
+def example_values(size: int, seed: int) -> Any:
     """Return numbers of many magnitudes and special values, the same for equal arguments."""
     steps = torch.arange(size, dtype=torch.float64)
     phases = (steps * 0.6180339887498949 * seed + 0.1 * seed).frac()

@@ -33,10 +33,6 @@ class Product:
     def outs(self) -> list[Any]:
         return self.tensors[:1]
 
-    def changed(self, change: Callable[[Any], Any]) -> Product:
-        """Return the product of the tensors that `change` returns."""
-        return Product(*map(change, self.tensors))
-
     def prepared(self) -> Any:
         """Return the core's function for it; None if BLAS cannot take the tensors as they are."""
         if not all(map(_is_plain, self.tensors)) or any(t.dim() != 2 for t in self.tensors[:3]):

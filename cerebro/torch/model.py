@@ -55,12 +55,9 @@ from cerebro.torch.arguments import (
     split_metrics,
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
-from cerebro.torch.kept_programs import kept_programs
+from cerebro.torch import optimizer_step
 from cerebro.torch.outputs import detached, host_copy, in_float32, joined
 from cerebro.torch.place import place
-from cerebro.torch.proof.same_program import Proof
-from cerebro.torch.proof.schedulers import is_quiet
-from cerebro.torch.proof.values import DATA, Arguments, Unproven, known
 from cerebro.torch.recorded_step import RecordedStep
 from cerebro.torch.row_weights import check_column, check_weight, weighted_mean
 from cerebro.torch.state import (
@@ -151,22 +148,22 @@ class Model(BaseModel):
         "bf16" or "fp16": forward pass and loss under autocast; "fp16" scales the loss
         (`torch.amp.GradScaler`).
     graph
-        Whether to record the training step once and replay it for every batch of the same shape,
-        which saves most of the time of a small network's step. A step is replayed only if its
-        results equal those of the ordinary step bit for bit.
+        How the training step is computed. On the CPU, all three settings give the same states, bit
+        for bit.
 
-        None (default): record on the CPU, in units of a search, if Cerebro can prove that the code
-        of network, loss, metrics and `step` does the same for every batch, and if recording saves
-        time. Otherwise, the trial's log gives the reason.
+        None (default): ordinary steps. On the CPU, the arithmetic of `Adam`, `AdamW` and `SGD` in
+        their default form (float32, no hooks, none of ``amsgrad``, ``foreach``, ``fused`` and the
+        like) runs in Cerebro's core, which saves much of the time of a small network's step.
 
-        True: record whenever possible. You promise that the Python code of the step (of the
-        network, loss and metrics) does the same for every batch. If the step cannot be recorded,
-        the trial's log gives the reason. Not supported with ``amp="fp16"``. On a GPU, the step is
-        captured as a CUDA graph, which saves the time to launch its kernels one by one. The
-        optimizers then have ``capturable=True``, even if the step is not replayed, and `accumulate`
-        is rejected.
+        True: record the step once, and replay it for every batch of the same shape. You promise
+        that the Python code of the step (of the network, loss and metrics) does the same for every
+        batch. The promise is checked on the first batches and after every unit. If the step cannot
+        be recorded, the trial's log gives the reason. Not supported with ``amp="fp16"``. On a GPU,
+        the step is captured as a CUDA graph, which saves the time to launch its kernels one by one.
+        The optimizers then have ``capturable=True``, even if the step is not replayed, and
+        `accumulate` is rejected.
 
-        False: never record. On the CPU, all three settings give the same states, bit for bit.
+        False: ordinary steps, all of them PyTorch's own.
     state
         "all", or "trainable": leave parameters that do not require gradients (a frozen backbone)
         out of states; `build` must then make the same frozen parameters every time. Buffers, such
@@ -278,6 +275,7 @@ class Model(BaseModel):
         frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
         self._frozen_bytes = sum(t.nbytes for t in frozen) if self._partial and self._on_gpu else 0
         self._autocast, self._scaler = make_amp(amp, self._device.type)
+        self._in_core = graph is None and self._device.type == "cpu"
         self._no_grad = torch.no_grad()
 
         self._keep_evaluating = _evaluating_parts(net)
@@ -290,7 +288,6 @@ class Model(BaseModel):
         self._objective = self._compile_objective()
         self._graphed: GraphedStep | None = None
         self._recorded: tuple[RecordedStep, ...] = ()
-        self._told_of_recording = False
         self._train = self._compile(graph)
 
     def bind_info(self, info: Any) -> None:
@@ -498,11 +495,6 @@ class Model(BaseModel):
         recorded = sum(recorded.held_bytes for recorded in self._recorded)
         return self._frozen_bytes + graphed + recorded
 
-    @property
-    def shared_bytes(self) -> int:
-        """The bytes of recorded steps that all models of this thread share."""
-        return kept_programs.held_bytes
-
     def predict_batch(self, batch: Batch) -> Any:
         """Return the network's output for a batch, in evaluation mode, without gradients."""
         if self.net.training:
@@ -663,10 +655,8 @@ class Model(BaseModel):
                 self._update()
             return values
 
-        records = graph or (graph is None and scaler is None)
         # Torchmetrics metrics count batches in Python code, which a replayed step does not run.
-        records = records and not self._meters
-        take = self._record(step, promised=bool(graph)) if records else step
+        take = self._record(step) if graph and not self._meters else step
 
         def train(batch: Batch) -> dict[str, Any]:
             if not net.training:
@@ -694,7 +684,7 @@ class Model(BaseModel):
         return train
 
     def _record(
-        self, step: Callable[[Batch, int], dict[str, Any]], *, promised: bool
+        self, step: Callable[[Batch, int], dict[str, Any]]
     ) -> Callable[[Batch, int], dict[str, Any]]:
         """Return `step` wrapped to be recorded and replayed; wrap the evaluation step, too."""
 
@@ -703,84 +693,14 @@ class Model(BaseModel):
 
         modules = [self.net, self._loss] if isinstance(self._loss, torch.nn.Module) else [self.net]
         gathered = self._parameters if self.accumulate != 1 else ()
-        prove = None if promised else self._prove
-        looks_always = not promised and self._is_followed_by_unknown_code()
         training = RecordedStep(
-            *(step, "training step", modules, self._optimizers, gathered, self._drop_gradients),
-            prove=prove,
-            looks_always=looks_always,
+            *(step, "training step", modules, self._optimizers, gathered, self._drop_gradients)
         )
-        evaluation = RecordedStep(
-            evaluate, "evaluation", modules, prove=prove, looks_always=looks_always
-        )
-        self._recorded = (training, evaluation)
+        self._recorded = (training, RecordedStep(evaluate, "evaluation", modules))
         return training
 
-    def _prove(self) -> Proof:
-        """Return a proof that network, loss, metrics and `step` do the same for every batch.
-
-        Raises
-        ------
-        Unproven
-            This cannot be proven; the message gives the reason.
-        """
-        for kind in type(self).__mro__[: type(self).__mro__.index(Model)]:
-            for name in vars(kind):
-                if name.startswith("_") and not name.startswith("__") and hasattr(Model, name):
-                    raise Unproven(f"{kind.__name__} replaces cerebro.torch.Model.{name}")
-        for name in vars(self):
-            if callable(getattr(Model, name, None)):
-                raise Unproven(f"{name} of the model was replaced")
-        proof = Proof()
-        for optimizer in self._optimizers:
-            proof.optimizer(optimizer)
-        proof.given = (
-            *(type(self), self.net, self._loss, self._metrics, self._step),
-            *(self._inputs, self._target, self._weight, self._clip_norm, self.accumulate),
-            None if self._autocast is None else self._autocast.fast_dtype,
-            self._parameters,
-        )
-        net = known(self.net)
-        if self._step is not None:
-            proof.call(known(self._step), Arguments([net, DATA]), "step")
-            return proof
-        inputs = self._inputs
-        if isinstance(inputs, Mapping):
-            given = Arguments(named=dict.fromkeys(inputs, DATA))
-        else:
-            given = Arguments([DATA] * (1 if isinstance(inputs, str) else len(inputs)))
-        output = proof.call(net, given, "the network")
-        both = Arguments([output] if self._target is None else [output, DATA])
-        if self._loss is None:
-            proof.data(output, "the network's output")
-        else:
-            proof.data(proof.call(known(self._loss), both, "the loss"), "the loss")
-        for name, metric in self._metrics.items():
-            proof.data(proof.call(known(metric), both, name), f"the metric {name!r}")
-        return proof
-
-    def _is_followed_by_unknown_code(self) -> bool:
-        """Return whether unknown code, which may change the network, runs between two steps."""
-        overridden = any(
-            getattr(type(self), name) is not getattr(Model, name)
-            for name in ("train_batch", "eval_batch")
-        )
-        by_batch = self._scheduler_step == "batch"
-        return (
-            overridden
-            or self._augment is not None
-            or (by_batch and not all(map(is_quiet, self._schedulers)))
-        )
-
-    def begin_recorded_unit(
-        self, batches: int, left: int, *, training: bool, full: int | None = None
-    ) -> None:
-        """Begin a unit whose steps may be recorded.
-
-        `batches` is the number of batches in the unit, `left` the number left in the trial,
-        including those of the unit. `full` is the number of batches with which the unit begins
-        before shorter ones follow; None if it is not known.
-        """
+    def begin_recorded_unit(self, *, training: bool) -> None:
+        """Begin a unit whose steps may be recorded."""
         if not self._recorded:
             return
         at_once = self.replays_for(self.train_batch if training else self.eval_batch) is not None
@@ -789,7 +709,7 @@ class Model(BaseModel):
                 self._to_training()
             else:
                 self.net.eval()
-        self._recorded[0 if training else 1].begin_unit(batches, left, full=full, at_once=at_once)
+        self._recorded[0 if training else 1].begin_unit(at_once=at_once)
 
     def end_recorded_unit(self, *, training: bool) -> str | None:
         """Compare the unit's replayed step with the ordinary step.
@@ -816,14 +736,6 @@ class Model(BaseModel):
         """Take ordinary steps from now on."""
         for recorded in self._recorded:
             recorded.refuse("it has differed from the ordinary step before")
-
-    def recording_note(self) -> str | None:
-        """Return the reason why the training step is not recorded by default; later, None."""
-        note = None
-        if self._recorded and not self._told_of_recording:
-            note = self._recorded[0].note
-            self._told_of_recording = note is not None
-        return note
 
     def _compile_graphed(self, recorder: Recorder) -> Callable[[Batch], dict[str, Any]]:
         """Return the function that trains on a batch with a step that can be captured."""
@@ -884,10 +796,12 @@ class Model(BaseModel):
         if self._clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         for optimizer in self._optimizers:
-            if scaler is None:
-                optimizer.step()
-            else:
+            if scaler is not None:
                 scaler.step(optimizer)
+            elif self._in_core:
+                optimizer_step.step(optimizer)
+            else:
+                optimizer.step()
         if scaler is not None:
             scaler.update()
         self._drop_gradients()

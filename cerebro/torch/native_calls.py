@@ -29,9 +29,6 @@ class NativeCall(Protocol):
     def outs(self) -> list[Any]:
         """Those that it writes, float32."""
 
-    def changed(self, change: Callable[[Any], Any]) -> NativeCall:
-        """Return the call on the tensors that `change` returns."""
-
     def prepared(self) -> Callable[[], None] | None:
         """Return the function that computes it; None if the core cannot take these tensors."""
 

@@ -21,7 +21,6 @@ from torch.optim import optimizer as torch_optimizer
 from cerebro.torch.cpu_program import Program
 from cerebro.torch.cpu_recorder import Call, Recording
 from cerebro.torch.graph import are_others, groups_of
-from cerebro.torch.proof.unchanged import PLAIN
 
 Group = Mapping[str, Any]
 Formulas = Callable[[Group, float], dict[str, Any]]
@@ -73,6 +72,9 @@ IGNORED = (
 )
 """Entries of parameter groups that only schedulers and users read, not optimizers."""
 
+PLAIN = (type(None), bool, int, float, complex, str)
+"""Types whose values can be compared."""
+
 
 class Unexplained(Exception):
     """An optimizer whose step cannot be repeated; the message gives the reason."""
@@ -81,9 +83,7 @@ class Unexplained(Exception):
 class Hole:
     """A place in a recorded call where the number comes from an optimizer's settings."""
 
-    def __init__(self, group: int, formula: str, container: Any, key: Any, at: Any = None) -> None:
-        self.at = at
-        """The place as (number of the call, 0 for arguments or 1 for keywords, path in these)."""
+    def __init__(self, group: int, formula: str, container: Any, key: Any) -> None:
         self.group = group
         self.formula = formula
         self.container = container
@@ -232,31 +232,9 @@ class Numbers:
                         continue
                     group, formula = _explained(one, two, now, probe.values, call.name)
                     container = _at(into, path[:-1])
-                    at = (index, which, path)
-                    holes.append(Hole(group, formula, container, path[-1], at))
+                    holes.append(Hole(group, formula, container, path[-1]))
                     free.add((index, which, path))
         return holes, free
-
-    def explain(
-        self, calls: Sequence[Call], counts: Sequence[float], places: Mapping[Any, tuple[int, str]]
-    ) -> bool:
-        """Return whether the numbers of a recorded step are the formulas' values.
-
-        Parameters
-        ----------
-        calls
-            The calls of the recorded step.
-        counts
-            The return value of :meth:`counts` at the recorded step.
-        places
-            The group and formula of each number that comes from settings, by place.
-        """
-        now = [self.values(group, count) for group, count in enumerate(counts)]
-        for (index, which, path), (group, formula) in places.items():
-            call = calls[index]
-            if _at(call.kwargs if which else call.args, path) != now[group][formula]:
-                return False
-        return True
 
 
 class Probe:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,8 +10,8 @@ import torch
 import cerebro._core as _core
 from cerebro.torch.cpu_program import Program
 from cerebro.torch.graph import Batch, Values, cloned, fill
-from cerebro.torch.kept_programs import KeptProgram
 from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers
+from cerebro.torch.witness import leaves_of
 
 
 class RecordedProgram:
@@ -33,56 +31,25 @@ class RecordedProgram:
         self.gradients = gradients
         self.free = free
         self.compared = 0
-        self.seconds = math.inf
         self.held_bytes = program.held_bytes + sum(
             value.untyped_storage().nbytes() for value in tensors_of(static.values())
         )
-        self.kept: KeptProgram | None = None
-        """The program in the form that other models can reuse."""
-        self.is_adopted = False
-        """Whether this model's own step was never recorded."""
+        self.leaves = leaves_of(program.recording)
+        """The recording's operators that compute."""
         self.values = {name: _detached(value) for name, value in values.items()}
-        self.tensors: dict[Any, Any] = {}
+        self._tensors: dict[Any, Any] = {}
         """The numbers that are tensors, by group, formula and type."""
-        self.formulas = {hole.at: (hole.group, hole.formula) for hole in holes}
-        """The group and formula of each of the recording's numbers, by place."""
         self._constants: dict[Any, Any] = {}
         self._holes = holes
         program.finish(self._shared)
-        self.places = [
-            Hole(hole.group, hole.formula, hole.container, hole.key)
+        placed = [
+            Hole(hole.group, hole.formula, *program.place(hole.container, hole.key))
             for hole in holes
             if hole.key is not None
         ]
-        """The places of the other numbers, as they were before operations were joined in blocks."""
-        placed = [
-            Hole(hole.group, hole.formula, *program.place(hole.container, hole.key))
-            for hole in self.places
-        ]
-        self._begin(placed)
-
-    @classmethod
-    def of_kept(cls, kept: KeptProgram, memories: Sequence[Any]) -> RecordedProgram:
-        """Return a kept program on a model's memories, in the order of `Signature.memories`."""
-        made = cls.__new__(cls)
-        made.is_adopted = False
-        made.kept = kept
-        made.static, made.free, made.seconds = kept.static, kept.free, kept.seconds
-        made.gradients, made.held_bytes, made.compared = [], kept.held_bytes, 0
-        made.program, made.values, made.tensors, places = kept.bound(memories)
-        made._begin(places)
-        return made
-
-    def withdraw(self) -> None:
-        """Let no further model use the program unrecorded, because it was not the ordinary step."""
-        if self.kept is not None:
-            self.kept.origin = None
-
-    def _begin(self, holes: list[Hole]) -> None:
-        """Prepare to set the numbers in `holes` and in tensors."""
-        self._holes = holes + [
+        self._holes = placed + [
             Hole(group, formula, tensor, None)
-            for (group, formula, _), tensor in self.tensors.items()
+            for (group, formula, _), tensor in self._tensors.items()
         ]
         self._counted = [hole for hole in self._holes if hole.formula in COUNTED]
         self._set_for: Any = None
@@ -95,9 +62,9 @@ class RecordedProgram:
             if hole.container is args and hole.key == 1:
                 hole.key = None  # the tensor is set instead
                 key = (hole.group, hole.formula, dtype)
-                if key not in self.tensors:
-                    self.tensors[key] = torch.zeros((), dtype=dtype)
-                return self.tensors[key]
+                if key not in self._tensors:
+                    self._tensors[key] = torch.zeros((), dtype=dtype)
+                return self._tensors[key]
         constant = (repr(args[1]), dtype)
         return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
 

@@ -64,14 +64,6 @@ class Reduction:
     def outs(self) -> list[Any]:
         return [self._parts[index] for index in self._outs]
 
-    def changed(self, change: Callable[[Any], Any]) -> Reduction:
-        """Return the sum on the tensors that `change` returns."""
-        parts = [None if part is None else change(part) for part in self._parts]
-        target = self._target
-        if target is not None:
-            target = (change(target[0]), *target[1:])
-        return Reduction(self._kind, self._matrix, parts, self._outs, target)
-
     def prepared(self) -> Any:
         """Return the core's function for it; None if it cannot take these tensors."""
         if not all(map(_is_dense, self.tensors)):

@@ -15,24 +15,15 @@ class RecordedStepDiffers(Exception):
 
 
 @contextlib.contextmanager
-def recorded_unit(
-    model: Any, batches: int, units: int, *, training: bool, full: int | None = None
-) -> Iterator[None]:
+def recorded_unit(model: Any, *, training: bool) -> Iterator[None]:
     """Let a model replay recorded steps in a unit.
 
     Parameters
     ----------
     model
         Any model; only models of `cerebro.torch` record steps.
-    batches
-        The number of batches in the unit.
-    units
-        The number of such units that the trial has left.
     training
         Whether the unit trains.
-    full
-        The number of batches with which the unit begins before shorter ones follow; None if it is
-        not known.
 
     Raises
     ------
@@ -41,7 +32,7 @@ def recorded_unit(
     """
     begin = getattr(model, "begin_recorded_unit", None)
     if begin is not None:
-        begin(batches, batches * units, training=training, full=full)
+        begin(training=training)
     try:
         yield
     except Exception as error:

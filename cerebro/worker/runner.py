@@ -420,12 +420,7 @@ class UnitRunner:
         live.progress.begin_unit(task.epoch, task.step)
         if task.step == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(task.epoch)
-        result = self._evaluate(live, task) if task.part < 0 else self._train(live, task)
-        note = getattr(live.model, "recording_note", None)
-        text = None if note is None else note()
-        if text is not None:
-            append(log_path(self.context.log_dir, task.trial), text)
-        return result
+        return self._evaluate(live, task) if task.part < 0 else self._train(live, task)
 
     def _note_unlike(self, task: Task, error: RecordedStepDiffers) -> str:
         """Drop a model whose recorded step was wrong; its trial then takes ordinary steps."""
@@ -451,10 +446,9 @@ class UnitRunner:
         loader.begin([part.mix], task.epoch, part.start, part.count)
         depots.tell_first_note(loader)
         step, device = live.model.train_batch, self.device_of(live.model)
-        units = self._epochs_left(task) * order.num_parts
         if hasattr(live.model, "begin_unit"):
             live.model.begin_unit(part.updates)
-        with recorded_unit(live.model, part.count, units, training=True, full=part.alike):
+        with recorded_unit(live.model, training=True):
             result = run_batches(loader, step, beat=self._beat, device=device)
         sums = end_training(live.model, result, live.progress)
         loss, weight = sums.sums.get("loss", (0.0, 0.0))
@@ -478,14 +472,10 @@ class UnitRunner:
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
         with generators.preserved(live.torch, seed):
             device = self.device_of(live.model)
-            epochs = self._epochs_left(task)
-            with recorded_unit(live.model, len(loader), epochs, training=False):
+            with recorded_unit(live.model, training=False):
                 result, metrics = evaluate_model(live.model, loader, self._beat, device)
         live.progress.add_validation(metrics)
         return result
-
-    def _epochs_left(self, task: Task) -> int:
-        return (self.context.epochs if task.epochs is None else task.epochs) - task.epoch
 
     # --- models ----------------------------------------------------------
 
@@ -616,9 +606,8 @@ class UnitRunner:
         if limit is None:
             live = self._live[current]
             size = live.held_bytes
-            room = max(0, context.live_bytes - getattr(live.model, "shared_bytes", 0))
             most = MAX_LIVE_MODELS_ON_GPU if is_gpu(context.device) else MAX_LIVE_MODELS
-            limit = max(1, min(most, room // size))
+            limit = max(1, min(most, context.live_bytes // size))
         dropped = []
         while len(self._live) > limit:
             trial = next(iter(self._live))

@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum {
-    BLOCK = 1024, /* elements that pass through the calls of a group together */
+    BLOCK = CER_ELEMENTWISE_BLOCK,
     /* VML_HA | VML_FTZDAZ_OFF | VML_ERRMODE_IGNORE, as PyTorch calls it. */
     SQRT_MODE = 0x2 | 0x140000 | 0x100
 };
@@ -136,7 +136,35 @@ run_groups(const cer_elementwise *list, bool fused)
     }
 }
 
+__attribute__((always_inline)) static inline void
+run_each(const cer_elementwise_call *calls, size_t n, bool fused,
+         cer_elementwise_sqrt sqrt)
+{
+    for (size_t i = 0; i < n; i++)
+        run_call(&calls[i], 0, calls[i].n, fused, sqrt);
+}
+
 #if HAVE_WIDE
+static bool
+is_wide(void)
+{
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+
+WIDE static void
+run_each_wide(const cer_elementwise_call *calls, size_t n,
+              cer_elementwise_sqrt sqrt)
+{
+    run_each(calls, n, true, sqrt);
+}
+
+WIDE static void
+run_each_wide_unfused(const cer_elementwise_call *calls, size_t n,
+                      cer_elementwise_sqrt sqrt)
+{
+    run_each(calls, n, false, sqrt);
+}
+
 WIDE static void
 run_wide(const cer_elementwise *list)
 {
@@ -163,6 +191,22 @@ cer_elementwise_run(const cer_elementwise *list)
     }
 #endif
     run_groups(list, list->fused);
+}
+
+void
+cer_elementwise_run_block(const cer_elementwise_call *calls, size_t n,
+                          bool fused, cer_elementwise_sqrt sqrt)
+{
+#if HAVE_WIDE
+    if (is_wide()) {
+        if (fused)
+            run_each_wide(calls, n, sqrt);
+        else
+            run_each_wide_unfused(calls, n, sqrt);
+        return;
+    }
+#endif
+    run_each(calls, n, fused, sqrt);
 }
 
 /* --- building --------------------------------------------------------------
@@ -296,8 +340,7 @@ cer_elementwise_new(const cer_elementwise_call *calls, size_t n, bool fused,
     list->sqrt = sqrt;
     list->fused = fused;
 #if HAVE_WIDE
-    list->wide =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    list->wide = is_wide();
 #endif
     if (n != 0)
         memcpy(list->calls, calls, n * sizeof *calls);

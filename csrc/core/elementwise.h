@@ -27,6 +27,8 @@
     X(RELU, "relu", 1, 0)       /* a, 0 if a is negative */                    \
     X(THRESHOLD_BACKWARD, "threshold_backward", 2, 1) /* a, 0 if b <= x */
 
+enum { CER_ELEMENTWISE_BLOCK = 1024 }; /* elements that stay in the cache */
+
 typedef enum cer_elementwise_op {
 #define CER_ELEMENTWISE_ENUM(id, name, tensors, number) CER_ELEMENTWISE_##id,
     CER_ELEMENTWISE_LIST(CER_ELEMENTWISE_ENUM)
@@ -62,6 +64,11 @@ cer_status cer_elementwise_new(const cer_elementwise_call *calls, size_t n,
 void cer_elementwise_free(cer_elementwise *list); /* NULL allowed */
 
 void cer_elementwise_run(const cer_elementwise *list);
+
+/* Runs calls on at most CER_ELEMENTWISE_BLOCK elements each, one after the
+ * other, without a list. All operands have an address, also unread ones. */
+void cer_elementwise_run_block(const cer_elementwise_call *calls, size_t n,
+                               bool fused, cer_elementwise_sqrt sqrt);
 
 /* Elements that all calls together write: a measure of the time they take. */
 size_t cer_elementwise_size(const cer_elementwise *list);

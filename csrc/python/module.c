@@ -8,14 +8,29 @@
 typedef int (*register_function)(PyObject *module);
 
 static const register_function registrations[] = {
-    core_register_rng,         core_register_hash,     core_register_shard,
-    core_register_fsio,        core_register_tensor,   core_register_loader,
-    core_register_orders,      core_register_schedule, core_register_state,
-    core_register_slots,       core_register_beat,     core_register_runner,
-    core_register_device,      core_register_depot,    core_register_native,
-    core_register_elementwise, core_register_replay,   core_register_regions,
-    core_register_mt19937,     core_register_matmul,   core_register_reductions,
+    core_register_rng,
+    core_register_hash,
+    core_register_shard,
+    core_register_fsio,
+    core_register_tensor,
+    core_register_loader,
+    core_register_orders,
+    core_register_schedule,
+    core_register_state,
+    core_register_slots,
+    core_register_beat,
+    core_register_runner,
+    core_register_device,
+    core_register_depot,
+    core_register_native,
+    core_register_elementwise,
+    core_register_replay,
+    core_register_regions,
+    core_register_mt19937,
+    core_register_matmul,
+    core_register_reductions,
     core_register_entries,
+    core_register_optimizer_step,
 };
 
 core_state *

@@ -107,6 +107,7 @@ int core_register_replay(PyObject *module);
 int core_register_regions(PyObject *module);
 int core_register_mt19937(PyObject *module);
 int core_register_entries(PyObject *module);
+int core_register_optimizer_step(PyObject *module);
 
 /* Except for module.c, files here that need NumPy define NO_IMPORT_ARRAY. */
 #define PY_ARRAY_UNIQUE_SYMBOL cer_numpy_api

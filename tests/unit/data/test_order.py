@@ -124,8 +124,6 @@ def check_parts(
     for step, (part, batches) in enumerate(zip(parts, found, strict=True)):
         assert part.count == sum(part.updates) == len(batches)
         lengths = [len(batch) for batch in batches]
-        assert len(set(lengths[: part.alike])) <= 1
-        assert part.alike == len(lengths) or lengths[part.alike] < lengths[0]
         assert order.batches_before(trial, epoch, step, cut) == before
         before += len(batches)
     return parts

@@ -17,13 +17,3 @@ def alone() -> Iterator[None]:
     with generators.preserved(True):
         yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
-def no_kept_programs() -> Iterator[None]:
-    """Begin every test without the programs that models of earlier tests have left."""
-    from cerebro.torch.kept_programs import kept_programs
-
-    kept_programs.clear()
-    yield
-    kept_programs.clear()

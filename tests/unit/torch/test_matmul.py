@@ -54,18 +54,6 @@ def test_products_have_pytorchs_bits(blas, rows, inner, columns, transposed):
             assert same(out, expected)
 
 
-def test_a_product_of_other_tensors(blas):
-    """As when the program of one model becomes that of another."""
-    a, b, bias = factors(8, 5, 3)
-    out = torch.empty(8, 3)
-    found = made(ATEN.addmm.out, [bias, a, b], out)
-    others = {id(t): torch.randn(t.shape) for t in found.tensors}
-    changed = found.changed(lambda tensor: others[id(tensor)])
-    assert list(map(id, changed.tensors)) == [id(others[id(one)]) for one in found.tensors]
-    changed.prepared()()
-    assert same(others[id(out)], torch.addmm(others[id(bias)], others[id(a)], others[id(b)]))
-
-
 def test_what_blas_cannot_take_is_left_to_pytorch():
     a, b, bias = factors(8, 6, 4)
     out = torch.empty(8, 4)

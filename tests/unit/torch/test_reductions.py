@@ -71,16 +71,6 @@ def test_losses_are_added_up_in_pytorchs_order(losses, rows, classes, reduction)
     assert computed(GRADIENT, [loss, *given, count], grad_input=gradient)
 
 
-def test_a_reduction_of_other_tensors(sums):
-    """As when the program of one model becomes that of another."""
-    matrix, out = numbers(8, 20), torch.empty(20)
-    func = ATEN.sum.IntList_out
-    found = native_call(func, func, [matrix, [0]], {"out": out})
-    others = {id(matrix): numbers(8, 20) + 1, id(out): torch.empty(20)}
-    found.changed(lambda tensor: others[id(tensor)]).prepared()()
-    assert same(others[id(out)], others[id(matrix)].sum(0))
-
-
 def test_other_sums_are_left_to_pytorch():
     matrix = numbers(8, 6)
     wide = numbers(70_000, 2)

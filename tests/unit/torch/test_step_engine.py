@@ -401,39 +401,8 @@ def test_a_later_unit_runs_no_step_from_python(data, monkeypatch):
     loader = make_batches(model, data, ROWS, "cpu", seed=0, shuffle="rows", threads=0)
     loader.begin([[0]], 7)
     before = model._recorded[0].replays
-    model.begin_recorded_unit(len(loader), 100, training=True)
+    model.begin_recorded_unit(training=True)
     result = run_batches(loader, model.train_batch)
     assert model.end_recorded_unit(training=True) is None
     loader.close()
     assert called == [] and model._recorded[0].replays - before == result.batches == 10
-
-
-@pytest.mark.parametrize("without_rest", [True, False])
-def test_the_last_full_batch_is_left_to_the_comparison(without_rest, data):
-    """The epoch runner replays all batches before it; its metrics are those of ordinary steps."""
-    found = []
-    for graph in (True, False):
-        model = made(graph, net="dropout")
-        torch.manual_seed(3)
-        loader = make_batches(
-            model, data, ROWS, "cpu", seed=0, shuffle="rows", threads=0, drop_last=without_rest
-        )
-        stepped = []
-        take = model._train
-        model._train = lambda batch, take=take, stepped=stepped: stepped.append(1) or take(batch)
-        for epoch in range(8):
-            stepped.clear()
-            loader.begin([[0]], epoch)
-            model.begin_recorded_unit(
-                len(loader), 100, training=True, full=9 if without_rest else 7
-            )
-            result = run_batches(loader, model.train_batch)
-            assert model.end_recorded_unit(training=True) is None
-            model.end_unit()
-            state = _core.hash_state(_core.pack_state([model.state_dict(), torch.get_rng_state()]))
-            found.append((result.rows, result.batches, result.sums, result.not_finite, state))
-        loader.close()
-        if graph:
-            # Where the shorter batch is replayed, too, the comparison follows it.
-            assert len(stepped) == (1 if without_rest else 0)
-    assert found[:8] == found[8:]

@@ -1,0 +1,288 @@
+"""An optimizer's step on the CPU, with its arithmetic in the C core.
+
+PyTorch's `Adam`, `AdamW` and `SGD` call up to a dozen operators for each parameter. For a small
+network, calling them takes longer than the forward and backward pass. The core makes the whole
+step in one pass over each tensor, and rounds as those operators do (`csrc/core/optimizer_step.c`).
+
+The core knows the default form only: float32 tensors on the CPU without gaps, settings that are
+Python numbers, no hooks, and none of `amsgrad`, `maximize`, `foreach`, `fused`, `capturable` and
+`differentiable`. Every form is compared with PyTorch's own step at its first use in a process. Any
+other step is PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.optim import adam as torch_adam
+from torch.optim import optimizer as torch_optimizer
+from torch.optim import sgd as torch_sgd
+
+import cerebro._core as _core
+from cerebro.torch.elementwise import PARALLEL, example_values, is_dense, rounding, same_bits
+
+_WRAPPER: CodeType = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
+
+_NEEDS = frozenset(
+    {"add", "add_number", "mul_number", "div_number", "sqrt", "lerp", "addcmul", "addcdiv"}
+)
+"""The core's operations that steps consist of."""
+
+_OFF = ("amsgrad", "maximize", "foreach", "fused", "capturable", "differentiable")
+"""Settings that must be false or missing."""
+
+log = logging.getLogger("cerebro.torch")
+
+Form = tuple[bool, bool, bool, bool, bool]
+"""Is it SGD; does it decay weights, decoupled; has it momentum, of Nesterov's kind?"""
+
+
+def step(optimizer: Any) -> None:
+    """Make an optimizer's step, with the bits of ``optimizer.step()``."""
+    groups = _gathered(optimizer)
+    if groups is None or not _core.optimizer_step(groups[0]):
+        optimizer.step()
+        return
+    torch.autograd.graph.increment_version(groups[1])
+    if "step" in vars(optimizer):  # a scheduler asks whether the optimizer has stepped before it
+        optimizer._opt_called = True
+
+
+# --- what the core knows ---------------------------------------------------------
+
+
+def _own_step(kind: type) -> Any:
+    """Return the function `step` of a class, without the wrapper that PyTorch adds later."""
+    function = vars(kind).get("step", kind.step)  # type: ignore[attr-defined]
+    if getattr(function, "__code__", None) is _WRAPPER:
+        function = function.__wrapped__
+    return function
+
+
+_KINDS = {kind: _own_step(kind) for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)}
+
+
+def _functions() -> tuple[Any, ...]:
+    """Return the functions of PyTorch that make steps in the default form."""
+    return (
+        torch_adam.adam,
+        torch_adam._single_tensor_adam,
+        torch_adam._default_to_fused_or_foreach,
+        torch_sgd.sgd,
+        torch_sgd._single_tensor_sgd,
+        torch_sgd._default_to_fused_or_foreach,
+        torch.optim.Adam._init_group,
+        torch.optim.SGD._init_group,
+    )
+
+
+_FUNCTIONS = _functions()
+
+
+def _is_plain(optimizer: Any) -> bool:
+    """Return whether ``optimizer.step()`` runs PyTorch's code and no other."""
+    kind = type(optimizer)
+    if kind not in _KINDS or _own_step(kind) is not _KINDS[kind] or _functions() != _FUNCTIONS:
+        return False
+    own = vars(optimizer).get("step")
+    if own is not None and not (
+        getattr(own, "_wrapped_by_lr_sched", False) and own.__wrapped__ is kind.step
+    ):
+        return False
+    return not (
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or getattr(optimizer, "grad_scale", None) is not None
+        or getattr(optimizer, "found_inf", None) is not None
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+    )
+
+
+def _form(kind: type, group: Mapping[str, Any]) -> Form | None:
+    """Return a group's form; None if only PyTorch can make its step."""
+    if any(group.get(name) for name in _OFF):
+        return None
+    is_sgd = kind is torch.optim.SGD
+    names = ("lr", "weight_decay", *(("momentum", "dampening") if is_sgd else ("eps",)))
+    numbers = [*map(group.get, names), *(() if is_sgd else group["betas"])]
+    if not all(type(number) is float or type(number) is int for number in numbers):
+        return None
+    if is_sgd:
+        momentum = group["momentum"] != 0
+        return True, group["weight_decay"] != 0, False, momentum, bool(group["nesterov"])
+    decoupled = bool(group["decoupled_weight_decay"])
+    return False, group["weight_decay"] != 0, decoupled, False, False
+
+
+def _settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a group's settings as `_core.optimizer_step` takes them."""
+    how = rounding()
+    flags = (form[2], form[4], how.fused)
+    if form[0]:
+        moments = (0.0, 0.0, 0.0, group["momentum"], group["dampening"])
+    else:
+        moments = (*group["betas"], group["eps"], 0.0, 0.0)
+    return form[0], group["lr"], group["weight_decay"], *moments, flags, how.sqrt
+
+
+def _gathered(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+    """Return the groups for `_core.optimizer_step` and their parameters; None if it is not known.
+
+    Everything is looked up anew, because users may replace any of it between two steps.
+    """
+    if not _is_plain(optimizer):
+        return None
+    states, kind = optimizer.state, type(optimizer)
+    most = PARALLEL if torch.get_num_threads() > 1 else 1 << 62
+    groups, stepped = [], []
+    for group in optimizer.param_groups:
+        form = _form(kind, group)
+        if form is None or not _agrees(kind, form):
+            return None
+        is_sgd, _, _, momentum, _ = form
+        tensors: list[int] = []
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            size = parameter.numel()
+            first = second = steps = None
+            if not is_sgd or momentum:
+                state = states.get(parameter)
+                if not state:
+                    return None  # PyTorch's own step makes it
+                if is_sgd:
+                    first = state.get("momentum_buffer")
+                    fits = _is_like(first, parameter)
+                else:
+                    first, second, steps = state["exp_avg"], state["exp_avg_sq"], state["step"]
+                    fits = _is_like(first, parameter) and _is_like(second, parameter)
+                    fits = fits and _counts(steps)
+                if not fits:
+                    return None
+            if not (0 < size <= most and _is_like(gradient, parameter)):
+                return None
+            tensors += (
+                size,
+                parameter.data_ptr(),
+                gradient.data_ptr(),
+                0 if first is None else first.data_ptr(),
+                0 if second is None else second.data_ptr(),
+                0 if steps is None else steps.data_ptr(),
+            )
+            stepped.append(parameter)
+        groups.append((_settings(form, group), tensors))
+    return tuple(groups), stepped
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _is_like(tensor: Any, parameter: Any) -> bool:
+    """Return whether the core can go through a tensor and a parameter element by element."""
+    if not (
+        type(tensor) in _PLAIN
+        and type(parameter) in _PLAIN
+        and tensor.dtype is parameter.dtype is torch.float32
+        and tensor.is_cpu
+        and parameter.is_cpu
+        and tensor.shape == parameter.shape
+        and not tensor.is_neg()
+    ):
+        return False
+    if tensor.layout is not torch.strided or parameter.layout is not torch.strided:
+        return False
+    if tensor.is_contiguous() and parameter.is_contiguous():
+        return True
+    return tensor.stride() == parameter.stride() and is_dense(parameter)
+
+
+def _counts(steps: Any) -> bool:
+    """Return whether a count of steps is as the default form has it."""
+    return (
+        type(steps) is torch.Tensor
+        and steps.dtype is torch.float32
+        and steps.is_cpu
+        and steps.dim() == 0
+        and not steps.is_neg()
+    )
+
+
+# --- compared with PyTorch's -----------------------------------------------------
+
+
+@functools.cache
+def _agrees(kind: type, form: Form) -> bool:
+    """Return whether the core's step in this form has the bits of PyTorch's."""
+    if not rounding().names >= _NEEDS:
+        return False
+    agrees = all(_compared(kind, form, size) for size in (7, 1511))
+    if not agrees:
+        log.info("PyTorch's %s rounds differently from the C core", kind.__name__)
+    return agrees
+
+
+def _compared(kind: type, form: Form, size: int) -> bool:
+    """Return whether six steps on example values have the same bits."""
+    mine, its = (_example(kind, form, size) for _ in range(2))
+    for number in range(6):
+        for each in (mine, its):
+            group = each.param_groups[0]
+            group["lr"] = (0.01, 0.3, 1e-5)[number % 3]
+            group["params"][0].grad = _finite(size, 2 * number + 3)
+        its.step()
+        if number == 0:  # which makes the state
+            mine.step()
+            continue
+        (group,) = mine.param_groups
+        if not _core.optimizer_step(((_settings(form, group), _addresses(mine, form)),)):
+            return False
+        if not all(map(same_bits, _tensors(mine), _tensors(its))):
+            return False
+    return True
+
+
+def _example(kind: type, form: Form, size: int) -> Any:
+    """Return an optimizer of this form, over one parameter."""
+    is_sgd, decays, decoupled, momentum, nesterov = form
+    parameter = torch.nn.Parameter(_finite(size, 11))
+    decay = 0.013 if decays else 0.0
+    if is_sgd:
+        dampening = 0.0 if nesterov or not momentum else 0.1
+        return kind(
+            [parameter], lr=0.1, weight_decay=decay, momentum=0.9 if momentum else 0.0,
+            dampening=dampening, nesterov=nesterov,
+        )  # fmt: skip
+    optimizer = kind([parameter], lr=0.1, weight_decay=decay)
+    optimizer.param_groups[0]["decoupled_weight_decay"] = decoupled
+    return optimizer
+
+
+def _finite(size: int, seed: int) -> Any:
+    """Return example values whose squares are finite, so that no step makes NaN."""
+    return example_values(size, seed).nan_to_num().clamp_(-1e18, 1e18)
+
+
+def _tensors(optimizer: Any) -> list[Any]:
+    (parameter,) = optimizer.param_groups[0]["params"]
+    state = optimizer.state.get(parameter, {})
+    names = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
+    found = [state[name] for name in names if state.get(name) is not None]
+    return [parameter.detach(), *found]
+
+
+def _addresses(optimizer: Any, form: Form) -> list[int]:
+    (parameter,) = optimizer.param_groups[0]["params"]
+    state = optimizer.state.get(parameter, {})
+    first = state.get("momentum_buffer") if form[0] else state["exp_avg"]
+    others = [first, state.get("exp_avg_sq"), state.get("step")]
+    own = [parameter.numel(), parameter.data_ptr(), parameter.grad.data_ptr()]
+    return own + [0 if tensor is None else tensor.data_ptr() for tensor in others]
