@@ -525,10 +525,13 @@ class RecordedStep:
                 self._programs.clear()
                 self._seen.clear()
         if self._programs:
+            reason = self._numbers.refusal()
             try:
                 self._numbers.require_equal_counts()
             except Unexplained as error:
-                self._refuse(str(error))
+                reason = str(error)
+            if reason is not None:
+                self._refuse(reason)
         self._places = places
         self._looks_again = False
         return self.refusal is None
