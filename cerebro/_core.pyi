@@ -482,6 +482,17 @@ def has_entries(
 ) -> bool:
     """Return whether ``names[key]`` is the value for each key; False if a key is missing."""
 
+def optimizer_step(groups: tuple[tuple[tuple[Any, ...], list[int]], ...], /) -> bool:
+    """Make a step of Adam, AdamW or SGD over float32 tensors in host memory.
+
+    A group is (settings, tensors). The settings are ``(is SGD, lr, weight_decay, beta1, beta2, eps,
+    momentum, dampening, (decoupled, nesterov, fused), address of vmsSqrt or 0)``. The tensors are a
+    flat list: for each one the number of its elements and the addresses of parameter, gradient,
+    first moment or momentum, second moment and count of steps, or 0. All must be dense.
+
+    Returns False, and changes nothing, if a tensor holds NaN or overlaps another one.
+    """
+
 class Replay:
     """A recorded step that :func:`run_unit` takes without Python code.
 

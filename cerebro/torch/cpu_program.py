@@ -20,7 +20,6 @@ from cerebro.torch.elementwise import Block, Operation, operations, rounding
 from cerebro.torch.graph import same
 from cerebro.torch.native_calls import NativeCall, native_call
 from cerebro.torch.nested_arguments import (
-    LEAVES,
     address_of,
     form_of,
     mapped,

@@ -7,7 +7,7 @@ library exports this function, the core calls it with PyTorch's arguments, so th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch

@@ -39,6 +39,7 @@ from cerebro.model import (
     loss_of,
     make_getter,
 )
+from cerebro.torch import optimizer_step
 from cerebro.torch.arguments import (
     check_countable,
     check_functions,
@@ -55,7 +56,6 @@ from cerebro.torch.arguments import (
     split_metrics,
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
-from cerebro.torch import optimizer_step
 from cerebro.torch.outputs import detached, host_copy, in_float32, joined
 from cerebro.torch.place import place
 from cerebro.torch.recorded_step import RecordedStep

@@ -140,7 +140,8 @@ def _gathered(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
     """
     if not _is_plain(optimizer):
         return None
-    states, kind = optimizer.state, type(optimizer)
+    states = optimizer.state
+    kind: Any = type(optimizer)
     most = PARALLEL if torch.get_num_threads() > 1 else 1 << 62
     groups, stepped = [], []
     for group in optimizer.param_groups:

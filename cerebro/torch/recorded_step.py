@@ -1,9 +1,9 @@
 """A training step on the CPU as a list of operators: recorded once, replayed for every batch.
 
-This is what ``graph=True`` asks for: the user promises that the step's Python code does the same for
-every batch. Most of a small network's step is Python code and dispatch, not arithmetic; a recorded
-step avoids both. It computes the same bits as the ordinary step, because the same operators run on
-the same memory. The promise is checked wherever this is possible:
+This is what ``graph=True`` asks for: the user promises that the step's Python code does the same
+for every batch. Most of a small network's step is Python code and dispatch, not arithmetic; a
+recorded step avoids both. It computes the same bits as the ordinary step, because the same
+operators run on the same memory. The promise is checked wherever this is possible:
 
 - The first steps with a batch shape are ordinary steps, in which the optimizer creates its state.
 - The next step is recorded as it runs (`cerebro.torch.cpu_recorder`), and then taken again without
@@ -15,11 +15,11 @@ the same memory. The promise is checked wherever this is possible:
   settings explain (`cerebro.torch.optimizer_numbers`).
 - One more step is compared; its ordinary step is not recorded.
 - Before each unit, everything that the promise does not cover must be unchanged
-  (`cerebro.torch.surroundings`); after it, the program is compared with one more ordinary step, which
-  is watched, too (:meth:`RecordedStep.end_unit`).
+  (`cerebro.torch.surroundings`); after it, the program is compared with one more ordinary step,
+  which is watched, too (:meth:`RecordedStep.end_unit`).
 
-If anything differs, all further steps are ordinary and continue from the last ordinary step, and the
-log gives the reason.
+If anything differs, all further steps are ordinary and continue from the last ordinary step, and
+the log gives the reason.
 
 There is one program for each batch shape; an epoch has batches of two sizes.
 """

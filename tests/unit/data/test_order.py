@@ -123,7 +123,6 @@ def check_parts(
     before = 0
     for step, (part, batches) in enumerate(zip(parts, found, strict=True)):
         assert part.count == sum(part.updates) == len(batches)
-        lengths = [len(batch) for batch in batches]
         assert order.batches_before(trial, epoch, step, cut) == before
         before += len(batches)
     return parts

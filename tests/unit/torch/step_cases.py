@@ -1,7 +1,7 @@
 """Random networks, losses, optimizers, schedules and data, each trained in four ways.
 
-A case is trained by a plain PyTorch loop and by `cerebro.torch.Model` with ``graph=False``, None and
-True. All must give the same losses, metrics and states, bit for bit.
+A case is trained by a plain PyTorch loop and by `cerebro.torch.Model` with ``graph=False``, None
+and True. All must give the same losses, metrics and states, bit for bit.
 
     python tests/unit/torch/step_cases.py --cases 5000 --first 0
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import nn
 
 import cerebro

@@ -91,7 +91,11 @@ def pytorch(optimizer):
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize(
     "special",
-    [(), (0.0, -0.0, 1e-42, -1e-42), (1e30, -1e30, 3e38, 1e19), ],
+    [
+        (),
+        (0.0, -0.0, 1e-42, -1e-42),
+        (1e30, -1e30, 3e38, 1e19),
+    ],
     ids=["usual", "tiny", "large"],
 )
 def test_steps_have_pytorchs_bits(form, special, monkeypatch):

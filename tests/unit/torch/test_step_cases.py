@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import step_cases  # noqa: E402
+import step_cases
 
 SEEDS = 300
 GROUP = 30

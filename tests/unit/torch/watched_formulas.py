@@ -1,9 +1,8 @@
 """The formulas that PyTorch computes otherwise while a dispatch mode is active.
 
 Each function here runs forward and backward, once as it is and once recorded; its operators are
-compared as `cerebro.torch.witness` does. The names of those that differ are kept for each version of
-PyTorch in `watched_formulas/`. After looking at a new difference, write the list for the installed
-version with
+compared as `cerebro.torch.witness` does. Those that differ are kept for each version of PyTorch in
+`watched_formulas/`. After looking at a new difference, write the list for the installed version:
 
     python tests/unit/torch/watched_formulas.py
 """
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from cerebro.torch.cpu_recorder import Recording
 from cerebro.torch.witness import Witness, difference, leaves_of
