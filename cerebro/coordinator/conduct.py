@@ -31,7 +31,7 @@ from cerebro.machine import flags, resources
 from cerebro.machine.devices import in_worker, seats
 from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import keras_settings
-from cerebro.machine.program import edited_since_import
+from cerebro.machine.program import edited_since_import, left_from_before_a_reload
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterrupted
 from cerebro.report.displays import make_progress
@@ -139,6 +139,13 @@ def warn_of_edits() -> None:
             f"{names} {'was' if len(edited) == 1 else 'were'} edited after this program imported "
             f"{them}, and the search trains what was imported: importlib.reload() or a new program "
             "takes the edited one",
+            stacklevel=users_level(),
+        )
+    older = left_from_before_a_reload()
+    if older:
+        warnings.warn(
+            f"{'; '.join(older)} from before that was reloaded, and workers=0 trains with it: "
+            "reload the first one, too, with importlib.reload()",
             stacklevel=users_level(),
         )
 

@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 from cerebro.errors import CorruptDataError
 from cerebro.machine.imports import PACKAGE, PROGRAMS, is_installed, is_library
@@ -34,6 +36,7 @@ MOST_ENTRIES = 20_000
 """How much of one folder of ``sys.path`` is read, or looked at, for modules not imported yet."""
 
 INIT = "__init__.py"
+_OWN = str(PACKAGE) + os.sep
 
 _imported: dict[str, bytes] = {}
 """By file: the source of this process's modules when they were imported."""
@@ -156,6 +159,30 @@ def remember_modules() -> None:
         pass
 
 
+def left_from_before_a_reload() -> list[str]:
+    """Return which modules of the user hold a class or function of one that was reloaded since."""
+    files = dict(_modules())
+    found = []
+    for name in files:
+        for value in list(vars(sys.modules[name]).values()):
+            if not isinstance(value, (type, FunctionType)):
+                continue
+            other, what = getattr(value, "__module__", None), value.__qualname__
+            if not isinstance(other, str) or other not in files or other == name:
+                continue
+            now = getattr(sys.modules.get(other), what, None)
+            if type(now) is type(value) and _is_older(value, now):
+                found.append(f"{files[name]} has {what} of {files[other]}")
+    return sorted(found)
+
+
+def _is_older(value: Any, now: Any) -> bool:
+    """Return whether an object is what a module defined before it was reloaded."""
+    if isinstance(value, type):
+        return value is not now
+    return not hasattr(value, "__wrapped__") and value.__code__ != now.__code__
+
+
 def digest_of(source: bytes) -> str:
     return hashlib.blake2b(source, digest_size=16).hexdigest()
 
@@ -166,7 +193,7 @@ def _modules() -> Iterator[tuple[str, str]]:
         file = getattr(module, "__file__", None)
         if name in PROGRAMS or not isinstance(file, str) or not file.endswith(".py"):
             continue
-        if is_installed(file):
+        if file.startswith(_OWN) or is_installed(file):
             continue
         file = _absolute(file)
         if _is_users(file) and _remember(file):
@@ -240,7 +267,7 @@ def _keep_all(root: str, sources: dict[str, bytes], seen: set[tuple[int, int]]) 
 
 
 def _is_users(file: str) -> bool:
-    return not is_library(file) and not Path(file).is_relative_to(PACKAGE)
+    return not (file.startswith(_OWN) or is_library(file))
 
 
 def _content(file: str) -> bytes | None:

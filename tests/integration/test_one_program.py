@@ -350,6 +350,18 @@ def test_a_reloaded_helper_is_trained(data, tmp_path, project):
     assert both(data, tmp_path, build) != first
 
 
+def test_what_is_left_from_before_a_reload_is_named(data, tmp_path, project):
+    build = load(project, "helper")
+    edit(project)
+    importlib.reload(sys.modules["op_model"])
+    with pytest.warns(UserWarning, match=r"op_user\.py has Model of .*op_model\.py from before"):
+        search(data, tmp_path / "run", build, workers=0)
+    importlib.reload(sys.modules["op_user"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        both(data, tmp_path, sys.modules["op_user"].build)
+
+
 def test_the_run_records_the_source_that_it_trains(data, tmp_path, project):
     build = load(project, "whole")
     first = search(data, tmp_path / "1", build, workers=0)
