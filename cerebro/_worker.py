@@ -265,6 +265,7 @@ class Worker:
         path: list[str],
         argv: list[str],
         directory: str,
+        program: bytes,
         jax: dict[str, Any],
         context: bytes,
     ) -> None:
@@ -276,6 +277,7 @@ class Worker:
         sys.argv[:] = argv  # a script may read its arguments anywhere
         try:
             os.chdir(directory)
+            guard.use_program(cloudpickle.loads(program))
             begin_jax(jax)  # before the context is unpickled, which may contain JAX's arrays
             run = self._process.opened(context)
             note_imported(self._sources, fork_server.last_imported)

@@ -122,10 +122,20 @@ STANDIN_FLAGS = (
 @pytest.fixture(scope="session")
 def disk_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A library for LD_PRELOAD that records disk writes; see its source."""
+    return _shim(tmp_path_factory, "disk")
+
+
+@pytest.fixture(scope="session")
+def locks_shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library for LD_PRELOAD that changes what locks do; see its source."""
+    return _shim(tmp_path_factory, "locks")
+
+
+def _shim(tmp_path_factory: pytest.TempPathFactory, name: str) -> Path:
     if sys.platform != "linux" or shutil.which("cc") is None:
         pytest.skip("needs Linux and a C compiler to intercept disk calls")
-    source = Path(__file__).parent / "shims" / "disk.c"
-    return _shared_library(tmp_path_factory.mktemp("shim") / "disk.so", "-O1", source, "-ldl")
+    source = Path(__file__).parent / "shims" / f"{name}.c"
+    return _shared_library(tmp_path_factory.mktemp("shim") / f"{name}.so", "-O1", source, "-ldl")
 
 
 @pytest.fixture(scope="session")

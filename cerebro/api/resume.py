@@ -117,7 +117,7 @@ def resume(
         build = build or run.saved.known_build
     saved = SavedRun(run.path if isinstance(run, Result) else run, build=build)
     path = saved.path
-    with Owner.take(saved.folder) as owner:
+    with Owner.take_over(saved.folder) as owner:
         check_whole(saved.folder)
         saved.refresh()
         request = ResumeRequest(
@@ -186,7 +186,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
         those that there are, or if another process trains the run.
     """
     saved = SavedRun(settings.folder, build=settings.build)
-    with Owner.take(saved.folder) as owner:
+    with Owner.take_over(saved.folder) as owner:
         check_whole(saved.folder)
         saved.refresh()
         refuse_changes(saved, settings)

@@ -7,12 +7,14 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cerebro.arguments import users_level
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
 from cerebro.coordinator.disk_space import check_room
@@ -29,6 +31,7 @@ from cerebro.machine import flags, resources
 from cerebro.machine.devices import in_worker, seats
 from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import keras_settings
+from cerebro.machine.program import edited_since_import, left_from_before_a_reload
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterrupted
 from cerebro.report.displays import make_progress
@@ -70,6 +73,7 @@ def conduct(
     SystemExit
         On SIGTERM, with status 143, after printing the same message.
     """
+    warn_of_edits()
     with exit_on_sigterm():
         recorded = previous.saved.environment if previous else None
         with RunSession(settings, run_context(settings, recorded)) as session:
@@ -124,6 +128,26 @@ def conduct(
         finally:
             hooks.close()
         return result
+
+
+def warn_of_edits() -> None:
+    """Warn if the user has edited a module, but this process still has the one before."""
+    edited = edited_since_import()
+    if edited:
+        them, names = ("it", "them")[len(edited) > 1], ", ".join(edited)
+        warnings.warn(
+            f"{names} {'was' if len(edited) == 1 else 'were'} edited after this program imported "
+            f"{them}, and the search trains what was imported: importlib.reload() or a new program "
+            "takes the edited one",
+            stacklevel=users_level(),
+        )
+    older = left_from_before_a_reload()
+    if older:
+        warnings.warn(
+            f"{'; '.join(older)} from before that was reloaded, and workers=0 trains with it: "
+            "reload the first one, too, with importlib.reload()",
+            stacklevel=users_level(),
+        )
 
 
 def fetch_data(settings: Settings, progress: Progress) -> None:

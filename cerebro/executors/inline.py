@@ -11,7 +11,7 @@ import os
 import sys
 
 from cerebro.executors.base import Wake
-from cerebro.machine import generators
+from cerebro.machine import generators, guard
 from cerebro.machine.devices import using
 from cerebro.machine.guard import in_trial
 from cerebro.machine.library_settings import settings_of
@@ -30,6 +30,7 @@ class InlineExecutor:
 
     def start(self, context: RunContext) -> list[int]:
         self._settings.enter_context(settings_of(context))
+        guard.use_program(context.program)
         self._runner = UnitRunner(context, worker=0)
         return [0]
 
@@ -56,6 +57,7 @@ class InlineExecutor:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+        guard.use_program(None)
         self._settings.close()
 
 

@@ -32,6 +32,7 @@ import sys
 import time
 import types
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import cloudpickle
@@ -54,6 +55,7 @@ from cerebro.executors.seats import SeatedShards, placed, with_shares
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
 from cerebro.machine.imports import not_found_by_name, sent_whole
+from cerebro.machine.program import NONE
 from cerebro.worker.messages import (
     CheckDone,
     CheckTask,
@@ -187,6 +189,8 @@ class LocalExecutor:
         self._clock: _core.BeatPage | None = None  # beats at the same rate as the workers
         self._next_look = 0.0
         self._context = b""
+        self._program = NONE
+        self._packed_program = b""
         self._jax: dict[str, Any] = {}  # arrays in the context get other types without them
         self._unit_timeout: float | None = None
         self._next = 0
@@ -197,7 +201,10 @@ class LocalExecutor:
     # --- the protocol ----------------------------------------------------
 
     def start(self, context: RunContext) -> list[int]:
-        self._context = packed(with_shares(context, self._seats, together=self._together))
+        self._program = context.program
+        self._packed_program = pickle.dumps(context.program)
+        alone = replace(context, program=NONE)
+        self._context = packed(with_shares(alone, self._seats, together=self._together))
         self._jax = dict(context.jax)
         self._unit_timeout = context.unit_timeout
         self._selector = selectors.DefaultSelector()
@@ -320,11 +327,11 @@ class LocalExecutor:
         device = self._seats[seat]
         lists = list(sys.path), list(sys.argv)
         here = os.getcwd()  # noqa: PTH109
-        message = ("begin", number, *lists, here, self._jax, self._context)
+        message = ("begin", number, *lists, here, self._packed_program, self._jax, self._context)
         several = self._together and self._seats.count(device) > 1
         warm = None
         if not self._fresh and not several:
-            warm = warm_workers.take(self._threads, device)
+            warm = warm_workers.take(self._threads, device, self._program)
         for process in [warm, None]:
             # A warm worker may have died since its last run; a new process then replaces it.
             if several and device is not None:
@@ -357,7 +364,7 @@ class LocalExecutor:
         while spare and spare[0].process.poll() is not None:
             spare.pop(0).stop(kill=True)  # it died before it was needed
         if not spare:
-            while (warm := warm_workers.take(self._threads, device)) is not None:
+            while (warm := warm_workers.take(self._threads, device, self._program)) is not None:
                 warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
             count = self._seats.count(device)
             spare += WorkerProcess.spawn_together(count, self._threads, device)

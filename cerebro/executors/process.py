@@ -31,6 +31,7 @@ from cerebro.machine import devices, environment, guard
 from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE, Sources, are_current
 from cerebro.machine.processes import is_stopped
+from cerebro.machine.program import NONE, Program
 from cerebro.worker.pickled import pickled_message
 
 EXIT_SECONDS = 5.0
@@ -268,7 +269,8 @@ class WarmWorkers:
         self._idle: list[WorkerProcess] = []
         self._pid = os.getpid()
 
-    def take(self, threads: int, device: Device | None = None) -> WorkerProcess | None:
+    def take(self, threads: int, device: Device | None, program: Program) -> WorkerProcess | None:
+        """Return a worker that trains with this program; None if there is none."""
         variables = _inherited()
         with self._lock:
             if self._pid != os.getpid():  # in a fork, the workers belong to the parent
@@ -278,7 +280,9 @@ class WarmWorkers:
                 if worker.process.poll() is not None:
                     self._idle.remove(worker)
                     worker.close()
-                elif not are_current(worker.sources) or worker.variables != variables:
+                elif (
+                    not are_current(worker.sources, program.digest) or worker.variables != variables
+                ):
                     # It would train with old code, choose different kernels, or lack a variable
                     # that has been set since, such as the credentials of a storage.
                     self._idle.remove(worker)
@@ -312,7 +316,8 @@ class WarmWorkers:
         WorkerError
             If the system lacks a process, memory or descriptors.
         """
-        workers = [self.take(threads, seat) for seat in seats]
+        program = Program.now() if self._idle else NONE
+        workers = [self.take(threads, seat, program) for seat in seats]
         try:
             if None in workers and forks_workers() and all(seat is None for seat in seats):
                 fork_servers.start(_environment(threads, None), modules)

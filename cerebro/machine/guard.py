@@ -18,11 +18,18 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.machine.imports import PACKAGE, is_installed
+from cerebro.machine.imports import PACKAGE, is_installed, loaded
+from cerebro.machine.program import (
+    Program,
+    digest_of,
+    note_import,
+    note_source,
+    remember_modules,
+)
 
 VARIABLE = "CEREBRO_IN_WORKER"
 """A variable set in the environment of workers, and so of every process that they start."""
@@ -93,6 +100,7 @@ _lock = threading.Lock()
 _findings: list[_Finding] = []
 _stops: dict[str, Stopped] = {}
 _in_worker = bool(os.environ.get(VARIABLE))
+_program: Program | None = None
 
 
 def enter_worker() -> None:
@@ -100,7 +108,12 @@ def enter_worker() -> None:
     global _in_worker
     _in_worker = True
     os.environ[VARIABLE] = "1"
-    _watch_imports()
+
+
+def use_program(program: Program | None) -> None:
+    """Import the user's modules from this program, in a worker or in this process's trials."""
+    global _program
+    _program = program
 
 
 def finding(*names: str, target: str | None = None) -> AbstractContextManager[None]:
@@ -136,7 +149,6 @@ def _refusing(found: _Finding) -> Iterator[None]:
     _here.found.append(found)
     with _lock:
         _findings.append(found)
-        _watch_imports()
     try:
         yield
     except Stopped as stop:
@@ -184,11 +196,17 @@ def stopped_at(module: ModuleType) -> Stopped | None:
     return _stops.get(module.__name__)
 
 
-def stoppable(spec: ModuleSpec | None) -> ModuleSpec | None:
-    """Allow the import of a user's file to stop at a rejected call."""
+def stoppable(spec: ModuleSpec | None, source: bytes | None = None) -> ModuleSpec | None:
+    """Allow the import of a user's file to stop at a rejected call.
+
+    Parameters
+    ----------
+    source
+        The source to import; None: what the file has.
+    """
     loader = None if spec is None else spec.loader
     if spec is not None and type(loader) is SourceFileLoader and not is_installed(loader.path):
-        spec.loader = _StoppableLoader(loader.name, loader.path)
+        spec.loader = _StoppableLoader(loader.name, loader.path, source)
     return spec
 
 
@@ -213,7 +231,32 @@ def _is_spawned() -> bool:
 
 
 class _StoppableLoader(SourceFileLoader):
-    """Decides the outcome of an import in which a call was rejected."""
+    """Decides the outcome of an import in which a call was rejected.
+
+    Parameters
+    ----------
+    source
+        The source to import; None: what the file has.
+    """
+
+    def __init__(self, name: str, path: str, source: bytes | None) -> None:
+        super().__init__(name, path)
+        self._source = source
+
+    def get_data(self, path: str) -> bytes:
+        """Return the source, or the content of another file."""
+        if self._source is not None and path == self.path:
+            return self._source
+        return super().get_data(path)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Return the module's code; Python's cache of it belongs to the file as it is now."""
+        if self._source is None:
+            return super().get_code(fullname)
+        loaded[self.path] = digest_of(self._source)
+        note_source(self.path, self._source)
+        code: CodeType = self.source_to_code(self._source, self.path)
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module up to a rejected call."""
@@ -248,15 +291,33 @@ def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
 
 
 class _Finder:
-    """Finds the same modules as Python's path finder, but can stop imports of users' files."""
+    """Finds the same modules as the finders after it, but knows about users' files.
+
+    It remembers the source of those that this process imports. In a worker or a trial it gives the
+    source that the run has kept, and lets imports stop.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return a module's spec."""
-        if not (_findings or _in_worker):
-            return None
-        return stoppable(PathFinder.find_spec(name, path, target))
+        spec = self._find(name, path, target)
+        source = None
+        if _program is not None and (_in_worker or (_here.found and _here.found[-1].is_trial)):
+            spec, source = _program.source_of(name, path, spec)
+        elif name not in sys.modules or target is not None:  # an import, not only a question
+            note_import(spec)
+        return stoppable(spec, source) if _findings or _in_worker else spec
+
+    def _find(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            find = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find is None else find(name, path, target)
+            if spec is not None:
+                return spec
+        return None
 
 
 _finder = _Finder()
@@ -268,6 +329,9 @@ def _watch_imports() -> None:
     The finder is never removed, because an import in another thread must find all finders with
     which it began.
     """
-    if _finder not in sys.meta_path:
-        at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
-        sys.meta_path.insert(at, _finder)
+    at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
+    sys.meta_path.insert(at, _finder)
+    remember_modules()
+
+
+_watch_imports()

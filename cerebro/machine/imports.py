@@ -19,7 +19,7 @@ import os
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import FrameType
@@ -42,10 +42,15 @@ _GENERATED = ("<frozen ", "<__array_function__")
 sent_whole: set[str] = set()
 """Modules that workers cannot import by name, so that their code is sent."""
 
-_PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
+PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
 
-Sources = dict[tuple[str, str], int]
-"""By module name and file: the file's modification time in ns."""
+Sources = dict[tuple[str, str], int | str]
+"""By module name and file: the file's modification time in ns, or the digest of the source that a
+run had kept (`cerebro.machine.program`).
+"""
+
+loaded: dict[str, str] = {}
+"""By file: the digest of the kept source from which this process has imported it."""
 
 
 def not_found_by_name() -> list[str]:
@@ -56,7 +61,7 @@ def not_found_by_name() -> list[str]:
     names = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or is_installed(file) or name in _PROGRAMS:
+        if not isinstance(file, str) or is_installed(file) or name in PROGRAMS:
             continue
         # A package's modules are where the package is.
         if "." not in name and getattr(module, "__name__", None) == name:
@@ -157,10 +162,10 @@ def note_imported(times: Sources, since: str | None = None) -> None:
     for name in names:
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or is_installed(file) or name in _PROGRAMS:
+        if not isinstance(file, str) or is_installed(file) or name in PROGRAMS:
             continue
         if (name, file) not in times:
-            times[name, file] = _changed_at(file)
+            times[name, file] = loaded.get(file) or _changed_at(file)
 
 
 def _imported_since(module: str) -> list[str]:
@@ -171,10 +176,19 @@ def _imported_since(module: str) -> list[str]:
             continue
 
 
-def are_current(times: Mapping[tuple[str, str], int]) -> bool:
-    """Return whether this process would import the same, unchanged files under these names."""
+def are_current(
+    times: Mapping[tuple[str, str], int | str], digest: Callable[[str], str | None] = loaded.get
+) -> bool:
+    """Return whether this process would import the same, unchanged files under these names.
+
+    Parameters
+    ----------
+    digest
+        Returns the digest of a file's source in the program that is to run.
+    """
     return all(
-        _changed_at(file) == time and ("." in name or not _is_another(name, file))
+        time == (digest(file) if isinstance(time, str) else _changed_at(file))
+        and ("." in name or not _is_another(name, file))
         for (name, file), time in times.items()
     )
 

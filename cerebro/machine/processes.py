@@ -9,7 +9,7 @@ import ctypes
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -48,11 +48,30 @@ def threads() -> int:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a signal or a debugger has stopped a process; False if this is unknown."""
+    return _fields(pid)[:1] in (["T"], ["t"])
+
+
+def start_of(pid: int) -> str | None:
+    """Return when a process began, as text that no other process of this number has.
+
+    Return None if there is no such process, if it has ended but is not reaped, or if the system
+    does not say.
+    """
+    fields = _fields(pid)
+    if not fields or fields[0] in ("Z", "X", "x"):
+        return None
+    with suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {fields[19]}"
+    return fields[19]
+
+
+def _fields(pid: int) -> list[str]:
+    """Return the fields of ``/proc/<pid>/stat`` after the program's name; none if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] in ("T", "t")
+        return []
+    return stat.rpartition(")")[2].split()
 
 
 def end_with_parent() -> None:

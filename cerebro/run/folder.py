@@ -26,7 +26,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable, environment
 from cerebro.machine.files import path_of
 from cerebro.run.owner import FILE as OWNER_FILE
-from cerebro.run.owner import Owner, owner_of
+from cerebro.run.owner import NoLocksError, Owner, owner_of
 from cerebro.run.recipe import Recipe
 from cerebro.run.records import ENDED
 from cerebro.run.settings import Settings
@@ -66,7 +66,7 @@ def make_run(settings: Settings) -> OwnedRun:
         remove_run(folder, keep=existed)
         if owner is not None:
             owner.release()
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, NoLocksError):
             raise OSError(_why_not_made(folder, settings.state_dir, error)) from error
         raise
 
@@ -211,6 +211,9 @@ class OwnedRun:
     owner: Owner
     store: Store
 
+    def __post_init__(self) -> None:
+        self.store.before_commit = (self.owner.keep,)
+
 
 UNFINISHED = {
     *(FILE + ".new", FILE + ".new-journal", OWNER_FILE),
@@ -328,7 +331,7 @@ def gives_way(folder: Path) -> bool:
 
 def make_way(folder: Path) -> None:
     """Remove a run that `gives_way`; if it has trained units, rename its folder and warn."""
-    with Owner.take(folder):
+    with Owner.take_over(folder):
         with reader(folder) as connection:
             has_units = connection.execute("SELECT 1 FROM units LIMIT 1").fetchone() is not None
         if has_units:

@@ -38,6 +38,7 @@ from cerebro.machine.installation import other_version
 from cerebro.machine.objects import MissingObjectError, Objects
 from cerebro.run.store import FILE, PARTS, OtherVersionError, encode, read_meta, reader
 from cerebro.run.store.checking import check_rows, check_state_file
+from cerebro.run.store.open_file import copy_store
 
 POINTER = "run.json"
 FORMAT = "cerebro-run"
@@ -269,13 +270,6 @@ def _states(connection: sqlite3.Connection) -> dict[str, str]:
     check_rows(connection, "epochs")
     sql = "SELECT state_file, state_hash FROM epochs WHERE state_file IS NOT NULL"
     return {str(check_state_file(file)): str(hash) for file, hash in connection.execute(sql)}
-
-
-def copy_store(connection: sqlite3.Connection, file: Path) -> None:
-    """Copy a store, as this reader sees it, to one new file."""
-    with contextlib.closing(sqlite3.connect(file)) as target:
-        connection.backup(target)
-        target.execute("PRAGMA journal_mode = DELETE")  # no log beside it
 
 
 # --- downloading -------------------------------------------------------------

@@ -1,10 +1,15 @@
 """Determine the owner of a run: the one process that may train it.
 
 A process that trains a run holds a lock on ``owner.lock`` in the run's folder; the file also names
-the process: ``{"pid": 4711, "host": "node7"}``. The lock (POSIX, on the whole file) ends with its
-process, no matter how the process dies, and forks do not inherit it. On a network file system a
-lock may be visible on one host only. There, the owner also renews the file's modification time; an
-owner on a different host counts as dead if this time is old.
+the process: ``{"pid": 4711, "host": "node7", "start": ...}``. The lock (POSIX, on the whole file)
+ends with its process, no matter how the process dies, and forks do not inherit it. On a network
+file system a lock may be visible on one host only. There, the owner also renews the file's
+modification time; an owner on a different host counts as dead if this time is old.
+
+A lock can be lost: with its file (``rm *.lock``), when any part of the process closes a descriptor
+of the file, or on a file system that grants every lock to everybody. So on its own host an owner is
+also known by its mark (`cerebro.run.beacon`) and, while it lives, by its number and start in the
+file. At every commit it makes a file that is missing again.
 
 A process loses its locks on a file when it closes any descriptor of that file. For a run that this
 process itself trains, the answers therefore come from memory.
@@ -24,17 +29,20 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cerebro.errors import InputError
 from cerebro.machine.files import is_network_file_system, open_plain
+from cerebro.machine.processes import start_of
+from cerebro.run.beacon import Beacon, Key, Taken, holder
 
 FILE = "owner.lock"
 RENEW_SECONDS = 10.0
 STALE_SECONDS = 60.0
 """The file's age after which an owner on a different host counts as dead."""
 
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
@@ -44,10 +52,17 @@ class Process:
 
     pid: int
     host: str
+    start: str | None = field(default=None, compare=False)
+    """When it began, see `start_of`; None if unknown."""
 
     @classmethod
     def current(cls) -> Process:
-        return cls(os.getpid(), os.uname().nodename)
+        return cls(os.getpid(), os.uname().nodename, start_of(os.getpid()))
+
+    def is_certainly_alive(self) -> bool:
+        """Return whether this very process, not one with its number, runs on this host."""
+        is_other = self.host == os.uname().nodename and self.pid != os.getpid()
+        return is_other and self.start is not None and start_of(self.pid) == self.start
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -56,11 +71,12 @@ class Process:
 class Owner:
     """The right to train a run; see the module's docstring. Call `take` to get it."""
 
-    def __init__(self, folder: Path, fd: int, key: tuple[int, int]) -> None:
+    def __init__(self, folder: Path, fd: int, key: Key, beacon: Beacon) -> None:
         self.process = Process.current()
         self._folder = folder
         self._fd = fd
         self._key = key
+        self._beacon = beacon
         self._released = threading.Event()
         if is_network_file_system(folder):
             threading.Thread(target=self._renew, name="cerebro-owner", daemon=True).start()
@@ -73,6 +89,8 @@ class Owner:
         ------
         InputError
             If this process or another one already trains the run; the message names the process.
+        NoLocksError
+            If the file system has no locks.
         OSError
             If the folder cannot be written.
         """
@@ -80,16 +98,55 @@ class Owner:
             key = _key_of(folder)
             if _mine(key) is not None:
                 raise InputError(_refusal(folder, "this process"))
-            fd = open_plain(folder / FILE, os.O_RDWR | os.O_CREAT)
             try:
-                if not _lock(fd) or _lives_elsewhere(folder, fd, writable=True):
-                    raise InputError(_refusal(folder, str(_read(fd) or "another process")))
-                _write(fd, json.dumps(asdict(Process.current())))
-                owner = _owners[key] = cls(folder.absolute(), fd, key)
+                beacon = Beacon(folder, key)
+            except Taken as taken:
+                raise InputError(_refusal(folder, _named(folder, taken.pid))) from None
+            try:
+                fd = _locked_file(folder)
             except BaseException:
-                os.close(fd)
+                beacon.close()
                 raise
+            owner = _owners[key] = cls(folder.absolute(), fd, key, beacon)
         return owner
+
+    @classmethod
+    def take_over(cls, folder: Path) -> Owner:
+        """Become the owner of a run that exists already; errors as for `take`."""
+        try:
+            return cls.take(folder)
+        except OSError as error:
+            if error.errno not in _DENIED:
+                raise
+            raise PermissionError(
+                f"this user cannot write {error.filename or folder} ({error.strerror}), so cannot "
+                "train the run: have its owner resume it, get the right to write to the whole "
+                "folder, or resume a copy of it"
+            ) from error
+
+    def keep(self) -> None:
+        """Make the lock's file again if it is missing; called at every commit.
+
+        Raises
+        ------
+        InputError
+            If another process has taken the run meanwhile, which only a system without abstract
+            sockets lets it do.
+        """
+        with _guard:
+            if self._released.is_set() or self.process.pid != os.getpid():
+                return
+            self._beacon.answer()
+            with contextlib.suppress(OSError):  # the store says what is wrong with the folder
+                if _key_of(self._folder) == self._key and not self._has_file():
+                    old, self._fd = self._fd, _locked_file(self._folder)
+                    os.close(old)
+
+    def _has_file(self) -> bool:
+        try:
+            return os.path.samestat((self._folder / FILE).lstat(), os.fstat(self._fd))
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Let other processes train the run. Further calls do nothing."""
@@ -101,10 +158,12 @@ class Owner:
             with contextlib.suppress(OSError):
                 _write(self._fd, "")
             os.close(self._fd)
+            self._beacon.close()
 
     def _renew(self) -> None:
         while not self._released.wait(RENEW_SECONDS):
-            with contextlib.suppress(OSError):  # the folder may be unreachable for some time
+            # The folder may be unreachable for some time.
+            with _guard, contextlib.suppress(OSError):
                 os.utime(self._fd)
 
     def __enter__(self) -> Owner:
@@ -117,22 +176,53 @@ class Owner:
 def owner_of(folder: Path) -> Process | None:
     """Return the process that is training a run, or None. Does not take the lock."""
     with _guard, contextlib.suppress(OSError):
-        owner = _mine(_key_of(folder))
+        key = _key_of(folder)
+        owner = _mine(key)
         if owner is not None:
             return owner.process
-        with _opened(folder / FILE) as fd:
-            if _is_locked(fd) or _lives_elsewhere(folder, fd, writable=False):
+        with contextlib.suppress(OSError), _opened(folder / FILE) as fd:
+            if _is_locked(fd, folder) or _is_alive(folder, fd, writable=False):
                 return _read(fd) or Process(0, "another host")
+        pid = holder(key)
+        if pid is not None:
+            return Process(pid, os.uname().nodename)
     return None
 
 
-_owners: dict[tuple[int, int], Owner] = {}
+def check_locks(folder: Path) -> None:
+    """Raise NoLocksError if SQLite cannot read a run because its file system has no locks."""
+    with _guard:
+        try:
+            if _mine(_key_of(folder)) is None:
+                with _opened(folder / FILE) as fd:
+                    _is_locked(fd, folder)
+        except NoLocksError:
+            raise
+        except OSError:  # reading the store says what is wrong
+            return
+
+
+class NoLocksError(OSError):
+    """Raised if a run is on a file system without locks, which its store needs."""
+
+
+_owners: dict[Key, Owner] = {}
 """Owners in this process or inherited by a fork, by device and inode of the folder."""
 _guard = threading.Lock()
-os.register_at_fork(after_in_child=lambda: globals().update(_guard=threading.Lock()))
 
 
-def _key_of(folder: Path) -> tuple[int, int]:
+def _leave_to_parent() -> None:
+    """In a fork, close the copies of the marks, which would outlive their owner."""
+    global _guard
+    _guard = threading.Lock()
+    for owner in _owners.values():
+        owner._beacon.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def _key_of(folder: Path) -> Key:
     info = folder.stat()
     return info.st_dev, info.st_ino
 
@@ -158,25 +248,56 @@ def _opened(file: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _lock(fd: int) -> bool:
-    """Take the lock; return False if another process has it.
+def _locked_file(folder: Path) -> int:
+    """Return a descriptor of the lock's file, which this process has locked.
 
-    On a file system without locks, return False if the owner named in the file is alive on this
-    host.
+    Raises
+    ------
+    InputError
+        If another process owns the run.
+    NoLocksError, OSError
+        As for `Owner.take`.
     """
+    fd = open_plain(folder / FILE, os.O_RDWR | os.O_CREAT)
+    try:
+        if not _lock(fd, folder) or _is_alive(folder, fd, writable=True):
+            raise InputError(_refusal(folder, str(_read(fd) or "another process")))
+        _write(fd, json.dumps(asdict(Process.current())))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _lock(fd: int, folder: Path) -> bool:
+    """Take the lock; return False if another process has it."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
         if error.errno in _NO_LOCKS:
-            return not _lives_here(fd)
+            raise _no_locks(folder) from error
         raise
     return True
 
 
-def _is_locked(fd: int) -> bool:
-    """Return whether another process has the lock. Does not take it."""
+def _no_locks(folder: Path) -> NoLocksError:
+    return NoLocksError(
+        f"the file system of {folder} has no locks, which a run needs: keep runs on a local disk, "
+        "copy this one there, or mount the file system with locks (Lustre: -o flock; NFS: without "
+        "nolock)"
+    )
+
+
+def _is_locked(fd: int, folder: Path) -> bool:
+    """Return whether another process has the lock. Does not take it.
+
+    Raises
+    ------
+    NoLocksError
+        If the file system has no locks.
+    """
     # struct flock, of type F_WRLCK, from 0 to the end.
     layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
     fields = {"l_type": fcntl.F_WRLCK, "l_whence": os.SEEK_SET, "l_start": 0, "l_len": 0}
@@ -186,8 +307,10 @@ def _is_locked(fd: int) -> bool:
     request = struct.pack(layout, *(fields.get(name, 0) for name in names))
     try:
         answer = struct.unpack(layout, fcntl.fcntl(fd, fcntl.F_GETLK, request))
-    except OSError:
-        return _lives_here(fd)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            raise _no_locks(folder) from error
+        raise
     return bool(answer[names.index("l_type")] != fcntl.F_UNLCK)
 
 
@@ -195,8 +318,17 @@ def _read(fd: int) -> Process | None:
     """Return the process that wrote the file; None if the file is empty or incomplete."""
     try:
         found = json.loads(os.pread(fd, 4096, 0))
-        process = Process(int(found["pid"]), str(found["host"]))
-    except (OSError, ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        start = found.get("start")
+        process = Process(int(found["pid"]), str(found["host"]), start and str(start))
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ):
         return None
     return (
         process if 0 < process.pid < 2**31 else None
@@ -208,27 +340,26 @@ def _write(fd: int, text: str) -> None:
     os.pwrite(fd, text.encode(), 0)
 
 
-def _lives_here(fd: int) -> bool:
-    """Return whether the process named in the file runs on this host; used without locks."""
+def _named(folder: Path, pid: int) -> str:
+    """Return a process of this host as text; 0 is a process whose number only the file knows."""
+    if pid > 0:
+        return str(Process(pid, os.uname().nodename))
+    with contextlib.suppress(OSError), _opened(folder / FILE) as fd:
+        return str(_read(fd) or "another process")
+    return "another process"
+
+
+def _is_alive(folder: Path, fd: int, *, writable: bool) -> bool:
+    """Return whether the process named in the file lives, although its lock is not visible."""
     process = _read(fd)
-    if process is None or process.host != os.uname().nodename or process.pid == os.getpid():
-        return False
-    try:
-        os.kill(process.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    return process is not None and (
+        process.is_certainly_alive() or _lives_elsewhere(folder, fd, process, writable=writable)
+    )
 
 
-def _lives_elsewhere(folder: Path, fd: int, *, writable: bool) -> bool:
-    """Return whether an owner on another host, whose lock is not visible here, is still alive.
-
-    It is alive if it has renewed the file recently.
-    """
-    process = _read(fd)
-    if process is None or process.host == os.uname().nodename:
+def _lives_elsewhere(folder: Path, fd: int, process: Process, *, writable: bool) -> bool:
+    """Return whether an owner on another host has renewed the file recently."""
+    if process.host == os.uname().nodename:
         return False
     if not is_network_file_system(folder):
         return False  # a moved folder: a lock would be visible here

@@ -24,6 +24,7 @@ from cerebro.arguments import users_level
 from cerebro.errors import InputError
 from cerebro.machine import imports as sources
 from cerebro.machine.guard import BUILD, finding, stoppable
+from cerebro.machine.program import source_as_imported
 from cerebro.model import Info
 from cerebro.run.records import STUDY, plain
 
@@ -309,7 +310,8 @@ def _file_hash(build: Callable[..., Any]) -> str | None:
     if file is None:
         return None
     try:
-        return _core.xxh3_128(Path(file).read_bytes())
+        source = source_as_imported(file)
+        return _core.xxh3_128(Path(file).read_bytes() if source is None else source)
     except OSError:
         return None
 

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.errors import one_line
+from cerebro.machine.program import Program
 from cerebro.report.findings import Finding
 from cerebro.run.settings import Training
 from cerebro.run.states import CloneOf, KeptState
@@ -103,6 +104,8 @@ class RunContext(Training):
     warning_filters: tuple[tuple[Any, ...], ...] = ()
     """The warning filters of the user's process; see `cerebro.worker.trial_warnings`."""
     verify: bool = True
+    program: Program = field(default_factory=Program.now)
+    """The source of the user's modules; workers get it before the rest."""
 
     @property
     def validates(self) -> bool:

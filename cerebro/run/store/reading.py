@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cerebro.errors import CerebroError, CorruptDataError, one_line, text_of
+from cerebro.run.owner import NoLocksError, check_locks
 from cerebro.run.records import EpochRecord, Ranking, Status, TrialRecord
 from cerebro.run.store.checking import (
     check_config,
@@ -50,11 +51,12 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
     """
     file = store_of(folder)
     try:
+        check_locks(folder)  # SQLite would wait for a minute, then say "locked"
         with contextlib.closing(_opened(file)) as connection:
             yield connection
     except CerebroError:
         raise
-    except sqlite3.Error as error:
+    except (sqlite3.Error, NoLocksError) as error:
         raise CorruptDataError(f"{file} cannot be read: {text_of(error)}") from error
     except _UNREADABLE as error:
         raise CorruptDataError(

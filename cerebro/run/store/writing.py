@@ -8,7 +8,8 @@ can be opened.
 
 After the first failure nothing more is written: a page that the kernel could not write is lost, and
 a later fsync would not report it. The run keeps all rows committed before the failure. A commit
-that failed in its last step may appear later, complete.
+that failed in its last step may appear later, complete. Only a store that somebody removes while it
+is open is written again (`open_file`).
 
 Rows of units are a record only: resuming reads from the states where a trial is. They may wait a
 moment for further rows, because a commit for each short unit takes processor time from workers. All
@@ -29,22 +30,24 @@ import os
 import queue
 import sqlite3
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cerebro.arguments import users_level
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.machine import durable
 from cerebro.run.records import NOTHING_RAISED, Raised
 from cerebro.run.store.encoding import encode, encode_raised, storable
+from cerebro.run.store.open_file import OpenFile
 from cerebro.run.store.schema import (
     BUSY_SECONDS,
     FILE,
     SCHEMA,
     SCHEMA_VERSION,
     check_version,
-    journal_mode,
     store_of,
 )
 from cerebro.run.store.transaction import Files, Transaction
@@ -119,6 +122,9 @@ class Store:
         self._written = Backlog()
         self._error: BaseException | None = None
         self._closed = False
+        self._news: list[str] = []  # that the writing thread has for the user
+        self.before_commit: Sequence[Callable[[], None]] = ()
+        """Called by the writing thread; an exception ends the writing, as a failing disk does."""
         self.listeners: Sequence[Callable[[], None]] = ()
         """Called by the writing thread after each commit; they must not raise."""
         self._thread = threading.Thread(target=self._write, name="cerebro-store", daemon=True)
@@ -343,6 +349,8 @@ class Store:
             self._is_urgent.set()
 
     def _check(self) -> None:
+        while self._news:
+            warnings.warn(self._news.pop(0), stacklevel=users_level())
         error = self._error
         if error is not None:
             file = self.folder / FILE if isinstance(error, sqlite3.Error) else self.folder
@@ -356,15 +364,17 @@ class Store:
     def _write(self) -> None:
         items: list[Item] = []
         try:
-            with contextlib.closing(
-                sqlite3.connect(self.folder / FILE, timeout=BUSY_SECONDS)
-            ) as connection:
-                connection.execute(f"PRAGMA journal_mode = {journal_mode(self.folder)}")
-                connection.execute("PRAGMA synchronous = FULL")
-                log_size = LogSize(connection, self.folder)
+            with contextlib.closing(OpenFile(self.folder)) as file:
+                log_size = LogSize(file.connection, self.folder)
                 while None not in items:
                     items = self._gather()
-                    self._commit(connection, items)
+                    for call in self.before_commit:
+                        call()
+                    news = file.put_back()
+                    if news is not None:
+                        self._news.append(news)
+                        log_size = LogSize(file.connection, self.folder)
+                    self._commit(file.connection, items)
                     release_waiters(items)
                     log_size.check()
         except BaseException as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -44,10 +45,8 @@ def test_taking_says_who_it_is_and_releasing_says_that_it_is_over(tmp_path):
     assert owner_of(tmp_path) is None
     with Owner.take(tmp_path) as owner:
         assert owner.process == Process.current() == owner_of(tmp_path)
-        assert json.loads((tmp_path / FILE).read_text()) == {
-            "pid": os.getpid(),
-            "host": os.uname().nodename,
-        }
+        found = json.loads((tmp_path / FILE).read_text())
+        assert (found["pid"], found["host"]) == (os.getpid(), os.uname().nodename)
     assert owner_of(tmp_path) is None
     assert (tmp_path / FILE).read_text() == ""
     owner.release()
@@ -154,19 +153,132 @@ def test_on_a_network_the_owner_renews_the_file(tmp_path, monkeypatch):
         assert renewed.wait(60)
 
 
-def test_without_locks_the_process_itself_is_looked_for(tmp_path, monkeypatch):
-    def no_locks(*arguments):
-        raise OSError(owners.errno.ENOLCK, "no locks")
-
-    monkeypatch.setattr(owners.fcntl, "lockf", no_locks)
-    monkeypatch.setattr(owners.fcntl, "fcntl", no_locks)
-    file = tmp_path / FILE
-    file.write_text(json.dumps({"pid": os.getppid(), "host": os.uname().nodename}))
-    assert owner_of(tmp_path) == Process(os.getppid(), os.uname().nodename)
-    with pytest.raises(InputError, match=f"process {os.getppid()}"):
+@pytest.mark.skipif(sys.platform != "linux", reason="needs abstract sockets")
+def test_an_owner_without_its_file_is_still_the_owner_and_named(tmp_path, holder):
+    (tmp_path / FILE).unlink()
+    for _ in range(100):  # nobody answers meanwhile
+        assert owner_of(tmp_path) == Process(holder.pid, os.uname().nodename)
+    with pytest.raises(InputError, match=f"being trained by process {holder.pid} on"):
         Owner.take(tmp_path)
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
-    file.write_text(json.dumps({"pid": dead.pid, "host": os.uname().nodename}))
+    assert not (tmp_path / FILE).exists()
+    holder.kill()
+    holder.wait()
     assert owner_of(tmp_path) is None
     Owner.take(tmp_path).release()
+
+
+def test_the_owner_makes_its_file_again(tmp_path):
+    with Owner.take(tmp_path) as owner:
+        for spoil in ((tmp_path / FILE).unlink, lambda: (tmp_path / FILE).rename(tmp_path / "x")):
+            spoil()
+            owner.keep()
+            code = "import sys, fcntl; f = open(sys.argv[1], 'r+'); print(f.read())\n"
+            code += "fcntl.lockf(f, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+            asked = [sys.executable, "-c", code, tmp_path / FILE]  # reading it here ends the lock
+            found = subprocess.run(asked, capture_output=True, text=True)
+            assert json.loads(found.stdout)["pid"] == os.getpid()
+            assert "BlockingIOError" in found.stderr
+    owner.keep()
+    assert (tmp_path / FILE).read_text() == ""
+
+
+def test_the_owner_leaves_a_folder_that_is_gone_alone(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    with Owner.take(run) as owner:
+        run.rename(tmp_path / "elsewhere")
+        owner.keep()
+        run.mkdir()
+        owner.keep()
+        assert list(run.iterdir()) == []
+        Owner.take(run).release()
+
+
+def test_a_fork_does_not_keep_a_dead_owners_mark(tmp_path):
+    code = HOLD.replace("sys.stdin.read()", "import os, time\nos.fork() or time.sleep(1000)")
+    with subprocess.Popen(
+        [sys.executable, "-c", code + "\nos._exit(0)", tmp_path], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "taken\n"
+        assert process.wait(60) == 0
+        assert owner_of(tmp_path) is None
+        Owner.take(tmp_path).release()
+        process.stdout.close()
+
+
+def test_an_owner_that_has_ended_but_is_not_reaped_is_none(tmp_path, holder):
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    assert owner_of(tmp_path) is None
+    Owner.take(tmp_path).release()
+
+
+def test_a_lock_lost_with_a_descriptor_is_not_the_run(tmp_path):
+    """Closing any descriptor of the file, as a copy of the folder does, ends the lock."""
+    code = HOLD.replace("print", "open(sys.argv[1] + '/owner.lock').close()\nprint")
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout.readline() == "taken\n"
+        assert owner_of(tmp_path) == Process(process.pid, os.uname().nodename)
+        with pytest.raises(InputError, match=f"process {process.pid} on"):
+            Owner.take(tmp_path)
+        process.stdin.close()
+
+
+ASK = """
+import sys
+from pathlib import Path
+from cerebro.run.owner import Owner, owner_of
+print(owner_of(Path(sys.argv[1])))
+try:
+    Owner.take(Path(sys.argv[1]))
+except Exception as error:
+    print(error)
+"""
+
+
+def behind(shim, locks, code, folder, **options):
+    variables = dict(os.environ, LD_PRELOAD=str(shim), LOCKS=locks)
+    return subprocess.Popen(
+        [sys.executable, "-c", code, folder],
+        env=variables,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_where_every_lock_is_granted_a_second_process_is_refused(tmp_path, locks_shim, has_file):
+    with behind(locks_shim, "granted", HOLD, tmp_path) as first:
+        assert first.stdout.readline() == "taken\n"
+        if not has_file:
+            (tmp_path / FILE).unlink()
+        with behind(locks_shim, "granted", ASK, tmp_path) as second:
+            asked, refused = second.stdout.read().splitlines()
+        assert asked == f"process {first.pid} on {os.uname().nodename}"
+        assert f"is being trained by {asked}" in refused
+        first.stdin.close()
+    with behind(locks_shim, "granted", ASK, tmp_path) as third:
+        assert third.stdout.read() == "None\n"
+
+
+def test_where_every_lock_is_granted_a_number_used_again_is_no_owner(tmp_path, locks_shim):
+    text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "start": "an hour ago"})
+    (tmp_path / FILE).write_text(text)
+    with behind(locks_shim, "granted", ASK, tmp_path) as process:
+        assert process.stdout.read() == "None\n"
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_is_named(tmp_path, locks_shim, code):
+    with behind(locks_shim, str(code), ASK, tmp_path) as process:
+        asked, refused = process.stdout.read().splitlines()
+    assert asked == "None"
+    assert f"the file system of {tmp_path} has no locks" in refused
+    assert "local disk" in refused
