@@ -15,7 +15,7 @@ from cerebro.api.settings import eval_rows
 from cerebro.errors import InputError, StateError, plainly
 from cerebro.machine.devices import CPU, choose, in_worker, named, seats
 from cerebro.machine.guard import refuse
-from cerebro.report.findings import Finding
+from cerebro.report.findings import Finding, offer_of_graph
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext
 from cerebro.worker.trial_warnings import carried_filters, show
 
@@ -45,6 +45,8 @@ class Check:
     findings
         Likely mistakes in the model or its data, the most certain first; see `Finding`. They do not
         change whether the check is true.
+    offer
+        What ``graph=True`` would bring, in one line; empty if it is not worth much.
     """
 
     problems: list[str]
@@ -53,6 +55,7 @@ class Check:
     device: str = CPU
     not_exact: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    offer: str = ""
 
     @property
     def ok(self) -> bool:
@@ -64,7 +67,7 @@ class Check:
 
     def __str__(self) -> str:
         lines = self.problems or [self._hop()]
-        return "\n".join([*lines, *map(str, self.findings)])
+        return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer]))
 
     def _hop(self) -> str:
         said = "the state survives a hop"
@@ -155,7 +158,8 @@ def check(
     if done.cpu_only and named(devices) == ["auto"]:  # the same decision as in a search
         device = CPU
     problems, metrics, operations = map(list, (done.problems, done.metrics, done.not_exact))
-    return Check(problems, metrics, dict(config), device, operations, list(done.findings))
+    offer = offer_of_graph(done.gain)
+    return Check(problems, metrics, dict(config), device, operations, list(done.findings), offer)
 
 
 def _context(

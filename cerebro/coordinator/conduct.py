@@ -117,6 +117,8 @@ def conduct(
                     tried.warn_if_misplaced(context.device)
                 if tried.state_bytes:
                     check_room(settings, searcher, tried.state_bytes)
+                if tried.gain is not None:
+                    store.set_meta("graph_gain", list(tried.gain))
                 if tried.environment is not None:  # PyTorch may not be imported yet in this process
                     store.set_meta("environment", tried.environment)
                 workers = tried.workers

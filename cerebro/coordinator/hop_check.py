@@ -36,6 +36,8 @@ class HopCheck:
     warned: list[Warned] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     """Likely mistakes in the first configuration's model and data."""
+    gain: tuple[float, float] | None = None
+    """What ``graph=True`` would bring; see `CheckDone.gain`."""
 
     def findings_to_show(self) -> list[Finding]:
         """Return the findings that a search shows, except those PyTorch already warns about."""
@@ -128,6 +130,7 @@ def check_hop(
                 tried.environment = event.environment or tried.environment
                 tried.warned += event.warned
                 tried.findings += event.findings
+                tried.gain = event.gain or tried.gain
                 if event.error is not None and event.state_bytes:  # it trains, so no trial fails
                     tried.findings.append(unchecked_hop(event.error))
                 # A configuration that cannot be trained at all fails only its own trial.

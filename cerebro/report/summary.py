@@ -11,8 +11,11 @@ from cerebro.errors import printable
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report.conclusions import conclude
+from cerebro.report.findings import offer_of_graph
 
 MAX_TRIALS = 20
+LEAST_SAVED = 60.0
+"""The seconds of a search's training that ``graph=True`` must save to be offered."""
 WIDTH = 100
 """The width of wrapped lines, in characters."""
 
@@ -175,10 +178,20 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
         _titled("how reliable these numbers are", found.sure),
         failures(result),
         warned(result),
-        _titled("what to try next", found.next),
+        _titled("what to try next", [*found.next, *faster_steps(result)]),
     ):
         parts += ["\n".join(lines)] if lines else []
     return printable("\n\n".join(parts))
+
+
+def faster_steps(result: Any) -> list[str]:
+    """Return what ``graph=True`` would bring, if it would have saved a minute of this search."""
+    gain = result.saved.meta.get("graph_gain")
+    offer = "" if gain is None else offer_of_graph((gain[0], gain[1]))
+    if not offer:
+        return []
+    trained = sum(entry["seconds"] for trial in result.trials for entry in trial.history)
+    return [offer] if trained * (1 - gain[1] / gain[0]) >= LEAST_SAVED else []
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[str]:

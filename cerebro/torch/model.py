@@ -732,6 +732,23 @@ class Model(BaseModel):
         """Return whether an exception in the unit is from a replayed step."""
         return bool(self._recorded) and self._recorded[0 if training else 1].has_failed()
 
+    @property
+    def may_be_recorded(self) -> bool:
+        """Whether `graph` was left open, and ``graph=True`` would record this model's steps."""
+        return (
+            self._in_core and self._train_step is None and not self._meters and self._scaler is None
+        )
+
+    def record(self) -> None:
+        """Record steps from now on, as with ``graph=True``."""
+        self._in_core = False
+        self._train = self._compile_train(graph=True)
+
+    @property
+    def replays(self) -> int:
+        """The number of training steps that were replayed without a comparison."""
+        return self._recorded[0].replays if self._recorded else 0
+
     def stop_recording(self) -> None:
         """Take ordinary steps from now on."""
         for recorded in self._recorded:

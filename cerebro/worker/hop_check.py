@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import types
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -93,7 +94,22 @@ def check_hop(
     findings = diagnose(hopped, packed, *runner.context.views(0), thorough=thorough)
     if not problems and not isinstance(hopped.live.model, BaseModel):
         findings = layout.of_layouts(straight.layouts, hopped.layouts) + findings
-    return replace(done, problems=tuple(problems), findings=tuple(findings))
+    gain = _gain_of_graph(straight)
+    return replace(done, problems=tuple(problems), findings=tuple(findings), gain=gain)
+
+
+def _gain_of_graph(checked: _CheckedModel) -> tuple[float, float] | None:
+    """Return the time of a training step as it is and with ``graph=True``; see `CheckDone.gain`."""
+    if not checked.live.torch:
+        return None
+    from cerebro.torch.step_gain import measured_gain
+
+    with generators.preserved(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return measured_gain(checked.live.model, checked.batch(0))
+        except Exception:
+            return None
 
 
 def _hop_problems(

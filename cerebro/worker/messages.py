@@ -320,6 +320,8 @@ class CheckDone:
     warned: tuple[Warned, ...] = ()
     findings: tuple[Finding, ...] = ()
     """Likely mistakes in the model and its data."""
+    gain: tuple[float, float] | None = None
+    """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
 
 
 @dataclass(frozen=True)

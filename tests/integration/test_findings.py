@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import numpy as np
@@ -129,3 +130,35 @@ def test_what_pytorch_warns_of_itself_is_not_repeated(data, tmp_path):
     assert [finding.code for finding in cerebro.check(build, {"lr": [0.1]}, data).findings] == [
         "broadcast"
     ]
+
+
+# --- what graph=True would bring -----------------------------------------------------------
+
+
+def build_small(config):
+    net = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    loss = torch.nn.functional.cross_entropy
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=loss, graph=config.get("graph"))
+
+
+def test_the_check_says_what_graph_would_bring(data, monkeypatch):
+    found = cerebro.check(build_small, {}, data, validation=0.3)
+    assert found and re.fullmatch(
+        r"graph=True would make a training step \d+\.\d times as fast \(\S+ instead of \S+ ms, "
+        r"measured on one batch\), if the step's code does the same for every batch",
+        str(found).splitlines()[-1],
+    )
+    for graph in (True, False):
+        chosen = cerebro.check(build_small, {"graph": [graph]}, data, validation=0.3)
+        assert chosen and "graph" not in str(chosen)
+
+
+def test_the_summary_offers_what_saves_a_minute(data, tmp_path, monkeypatch):
+    result = cerebro.search(
+        build_small, {}, data, epochs=1, batch_size=8, validation=0.3, run=tmp_path / "run",
+        workers=0, progress=False, n_trials=1,
+    )  # fmt: skip
+    assert "graph=True" not in result.summary()
+    monkeypatch.setattr("cerebro.report.summary.LEAST_SAVED", 0.0)
+    assert "- graph=True would make a training step" in result.summary()
