@@ -34,6 +34,12 @@ from cerebro.worker.messages import (
     WorkerLost,
 )
 
+_OWN_SEED = (
+    "the run was trained in the user's process (workers=0), in which Python had drawn a hash seed: "
+    "results that depend on the order of a set cannot be repeated (sort the set, or start the "
+    "script with PYTHONHASHSEED=0)"
+)
+
 
 @dataclass(frozen=True)
 class ReplayedEpoch:
@@ -187,6 +193,8 @@ def replay(
             parts = [part for part in record.folds if part.epochs] or [record]
             found = [_train_line(retraining, result, part, asked, known) for part in parts]
     one = found[0] if not record.folds else _together(record, found)
+    if not one.identical and environment.HASH_SEED not in result.environment["variables"]:
+        known.append(_OWN_SEED)
     return replace(one, differences=known)
 
 
@@ -311,8 +319,6 @@ class Retraining:
     ) -> None:
         self._context = context
         self._retries = retries
-        # A started program draws a new hash seed, so results that depend on the order of a set
-        # differ.
         self._executor = LocalExecutor(1, context.threads, fresh=True, seats=seats, fork=False)
         (self._worker,) = self._executor.start(context)
         self._dispatches = 0

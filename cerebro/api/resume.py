@@ -15,7 +15,7 @@ from cerebro.api.settings import check_callbacks, check_executor, devices_of
 from cerebro.api.workers import own_workers, worker_count
 from cerebro.arguments import RESUME, answers, users_level, whole_number
 from cerebro.callbacks import Mirror
-from cerebro.coordinator.conduct import conduct, same_call
+from cerebro.coordinator.conduct import conduct, same_call, trains_here
 from cerebro.coordinator.restore import Previous, ResumeRequest, has_decided_all
 from cerebro.coordinator.searcher_record import NoSearcher, catch_up, make_again
 from cerebro.data import Dataset
@@ -281,6 +281,8 @@ def train_rest(
     if more:
         ask_again(saved)
     now = environment.describe(settings.threads, settings.devices[0])
+    if not trains_here(settings):  # workers get the run's seed
+        now["variables"].pop(environment.HASH_SEED, None)
     if are_gpus(settings.devices):  # as in workers; CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
         if about := computing_with(settings.devices):

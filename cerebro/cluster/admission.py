@@ -141,9 +141,12 @@ def _as_in_workers(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return an environment with the variable that workers on GPUs get if their node has none.
 
     Ray starts its actors without the variables of this process, which may have it by now: computing
-    on a GPU here, as for `cerebro.torch.features`, sets it.
+    on a GPU here, as for `cerebro.torch.features`, sets it. The hash seed is left out: workers get
+    that of the run on every node.
     """
-    return {**about, "variables": {CUBLAS_VARIABLE: CUBLAS_WORKSPACE, **about["variables"]}}
+    variables = {CUBLAS_VARIABLE: CUBLAS_WORKSPACE, **about["variables"]}
+    variables.pop(environment.HASH_SEED, None)
+    return {**about, "variables": variables}
 
 
 @contextlib.contextmanager

@@ -18,7 +18,12 @@ from cerebro.arguments import users_level
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
 from cerebro.coordinator.disk_space import check_room
-from cerebro.coordinator.hop_check import check_hop, ranked_wrongly, require_build
+from cerebro.coordinator.hop_check import (
+    check_hop,
+    ranked_wrongly,
+    require_build,
+    warn_if_reordered,
+)
 from cerebro.coordinator.restore import Previous, open_again
 from cerebro.coordinator.searcher_record import is_describable
 from cerebro.coordinator.trials import recordable
@@ -29,6 +34,7 @@ from cerebro.executors.local import LocalExecutor
 from cerebro.executors.seats import with_shares
 from cerebro.machine import flags, resources
 from cerebro.machine.devices import in_worker, seats
+from cerebro.machine.environment import hash_seed
 from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import keras_settings
 from cerebro.machine.program import edited_since_import, left_from_before_a_reload
@@ -90,6 +96,9 @@ def conduct(
             else:
                 # A wrong build must not turn finished trials into failed ones.
                 workers = require_build(executor, workers, context, previous.to_extend())
+                order = previous.saved.meta.get("parameter_order")
+                if order and trains_here(settings):
+                    warn_if_reordered(executor, workers[0], previous.saved.records[0], order)
                 session.opened, restored = open_again(previous, settings, context)
             store = session.opened.store
             if previous is not None:
@@ -121,6 +130,7 @@ def conduct(
                     store.set_meta("graph_gain", list(tried.gain))
                 if tried.environment is not None:  # PyTorch may not be imported yet in this process
                     store.set_meta("environment", tried.environment)
+                store.set_meta("parameter_order", tried.parameter_order)
                 workers = tried.workers
             coordinator.run(workers)
         result.refresh()
@@ -387,6 +397,7 @@ def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -
         torch_flags=flags.torch_flags() if recorded is None else recorded.get("torch", {}),
         keras=keras_settings() if recorded is None else recorded.get("keras", {}),
         jax=jax_settings() if recorded is None else recorded.get("jax", {}),
+        hash_seed=hash_seed(None if recorded is None else recorded.get("variables", {})),
         warning_filters=carried_filters(),
     )
     return with_shares(context, seats(settings.devices, 1)) if trains_here(settings) else context

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from cerebro.arguments import users_level
 from cerebro.errors import InputError, StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
 from cerebro.machine.devices import is_gpu
@@ -33,6 +34,8 @@ class HopCheck:
     """The size of the model's state in bytes; 0 if unknown."""
     environment: Mapping[str, Any] | None = None
     """The workers' environment, if known."""
+    parameter_order: str = ""
+    """The order of the first model's parameters; see `cerebro.worker.structure`."""
     warned: list[Warned] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     """Likely mistakes in the first configuration's model and data."""
@@ -128,6 +131,7 @@ def check_hop(
                 tried.workers.append(event.worker)
                 tried.state_bytes = max(tried.state_bytes, event.state_bytes)
                 tried.environment = event.environment or tried.environment
+                tried.parameter_order = event.parameter_order or tried.parameter_order
                 tried.warned += event.warned
                 tried.findings += event.findings
                 tried.gain = event.gain or tried.gain
@@ -164,6 +168,23 @@ def check_hop(
             submit(worker, given or CheckTask(config, build_only=True))
     tried.workers.sort()
     return tried
+
+
+def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order: str) -> None:
+    """Warn if ``build`` makes the parameters in another order than when the run began.
+
+    This is for a run that is resumed in the user's process, whose hash seed is its own.
+    """
+    executor.submit(worker, CheckTask(first.config, build_only=True, number=first.number))
+    (event,) = executor.wait(None)
+    if isinstance(event, CheckDone) and event.parameter_order not in ("", order):
+        warnings.warn(
+            "build makes the network's parameters in another order than when the run began, as "
+            "from a set. States are loaded by name, but what is computed in this order differs "
+            "from now on, such as sums over layers and the first weights of trials: sort the set, "
+            "or train in workers, which all have one PYTHONHASHSEED",
+            stacklevel=users_level(),
+        )
 
 
 def require_build(

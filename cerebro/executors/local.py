@@ -192,6 +192,7 @@ class LocalExecutor:
         self._program = NONE
         self._packed_program = b""
         self._jax: dict[str, Any] = {}  # arrays in the context get other types without them
+        self._hash_seed: str | None = None
         self._unit_timeout: float | None = None
         self._next = 0
         self._kills = 0
@@ -206,6 +207,7 @@ class LocalExecutor:
         alone = replace(context, program=NONE)
         self._context = packed(with_shares(alone, self._seats, together=self._together))
         self._jax = dict(context.jax)
+        self._hash_seed = context.hash_seed
         self._unit_timeout = context.unit_timeout
         self._selector = selectors.DefaultSelector()
         self._clock = _core.BeatPage()
@@ -331,14 +333,14 @@ class LocalExecutor:
         several = self._together and self._seats.count(device) > 1
         warm = None
         if not self._fresh and not several:
-            warm = warm_workers.take(self._threads, device, self._program)
+            warm = warm_workers.take(self._threads, device, self._program, self._hash_seed)
         for process in [warm, None]:
             # A warm worker may have died since its last run; a new process then replaces it.
             if several and device is not None:
                 the_process = self._one_of_several(device)
             else:
                 the_process = process or WorkerProcess.spawn(
-                    self._threads, device, fork=self._fork, wait=wait
+                    *(self._threads, device, self._hash_seed), fork=self._fork, wait=wait
                 )
             try:
                 the_process.send(message)
@@ -364,10 +366,12 @@ class LocalExecutor:
         while spare and spare[0].process.poll() is not None:
             spare.pop(0).stop(kill=True)  # it died before it was needed
         if not spare:
-            while (warm := warm_workers.take(self._threads, device, self._program)) is not None:
+            while (
+                warm := warm_workers.take(self._threads, device, self._program, self._hash_seed)
+            ) is not None:
                 warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
             count = self._seats.count(device)
-            spare += WorkerProcess.spawn_together(count, self._threads, device)
+            spare += WorkerProcess.spawn_together(*(count, self._threads, device, self._hash_seed))
         return spare.pop(0)
 
     def _watch(self, worker: int) -> None:

@@ -70,6 +70,8 @@ class WorkerProcess:
     """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
     variables: dict[str, str] = field(default_factory=lambda: _inherited())
     """The environment variables that it inherited; see `_inherited`."""
+    hash_seed: str = ""
+    """Its hash seed; see `cerebro.machine.environment`."""
     device: Device | None = None
     """The GPU that it sees; None if it sees the same GPUs as its parent."""
     others: list[WorkerProcess] = field(default_factory=list)
@@ -83,6 +85,7 @@ class WorkerProcess:
         cls,
         threads: int,
         device: Device | None = None,
+        hash_seed: str | None = None,
         *,
         fork: bool = False,
         wait: bool = True,
@@ -91,6 +94,8 @@ class WorkerProcess:
 
         Parameters
         ----------
+        hash_seed
+            The run's; default: see `environment.hash_seed`.
         fork
             Whether a fork server may fork it. If not, or if it gets a GPU, it is a new program.
         wait
@@ -108,7 +113,7 @@ class WorkerProcess:
             raise WorkerError(f"cannot start a worker process: {error}") from error
         process: subprocess.Popen[bytes] | Child | None = None
         files = theirs.fileno(), beat.fd
-        variables = _environment(threads, device)
+        variables = _environment(threads, device, hash_seed)
         try:
             if fork and device is None and forks_workers():
                 process = fork_servers.fork(variables, files, wait=wait)
@@ -121,10 +126,13 @@ class WorkerProcess:
             if process is None:
                 ours.close()  # a fork that was requested ends itself
         exit_fd = _exit_descriptor(process.pid)
-        return cls(process, Channel(ours), beat, threads, exit_fd, device=device)
+        seed = variables[environment.HASH_SEED]
+        return cls(*(process, Channel(ours), beat, threads, exit_fd), hash_seed=seed, device=device)
 
     @classmethod
-    def spawn_together(cls, count: int, threads: int, device: Device) -> list[WorkerProcess]:
+    def spawn_together(
+        cls, count: int, threads: int, device: Device, hash_seed: str | None = None
+    ) -> list[WorkerProcess]:
         """Start one process for several workers of a GPU, whose units overlap there.
 
         Raises
@@ -142,7 +150,8 @@ class WorkerProcess:
                 for (_, theirs), beat in zip(pairs, beats, strict=True)
                 for file in (theirs.fileno(), beat.fd)
             ]
-            process = start_program(map(str, files), _environment(threads, device), files)
+            variables = _environment(threads, device, hash_seed)
+            process = start_program(map(str, files), variables, files)
         except OSError as error:
             for ours, _ in pairs:
                 ours.close()
@@ -219,9 +228,12 @@ def _inherited() -> dict[str, str]:
     return read | environment.variables()
 
 
-def _environment(threads: int, device: Device | None) -> dict[str, str]:
-    """Return the worker's environment: its device, its threads, and the path of this cerebro."""
+def _environment(
+    threads: int, device: Device | None, hash_seed: str | None = None
+) -> dict[str, str]:
+    """Return the worker's environment: its device, threads, hash seed, and this cerebro's path."""
     variables = dict(os.environ) | environment.variables()
+    variables[environment.HASH_SEED] = hash_seed or environment.hash_seed()
     if device is not None:
         variables |= devices.variables(device)
     for name in environment.THREAD_VARIABLES:
@@ -269,9 +281,12 @@ class WarmWorkers:
         self._idle: list[WorkerProcess] = []
         self._pid = os.getpid()
 
-    def take(self, threads: int, device: Device | None, program: Program) -> WorkerProcess | None:
+    def take(
+        self, threads: int, device: Device | None, program: Program, hash_seed: str | None = None
+    ) -> WorkerProcess | None:
         """Return a worker that trains with this program; None if there is none."""
         variables = _inherited()
+        wanted = threads, device, hash_seed or environment.hash_seed()
         with self._lock:
             if self._pid != os.getpid():  # in a fork, the workers belong to the parent
                 self._idle, self._pid = [], os.getpid()
@@ -287,7 +302,7 @@ class WarmWorkers:
                     # that has been set since, such as the credentials of a storage.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
-                elif (worker.threads, worker.device) == (threads, device):
+                elif (worker.threads, worker.device, worker.hash_seed) == wanted:
                     self._idle.remove(worker)
                     return worker
         return None

@@ -54,6 +54,12 @@ CUDA_PACKAGES = (
     *(f"jax-cuda{major}-plugin" for major in (12, 13)),
 )
 
+HASH_SEED = "PYTHONHASHSEED"
+"""The variable on which the order of a set of strings depends."""
+
+DEFAULT_HASH_SEED = "0"
+"""The seed of workers if the user has not chosen one: then Python draws one for every process."""
+
 # Variables that make libraries choose other kernels or orders, and so change the bits.
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
@@ -77,7 +83,7 @@ VARIABLES = (
     "ONEDNN_DEFAULT_FPMATH_MODE",
     "ONEDNN_MAX_CPU_ISA",
     "OPENBLAS_CORETYPE",
-    "PYTHONHASHSEED",
+    HASH_SEED,
     "XLA_FLAGS",
 )
 
@@ -283,6 +289,18 @@ def variables() -> dict[str, str]:
     return found
 
 
+def hash_seed(variables: Mapping[str, Any] | None = None) -> str:
+    """Return the hash seed of a run's workers, so that sets have the same order in all of them.
+
+    Parameters
+    ----------
+    variables
+        The variables in the record of a run that is continued; default: those of this process.
+    """
+    chosen = str((os.environ if variables is None else variables).get(HASH_SEED) or "")
+    return chosen if chosen.isdigit() else DEFAULT_HASH_SEED
+
+
 def _variables(threads: int | None) -> dict[str, str]:
     """Return :func:`variables`, and variables that set a number of threads other than `threads`.
 
@@ -305,7 +323,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         One line each, such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is
         left out, because it changes nothing, and so are fields that only one record has: those of
         libraries that one of the processes had not imported. Keras's backend counts if both records
-        have one, because a Keras model cannot load the state of another backend.
+        have one, because a Keras model cannot load the state of another backend; so does the hash
+        seed, which the user's process may have drawn.
     """
     both = before.keys() & now.keys()
     old, new = ({k: v for k, v in record.items() if k in both} for record in (before, now))
@@ -318,6 +337,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             continue  # unknown: one process had not imported torch yet
         if key == f"variables.{BACKEND_VARIABLE}" and not (key in old and key in new):
             continue  # one process had not imported Keras
+        if key == f"variables.{HASH_SEED}" and not (key in old and key in new):
+            continue  # one of them is the user's process, and workers get the run's seed
         if key == "cpu.features" and key in old and key in new:
             lines.append(_features_differ(str(old[key]), str(new[key])))
         else:

@@ -21,6 +21,7 @@ from cerebro.data.given_rows import FOLDERS, is_rows, temporary
 from cerebro.data.manifest import Column
 from cerebro.data.validation import Folds, other_classes
 from cerebro.errors import CorruptDataError, InputError
+from cerebro.machine.environment import hash_seed
 from cerebro.machine.files import path_of, read_bytes
 from cerebro.machine.objects import is_url
 from cerebro.report.ranges import Range
@@ -549,6 +550,7 @@ class SavedRun:
             "torch_flags": self.meta["environment"].get("torch", {}),
             "keras": self.meta["environment"].get("keras", {}),
             "jax": self.meta["environment"].get("jax", {}),
+            "hash_seed": hash_seed(self.meta["environment"].get("variables", {})),
         }
         if "train" not in changes:
             has_validation = self.meta["validation"] is not None

@@ -240,6 +240,7 @@ class Trial:
             batch_device,
             begin_again,
             build_model,
+            load_or_rebuild,
             load_tree,
             make_info,
         )
@@ -262,20 +263,28 @@ class Trial:
             generators.reserved(_torch_imported()),
             settings_of(context),
         ):
-            model, torch = build_model(context, self.number, self.record.config, info)
-            live = LiveModel(
-                *(model, torch),
-                progress=EpochProgress(),
-                torch_flags=torch_flags(),
-                keras=keras_settings(),
-                jax=jax_settings(),
-            )
-            begin_again(model, record.epoch)
-            load_tree(live, packed, batch_device(model, device))
+
+            def build_live() -> LiveModel:
+                made = build_model(context, self.number, self.record.config, info)
+                return LiveModel(
+                    *made,
+                    progress=EpochProgress(),
+                    torch_flags=torch_flags(),
+                    keras=keras_settings(),
+                    jax=jax_settings(),
+                )
+
+            def load(live: LiveModel) -> None:
+                load_tree(live, packed, batch_device(live.model, device))
+
+            live = build_live()
+            begin_again(live.model, record.epoch)
+            live = load_or_rebuild(live, load, build_live, record.epoch)
+            model = live.model
         # Otherwise dropout and batch norm would stay in training mode in the user's predictions.
         # train_batch switches back to training mode by itself.
         net: Any = getattr(model, "net", None)
-        if torch and hasattr(net, "eval"):
+        if live.torch and hasattr(net, "eval"):
             net.eval()
         return live
 

@@ -23,6 +23,11 @@ from cerebro.torch.attributes import Attributes
 from cerebro.torch.lightning_trainer import LIGHTNING, Trainer, part_of
 from cerebro.torch.logged import Logs
 from cerebro.torch.outputs import host_copy, joined
+from cerebro.torch.parameter_order import (
+    ParameterNames,
+    in_fixed_order,
+    in_own_order,
+)
 from cerebro.torch.state import (
     each_state,
     frozen_names,
@@ -224,6 +229,7 @@ class LightningModel(BaseModel):
                 wrapped._on_after_step = self._count_step
             trainer.strategy._lightning_optimizers.append(wrapped)
         self._parameters = list(module.parameters())
+        self._names = ParameterNames(module)
         self._meters = Metrics({"net": module})
         self._train_logs = Logs(self._meters.name_of, self._meters.metric)
         self._val_logs = Logs(self._meters.name_of, self._meters.metric)
@@ -650,7 +656,7 @@ class LightningModel(BaseModel):
         state: dict[str, Any] = {"net": net}
         if self._partial:
             state["partial"] = True
-        state["optimizer"] = each_state(optimizer_state, self._optimizers)
+        state["optimizer"] = each_state(self._optimizer_state, self._optimizers)
         if self._schedulers:
             state["scheduler"] = each_state(scheduler_state, self._schedulers)
         if self._meters:
@@ -660,7 +666,8 @@ class LightningModel(BaseModel):
             or self._keeps_gradients
             or (trainer.batch_index >= 0 and self._gathers)
         )
-        state["gradients"] = gradients_of(self._parameters) if is_open else {}
+        self._parameters = list(self.net.parameters())  # some may have been added in training
+        state["gradients"] = gradients_of(self._parameters, self._names) if is_open else {}
         state["lightning"] = {
             "epoch": trainer.current_epoch,
             "batch": trainer.batch_index,
@@ -695,13 +702,15 @@ class LightningModel(BaseModel):
                     "made: build must make the same model from the same configuration"
                 )
         load_net(self.net, state["net"], partial=self._partial)
+        state = in_own_order(state, self._optimizers, self._schedulers, self._names)
         for optimizer, part in parts_of(self._optimizers, state["optimizer"]):
             load_optimizer(optimizer, part)
         for scheduler, part in parts_of(self._schedulers, state.get("scheduler")):
             load_scheduler(scheduler, part)
         if self._meters:
             self._meters.load_state_dict(state["metrics"])
-        load_gradients(self._parameters, state["gradients"])
+        self._parameters = list(self.net.parameters())
+        load_gradients(self._parameters, state["gradients"], self._names)
         of_module = state["lightning"]
         trainer.current_epoch = of_module["epoch"]
         trainer.global_step = of_module["step"]
@@ -718,7 +727,15 @@ class LightningModel(BaseModel):
 
         See :meth:`cerebro.torch.Model.load_clone`.
         """
+        state = in_own_order(state, self._optimizers, self._schedulers, self._names)
         load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
+
+    def _optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        return optimizer_state(optimizer, self._names)
+
+    def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state of this model in an order that is the same in every process."""
+        return in_fixed_order(state, self._optimizers, self._schedulers)
 
     # --- arrays -------------------------------------------------------------------------
 

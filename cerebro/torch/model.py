@@ -57,6 +57,11 @@ from cerebro.torch.arguments import (
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
 from cerebro.torch.outputs import detached, host_copy, in_float32, joined
+from cerebro.torch.parameter_order import (
+    ParameterNames,
+    in_fixed_order,
+    in_own_order,
+)
 from cerebro.torch.place import place
 from cerebro.torch.recorded_step import RecordedStep
 from cerebro.torch.row_weights import check_column, check_weight, weighted_mean
@@ -267,6 +272,9 @@ class Model(BaseModel):
         others = (loss, *all_metrics.values(), *self._epoch_metrics.values())
         place(net, self._optimizers, others, build_device())
         self._parameters = _all_parameters(net, self._optimizers)
+        self._names = ParameterNames(net, loss)
+        self._built_with = len(self._parameters)
+        self._grown: list[Any] = []  # parameters of layers that were added in training
         self.channels_last = any(map(_is_channels_last, net.parameters()))
         self._device = self._parameters[0].device
         self._on_gpu = self._device.type == "cuda"
@@ -342,6 +350,7 @@ class Model(BaseModel):
         update has about `accumulate` batches. Without this call it has as many, and the last one of
         a unit what is left.
         """
+        self._add_new_parameters()
         if self.accumulate != 1:
             self._windows = iter(updates)
             self._window = next(self._windows, self.accumulate)
@@ -519,8 +528,9 @@ class Model(BaseModel):
         Its keys are ``net``, ``optimizer`` and, if they exist, ``scheduler``, ``scaler`` and
         ``loss``; ``partial``, which is true, with ``state="trainable"``; ``metrics`` with
         torchmetrics; ``gradients`` with `train_step`; and ``requires_grad`` with the flags that
-        differ from those after `build`, as in gradual unfreezing. States are taken between units,
-        so this call ends an open window of `accumulate` (see :meth:`end_unit`).
+        differ from those after `build`, as in gradual unfreezing. An optimizer's state also has the
+        names of its parameters, ``parameter_names``, by group. States are taken between units, so
+        this call ends an open window of `accumulate` (see :meth:`end_unit`).
         """
         self.end_unit()
         net = dict(self.net.state_dict())
@@ -530,7 +540,7 @@ class Model(BaseModel):
         state: dict[str, Any] = {"net": net}
         if self._partial:  # for code that reads states without the model
             state["partial"] = True
-        state["optimizer"] = each_state(optimizer_state, self._optimizers)
+        state["optimizer"] = each_state(self._optimizer_state, self._optimizers)
         if self._schedulers:
             state["scheduler"] = each_state(scheduler_state, self._schedulers)
         if self._scaler is not None:
@@ -545,7 +555,7 @@ class Model(BaseModel):
                 "returned": dict(self._returned),
             }
         if self._train_step is not None:
-            state["gradients"] = gradients_of(self._parameters)
+            state["gradients"] = gradients_of(self._parameters, self._names)
         changed = {
             name: parameter.requires_grad
             for name, parameter, built in self._trained_as_built
@@ -558,10 +568,13 @@ class Model(BaseModel):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built model; its tensors are copied, not kept.
 
+        The model may have its layers and parameter groups in another order: they are found by name.
+
         Raises
         ------
         StateError
-            The state is from a different network or optimizer.
+            The state is from a different network or optimizer, or the order differs and the
+            parameters cannot be told apart.
         """
         for part, there in (
             ("net", True),
@@ -587,6 +600,7 @@ class Model(BaseModel):
             if parameter.requires_grad != trained:
                 parameter.requires_grad = trained
         load_net(self.net, state["net"], partial=self._partial)
+        state = in_own_order(state, self._optimizers, self._schedulers, self._names)
         for optimizer, part in parts_of(self._optimizers, state["optimizer"]):
             load_optimizer(optimizer, part)
         for scheduler, part in parts_of(self._schedulers, state.get("scheduler")):
@@ -598,7 +612,7 @@ class Model(BaseModel):
         if self._meters:
             self._meters.load_state_dict(state["metrics"]["metrics"])
             self._returned = dict(state["metrics"]["returned"])
-        load_gradients(self._parameters, state.get("gradients", {}))
+        load_gradients(self._parameters, state.get("gradients", {}), self._names)
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Continue from another trial's state with this trial's hyperparameters.
@@ -610,7 +624,15 @@ class Model(BaseModel):
         learning rate, this trial's learning rate is scaled by the same factor until its own
         scheduler steps.
         """
+        state = in_own_order(state, self._optimizers, self._schedulers, self._names)
         load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
+
+    def _optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        return optimizer_state(optimizer, self._names)
+
+    def in_fixed_order(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a state of this model in an order that is the same in every process."""
+        return in_fixed_order(state, self._optimizers, self._schedulers)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.net.parameters())
@@ -822,6 +844,17 @@ class Model(BaseModel):
         if scaler is not None:
             scaler.update()
         self._drop_gradients()
+
+    def _add_new_parameters(self) -> None:
+        """Note the parameters of layers that were added in training; their order is by name."""
+        known = {id(parameter) for parameter in self._parameters}
+        everything = _all_parameters(self.net, self._optimizers)
+        new = [item for item in everything if id(item) not in known]
+        if new:
+            for recorded in self._recorded:
+                recorded.refuse("layers were added in training")
+            self._grown = sorted([*self._grown, *new], key=lambda item: self._names.of(item) or "")
+            self._parameters[self._built_with :] = self._grown
 
     def _drop_gradients(self) -> None:
         # Include parameters without an optimizer: their gradients would accumulate, count in

@@ -11,13 +11,14 @@ ordinary optimizers itself.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from cerebro.errors import StateError, one_line
+from cerebro.torch.parameter_order import NAMES, ParameterNames
 
 HOW = ("capturable", "foreach", "fused")
 """Settings that determine how an optimizer computes. They are not loaded from a state, which may
@@ -64,9 +65,9 @@ def _is_ordinary(optimizer: Any) -> bool:
     )
 
 
-def optimizer_state(optimizer: Any) -> dict[str, Any]:
-    """Return ``optimizer.state_dict()``, with live tensors, in plain containers."""
-    return plain(optimizer.state_dict())  # type: ignore[no-any-return]
+def optimizer_state(optimizer: Any, names: ParameterNames) -> dict[str, Any]:
+    """Return ``optimizer.state_dict()``, with live tensors, in plain containers, with the names."""
+    return {**plain(optimizer.state_dict()), NAMES: names.by_group(optimizer)}
 
 
 def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -85,7 +86,8 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
             "build must make the same model from the same configuration"
         )
     if not _is_ordinary(optimizer):
-        optimizer.load_state_dict(owned(state))
+        own = {key: value for key, value in state.items() if key != NAMES}
+        optimizer.load_state_dict(owned(own))
         return
     for group, loaded in zip(optimizer.param_groups, state["param_groups"], strict=True):
         for key, value in loaded.items():
@@ -276,19 +278,31 @@ def load_clone(
         load_scheduler(scheduler, part)
 
 
-def gradients_of(parameters: Sequence[Any]) -> dict[str, Any]:
-    """Return the gradients of the parameters that have a gradient, by parameter number."""
-    pairs = enumerate(parameters)
-    return {str(index): item.grad for index, item in pairs if item.grad is not None}
+def gradients_of(parameters: Sequence[Any], names: ParameterNames) -> dict[str, Any]:
+    """Return the gradients of the parameters that have a gradient, by name."""
+    pairs = _by_key(parameters, names)
+    return {key: item.grad for key, item in pairs if item.grad is not None}
 
 
-def load_gradients(parameters: Sequence[Any], state: Mapping[str, Any]) -> None:
+def load_gradients(
+    parameters: Sequence[Any], state: Mapping[str, Any], names: ParameterNames
+) -> None:
     """Set all gradients to copies of those in `state`, or to None if `state` lacks them."""
-    for index, parameter in enumerate(parameters):
-        value = state.get(str(index))
+    for key, parameter in _by_key(parameters, names):
+        value = state.get(key)
         parameter.grad = (
             None if value is None else torch.as_tensor(value).to(parameter.device, copy=True)
         )
+
+
+def _by_key(parameters: Sequence[Any], names: ParameterNames) -> Iterator[tuple[str, Any]]:
+    """Yield parameters with their names; those without a name are numbered."""
+    number = 0
+    for parameter in parameters:
+        name = names.of(parameter)
+        if name is None:
+            name, number = f"#{number}", number + 1
+        yield name, parameter
 
 
 def frozen_names(net: Any) -> set[str]:

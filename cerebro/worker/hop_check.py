@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import functools
 import re
 import types
 import warnings
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
@@ -19,10 +22,12 @@ from cerebro.machine.devices import is_gpu
 from cerebro.model import BaseModel, is_cpu_only
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
+from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import Loader, batch_size_of, end_epoch
-from cerebro.worker.own_numbers import OwnNumbers, equal
+from cerebro.worker.own_numbers import OwnNumbers, attributes_of, equal
 from cerebro.worker.runner import UnitRunner
+from cerebro.worker.structure import parameter_order
 from cerebro.worker.user_errors import describe
 
 BATCHES = 2
@@ -77,6 +82,7 @@ def check_hop(
         metrics=tuple(sorted(metrics)),
         state_bytes=memoryview(straight.packed()).nbytes,
         cpu_only=is_cpu_only(straight.live.model),
+        parameter_order=parameter_order(straight.live.model),
     )
     try:
         hopped = _CheckedModel(runner, config)
@@ -402,6 +408,8 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
     if isinstance(value, (bool, int, float, complex)):
         yield path, value
         return
+    if isinstance(value, (bytearray, array.array)):
+        value = np.frombuffer(bytes(value), np.uint8)
     if isinstance(value, (str, bytes, type, types.ModuleType)) or value is None:
         return
     if id(value) in seen:
@@ -424,9 +432,15 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
         for index, (key, child) in enumerate(list(value.items())):
             yield f"[{_named_key(key, index)}]", child
         return
-    if isinstance(value, (list, tuple)):
-        for index, child in enumerate(value):
+    if isinstance(value, (list, tuple, deque, set, frozenset)):
+        entries = _sorted(value) if isinstance(value, (set, frozenset)) else value
+        for index, child in enumerate(list(entries)):
             yield f"[{index}]", child
+        return
+    if isinstance(value, functools.partial):
+        yield ".func", value.func
+        yield ".args", value.args
+        yield ".keywords", value.keywords
         return
     if isinstance(value, types.MethodType):
         yield "", value.__self__
@@ -442,7 +456,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     module = type(value).__module__
     # Objects that only run a step are not state: a captured graph, a recorded or compiled program.
     steps = ("cerebro.torch.graph", "cerebro.torch.recorded_step", "cerebro.jax.program")
-    ours = ("cerebro._core", *steps)
+    ours = ("cerebro._core", "cerebro.torch.parameter_order", *steps)
     numbered = ("flax.ids",)  # every flax module has a unique number
     modes = ("torch.autograd.grad_mode",)  # has the mode before its last use
     if module.startswith((*ours, *numbered, *modes, "builtins", "numpy.random")):
@@ -450,12 +464,24 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
     # A compiled network is a module of TorchDynamo; all its other objects only run a step.
     if module.startswith("torch._dynamo") and not hasattr(value, "_modules"):
         return
-    for attribute, child in sorted(getattr(value, "__dict__", {}).items()):
+    for attribute, child in sorted(attributes_of(value).items()):
         # PyTorch keeps a module's parts in three mappings; users know each part by its own name.
         if attribute in ("_parameters", "_buffers", "_modules") and isinstance(child, Mapping):
             yield "", child if attribute == "_modules" else dict(child)
         elif not attribute.startswith(("__", "_torchdynamo")):
             yield f".{attribute}", child
+
+
+def _sorted(entries: Collection[Any]) -> list[Any]:
+    """Return a set's elements in an order that is the same in two models, as far as possible."""
+
+    def key(value: Any) -> tuple[str, Any]:
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if is_array(value) and not has_objects(value):
+            return kind, as_bytes(value)
+        return kind, repr(value).encode() if isinstance(value, (str, bytes, int, float)) else b""
+
+    return sorted(entries, key=key)
 
 
 def _named_key(key: Any, index: int) -> str:
@@ -467,21 +493,6 @@ def _named_key(key: Any, index: int) -> str:
 
 def numbers_of(model: Any) -> dict[str, Any]:
     return {path: value for path, value in walk(model, "model") if not is_array(value)}
-
-
-def is_array(value: Any) -> bool:
-    if isinstance(value, (np.ndarray, np.generic)):
-        return True
-    try:  # an object may have any attribute, such as Lightning's DummyLogger, or fail to tell
-        is_shaped = isinstance(getattr(value, "shape", None), tuple)
-        return is_shaped and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
-    except Exception:
-        return False
-
-
-def has_objects(value: Any) -> bool:
-    """Return whether an array has references to objects, whose bytes are addresses."""
-    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.hasobject
 
 
 def id_of(value: Any) -> Any:
@@ -499,16 +510,3 @@ def same(left: Any, right: Any) -> bool:
     if tuple(left.shape) != tuple(right.shape) or str(left.dtype) != str(right.dtype):
         return False
     return as_bytes(left) == as_bytes(right)
-
-
-def as_bytes(value: Any) -> bytes:
-    if not hasattr(value, "detach"):  # an array of NumPy or JAX
-        return np.asarray(value).tobytes()
-    tensor = value.detach().cpu().contiguous()
-    return bytes(tensor.reshape(-1).view(_byte_type(tensor)).numpy().tobytes())
-
-
-def _byte_type(tensor: Any) -> Any:
-    import torch
-
-    return torch.uint8 if tensor.numel() else tensor.dtype

@@ -33,6 +33,7 @@ from cerebro.worker.messages import (
     WarmTask,
 )
 from cerebro.worker.runner import UnitRunner
+from cerebro.worker.structure import parameter_order
 from cerebro.worker.user_errors import describe, names_data, traceback_of
 
 
@@ -87,7 +88,8 @@ def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDon
     def build_or_try() -> CheckDone:
         if task.build_only:
             model = runner.build(task.number, task.config).model
-            return CheckDone(runner.worker, (), cpu_only=is_cpu_only(model))
+            order = parameter_order(model)
+            return CheckDone(runner.worker, (), cpu_only=is_cpu_only(model), parameter_order=order)
         return check_hop(runner, task.config, not_exact, thorough=task.thorough)
 
     try:

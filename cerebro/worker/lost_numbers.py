@@ -1,4 +1,4 @@
-"""Notice during a run that a trial changes a number that a hop would lose.
+"""Notice during a run that a trial changes a number or an array that a hop would lose.
 
 The hop check before a search tries one configuration on a few batches. A configuration that it does
 not try may lower a temperature in `forward`, or a number may change only after many batches. So
@@ -10,30 +10,36 @@ state, and continues on a batch: once with the number that the trial has, and on
 leave it. The number is lost if it still differs and if the two models continued differently. A
 number that the next step computes anew and a counter that nothing depends on are therefore not
 reported. The trial itself is not changed.
+
+Attributes with arrays are treated likewise: a memory that begins to fill after a warm-up, a running
+scale. They may be used only later, so they are looked at up to `ARRAY_LOOKS` times. A list or queue
+that still differs is lost even before anything depends on it, because it gathers what is used
+later. A mapping may be a cache, and is lost only if the two models continued differently.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cerebro.machine import generators, turns
+from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
 from cerebro.model import whole_pass
 from cerebro.worker import own_numbers
-from cerebro.worker.hop_check import same, walk
+from cerebro.worker.aside import aside
+from cerebro.worker.held_arrays import arrays_of, digest, is_gathered
+from cerebro.worker.hop_check import id_of, same, walk
 from cerebro.worker.messages import Task, Warned
 from cerebro.worker.models import LiveModel, batch_size_of, end_epoch
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.runner import UnitRunner
 
 MOST_NAMED = 3
-SECONDS = 60.0
-"""How long the comparison may take in addition to the unit's own time limit."""
+
+ARRAY_LOOKS = 4
+"""How often an attribute with arrays is looked at: each time when the trial is twice as old."""
 
 
 def look(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
@@ -45,43 +51,88 @@ def look(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
     if live is None or live.own_numbers is None:
         return ()
     try:
-        examined = runner.examined.setdefault(task.trial, set())
-        changed = live.own_numbers.changed()
-        new = {path: value for path, value in changed.items() if path not in examined}
-        examined.update(new)
-        lost = _lost(runner, task, live, new) if new else []
+        examined = runner.examined.setdefault(task.trial, {})
+        age = task.position + 1
+        numbers, arrays = live.own_numbers.changed(), live.own_numbers.changed_arrays()
+        numbers = {path: value for path, value in numbers.items() if path not in examined}
+        arrays = {path: value for path, value in arrays.items() if _is_due(examined, path, age)}
+        if not numbers and not arrays:
+            return ()
+        examined |= {path: [] for path in numbers}
+        examined |= {path: [*examined.get(path, []), age] for path in arrays}
+        lost = _lost(runner, task, live, numbers, arrays)
+        examined |= {path: ARRAY_LOOKS * [age] for path in lost}
         return _warned(runner, task, lost) if lost else ()
     except Exception:
         return ()
 
 
-def _lost(runner: UnitRunner, task: Task, live: LiveModel, numbers: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the numbers that a hop loses and on which training depends."""
-    kept = _kept(live.model.state_dict())
-    left = {path: value for path, value in numbers.items() if (_last(path), value) not in kept}
-    if not left or not _is_comparable(runner, task, live):
+def _is_due(examined: Mapping[str, list[int]], path: str, age: int) -> bool:
+    looks = examined.get(path, [])
+    return not looks or (len(looks) < ARRAY_LOOKS and age >= 2 * looks[-1])
+
+
+def _lost(
+    runner: UnitRunner,
+    task: Task,
+    live: LiveModel,
+    numbers: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+) -> list[str]:
+    """Return the paths of what a hop loses and on which training depends."""
+    state = live.model.state_dict()
+    kept = _kept(state)
+    numbers = {path: value for path, value in numbers.items() if (_last(path), value) not in kept}
+    memory = {id_of(value) for _, value in walk(state, "")} if arrays else set()
+    arrays = {
+        path: value
+        for path, value in arrays.items()
+        if not all(id_of(array) in memory for array in arrays_of(value))
+    }
+    if not (numbers or arrays) or not _is_comparable(runner, task, live):
         return []
-    with _aside(runner):
+    with aside(runner):
         first = _built(runner, task)
         # An object that all models share, such as a clock, is as it was in a model just built.
-        left = {
+        numbers = {
             path: value
-            for path, value in left.items()
+            for path, value in numbers.items()
             if not own_numbers.equal(first.own.built.get(path), value)
         }
-        if not left:
+        now = first.own.digests()
+        arrays = {path: value for path, value in arrays.items() if now[path] != digest(value)}
+        if not (numbers or arrays):
             return []
         without = _continued(runner, task, first, {})
         del first  # so that one model more than the trial's is in memory at a time
-        with_them = _continued(runner, task, _built(runner, task), left)
-    if without.state_hash == with_them.state_hash and _are_same(without.results, with_them.results):
+        lost = []
+        if numbers:
+            with_them = _continued(runner, task, _built(runner, task), numbers)
+            lost += _lost_numbers(numbers, without, with_them)
+        if arrays:
+            with_them = _continued(runner, task, _built(runner, task), arrays)
+            lost += _lost_arrays(arrays, without, with_them)
+    return lost
+
+
+def _lost_numbers(numbers: Mapping[str, Any], without: _Continued, them: _Continued) -> list[str]:
+    if without.is_like(them):
         return []
     return [
         path
-        for path in left
+        for path in numbers
         # A number that differs between two models just built is the number of an object.
-        if own_numbers.equal(without.built.get(path), with_them.built.get(path))
-        and not own_numbers.equal(without.numbers.get(path), with_them.numbers.get(path))
+        if own_numbers.equal(without.built.get(path), them.built.get(path))
+        and not own_numbers.equal(without.numbers.get(path), them.numbers.get(path))
+    ]
+
+
+def _lost_arrays(arrays: Mapping[str, Any], without: _Continued, them: _Continued) -> list[str]:
+    alike = without.is_like(them)
+    return [
+        path
+        for path, value in arrays.items()
+        if without.arrays.get(path) != them.arrays.get(path) and (not alike or is_gathered(value))
     ]
 
 
@@ -107,41 +158,6 @@ def _is_comparable(runner: UnitRunner, task: Task, live: LiveModel) -> bool:
     return 2 * live.held_bytes <= context.live_bytes  # one model more at a time
 
 
-@contextlib.contextmanager
-def _aside(runner: UnitRunner) -> Iterator[None]:
-    """Leave no trace in the process: neither output and warnings nor random numbers."""
-    turns.allow(False)
-    with (
-        runner.aside(SECONDS),
-        runner.output_of(None),
-        runner.computing(),
-        generators.preserved("torch" in sys.modules),
-        _keras_seeds_preserved(),
-        warnings.catch_warnings(),
-    ):
-        warnings.simplefilter("ignore")
-        try:
-            yield
-        finally:
-            runner.forget_usage()
-            runner.free_checked()
-
-
-@contextlib.contextmanager
-def _keras_seeds_preserved() -> Iterator[None]:
-    """Keep Keras's shared random generator, which each build discards."""
-    state: Any = sys.modules.get("keras.src.backend.common.global_state")
-    seeds: Any = sys.modules.get("keras.src.random.seed_generator")
-    if state is None or seeds is None:
-        yield
-        return
-    shared = state.get_global_attribute(seeds.GLOBAL_SEED_GENERATOR)
-    try:
-        yield
-    finally:
-        state.set_global_attribute(seeds.GLOBAL_SEED_GENERATOR, shared)
-
-
 class _Built(NamedTuple):
     live: LiveModel
     own: OwnNumbers
@@ -150,8 +166,13 @@ class _Built(NamedTuple):
 class _Continued(NamedTuple):
     built: Mapping[str, Any]
     numbers: Mapping[str, Any]
+    arrays: Mapping[str, Any]
     results: Any
     state_hash: str
+
+    def is_like(self, other: _Continued) -> bool:
+        """Return whether two models continued in the same way."""
+        return self.state_hash == other.state_hash and _are_same(self.results, other.results)
 
 
 def _built(runner: UnitRunner, task: Task) -> _Built:
@@ -163,11 +184,14 @@ def _continued(
     runner: UnitRunner, task: Task, built: _Built, numbers: Mapping[str, Any]
 ) -> _Continued:
     """Load the trial's state into a model just built, set `numbers`, and continue on a batch."""
-    (live, own), model = built, built.live.model
+    live, own = built
     ended = task.step == runner.context.units_per_epoch - 1
     if not ended:
         runner.begin_again(live, task.epoch)
-    runner.load_packed(live, runner.committed_state(task.trial))
+    live = runner.load_anew(live, task, runner.committed_state(task.trial), task.epoch)
+    if live is not built.live and live.own_numbers is not None:
+        own = live.own_numbers
+    model = live.model
     own.write(numbers)
     generators.restore(live.generators)
     if ended and hasattr(model, "begin_epoch"):
@@ -181,7 +205,7 @@ def _continued(
         results.append(model.eval_batch(batch) if evaluate is None else evaluate([batch]))
     results.append(end_epoch(live, task.epoch))
     live.generators = generators.capture(live.torch, live.cuda)
-    return _Continued(own.built, own.now(), results, runner.hash_of(live))
+    return _Continued(own.built, own.now(), own.digests(), results, runner.hash_of(live))
 
 
 def _first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.errors import one_line
+from cerebro.machine.environment import hash_seed
 from cerebro.machine.program import Program
 from cerebro.report.findings import Finding
 from cerebro.run.settings import Training
@@ -101,6 +102,8 @@ class RunContext(Training):
     """Keras's settings, if the user's process has imported Keras."""
     jax: Mapping[str, Any] = field(default_factory=dict)
     """JAX's settings, if the user's process has imported JAX."""
+    hash_seed: str = field(default_factory=hash_seed)
+    """``PYTHONHASHSEED`` of all workers."""
     warning_filters: tuple[tuple[Any, ...], ...] = ()
     """The warning filters of the user's process; see `cerebro.worker.trial_warnings`."""
     verify: bool = True
@@ -322,6 +325,8 @@ class CheckDone:
     """Likely mistakes in the model and its data."""
     gain: tuple[float, float] | None = None
     """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
+    parameter_order: str = ""
+    """See `cerebro.worker.structure.parameter_order`."""
 
 
 @dataclass(frozen=True)

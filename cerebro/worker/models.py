@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, whole_number
 from cerebro.data import depots
 from cerebro.data.batches import make_trusted
+from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.data.moved import MovedBatches
 from cerebro.data.order import Cut, EpochOrder
 from cerebro.errors import InputError
@@ -29,6 +30,7 @@ from cerebro.worker.evaluate import whole_metrics
 from cerebro.worker.messages import RunContext
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.state_arena import StateArena
+from cerebro.worker.structure import Structure, structure_of
 
 Loader = _core.Loader | MovedBatches
 
@@ -53,6 +55,8 @@ class LiveModel:
     """The same of Keras."""
     jax: dict[str, Any] = field(default_factory=dict)
     """The same of JAX."""
+    structure: Structure | None = None
+    """The structure of a state that a model just built can load; see `cerebro.worker.structure`."""
     own_numbers: OwnNumbers | None = None
     """The numbers of the user's objects as `build` made them; see `cerebro.worker.lost_numbers`."""
 
@@ -237,6 +241,48 @@ def begin_again(model: Any, epoch: int) -> None:
             model.begin_epoch(epoch)
 
 
+def load_or_rebuild(
+    live: LiveModel,
+    load: Callable[[LiveModel], None],
+    rebuild: Callable[[], LiveModel],
+    epoch: int,
+) -> LiveModel:
+    """Load a state into a model; if it does not fit, into a new one on which epochs have begun.
+
+    A model may change its structure in training: gradual unfreezing adds parameter groups, growing
+    networks add layers. What ``begin_epoch`` adds by the epoch alone is added again.
+
+    Parameters
+    ----------
+    load
+        Loads the state.
+    rebuild
+        Returns a model as ``build`` makes it.
+    epoch
+        The last epoch that has begun in the state; -1: none.
+
+    Returns
+    -------
+    LiveModel
+        The model with the state: `live`, or the new one.
+    """
+    try:
+        load(live)
+        return live
+    except Exception as error:
+        if epoch < 0 or not hasattr(live.model, "begin_epoch") or is_short_of_gpu_memory(error):
+            raise
+        misfit = error
+    again = rebuild()
+    try:
+        for begun in range(epoch + 1):
+            again.model.begin_epoch(begun)
+        load(again)
+    except Exception:
+        raise misfit from None
+    return again
+
+
 def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:
     """End a model's epoch; return its metrics, including those computed only at the end."""
     metrics = live.progress.epoch_metrics()
@@ -252,8 +298,11 @@ def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:
 
 def pack_tree(live: LiveModel) -> dict[str, Any]:
     """Return the state that a trial carries from one unit to the next."""
+    state = live.model.state_dict()
+    if hasattr(live.model, "in_fixed_order"):  # so that it has the same hash in every process
+        state = live.model.in_fixed_order(state)
     return {
-        "model": live.model.state_dict(),
+        "model": state,
         "generators": live.generators,
         "progress": live.progress.to_state(),
     }
@@ -279,5 +328,6 @@ def load_tree(
 def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
     """Load a tree from `pack_tree` into a live model."""
     live.model.load_state_dict(tree["model"])
+    live.structure = structure_of(tree["model"])
     live.generators = tree["generators"]
     live.progress = EpochProgress.from_state(tree["progress"])

@@ -1,16 +1,18 @@
-"""Find the numbers that the user's own objects keep in a model, and notice when they change.
+"""Find the numbers and arrays that the user's own objects keep, and notice when they change.
 
-A temperature that `forward` lowers, a counter, a flag: numbers in attributes of classes that the
-user has written, in lists and dicts of these, and in the closures of their functions. Numbers of
-libraries are left out: they have states for what matters.
+A temperature that `forward` lowers, a counter, a flag, a bank of outputs: numbers and arrays in
+attributes of classes that the user has written, in lists and dicts of these, and in the closures of
+their functions. Those of libraries are left out: they have states for what matters.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import random
 import sys
 import types
+from collections import OrderedDict, UserDict, UserList, defaultdict, deque
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cerebro.machine.imports import PACKAGE, is_library
+from cerebro.worker.held_arrays import CONTAINERS, copied, digest, is_array
 
 MAX_DEPTH = 8
 MAX_ENTRIES = 64
@@ -28,7 +31,9 @@ MAX_OBJECTS = 20_000
 
 _NUMBERS = (int, float, np.number, np.bool_)  # a bool is an int
 _LEAVES = (str, bytes, complex, type, types.ModuleType, np.ndarray, types.NoneType, *_NUMBERS)
-_CONTAINERS = (dict, list, tuple)
+_CONTAINERS = (dict, list, tuple, deque, OrderedDict, defaultdict)
+_WRAPPERS = (UserDict, UserList, types.SimpleNamespace)
+"""Classes of Python whose objects keep what users put into their attributes."""
 _PARTS = ("_parameters", "_buffers", "_modules")
 _MODE = "training"
 """The mode of PyTorch's modules, which is set before each use."""
@@ -36,25 +41,37 @@ _SKIPPED = ("cerebro.", "torch._dynamo", "numpy.random")
 """The modules of objects that are not searched, unless they are the model itself."""
 
 
+class _Slots(NamedTuple):
+    """An object with attributes in slots."""
+
+    owner: Any
+
+
 class _Place(NamedTuple):
     holder: Any
-    """A dict, such as an object's attributes, a list, or a cell of a closure."""
+    """A dict, such as an object's attributes, a list, a cell of a closure, or `_Slots`."""
     key: Any
 
     def read(self) -> Any:
         if isinstance(self.holder, types.CellType):
             return self.holder.cell_contents
+        if isinstance(self.holder, _Slots):
+            return getattr(self.holder.owner, self.key, None)
         return self.holder[self.key]
 
     def write(self, value: Any) -> None:
         if isinstance(self.holder, types.CellType):
             self.holder.cell_contents = value
+        elif isinstance(self.holder, _Slots):
+            setattr(self.holder.owner, self.key, value)
         else:
             self.holder[self.key] = value
 
 
 class OwnNumbers:
-    """The numbers of the user's objects in a model, by path.
+    """The numbers and arrays of the user's objects in a model, by path.
+
+    An attribute with arrays, or with a container of arrays, has one path.
 
     Attributes
     ----------
@@ -65,12 +82,15 @@ class OwnNumbers:
     def __init__(self, model: Any) -> None:
         self._places: dict[str, _Place] = {}
         self._generators: dict[str, Any] = {}
+        self._arrays: dict[str, _Place] = {}
         seen: dict[int, Any] = {}
         try:
             self._collect(model, "model", _is_users(type(model)), MAX_DEPTH, seen)
         except Exception:  # an object may fail to give its attributes
             self._places.clear()
+            self._arrays.clear()
         self.built = self.now()
+        self._digests = self.digests()
 
     def now(self) -> dict[str, Any]:
         """Return the present numbers; those whose place is gone are left out."""
@@ -89,10 +109,25 @@ class OwnNumbers:
         now = self.now()
         return {path: value for path, value in now.items() if not equal(value, self.built[path])}
 
+    def digests(self) -> dict[str, Any]:
+        """Return what tells the present arrays from others, about; None: there is no array."""
+        return {path: _digest_of(place) for path, place in self._arrays.items()}
+
+    def changed_arrays(self) -> dict[str, Any]:
+        """Return the attributes with arrays that are no longer as they were built."""
+        return {
+            path: self._arrays[path].read()
+            for path, now in self.digests().items()
+            if now is not None and now != self._digests[path]
+        }
+
     def write(self, numbers: Mapping[str, Any]) -> None:
-        """Set numbers by path."""
+        """Set numbers, or copies of attributes with arrays, by path."""
         for path, value in numbers.items():
-            self._places[path].write(value)
+            if path in self._arrays:
+                self._arrays[path].write(copied(value))
+            else:
+                self._places[path].write(value)
 
     def with_generators(self) -> dict[str, Any]:
         """Return the present numbers, and the states of random generators as bytes."""
@@ -113,13 +148,19 @@ class OwnNumbers:
                 child = place.read()
             except ValueError:  # the cell is still empty
                 continue
-            if isinstance(child, _NUMBERS):
+            in_container = type(value) in _CONTAINERS
+            if is_users and not in_container and _may_hold_arrays(child):
+                self._arrays[path + part] = place
+            if isinstance(child, queue.Queue):
+                self._arrays[f"{path}{part}.queue"] = _Place(vars(child), "queue")
+            elif isinstance(child, _NUMBERS):
                 if is_users and place.key != _MODE:
                     self._places[path + part] = place
             elif is_users and _is_generator(child):
                 self._generators[path + part] = child
             elif not isinstance(child, _LEAVES) and not _is_skipped(child):
-                users = is_users if type(child) in _CONTAINERS else _is_users(_owner(child))
+                of_owner = type(child) in (*_CONTAINERS, *_WRAPPERS)
+                users = is_users if of_owner else _is_users(_owner(child))
                 self._collect(child, path + part, users, depth - 1, seen)
 
 
@@ -139,6 +180,8 @@ def _places_of(value: Any) -> Iterator[tuple[str, _Place]]:
         for name, cell in zip(names, value.__closure__ or (), strict=True):
             yield f".{name}", _Place(cell, None)
         return
+    for name in _slots_of(value):
+        yield f".{name}", _Place(_Slots(value), name)
     own = getattr(value, "__dict__", None)
     if not isinstance(own, dict):
         return
@@ -148,6 +191,39 @@ def _places_of(value: Any) -> Iterator[tuple[str, _Place]]:
                 yield f".{key}", _Place(own[name], key)
         elif name not in _PARTS and not name.startswith("__"):
             yield f".{name}", _Place(own, name)
+
+
+def _slots_of(value: Any) -> list[str]:
+    """Return the names of the attributes that an object of a user's class has in slots."""
+    found: list[str] = []
+    if not _is_users(type(value)):
+        return found
+    for kind in type(value).__mro__:
+        slots = vars(kind).get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else tuple(slots):
+            if not name.startswith("__") and hasattr(value, name):
+                found.append(name)
+    return found
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return an object's attributes: those in its ``__dict__``, and in slots of user's classes."""
+    slots = {name: getattr(value, name) for name in _slots_of(value)}
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def _may_hold_arrays(value: Any) -> bool:
+    """Return whether a value is an array, or a container or None, which may get arrays later."""
+    if isinstance(value, _NUMBERS):
+        return False
+    return value is None or isinstance(value, CONTAINERS) or is_array(value)
+
+
+def _digest_of(place: _Place) -> Any:
+    try:
+        return digest(place.read())
+    except Exception:  # the place is gone, or an array cannot be read
+        return None
 
 
 def _owner(value: Any) -> Any:

@@ -48,6 +48,7 @@ from cerebro.model import Info, read_columns
 from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
 from cerebro.worker import growth
+from cerebro.worker.aside import aside
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
@@ -70,6 +71,7 @@ from cerebro.worker.models import (
     build_model,
     end_epoch,
     give_back_memory,
+    load_or_rebuild,
     load_tree,
     make_batches,
     make_info,
@@ -78,6 +80,7 @@ from cerebro.worker.models import (
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
+from cerebro.worker.structure import structure_of
 from cerebro.worker.trial_warnings import Watch
 from cerebro.worker.user_errors import (
     bases_of,
@@ -93,6 +96,9 @@ from cerebro.worker.user_errors import (
 )
 
 MAX_OPEN_SLOTS = 64
+
+MAX_TRIES = 4
+"""How many states of a trial are tried because of their structure, which may grow in each unit."""
 
 MAX_LOADERS = 8
 
@@ -187,10 +193,12 @@ class UnitRunner:
         self._ordinary: set[int] = set()  # trials whose recorded steps gave wrong results
         self._not_exact: set[int] = set()  # trials with operations that are not deterministic
         self._last_trial: int | None = None  # the trial whose generators are in place
+        self._tries: dict[int, int] = {}  # by trial: tried states of a new structure
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
-        self.examined: dict[int, set[str]] = {}  # by trial; see `cerebro.worker.lost_numbers`
+        self.examined: dict[int, dict[str, list[int]]] = {}
+        """By trial and path, the positions of looks; see `cerebro.worker.lost_numbers`."""
         self.warnings = Watch(context.warning_filters if own_process else ())
         flags.imported.clear()  # those of an earlier run are among this run's, or were undone
         if not own_process:  # in a worker process, modules are not imported again
@@ -395,6 +403,8 @@ class UnitRunner:
                 metrics = end_epoch(live, task.epoch)
             live.generators = generators.capture(live.torch, live.cuda)
             tree = self.packable(live)
+            if self._try_structure(live, task, tree):
+                tree = self.packable(live)  # of a GPU, in the memory that the trial has just used
             if task.after is not None and self._clock is not None:
                 # The pack overwrites the state before the last unit. That unit may have to run
                 # again as long as the coordinator has not heard that it is done.
@@ -405,6 +415,44 @@ class UnitRunner:
         live.position = task.position + 1
         self._last_trial = task.trial
         return metrics, packed_hash
+
+    def _try_structure(self, live: LiveModel, task: Task, tree: Mapping[str, Any]) -> bool:
+        """If a state has another structure than the last, load it into a model just built.
+
+        Otherwise a trial might be lost when it hops next, or finish and leave states that cannot be
+        loaded. Return whether the state was tried.
+
+        Raises
+        ------
+        StateError
+            If the state cannot be loaded.
+        """
+        structure = structure_of(tree["model"])
+        last, live.structure = live.structure, structure
+        tries = self._tries.get(task.trial, 0)
+        has_room = 2 * live.held_bytes <= self.context.live_bytes
+        if last in (None, structure) or tries >= MAX_TRIES or not has_room:
+            return False
+        self._tries[task.trial] = tries + 1
+        packed = _core.pack_state(tree)
+        try:
+            with aside(self):
+                other = self.build(task.trial, task.config, task.epochs)
+                if task.step < self.context.units_per_epoch - 1:
+                    self.begin_again(other, task.epoch)
+                other = self.load_anew(other, task, packed, task.epoch)
+                if structure_of(pack_tree(other)["model"]) != structure:
+                    raise StateError("a part of the state is not loaded")
+        except MemoryError:
+            return True
+        except Exception as error:
+            if is_short_of_gpu_memory(error):
+                return True
+            raise StateError(
+                f"structure changes at epoch {task.epoch}: make it depend on the epoch alone in "
+                f"begin_epoch, because a model just built cannot load the state ({text_of(error)})"
+            ) from error
+        return True
 
     def _saved(self, task: Task, slots: _core.Slots, state_hash: str) -> str | None:
         """Save the state of an epoch's end, if the task asks for it; return its file."""
@@ -498,10 +546,9 @@ class UnitRunner:
             if live is None:
                 self._drop(task.trial)
                 DROPPED.free()
-                live = self.build(task.trial, task.config, task.epochs)
-                live.own_numbers = OwnNumbers(live.model)
+                live = self._build_for(task)
                 if task.clone_of is not None:
-                    self._load_clone(live, task, task.clone_of)
+                    live = self._load_clone(live, task, task.clone_of)
                     loaded = True
                 elif task.position == 0:
                     live.position = 0
@@ -514,7 +561,7 @@ class UnitRunner:
                 with self.computing():
                     if task.step > 0 and (built or live.progress.epoch != task.epoch):
                         self.begin_again(live, task.epoch)
-                    self._load(live, task, slots)
+                    live = self._load(live, task, slots)
                 loaded = True
         except BaseException:
             DROPPED.add(None)
@@ -524,6 +571,11 @@ class UnitRunner:
             generators.restore(live.generators)
         self._live[task.trial] = live
         return live, loaded, built
+
+    def _build_for(self, task: Task) -> LiveModel:
+        live = self.build(task.trial, task.config, task.epochs)
+        live.own_numbers = OwnNumbers(live.model)
+        return live
 
     def build(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> LiveModel:
         """Build a trial's model; `epochs` is its ``info.epochs``, or None for the run's."""
@@ -573,11 +625,27 @@ class UnitRunner:
         if committed is not None and committed[0] == task.position + 1:
             slots.revert(attempt=task.dispatch, position=task.position)
 
-    def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> None:
+    def _load(self, live: LiveModel, task: Task, slots: _core.Slots) -> LiveModel:
+        """Load a trial's state; return its model, which is a new one if the state did not fit."""
         if task.origin is not None:
-            self.load_packed(live, read_state(task.origin))
-            live.position = task.position
-            return
+            packed = read_state(task.origin)
+        else:
+            packed = self._committed(task, slots)
+        live = self.load_anew(live, task, packed, task.epoch if task.step > 0 else task.epoch - 1)
+        live.position = task.position
+        return live
+
+    def load_anew(self, live: LiveModel, task: Task, packed: Any, epoch: int) -> LiveModel:
+        """Load a state of `epoch` into a trial's model; see `load_or_rebuild`."""
+
+        def rebuild() -> LiveModel:
+            with self.output_of(None):
+                return self._build_for(task)
+
+        return load_or_rebuild(live, lambda model: self.load_packed(model, packed), rebuild, epoch)
+
+    def _committed(self, task: Task, slots: _core.Slots) -> Any:
+        """Return the packed state that the trial's last unit has committed."""
         committed = slots.committed()
         if committed is None or committed[0] != task.position:
             at = "nothing" if committed is None else f"unit {committed[0]}"
@@ -585,19 +653,23 @@ class UnitRunner:
                 f"trial {task.trial}: expected the state of unit {task.position} in "
                 f"{self._stem(task.trial)}, found {at}"
             )
-        self.load_packed(live, slots.view())
-        live.position = task.position
+        return slots.view()
 
-    def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> None:
+    def _load_clone(self, live: LiveModel, task: Task, clone_of: CloneOf) -> LiveModel:
         """Load the model state of another trial into a new trial, but not its generators."""
         packed = read_state(clone_of)
         state = _core.unpack_state(packed, "torch" if live.torch else "numpy")["model"]
-        with self.computing():
+
+        def load(live: LiveModel) -> None:
             if hasattr(live.model, "load_clone"):
                 live.model.load_clone(state, plain(task.config))
             else:
                 live.model.load_state_dict(state)
+
+        with self.computing():
+            live = load_or_rebuild(live, load, lambda: self._build_for(task), task.epoch - 1)
         live.position = task.position
+        return live
 
     def _shrink(self, current: int) -> tuple[int, ...]:
         """Release the least recently used models; return the numbers of their trials."""
@@ -639,6 +711,7 @@ class UnitRunner:
             self._drop(trial)
             self.warnings.forget(trial)
             self.examined.pop(trial, None)
+            self._tries.pop(trial, None)
             slots = self._slots.pop(trial, None)
             if slots is not None:
                 slots.close()

@@ -14,7 +14,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import check_folder, check_no_link, is_network_file_system
 from cerebro.machine.installation import other_version
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

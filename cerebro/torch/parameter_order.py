@@ -1,0 +1,356 @@
+"""Order the states of optimizers by the names of their parameters.
+
+PyTorch numbers an optimizer's parameters by group and place. Another process may give them in
+another order: the elements of a set, the keys of a JSON file and the files of a folder have none.
+So a state has the parameters' names, and is packed in the order of these names, which is the same
+in every process. When a state is loaded, each parameter gets what has its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from cerebro.errors import StateError
+
+Name = str | None
+Names = list[list[Name]]
+"""The names of an optimizer's parameters, by group; None: neither network nor loss has it."""
+
+Order = list[tuple[int, list[int]]]
+"""For each group, the present place of the group, and the present places of its parameters."""
+
+NAMES = "parameter_names"
+"""The part of an optimizer's state with the `Names`, beside ``state`` and ``param_groups``."""
+
+_OF_TORCH = {"state", "param_groups", NAMES}
+
+_BY_GROUP = {"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"}
+"""The attributes of PyTorch's schedulers that are lists with an item for each group."""
+
+_SORTED = ("net", "loss", "gradients", "requires_grad")
+"""The parts of a model's state that have a network's names as keys."""
+
+_SAME = "build must make the same model from the same configuration"
+
+
+class ParameterNames:
+    """The names of a model's parameters; a parameter keeps the name that it had first.
+
+    A parameter with several names has the first in alphabetical order. Those of a loss begin with
+    ``loss:``.
+    """
+
+    def __init__(self, net: Any, loss: Any = None) -> None:
+        self._modules = {"": net, "loss:": loss}
+        self._known: dict[int, tuple[Any, str]] = {}  # keeps the parameters, so that ids are unique
+        self._look()
+
+    def of(self, parameter: Any) -> Name:
+        """Return a parameter's name; None if neither network nor loss has it."""
+        if id(parameter) not in self._known:  # it may have been added in training
+            self._look()
+        return self._known.get(id(parameter), (None, None))[1]
+
+    def by_group(self, optimizer: Any) -> Names:
+        """Return the names of an optimizer's parameters."""
+        return [[self.of(item) for item in group["params"]] for group in optimizer.param_groups]
+
+    def _look(self) -> None:
+        found: dict[int, tuple[Any, str]] = {}
+        for prefix, module in self._modules.items():
+            if not isinstance(module, torch.nn.Module):
+                continue
+            named = module.named_parameters(remove_duplicate=False)
+            for name, parameter in sorted(named, key=lambda pair: pair[0]):
+                found.setdefault(id(parameter), (parameter, prefix + name))
+        self._known = found | self._known
+
+
+def in_fixed_order(
+    state: Mapping[str, Any], optimizers: Sequence[Any], schedulers: Sequence[Any]
+) -> dict[str, Any]:
+    """Return a model's state in an order that is the same in every process.
+
+    What cannot be told apart by name, or is not known to be in the order of the groups, stays as it
+    is.
+    """
+    parts = _parts(state["optimizer"], len(optimizers))
+    orders = [
+        _fixed_order(part[NAMES], _schedulers_of(optimizer, optimizers, schedulers, state))
+        if _can_move(part)
+        else _same_order(part[NAMES])
+        for optimizer, part in zip(optimizers, parts, strict=True)
+    ]
+    ordered = _reordered(state, optimizers, schedulers, orders)
+    parts = _parts(ordered["optimizer"], len(optimizers))
+    ordered["optimizer"] = _joined([_by_number(part) for part in parts])
+    for part in _SORTED:
+        if part in ordered:
+            ordered[part] = dict(sorted(ordered[part].items()))
+    return ordered
+
+
+def in_own_order(
+    state: Mapping[str, Any],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    names: ParameterNames,
+) -> dict[str, Any]:
+    """Return a model's state in the order of the optimizers that `build` made.
+
+    Raises
+    ------
+    StateError
+        The optimizers have other parameters than the state, or they are in another order and cannot
+        be told apart.
+    """
+    orders = []
+    parts = _parts(state["optimizer"], len(optimizers))
+    for optimizer, part in zip(optimizers, parts, strict=True):
+        if NAMES not in part:
+            raise StateError(f"the optimizer's state has no {NAMES!r}: {_SAME}")
+        others = part[NAMES]
+        order = _matching_order(names.by_group(optimizer), others)
+        if order != _same_order(others):
+            if not _can_move(part):
+                raise StateError(_not_by_name(optimizer, others))
+            if not _moves_groups(_schedulers_of(optimizer, optimizers, schedulers, state), order):
+                raise StateError(
+                    "build made the optimizer's parameter groups in another order than in the "
+                    "state, and the scheduler has lists of which only it knows the order: make "
+                    "the groups in a fixed order, such as that of a sorted list"
+                )
+        orders.append(order)
+    return _reordered(state, optimizers, schedulers, orders)
+
+
+# --- orders -----------------------------------------------------------------------
+
+
+def _same_order(names: Names) -> Order:
+    """Return the order that changes nothing."""
+    return [(place, list(range(len(group)))) for place, group in enumerate(names)]
+
+
+def _fixed_order(names: Names, schedulers: Sequence[tuple[Any, Any]]) -> Order:
+    """Return the order by name; groups without a parameter with a name come last."""
+    order = [
+        (place, sorted(places, key=lambda at: _key(names[place][at])))
+        for place, places in _same_order(names)
+    ]
+    by_name = sorted(order, key=lambda entry: min(map(_key, names[entry[0]]), default=_key(None)))
+    return by_name if _moves_groups(schedulers, by_name) else order
+
+
+def _key(name: Name) -> tuple[bool, str]:
+    return name is None, name or ""
+
+
+def _matching_order(own: Names, saved: Names) -> Order:
+    """Return the order in which the saved groups and parameters have the own names."""
+    if own == saved:
+        return _same_order(own)
+    left: dict[tuple[Any, ...], list[int]] = {}
+    for place, group in enumerate(saved):
+        left.setdefault(_set_of(group), []).append(place)
+    order = []
+    sizes, others = [len(group) for group in own], [len(group) for group in saved]
+    for group in own:
+        places = left.get(_set_of(group))
+        if sorted(sizes) != sorted(others):
+            raise StateError(
+                f"the state's optimizer has parameter groups of {others} tensors, build's has "
+                f"{sizes}: {_SAME}"
+            )
+        if not places:
+            raise StateError(
+                f"build's optimizer has a parameter group of {_listed(group)}, but the state's has "
+                f"no such group: {_SAME}"
+            )
+        place = places.pop(0)
+        order.append((place, _places(group, saved[place])))
+    return order
+
+
+def _set_of(names: list[Name]) -> tuple[Any, ...]:
+    return tuple(sorted(map(_key, names)))
+
+
+def _places(group: list[Name], saved: list[Name]) -> list[int]:
+    """Return the places in a saved group of the parameters of an equal group."""
+    found: dict[Name, list[int]] = {}
+    for place, name in enumerate(saved):
+        found.setdefault(name, []).append(place)
+    return [found[name].pop(0) for name in group]
+
+
+def _listed(names: Sequence[Name]) -> str:
+    text = ", ".join(str(name or "a tensor without a name") for name in names[:3])
+    return f"{text} and {len(names) - 3} more" if len(names) > 3 else text or "no parameters"
+
+
+# --- what can be moved --------------------------------------------------------------
+
+
+def _can_move(part: Mapping[str, Any]) -> bool:
+    """Return whether the parameters in an optimizer's state can be put into another order."""
+    if part.keys() != _OF_TORCH:
+        return False
+    numbers = [number for group in part["param_groups"] for number in group["params"]]
+    names = part[NAMES]
+    return numbers == list(range(sum(map(len, names)))) and _nameless(names) < 2
+
+
+def _nameless(names: Names) -> int:
+    return sum(name is None for group in names for name in group)
+
+
+def _not_by_name(optimizer: Any, names: Names) -> str:
+    nameless = _nameless(names)
+    cause = f"the state of {type(optimizer).__name__} has a form of its own"
+    if nameless > 1:
+        cause = f"{nameless} of them are in neither the network nor the loss, and have no name"
+    return (
+        "build made the optimizer's parameters in another order than in the state, and they "
+        f"cannot be told apart ({cause}): make them in a fixed order, such as that of a sorted list"
+    )
+
+
+def _schedulers_of(
+    optimizer: Any,
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    state: Mapping[str, Any],
+) -> list[tuple[Any, Any]]:
+    """Return the schedulers that may be an optimizer's, with their states; None: it is unknown."""
+    parts = _parts(state.get("scheduler"), len(schedulers))
+    found = []
+    for scheduler, part in zip(schedulers, parts, strict=True):
+        its = _optimizer_of(scheduler, optimizers)
+        if its is None or its is optimizer:
+            found.append((scheduler, None if its is None else part))
+    return found
+
+
+def _optimizer_of(scheduler: Any, optimizers: Sequence[Any]) -> Any:
+    """Return a scheduler's optimizer; None if unknown."""
+    its = getattr(scheduler, "optimizer", None)
+    if its is None and len(optimizers) == 1:
+        return optimizers[0]
+    return its
+
+
+def _moves_groups(schedulers: Sequence[tuple[Any, Any]], order: Order) -> bool:
+    """Return whether the states of schedulers follow if groups are put into another order."""
+    if [place for place, _ in order] == list(range(len(order))):
+        return True
+    return all(_follows(scheduler, part, len(order)) for scheduler, part in schedulers)
+
+
+def _follows(scheduler: Any, state: Any, groups: int) -> bool:
+    if not isinstance(state, Mapping):
+        return False
+    inner, parts = getattr(scheduler, "_schedulers", ()), state.get("_schedulers", ())
+    if len(inner) != len(parts):
+        return False
+    if not all(_follows(item, part, groups) for item, part in zip(inner, parts, strict=True)):
+        return False
+    if type(scheduler).__module__.startswith("torch.optim."):
+        return True
+    unknown = (value for key, value in state.items() if key not in _BY_GROUP)
+    return not any(isinstance(each, (list, tuple)) and len(each) == groups for each in unknown)
+
+
+# --- reordering ---------------------------------------------------------------------
+
+
+def _parts(state: Any, count: int) -> list[Any]:
+    """Return the states of `count` optimizers or schedulers; see `cerebro.torch.state`.
+
+    Raises
+    ------
+    StateError
+        The state has a different number of them.
+    """
+    if count == 1:
+        return [state]
+    try:
+        return [state[str(index)] for index in range(count)]
+    except (KeyError, TypeError):
+        raise StateError(
+            f"the state does not have {count} optimizers or schedulers: {_SAME}"
+        ) from None
+
+
+def _joined(parts: list[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else {str(at): part for at, part in enumerate(parts)}
+
+
+def _reordered(
+    state: Mapping[str, Any],
+    optimizers: Sequence[Any],
+    schedulers: Sequence[Any],
+    orders: Sequence[Order],
+) -> dict[str, Any]:
+    """Return a model's state with the groups and parameters of each optimizer in an order."""
+    found = dict(state)
+    parts = _parts(state["optimizer"], len(optimizers))
+    pairs = list(zip(parts, orders, strict=True))
+    if all(order == _same_order(part[NAMES]) for part, order in pairs):
+        return found
+    found["optimizer"] = _joined([_with_order(part, order) for part, order in pairs])
+    if schedulers:
+        parts = _parts(state["scheduler"], len(schedulers))
+        for at, scheduler in enumerate(schedulers):
+            for optimizer, order in zip(optimizers, orders, strict=True):
+                if _optimizer_of(scheduler, optimizers) is optimizer:
+                    parts[at] = _by_group(parts[at], [place for place, _ in order])
+        found["scheduler"] = _joined(parts)
+    return found
+
+
+def _with_order(part: Mapping[str, Any], order: Order) -> Mapping[str, Any]:
+    """Return an optimizer's state with its groups and parameters in an order, numbered anew."""
+    names = part[NAMES]
+    if order == _same_order(names):
+        return part
+    numbers: dict[Any, int] = {}
+    groups = []
+    for place, places in order:
+        group = dict(part["param_groups"][place])
+        for key in ("params", "param_names"):  # the latter if it was made from named parameters
+            if key in group:
+                group[key] = [group[key][at] for at in places]
+        numbers |= {number: len(numbers) + at for at, number in enumerate(group["params"])}
+        group["params"] = [numbers[number] for number in group["params"]]
+        groups.append(group)
+    return {
+        "state": {numbers.get(key, key): entries for key, entries in part["state"].items()},
+        "param_groups": groups,
+        NAMES: [[names[place][at] for at in places] for place, places in order],
+    }
+
+
+def _by_number(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an optimizer's state with the states of the parameters by ascending number."""
+    states = part["state"] if part.keys() == _OF_TORCH else {}
+    if not states or not all(type(key) is int for key in states):
+        return part
+    return {**part, "state": {key: states[key] for key in sorted(states)}}
+
+
+def _by_group(state: Mapping[str, Any], places: list[int]) -> dict[str, Any]:
+    """Return a scheduler's state with its lists in the order of the groups."""
+    found = dict(state)
+    for key in _BY_GROUP & state.keys():
+        if isinstance(state[key], (list, tuple)) and len(state[key]) == len(places):
+            found[key] = type(state[key])([state[key][place] for place in places])
+    if isinstance(state.get("_schedulers"), (list, tuple)):
+        found["_schedulers"] = [
+            _by_group(part, places) if isinstance(part, Mapping) else part
+            for part in state["_schedulers"]
+        ]
+    return found

@@ -1,0 +1,121 @@
+"""Digest, copy and compare the arrays and tensors that an attribute holds, also in containers."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+CONTAINERS = (dict, list, tuple, deque, set, frozenset)
+MAX_DEPTH = 4
+MAX_ENTRIES = 128
+"""Of a longer container, the first and the last entries are looked at."""
+MAX_BYTES = 1 << 16
+"""Of a larger array, some of the bytes are looked at."""
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array or tensor."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return True
+    try:  # an object may have any attribute, such as Lightning's DummyLogger, or fail to tell
+        is_shaped = isinstance(getattr(value, "shape", None), tuple)
+        return is_shaped and hasattr(value, "dtype") and hasattr(value, "__dlpack__")
+    except Exception:
+        return False
+
+
+def has_objects(value: Any) -> bool:
+    """Return whether an array has references to objects, whose bytes are addresses."""
+    return isinstance(value, (np.ndarray, np.generic)) and value.dtype.hasobject
+
+
+def _counts(value: Any) -> bool:
+    """Return whether a value is an array that may be lost; parameters are in the state."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.nn.Parameter):
+        return False
+    return is_array(value) and not has_objects(value)
+
+
+def arrays_of(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """Yield the arrays in a value: itself, or those in a container."""
+    if isinstance(value, CONTAINERS):
+        for child in _entries(value) if depth > 0 else ():
+            yield from arrays_of(child, depth - 1)
+    elif _counts(value):
+        yield value
+
+
+def digest(value: Any, depth: int = MAX_DEPTH) -> Any:
+    """Return what tells a value's arrays from others, about; None if it has no array."""
+    if not isinstance(value, CONTAINERS):
+        return _hash_of(value) if _counts(value) else None
+    found = [digest(child, depth - 1) for child in _entries(value)] if depth > 0 else []
+    if not any(found):
+        return None
+    if isinstance(value, (set, frozenset)):
+        found.sort(key=repr)
+    return (len(value), *found)
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of a value that shares neither arrays nor containers with it."""
+    if isinstance(value, Mapping):
+        changed = {key: copied(child) for key, child in value.items()}
+        try:
+            again = value.copy()  # type: ignore[attr-defined]
+            again.update(changed)
+        except Exception:
+            return changed
+        return again
+    if isinstance(value, deque):
+        return type(value)(map(copied, value), value.maxlen)
+    if type(value) in (list, tuple, set, frozenset):
+        return type(value)(map(copied, value))
+    if is_array(value):
+        return value.detach().clone() if hasattr(value, "detach") else value.copy()
+    return value
+
+
+def is_gathered(value: Any) -> bool:
+    """Return whether a value gathers arrays, unlike a mapping, which may be a cache."""
+    return isinstance(value, CONTAINERS) and not isinstance(value, Mapping)
+
+
+def _entries(value: Any) -> list[Any]:
+    entries = list(value.values() if isinstance(value, Mapping) else value)
+    if len(entries) > MAX_ENTRIES:
+        half = MAX_ENTRIES // 2
+        return entries[:half] + entries[-half:]
+    return entries
+
+
+def _hash_of(value: Any) -> tuple[Any, ...]:
+    return tuple(value.shape), str(value.dtype), hashlib.blake2b(_some_bytes(value)).hexdigest()
+
+
+def _some_bytes(value: Any) -> bytes:
+    """Return the bytes of an array, or of some of its elements if it is large."""
+    flat = value.detach().reshape(-1) if hasattr(value, "detach") else value.reshape(-1)
+    size = max(1, int(getattr(value, "nbytes", 0)) // max(1, flat.shape[0]))
+    step = -(-flat.shape[0] * size // MAX_BYTES)
+    return as_bytes(flat[:: max(1, step)])
+
+
+def as_bytes(value: Any) -> bytes:
+    """Return all bytes of an array."""
+    if not hasattr(value, "detach"):  # an array of NumPy or JAX
+        return np.asarray(value).tobytes()
+    tensor = value.detach().cpu().contiguous()
+    return bytes(tensor.reshape(-1).view(_byte_type(tensor)).numpy().tobytes())
+
+
+def _byte_type(tensor: Any) -> Any:
+    import torch
+
+    return torch.uint8 if tensor.numel() else tensor.dtype
