@@ -33,6 +33,10 @@ _BY_GROUP = {"base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs"}
 _SORTED = ("net", "loss", "gradients", "requires_grad")
 """The parts of a model's state that have a network's names as keys."""
 
+_LEAVES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+_USUAL = {name: place for place, name in enumerate(_LEAVES)}
+"""The order in which PyTorch's layers have their parameters and buffers."""
+
 _SAME = "build must make the same model from the same configuration"
 
 
@@ -89,7 +93,7 @@ def in_fixed_order(
     ordered["optimizer"] = _joined([_by_number(part) for part in parts])
     for part in _SORTED:
         if part in ordered:
-            ordered[part] = dict(sorted(ordered[part].items()))
+            ordered[part] = {name: ordered[part][name] for name in sorted(ordered[part], key=_key)}
     return ordered
 
 
@@ -145,8 +149,13 @@ def _fixed_order(names: Names, schedulers: Sequence[tuple[Any, Any]]) -> Order:
     return by_name if _moves_groups(schedulers, by_name) else order
 
 
-def _key(name: Name) -> tuple[bool, str]:
-    return name is None, name or ""
+def _key(name: Name) -> tuple[Any, ...]:
+    """Return the key by which names are sorted, for most networks in the usual order."""
+    if name is None:
+        return (1,)
+    return 0, *(
+        (0, int(p), "") if p.isdecimal() else (1, _USUAL.get(p, 9), p) for p in name.split(".")
+    )
 
 
 def _matching_order(own: Names, saved: Names) -> Order:
