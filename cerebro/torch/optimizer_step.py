@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import CodeType
 from typing import Any
 
@@ -154,31 +154,24 @@ def _gathered(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
             gradient = parameter.grad
             if gradient is None:
                 continue
-            size = parameter.numel()
-            first = second = steps = None
+            parts = [gradient]
+            steps = 0
             if not is_sgd or momentum:
                 state = states.get(parameter)
                 if not state:
                     return None  # PyTorch's own step makes it
                 if is_sgd:
-                    first = state.get("momentum_buffer")
-                    fits = _is_like(first, parameter)
+                    parts.append(state.get("momentum_buffer"))
+                elif _counts(state["step"]):
+                    parts += (state["exp_avg"], state["exp_avg_sq"])
+                    steps = state["step"].data_ptr()
                 else:
-                    first, second, steps = state["exp_avg"], state["exp_avg_sq"], state["step"]
-                    fits = _is_like(first, parameter) and _is_like(second, parameter)
-                    fits = fits and _counts(steps)
-                if not fits:
                     return None
-            if not (0 < size <= most and _is_like(gradient, parameter)):
+            if not _are_alike(parameter, parts, most):
                 return None
-            tensors += (
-                size,
-                parameter.data_ptr(),
-                gradient.data_ptr(),
-                0 if first is None else first.data_ptr(),
-                0 if second is None else second.data_ptr(),
-                0 if steps is None else steps.data_ptr(),
-            )
+            addresses = [part.data_ptr() for part in parts]
+            absent = (0,) * (3 - len(parts))
+            tensors += (parameter.numel(), parameter.data_ptr(), *addresses, *absent, steps)
             stepped.append(parameter)
         groups.append((_settings(form, group), tensors))
     return tuple(groups), stepped
@@ -187,23 +180,25 @@ def _gathered(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
-def _is_like(tensor: Any, parameter: Any) -> bool:
-    """Return whether the core can go through a tensor and a parameter element by element."""
-    if not (
-        type(tensor) in _PLAIN
-        and type(parameter) in _PLAIN
-        and tensor.dtype is parameter.dtype is torch.float32
-        and tensor.is_cpu
-        and parameter.is_cpu
-        and tensor.shape == parameter.shape
-        and not tensor.is_neg()
-    ):
-        return False
-    if tensor.layout is not torch.strided or parameter.layout is not torch.strided:
-        return False
-    if tensor.is_contiguous() and parameter.is_contiguous():
-        return True
-    return tensor.stride() == parameter.stride() and is_dense(parameter)
+def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
+    """Return whether the core can go through a parameter and tensors element by element."""
+    shape, stride = parameter.shape, None
+    if not parameter.is_contiguous():
+        if not is_dense(parameter):
+            return False
+        stride = parameter.stride()
+    for tensor in (parameter, *parts):
+        if not (
+            type(tensor) in _PLAIN
+            and tensor.dtype is torch.float32
+            and tensor.is_cpu
+            and tensor.layout is torch.strided
+            and tensor.shape == shape
+            and not tensor.is_neg()
+            and (tensor.is_contiguous() if stride is None else tensor.stride() == stride)
+        ):
+            return False
+    return bool(0 < parameter.numel() <= most)
 
 
 def _counts(steps: Any) -> bool:
