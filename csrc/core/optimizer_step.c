@@ -62,10 +62,11 @@ cer_optimizer_may_step(const cer_optimizer_tensor *tensors, size_t n)
 /* --- steps -----------------------------------------------------------------
  */
 
-/* The calls of one block. */
+/* The calls of one block, and what they compute on the way. */
 typedef struct chain {
     cer_elementwise_call calls[MOST_CALLS];
     size_t n, size;
+    float decayed[BLOCK], other[BLOCK];
 } chain;
 
 /* Adds a call; a number that is not read is NULL. */
@@ -93,7 +94,7 @@ static void
 step_adam(const cer_optimizer *its, const cer_optimizer_tensor *tensor,
           const numbers *now, size_t at, chain *block)
 {
-    float decayed[BLOCK], denominator[BLOCK];
+    float *denominator = block->other;
     float *param = tensor->param + at;
     float *first = tensor->first + at, *second = tensor->second + at;
     const float *grad = tensor->grad + at;
@@ -102,9 +103,9 @@ step_adam(const cer_optimizer *its, const cer_optimizer_tensor *tensor,
         call(block, CER_ELEMENTWISE_MUL_NUMBER, param, param, param, param,
              &now->kept);
     } else if (its->decay != 0) {
-        call(block, CER_ELEMENTWISE_ADD, decayed, grad, param, param,
+        call(block, CER_ELEMENTWISE_ADD, block->decayed, grad, param, param,
              &its->decay);
-        grad = decayed;
+        grad = block->decayed;
     }
     call(block, CER_ELEMENTWISE_LERP, first, first, grad, grad, &now->rest1);
     call(block, CER_ELEMENTWISE_MUL_NUMBER, second, second, second, second,
@@ -127,14 +128,14 @@ static void
 step_sgd(const cer_optimizer *its, const cer_optimizer_tensor *tensor,
          const numbers *now, size_t at, chain *block)
 {
-    float decayed[BLOCK], ahead[BLOCK];
+    float *ahead = block->other;
     float *param = tensor->param + at;
     const float *grad = tensor->grad + at;
 
     if (its->decay != 0) {
-        call(block, CER_ELEMENTWISE_ADD, decayed, grad, param, param,
+        call(block, CER_ELEMENTWISE_ADD, block->decayed, grad, param, param,
              &its->decay);
-        grad = decayed;
+        grad = block->decayed;
     }
     if (its->momentum != 0) {
         float *first = tensor->first + at;
@@ -182,8 +183,10 @@ cer_optimizer_step(const cer_optimizer *settings,
 
         for (size_t at = 0; at < tensors[i].n; at += BLOCK) {
             size_t left = tensors[i].n - at;
-            chain block = {.size = left < BLOCK ? left : BLOCK};
+            chain block;
 
+            block.n = 0;
+            block.size = left < BLOCK ? left : BLOCK;
             if (settings->kind == CER_OPTIMIZER_ADAM)
                 step_adam(settings, &tensors[i], &now, at, &block);
             else
