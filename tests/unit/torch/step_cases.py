@@ -27,7 +27,7 @@ import cerebro
 from cerebro.machine import generators
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 
-UNITS, BATCHES = 3, 9
+UNITS, BATCHES = 2, 9
 
 
 # --- networks --------------------------------------------------------------------
