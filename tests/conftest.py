@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -32,6 +33,44 @@ os.environ["RAY_TMPDIR"] = _RAY.name
 # A shell's background jobs ignore Ctrl-C, and the processes started here would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+SLOW = tuple(
+    line
+    for line in Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()
+    if line and not line.startswith("#")
+)
+"""The tests that take most of the time; see `pytest_collection_modifyitems`."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow", metavar="K/N", help="run part K of N of the tests in tests/slow.txt, no others"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave slow tests to runs with ``--slow``, and to those that name files.
+
+    CI runs another part of them each day.
+    """
+    chosen = config.getoption("--slow")
+    if chosen is None and any(".py" in argument for argument in config.args):
+        return
+    slow = [item for item in items if _is_slow(item)]
+    if chosen is None:
+        kept = [item for item in items if not _is_slow(item)]
+    else:
+        part, parts = map(int, chosen.split("/"))
+        kept = [i for i in slow if zlib.crc32(i.nodeid.encode()) % parts == part % parts]
+    left = set(items) - set(kept)
+    config.hook.pytest_deselected(items=sorted(left, key=str))
+    items[:] = kept
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    path = Path(item.path).relative_to(Path(__file__).parent.parent).as_posix()
+    return f"{path}::{item.nodeid.partition('::')[2]}".startswith(SLOW)
 
 
 def pytest_configure(config: pytest.Config) -> None:
