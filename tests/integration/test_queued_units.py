@@ -15,6 +15,7 @@ import pytest
 import cerebro
 from cerebro.coordinator import coordinator
 from cerebro.executors.local import LocalExecutor
+from cerebro.machine.program import NONE
 from cerebro.worker.messages import RunContext, Task, UnitDone, UnitFailed, WorkerLost
 
 SHARDS = 6
@@ -79,6 +80,7 @@ def context(tmp_path: Path, data: Any) -> RunContext:
     return RunContext(
         *(build, data, states, states, str(tmp_path / "trials")),
         batch_size=8,
+        program=NONE,  # the sources of all tests do not fit into a socket at once
     )
 
 
