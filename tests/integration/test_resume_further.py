@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import shutil
@@ -622,6 +623,7 @@ def test_a_changed_source_warns(data, tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         search(folder, data, build=model_to_resume.build, callbacks=[Strike(9, signal.SIGINT)])
     (tmp_path / "model_to_resume.py").write_text(source + "# changed\n")
+    importlib.reload(model_to_resume)  # as a new program would import it
     with pytest.warns(UserWarning, match=r"model_to_resume.py, which defines build, has changed"):
         assert cerebro.resume(folder, progress=False).status == "finished"
 
