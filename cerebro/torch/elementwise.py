@@ -16,7 +16,8 @@ import logging
 import math
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,17 @@ class _Rounding:
         self.names = names
 
 
+@contextmanager
+def usual_dtype() -> Iterator[None]:
+    """Make new tensors float32, whatever the user has chosen as the default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def is_native() -> bool:
     """Return whether recorded steps use the core (not with ``CEREBRO_STEP_ENGINE=python``)."""
     return os.environ.get("CEREBRO_STEP_ENGINE") != "python"
@@ -267,7 +279,7 @@ def rounding() -> _Rounding:
     """Return how this PyTorch rounds, found by comparing the core's operations with PyTorch's."""
     if not is_native():
         return _Rounding(False, 0, frozenset())
-    with torch.no_grad():
+    with torch.no_grad(), usual_dtype():
         fused = not _agrees("lerp", False, 0)
         root = next(
             (root for root in (library_function("vmsSqrt"), 0) if _agrees("sqrt", fused, root)), 0

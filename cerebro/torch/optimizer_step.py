@@ -24,7 +24,14 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim import sgd as torch_sgd
 
 import cerebro._core as _core
-from cerebro.torch.elementwise import PARALLEL, example_values, is_dense, rounding, same_bits
+from cerebro.torch.elementwise import (
+    PARALLEL,
+    example_values,
+    is_dense,
+    rounding,
+    same_bits,
+    usual_dtype,
+)
 
 _WRAPPER: CodeType = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
 
@@ -220,7 +227,8 @@ def _agrees(kind: type, form: Form) -> bool:
     """Return whether the core's step in this form has the bits of PyTorch's."""
     if not rounding().names >= _NEEDS:
         return False
-    agrees = all(_compared(kind, form, size) for size in (7, 1511))
+    with usual_dtype():
+        agrees = all(_compared(kind, form, size) for size in (7, 1511))
     if not agrees:
         log.info("PyTorch's %s rounds differently from the C core", kind.__name__)
     return agrees

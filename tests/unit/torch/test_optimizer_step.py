@@ -273,6 +273,22 @@ def test_autograd_notices_that_a_parameter_has_changed():
         loss.backward()
 
 
+def test_another_default_type_changes_nothing(monkeypatch):
+    """The comparison with PyTorch's step at the first use makes tensors, too."""
+    made = in_core(monkeypatch)
+    expected = trained(FORMS["momentum"], pytorch, [(5,)])
+    torch.set_default_dtype(torch.float64)
+    try:
+        optimizer_step._agrees.cache_clear()
+        optimizer_step.rounding.cache_clear()
+        its = [parameter.to(torch.float32) for parameter in expected[0]]
+        assert optimizer_step._agrees(OPTIM.SGD, (True, False, False, True, False))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    require_same(trained(FORMS["momentum"], optimizer_step.step, [(5,)]), expected)
+    assert made and its[0].dtype == torch.float32
+
+
 # --- models -----------------------------------------------------------------------------
 
 
