@@ -38,7 +38,7 @@ ALLOWED = {
 }
 
 # Sources of these bytes: a connection directly, or these names.
-RECEIVED = {"recv_bytes", "message", "messages", "context"}
+RECEIVED = {"recv_bytes", "message", "messages", "context", "program"}
 
 # Not users' files: text about a process; received bytes.
 READS_FILES_OF_THE_SYSTEM = {
