@@ -186,7 +186,8 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
 
 def faster_steps(result: Any) -> list[str]:
     """Return what ``graph=True`` would bring, if it would have saved a minute of this search."""
-    gain = result.saved.meta.get("graph_gain")
+    saved = getattr(result, "saved", None)
+    gain = None if saved is None else saved.meta.get("graph_gain")
     offer = "" if gain is None else offer_of_graph((gain[0], gain[1]))
     if not offer:
         return []
