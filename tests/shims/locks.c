@@ -1,7 +1,7 @@
 /* locks.c -- a process's view (LD_PRELOAD) of a file system with odd locks.
  *
- * LOCKS  "granted": every lock is granted to everybody, as over NFS mounted "nolock"
- *        a number: every lock fails with this errno  */
+ * LOCKS  "granted": every lock is granted to everybody, as over NFS mounted
+ * "nolock" a number: every lock fails with this errno  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -34,24 +34,24 @@ call(const char *name, int fd, int command, void *argument)
     if (getenv("LOCKS") != NULL) {
         if (command == F_GETLK || command == F_OFD_GETLK)
             return answer(argument);
-        if (command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK
-            || command == F_OFD_SETLKW)
+        if (command == F_SETLK || command == F_SETLKW ||
+            command == F_OFD_SETLK || command == F_OFD_SETLKW)
             return answer(NULL);
     }
     *(void **)&next = dlsym(RTLD_NEXT, name);
     return next(fd, command, argument);
 }
 
-#define WRAP(name)                                                                                 \
-    int name(int fd, int command, ...)                                                             \
-    {                                                                                              \
-        va_list rest;                                                                              \
-        void *argument;                                                                            \
-                                                                                                   \
-        va_start(rest, command);                                                                   \
-        argument = va_arg(rest, void *);                                                           \
-        va_end(rest);                                                                              \
-        return call(#name, fd, command, argument);                                                 \
+#define WRAP(name)                                                             \
+    int name(int fd, int command, ...)                                         \
+    {                                                                          \
+        va_list rest;                                                          \
+        void *argument;                                                        \
+                                                                               \
+        va_start(rest, command);                                               \
+        argument = va_arg(rest, void *);                                       \
+        va_end(rest);                                                          \
+        return call(#name, fd, command, argument);                             \
     }
 
 WRAP(fcntl)
