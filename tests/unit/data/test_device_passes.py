@@ -34,8 +34,8 @@ class Source:
         self.last_rows = 0
         self.closed = False
 
-    def begin(self, shards, epoch, start=0):
-        self.begun = list(shards), epoch, start
+    def begin(self, mixes, epoch, start=0, count=None):
+        self.begun = list(mixes), epoch, start
 
     def close(self):
         self.closed = True
