@@ -57,15 +57,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = config.getoption("--slow")
     if chosen is None and any(".py" in argument for argument in config.args):
         return
-    slow = [item for item in items if _is_slow(item)]
-    if chosen is None:
-        kept = [item for item in items if not _is_slow(item)]
-    else:
-        part, parts = map(int, chosen.split("/"))
-        kept = [i for i in slow if zlib.crc32(i.nodeid.encode()) % parts == part % parts]
-    left = set(items) - set(kept)
-    config.hook.pytest_deselected(items=sorted(left, key=str))
+    kept, left = [], []
+    for item in items:
+        is_chosen = not _is_slow(item) if chosen is None else _is_in_part(item, chosen)
+        (kept if is_chosen else left).append(item)
+    config.hook.pytest_deselected(items=left)
     items[:] = kept
+
+
+def _is_in_part(item: pytest.Item, chosen: str) -> bool:
+    part, parts = map(int, chosen.split("/"))
+    return _is_slow(item) and zlib.crc32(item.nodeid.encode()) % parts == part % parts
 
 
 def _is_slow(item: pytest.Item) -> bool:

@@ -188,11 +188,13 @@ def faster_steps(result: Any) -> list[str]:
     """Return what ``graph=True`` would bring, if it would have saved a minute of this search."""
     saved = getattr(result, "saved", None)
     gain = None if saved is None else saved.meta.get("graph_gain")
-    offer = "" if gain is None else offer_of_graph((gain[0], gain[1]))
-    if not offer:
+    if gain is None:
         return []
+    ordinary, replayed = gain
     trained = sum(entry["seconds"] for trial in result.trials for entry in trial.history)
-    return [offer] if trained * (1 - gain[1] / gain[0]) >= LEAST_SAVED else []
+    is_much = trained * (1 - replayed / ordinary) >= LEAST_SAVED
+    offer = offer_of_graph((ordinary, replayed))
+    return [offer] if offer and is_much else []
 
 
 def _titled(title: str, lines: Sequence[str]) -> list[str]:

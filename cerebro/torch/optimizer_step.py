@@ -147,41 +147,50 @@ def _gathered(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
     """
     if not _is_plain(optimizer):
         return None
-    states = optimizer.state
     kind: Any = type(optimizer)
-    most = PARALLEL if torch.get_num_threads() > 1 else 1 << 62
     groups, stepped = [], []
     for group in optimizer.param_groups:
         form = _form(kind, group)
         if form is None or not _agrees(kind, form):
             return None
-        is_sgd, _, _, momentum, _ = form
-        tensors: list[int] = []
-        for parameter in group["params"]:
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            parts = [gradient]
-            steps = 0
-            if not is_sgd or momentum:
-                state = states.get(parameter)
-                if not state:
-                    return None  # PyTorch's own step makes it
-                if is_sgd:
-                    parts.append(state.get("momentum_buffer"))
-                elif _counts(state["step"]):
-                    parts += (state["exp_avg"], state["exp_avg_sq"])
-                    steps = state["step"].data_ptr()
-                else:
-                    return None
-            if not _are_alike(parameter, parts, most):
-                return None
-            addresses = [part.data_ptr() for part in parts]
-            absent = (0,) * (3 - len(parts))
-            tensors += (parameter.numel(), parameter.data_ptr(), *addresses, *absent, steps)
-            stepped.append(parameter)
+        tensors = _tensors_of(group, optimizer.state, form)
+        if tensors is None:
+            return None
         groups.append((_settings(form, group), tensors))
+        stepped += [parameter for parameter in group["params"] if parameter.grad is not None]
     return tuple(groups), stepped
+
+
+def _tensors_of(
+    group: Mapping[str, Any], states: Mapping[Any, Any], form: Form
+) -> list[int] | None:
+    """Return a group's tensors as `_core.optimizer_step` takes them; None if it cannot."""
+    is_sgd, _, _, momentum, _ = form
+    most = PARALLEL if torch.get_num_threads() > 1 else 1 << 62
+    found: list[int] = []
+    for parameter in group["params"]:
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        parts = [gradient]
+        steps = 0
+        if not is_sgd or momentum:
+            state = states.get(parameter)
+            if not state:
+                return None  # PyTorch's own step makes it
+            if is_sgd:
+                parts.append(state.get("momentum_buffer"))
+            elif _counts(state["step"]):
+                parts += (state["exp_avg"], state["exp_avg_sq"])
+                steps = state["step"].data_ptr()
+            else:
+                return None
+        if not _are_alike(parameter, parts, most):
+            return None
+        addresses = [part.data_ptr() for part in parts]
+        absent = (0,) * (3 - len(parts))
+        found += (parameter.numel(), parameter.data_ptr(), *addresses, *absent, steps)
+    return found
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -250,7 +259,8 @@ def _compared(kind: type, form: Form, size: int) -> bool:
             mine.step()
             continue
         (group,) = mine.param_groups
-        if not _core.optimizer_step(((_settings(form, group), _addresses(mine, form)),)):
+        tensors = _tensors_of(group, mine.state, form)
+        if tensors is None or not _core.optimizer_step(((_settings(form, group), tensors),)):
             return False
         if not all(map(same_bits, _tensors(mine), _tensors(its))):
             return False
@@ -284,12 +294,3 @@ def _tensors(optimizer: Any) -> list[Any]:
     names = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
     found = [state[name] for name in names if state.get(name) is not None]
     return [parameter.detach(), *found]
-
-
-def _addresses(optimizer: Any, form: Form) -> list[int]:
-    (parameter,) = optimizer.param_groups[0]["params"]
-    state = optimizer.state.get(parameter, {})
-    first = state.get("momentum_buffer") if form[0] else state["exp_avg"]
-    others = [first, state.get("exp_avg_sq"), state.get("step")]
-    own = [parameter.numel(), parameter.data_ptr(), parameter.grad.data_ptr()]
-    return own + [0 if tensor is None else tensor.data_ptr() for tensor in others]

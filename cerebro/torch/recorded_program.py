@@ -106,10 +106,6 @@ class RecordedProgram:
     def replay(self, batch: Batch) -> Values:
         """Run the program on a batch of the recorded shape, and return its results."""
         fill(self.static, batch)
-        return self.replay_filled()
-
-    def replay_filled(self) -> Values:
-        """Run the program on the batch that :attr:`static` has; return its results."""
         self.program.run()
         return {name: cloned(value) for name, value in self.values.items()}
 

@@ -378,15 +378,11 @@ class RecordedStep:
         self, batch: Batch, phase: int, leaves: Sequence[Leaf]
     ) -> tuple[Values, str | None]:
         """Take an ordinary step; return how its operators differ from recorded ones, too."""
-        witness = Witness()
         try:
-            witness.__enter__()
+            with Witness() as witness:
+                values = self._ordinary(batch, phase)
         except Unavailable as error:
             return self._ordinary(batch, phase), str(error)
-        try:
-            values = self._ordinary(batch, phase)
-        finally:
-            witness.__exit__(None, None, None)
         return values, difference(leaves, witness)
 
     def _ordinary(self, batch: Batch, phase: int) -> Values:

@@ -169,19 +169,6 @@ class Listing:
             for index, value in pairs:
                 self.tensors[index].copy_(value)
 
-    def exchange(self, saved: Tensors) -> Tensors:
-        """Do what :meth:`restore` does; return a copy of the tensors before, in the same buffer.
-
-        Call this only right after :meth:`lists`: the tensors must be where they were.
-        """
-        buffer, others = saved
-        self._regions.exchange(buffer)
-        found = [self.tensors[index].detach().clone() for index in self._others]
-        with torch.no_grad():
-            for index, value in zip(self._others, others, strict=True):
-                self.tensors[index].copy_(value)
-        return buffer, found
-
     def differing(self, saved: Tensors, other: Tensors | None = None) -> int | None:
         """Return the index of a tensor that differs between two copies; None if none does.
 
@@ -302,23 +289,6 @@ class StepState(StateParts):
             entries[key] = value
         self._draw_again(copied.generators, None if drawn is None else drawn.generators)
 
-    def exchanged(self, copied: Copied) -> Copied:
-        """Restore everything in place; return a copy of what was there, in the memory of `copied`.
-
-        Raises
-        ------
-        Different
-            The tensors are no longer those in the list.
-        """
-        if not self.is_as_listed():
-            raise Different("the step replaces its tensors")
-        listing, values, drawn = self._listed(), self._values(), self._drawn()
-        tensors = listing.exchange(copied.tensors)
-        for (entries, key), value in zip(listing.numbers, copied.numbers, strict=True):
-            entries[key] = value
-        self._draw_again(copied.generators, drawn)
-        return Copied(tensors, values, drawn)
-
     def require(self, copied: Copied) -> None:
         """Check that all values equal those of a copy, bit for bit.
 
@@ -386,20 +356,9 @@ class StepState(StateParts):
         if moved("torch"):
             torch.set_rng_state(drawn["torch"])
 
-    def tensors(self) -> list[Any]:
-        """Return all tensors, in an order that depends only on modules and optimizers."""
-        return self._unnamed()
-
     def storages(self) -> list[int]:
         """Return the addresses of the storages of all tensors."""
         return [tensor.untyped_storage().data_ptr() for tensor in self._unnamed()]
-
-    def forms(self) -> Any:
-        """Return the shapes, types and layouts of all tensors."""
-        return tuple(
-            (name, tuple(t.shape), t.stride(), t.dtype, t.requires_grad)
-            for name, t in self._tensors()
-        )
 
     def _tensors(self) -> list[tuple[str, Any]]:
         return super()._tensors() + self._gradients.tensors()
@@ -497,25 +456,3 @@ def _shows_left_normal() -> bool:
     left = _memory_of(made)
     made.standard_normal()
     return left != _memory_of(made)
-
-
-def modes_of(modules: Sequence[Any]) -> Any:
-    """Return the properties of modules, besides tensors, that a step may depend on.
-
-    These are types, hooks, and attributes that are numbers, names or tuples of them, such as the
-    probability of dropout, which a user's schedule may change between units.
-    """
-    found: list[Any] = []
-    for module in modules:
-        for part in module.modules():
-            hooks = [len(value) for key, value in vars(part).items() if key.endswith("_hooks")]
-            plain = [(k, v) for k, v in vars(part).items() if _is_plain(v)]
-            found.append((type(part), hooks, plain))
-        found.append([parameter.requires_grad for parameter in module.parameters()])
-    return found
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float, str))

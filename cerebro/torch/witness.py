@@ -6,7 +6,7 @@ that read the data to choose (a loss with class weights and label smoothing, the
 it. The profiler leaves the choice of formulas alone. So one ordinary step is watched by it, and its
 operators must be those of the recording (`difference`).
 
-An operator with a kernel of its own is compared as it is. A composite one is replaced by those that
+An operator that has a kernel is compared as it is. A composite one is replaced by those that
 it calls; it must be one of those in `cerebro.torch.composites`.
 """
 

@@ -236,9 +236,8 @@ cer_elementwise_find(const char *name, cer_elementwise_op *op)
     return false;
 }
 
-/* Whether two tensors share memory, but not element by element. */
-static bool
-crosses(const float *a, size_t n_a, const float *b, size_t n_b)
+bool
+cer_elementwise_crosses(const float *a, size_t n_a, const float *b, size_t n_b)
 {
     uintptr_t from_a = (uintptr_t)a, from_b = (uintptr_t)b;
 
@@ -252,13 +251,16 @@ crosses(const float *a, size_t n_a, const float *b, size_t n_b)
 static bool
 disturbs(const cer_elementwise_call *writer, const cer_elementwise_call *reader)
 {
-    if (writer->n > 1 && crosses(writer->out, writer->n, reader->value, 1))
+    if (writer->n > 1 &&
+        cer_elementwise_crosses(writer->out, writer->n, reader->value, 1))
         return true;
     for (size_t i = 0; i < 3; i++) {
-        if (crosses(writer->out, writer->n, reader->in[i], reader->n))
+        if (cer_elementwise_crosses(writer->out, writer->n, reader->in[i],
+                                    reader->n))
             return true;
     }
-    return crosses(writer->out, writer->n, reader->out, reader->n);
+    return cer_elementwise_crosses(writer->out, writer->n, reader->out,
+                                   reader->n);
 }
 
 static cer_status

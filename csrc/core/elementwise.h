@@ -55,6 +55,11 @@ typedef struct cer_elementwise cer_elementwise;
 /* Finds an operation by its name; false if the name is unknown. */
 bool cer_elementwise_find(const char *name, cer_elementwise_op *op);
 
+/* Whether two tensors share memory, but not element by element; NULL is none.
+ */
+bool cer_elementwise_crosses(const float *a, size_t n_a, const float *b,
+                             size_t n_b);
+
 /* Makes a list, which copies `calls` but not their memory. sqrt: NULL for the
  * correctly rounded one. Errors: CER_NOMEM; CER_INVALID if an operand is
  * missing or overlaps the call's result without being the same memory. */

@@ -18,17 +18,6 @@ has_nan(const float *values, size_t n)
 }
 
 static bool
-crosses(const float *a, size_t n_a, const float *b, size_t n_b)
-{
-    uintptr_t from_a = (uintptr_t)a, from_b = (uintptr_t)b;
-
-    if (a == b && n_a == n_b)
-        return false;
-    return from_a < from_b + n_b * sizeof *b &&
-           from_b < from_a + n_a * sizeof *a;
-}
-
-static bool
 may_step(const cer_optimizer_tensor *tensor)
 {
     const float *parts[] = {tensor->param, tensor->grad, tensor->first,
@@ -39,10 +28,10 @@ may_step(const cer_optimizer_tensor *tensor)
         if (parts[i] == NULL)
             continue;
         if (has_nan(parts[i], n) ||
-            (tensor->steps != NULL && crosses(parts[i], n, tensor->steps, 1)))
+            cer_elementwise_crosses(parts[i], n, tensor->steps, 1))
             return false;
         for (size_t j = 0; j < i; j++) {
-            if (parts[j] != NULL && crosses(parts[i], n, parts[j], n))
+            if (cer_elementwise_crosses(parts[i], n, parts[j], n))
                 return false;
         }
     }
