@@ -31,7 +31,9 @@ def empty_loader() -> _core.Loader:
         np.save(Path(folder) / "x.npy", np.zeros(0, np.int64))
         files = {"x.npy": (Path(folder) / "x.npy").stat().st_size}
         shard = _core.ShardReader(folder, 0, [("x", "int64", (), False, files)])
-        return _core.Loader([(shard, (0, 0))], [{"name": "x", "ops": []}], batch_size=1)
+        return _core.Loader(
+            [(shard, (0, 0))], [{"name": "x", "ops": []}], batch_size=1, framework="numpy"
+        )
 
 
 def test_the_ends_of_the_range() -> None:
