@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
@@ -33,7 +34,9 @@ os.environ["RAY_TMPDIR"] = _RAY.name
 # A shell's background jobs ignore Ctrl-C, and the processes started here would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
+# The same cases in every run: a failure of one run is one of every run.
+hypothesis.settings.register_profile("same cases", derandomize=True)
+hypothesis.settings.load_profile("same cases")
 
 SLOW = tuple(
     line

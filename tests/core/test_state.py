@@ -182,7 +182,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, deadline=None)
 @given(values)
 def test_any_state(state: Any) -> None:
     packed = _core.pack_state(state)

@@ -385,8 +385,10 @@ def test_rounding_is_right_over_all_shards(counts: list[int], shares: list[float
         assert cut[0] == 0
         assert cut == sorted(cut)
         assert cut[-1] <= count
+    # A shard of one row can serve one part only, so each further part may wait for another shard.
+    most = max(0.5, len(bounds) - 1.5) + 1e-3
     for part, bound in enumerate(bounds):
-        assert abs(sum(cut[part + 1] for cut in cuts) - bound * rows) <= 1.5
+        assert abs(sum(cut[part + 1] for cut in cuts) - bound * rows) <= most
 
 
 @given(

@@ -129,7 +129,7 @@ def check_parts(
 
 
 @given(cases())
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None)
 def test_an_epoch_is_one_permutation_of_all_rows(sets: Any, case: Any) -> None:
     count, chosen, cut, epoch, seed = case
     view = sets[count].select(chosen)
@@ -156,7 +156,7 @@ def test_an_epoch_is_one_permutation_of_all_rows(sets: Any, case: Any) -> None:
 
 
 @given(cases(), st.integers(0, 30))
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None)
 def test_an_epoch_is_one_permutation_of_each_group(sets: Any, case: Any, trial: int) -> None:
     count, chosen, cut, epoch, seed = case
     view = sets[count].select(chosen)
