@@ -563,7 +563,7 @@ def test_a_searcher_stops_trials(data, tmp_path):
             "begins with .*trial=0.*: there is no trial yet to resume or clone",
         ),
         (Endless(epochs=0), "suggests epochs=0: it must be a whole number of at least 1"),
-        (Endless("continue"), "answered 'continue' to the report of trial 0, epoch 0"),
+        (Endless("continue"), r"answered 'continue' to the report of trial \d, epoch 0"),
     ],
 )
 def test_what_a_searcher_cannot_ask_for_is_refused(data, tmp_path, searcher, message):
