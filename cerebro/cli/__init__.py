@@ -43,7 +43,7 @@ from cerebro.cli import (
     show,
     verify,
 )
-from cerebro.cli.options import complain, drop_lost_output
+from cerebro.cli.options import complain, drop_lost_output, expand_paths
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.imports import imported_shadows, raised_at
 from cerebro.machine.signals import INTERRUPTED, READER_LEFT
@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = make_parser()
         _check_command(parser, given)
         options = parser.parse_args(given)
+        expand_paths(options)
         trains = options.command in TRAINING
         status = options.command(options)
         if sys.stdout is not None:  # as after `>&-`

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError
+from cerebro.machine.files import expanded
 from cerebro.machine.signals import INTERRUPTED, uninterrupted
 
 
@@ -60,6 +61,21 @@ def numbers(text: str) -> list[int]:
         raise argparse.ArgumentTypeError(
             f"give trial numbers with commas between them, such as 3,7, not {text!r}"
         ) from None
+
+
+_PATHS = ("run", "path", "data", "validation", "out", "folder", "file", "build", "first", "others",
+          "key", "source")  # fmt: skip
+"""The arguments of all commands that are paths, or lists of them."""
+
+
+def expand_paths(options: argparse.Namespace) -> None:
+    """Expand ``~`` and variables in paths: shells leave ``--out=~/x`` as it is."""
+    for name in _PATHS:
+        value = getattr(options, name, None)
+        if isinstance(value, str):
+            setattr(options, name, expanded(value))
+        elif value:
+            setattr(options, name, list(map(expanded, value)))
 
 
 def build_option(parser: argparse.ArgumentParser) -> None:
