@@ -44,6 +44,17 @@ sent_whole: set[str] = set()
 
 PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
 
+
+def module_of(defined: Any) -> str:
+    """Return the name of the module that defines a class or function.
+
+    The program's is ``__main__``, also in a process that `multiprocessing` has started anew
+    ("spawn", "forkserver"), where it has the other name.
+    """
+    name = getattr(defined, "__module__", None) or "?"
+    return PROGRAMS[0] if name in PROGRAMS else str(name)
+
+
 Sources = dict[tuple[str, str], int | str]
 """By module name and file: the file's modification time in ns, or the digest of the source that a
 run had kept (`cerebro.machine.program`).

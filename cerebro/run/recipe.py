@@ -153,11 +153,11 @@ def _name_of(build: Any) -> tuple[str, str]:
     """
     while isinstance(build, WrappedBuild):
         build = build.build
-    module = getattr(build, "__module__", None) or "?"
+    module = sources.module_of(build)
     qualname = getattr(build, "__qualname__", None) or f"{type(build).__qualname__} object"
     if inspect.ismethod(build) and isinstance(build.__self__, type):  # perhaps inherited
         owner = build.__self__
-        module, qualname = owner.__module__, f"{owner.__qualname__}.{build.__name__}"
+        module, qualname = sources.module_of(owner), f"{owner.__qualname__}.{build.__name__}"
     elif not (inspect.isfunction(build) or isinstance(build, type)) and (
         _at(sys.modules.get(module), qualname) is not build
     ):
