@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return READER_LEFT
         if show_traceback:
             complain(traceback.format_exc().rstrip())
-        shadows = imported_shadows()
+        shadows = imported_shadows(error)
         complain(f"error: {one_line(error)}{shadows and f' ({shadows})'}")
         return 1
     finally:
