@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 try:
     from cerebro._core import trial_seed, visit_order
-except ImportError:
-    from cerebro.machine.imports import refuse_shadow
+except ImportError as error:
+    from cerebro.machine.imports import refuse_hidden, refuse_shadow
 
+    refuse_hidden(error)
     refuse_shadow("numpy")
     from cerebro.machine.uncompiled import refuse_uncompiled
 
@@ -32,40 +33,46 @@ from cerebro.machine.located import is_being_located
 # A command imports only what it needs, so that the demo can start its workers before the rest is
 # imported. A program has all names at once: a search then begins without delay.
 if TYPE_CHECKING or not is_being_located():
-    from cerebro import transforms
-    from cerebro.api.check import Check, check
-    from cerebro.api.open import open as open
-    from cerebro.api.resume import resume
-    from cerebro.api.search import search
-    from cerebro.data import Dataset, images, shard
-    from cerebro.data.validation import KFold
-    from cerebro.errors import (
-        CerebroError,
-        CorruptDataError,
-        DeviceError,
-        InputError,
-        RunError,
-        StateError,
-        WorkerError,
-    )
-    from cerebro.model import Info
-    from cerebro.results.result import Result
-    from cerebro.results.trial import Trial
-    from cerebro.searchers import (
-        ASHA,
-        PBT,
-        TPE,
-        GaussianProcess,
-        GridSearch,
-        Hyperband,
-        MedianStopping,
-        QuasiRandomSearch,
-        RandomSearch,
-        SuccessiveHalving,
-    )
-    from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
-    from cerebro.searchers.stopping import EarlyStopping
-    from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
+    try:
+        from cerebro import transforms
+        from cerebro.api.check import Check, check
+        from cerebro.api.open import open as open
+        from cerebro.api.resume import resume
+        from cerebro.api.search import search
+        from cerebro.data import Dataset, images, shard
+        from cerebro.data.validation import KFold
+        from cerebro.errors import (
+            CerebroError,
+            CorruptDataError,
+            DeviceError,
+            InputError,
+            RunError,
+            StateError,
+            WorkerError,
+        )
+        from cerebro.model import Info
+        from cerebro.results.result import Result
+        from cerebro.results.trial import Trial
+        from cerebro.searchers import (
+            ASHA,
+            PBT,
+            TPE,
+            GaussianProcess,
+            GridSearch,
+            Hyperband,
+            MedianStopping,
+            QuasiRandomSearch,
+            RandomSearch,
+            SuccessiveHalving,
+        )
+        from cerebro.searchers.base import DONE, Decision, Searcher, Suggestion
+        from cerebro.searchers.stopping import EarlyStopping
+        from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
+    except (ImportError, AttributeError) as error:
+        from cerebro.machine.imports import refuse_hidden
+
+        refuse_hidden(error)
+        raise
 
 if TYPE_CHECKING:
     from cerebro import callbacks as callbacks

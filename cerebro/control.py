@@ -143,16 +143,20 @@ def _number(trial: Any) -> int:
 
 def put(control: Path, command: Command) -> Path:
     """Write a command's file, which appears either complete or not at all."""
-    control.mkdir(exist_ok=True)
     # Names are ordered by time; for equal times, the commands of each sender keep their order.
     name = f"{time.time_ns():020d}-{os.getpid()}-{next(_count):06d}.json"
     temporary = control / f".{name}"
     try:
+        control.mkdir(exist_ok=True)
         temporary.write_text(command.to_json(), encoding="utf-8")
         temporary.rename(control / name)
     except FileNotFoundError as error:  # the folder is cleared when a run begins or ends
         raise InputError(
             f"{control.parent} began or ended just now: check it and try again"
+        ) from error
+    except PermissionError as error:
+        raise PermissionError(
+            f"this user cannot write to {control}: only the run's owner can control it"
         ) from error
     except BaseException:
         temporary.unlink(missing_ok=True)

@@ -28,7 +28,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import optuna
@@ -41,6 +40,7 @@ from cerebro.data.order import Cut, EpochOrder, Shuffle, order_of, resolved
 from cerebro.data.validation import views_of
 from cerebro.errors import InputError, RunError
 from cerebro.machine import generators
+from cerebro.machine.files import path_of
 from cerebro.machine.guard import in_trial, refuse
 from cerebro.model import Info
 from cerebro.results.result import Result
@@ -156,7 +156,7 @@ def optimize(
     told = _several("callbacks", callbacks, callable, "functions")
     caught = _several("catch", catch, _is_exception, "exceptions' classes")
     train, held_out, folds = views_of(data, validation)
-    folder = None if run is None else Path(run)
+    folder = None if run is None else path_of("run", run)
     stagger = bool(options.get("stagger", True))
     order = resolved(shuffle, train, stagger=stagger)
     first = train if folds is None else folds.of_trial(0)[0]

@@ -31,6 +31,7 @@ from cerebro.machine.devices import (
     here,
     recorded,
 )
+from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
 from cerebro.machine.keras_settings import DEFAULTS as KERAS_DEFAULTS
 from cerebro.machine.objects import Objects, is_url
@@ -449,6 +450,8 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
         place = place._place
     if place is not None and not isinstance(place, (str, os.PathLike)):
         raise InputError(f"{name} must be a cerebro.Dataset or a path, not {place!r}")
+    if place is not None and not is_url(str(place)):
+        place = path_of(name, place)
     path = spec["path"] if place is None else place
     try:
         view = Dataset.from_spec({**spec, "path": str(path)})

@@ -12,6 +12,7 @@ from typing import Any
 from cerebro.arguments import users_level
 from cerebro.callbacks.observer import Observer
 from cerebro.errors import InputError, text_of
+from cerebro.machine.files import path_of
 from cerebro.machine.objects import Objects, is_url
 from cerebro.run.mirror import Pointer, Uploader, read_pointer
 
@@ -91,7 +92,7 @@ class Mirror(Observer):
         OSError
             If the storage refuses or is not reached.
         """
-        folder = Path(getattr(run, "path", run)).absolute()
+        folder = path_of("run", getattr(run, "path", run)).absolute()
         Uploader(self._objects, folder).upload(whole=True)
 
     def continues(self, copy: Pointer) -> None:

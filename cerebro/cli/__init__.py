@@ -43,7 +43,7 @@ from cerebro.cli import (
     show,
     verify,
 )
-from cerebro.cli.options import complain, drop_lost_output
+from cerebro.cli.options import complain, drop_lost_output, expand_paths
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine.imports import imported_shadows, raised_at
 from cerebro.machine.signals import INTERRUPTED, READER_LEFT
@@ -85,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser = make_parser()
         _check_command(parser, given)
         options = parser.parse_args(given)
+        expand_paths(options)
         trains = options.command in TRAINING
         status = options.command(options)
         if sys.stdout is not None:  # as after `>&-`
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return READER_LEFT
         if show_traceback:
             complain(traceback.format_exc().rstrip())
-        shadows = imported_shadows()
+        shadows = imported_shadows(error)
         complain(f"error: {one_line(error)}{shadows and f' ({shadows})'}")
         return 1
     finally:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError
+from cerebro.machine.files import expanded
 from cerebro.machine.signals import INTERRUPTED, uninterrupted
 
 
@@ -62,6 +63,21 @@ def numbers(text: str) -> list[int]:
         ) from None
 
 
+_PATHS = ("run", "path", "data", "validation", "out", "folder", "file", "build", "first", "others",
+          "key", "source")  # fmt: skip
+"""The arguments of all commands that are paths, or lists of them."""
+
+
+def expand_paths(options: argparse.Namespace) -> None:
+    """Expand ``~`` and variables in paths: shells leave ``--out=~/x`` as it is."""
+    for name in _PATHS:
+        value = getattr(options, name, None)
+        if isinstance(value, str):
+            setattr(options, name, expanded(value))
+        elif value:
+            setattr(options, name, list(map(expanded, value)))
+
+
 def build_option(parser: argparse.ArgumentParser) -> None:
     """Add ``--build``."""
     parser.add_argument(
@@ -91,20 +107,10 @@ def arguments_of(run: Any, file: str | Path | None) -> list[str]:
 
 
 def imported(file: str | Path, *sought: str) -> ModuleType:
-    """Import a user's file.
-
-    If the file ends the process, InputError is raised, because exiting would look like success. If
-    the file itself starts a search, the import ends there.
-    """
+    """Import a user's file; if the file itself starts a search, the import ends there."""
     from cerebro.run.recipe import import_file
 
-    try:
-        return import_file(file, sought=sought)
-    except SystemExit as error:
-        raise InputError(
-            f"{file} ends the process while it is imported (sys.exit({error})): put a script's "
-            "actions behind if __name__ == '__main__'"
-        ) from error
+    return import_file(file, sought=sought)
 
 
 def build_of(file: str | None) -> Callable[..., Any] | None:

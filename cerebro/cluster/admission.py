@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from cerebro.worker.messages import Note, RunContext
 START_SECONDS = 120.0
 """The time within which a node must start a worker."""
 TOKEN = ".cerebro-"
-"""The beginning of a token's file name; 32 hexadecimal digits follow."""
+"""The beginning of a token's name; 32 hexadecimal digits follow."""
 OLD_TOKEN_SECONDS = 3600.0
 """The age of a token beside the run's folder at which its coordinator must be gone."""
 
@@ -150,17 +151,18 @@ def _as_in_workers(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def run_token(folder: Path) -> Iterator[tuple[str, str]]:
-    """Write a temporary file beside the run's folder: a node that reads it sees the folder."""
-    text = uuid.uuid4().hex
-    file = _existing(folder) / f"{TOKEN}{text}"
+def run_token(folder: Path) -> Iterator[str]:
+    """Make a temporary folder beside the run's: who can write there can write to the run.
+
+    The run's folder is made later, in the same place, by the same user and with the same rights.
+    """
+    token = _existing(folder) / f"{TOKEN}{uuid.uuid4().hex}"
     try:
         with contextlib.suppress(OSError):
-            file.write_text(text)
-        yield str(file), text
+            token.mkdir()
+        yield str(token)
     finally:
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
+        shutil.rmtree(token, ignore_errors=True)
 
 
 def remove_old_tokens(folder: Path) -> None:
@@ -172,9 +174,9 @@ def remove_old_tokens(folder: Path) -> None:
     place = _existing(folder)
     newest = math.inf if place == folder else time.time() - OLD_TOKEN_SECONDS
     with contextlib.suppress(OSError):
-        for file in place.glob(TOKEN + 32 * "[0-9a-f]"):
-            if file.stat().st_mtime < newest:
-                file.unlink(missing_ok=True)
+        for token in place.glob(TOKEN + 32 * "[0-9a-f]"):
+            if token.lstat().st_mtime < newest:
+                shutil.rmtree(token, ignore_errors=True)
 
 
 def _existing(folder: Path) -> Path:

@@ -174,7 +174,8 @@ class Agent:
             if self._trouble is not None:
                 raise self._trouble
             if self._must_leave and self._status is None:
-                self._hand_over()
+                handed_over = self._hand_over()
+                print(f"cerebro agent: told to end (SIGTERM): {handed_over}", file=sys.stderr)
                 return TERMINATED
             if self._stdin in ready and not os.read(self._stdin or 0, 4096):
                 return ENDED
@@ -211,10 +212,10 @@ class Agent:
 
     # --- inside ----------------------------------------------------------------
 
-    def _hand_over(self) -> None:
-        """Send all states to the coordinator, and wait until it has them or is gone."""
+    def _hand_over(self) -> str:
+        """Send all states to the coordinator, and wait until it has them; say what has happened."""
         if not self._is_welcome:
-            return
+            return "it was in no search"
         # A queued unit would overwrite the newest state that the coordinator knows. One that the
         # process has already got is short: it may end.
         self._supervisor.is_leaving = True
@@ -230,6 +231,9 @@ class Agent:
         end = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < end and self._status is None:
             self._socket.attend(STEP_SECONDS)
+        if self._status == ENDED:
+            return "the search has its states and goes on without it"
+        return "the search has not confirmed that it has its states"
 
     def _hello(self) -> dict[str, Any]:
         return {

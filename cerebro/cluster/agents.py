@@ -44,6 +44,10 @@ class Agent(Protocol):
     def id(self) -> str:
         """Its number, different from all other agents' and nodes'."""
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it has said that it leaves, because it was told to end."""
+
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method after all earlier calls have ended."""
 

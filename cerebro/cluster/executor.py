@@ -275,7 +275,7 @@ class ClusterExecutor(ABC):
                 what_next = f", and {failure}"
             elif self._cluster.dials_in:
                 what_next = ", until another is started"
-            raise WorkerError(f"node {lost.name} is gone{what_next}")
+            raise WorkerError(f"{_gone(lost)}{what_next}")
         self._later.remove(joined)  # it replaces the lost one
         return joined.worker
 
@@ -385,7 +385,7 @@ class ClusterExecutor(ABC):
     def _brief(self, hired: Hired, reports: Sequence[NodeReport]) -> list[RemoteWorker]:
         """Place the data and describe the run to every worker."""
         # The files of derived shards are sent here: nodes need not see the folder.
-        self._shares_run = not self._derives and all(report.reads_run for report in reports)
+        self._shares_run = not self._derives and all(report.shares_run for report in reports)
         for report in reports:
             self._the_supply.check_reads(report)
         remotes = [
@@ -596,6 +596,9 @@ class ClusterExecutor(ABC):
             if isinstance(event, UnitFailed):
                 if event.kind == "data":
                     event = replace(event, message=f"node {remote.name}: {event.message}")
+                elif event.kind == "storage":
+                    message = f"node {remote.name}, {self._stores_in}: {event.message}"
+                    event = replace(event, message=message)
                 self._events.append(replace(event, worker=worker, task=call.job))  # type: ignore[arg-type]
             elif isinstance(event, ShardFailed):
                 self._events.append(replace(event, worker=worker, node=remote.name))
@@ -762,6 +765,13 @@ class ClusterExecutor(ABC):
         self._send_when_loaded(remote, call, damaged=True)
         return True
 
+    @property
+    def _stores_in(self) -> str:
+        """Say where the workers of a node write states."""
+        if self._shares_run:
+            return "which writes to the run's folder and its own cache folder ($CEREBRO_CACHE)"
+        return "which keeps states in its cache folder ($CEREBRO_CACHE)"
+
     # --- lost workers --------------------------------------------------------
 
     def _agent_failed(self, remote: RemoteWorker, error: BaseException) -> None:
@@ -770,8 +780,9 @@ class ClusterExecutor(ABC):
         remote.node_is_gone = remote.node.id in self._gone_nodes or not remote.node.answers()
         cause = self._cluster.cause_of(error)
         reason = f"worker {remote.number} on node {remote.name} is gone: {cause}"
+        if remote.node_is_gone or remote.agent.has_left:
+            reason = _gone(remote)
         if remote.node_is_gone:
-            reason = f"node {remote.name} is gone"
             self._gone_nodes.add(remote.node.id)
         self._states_are_gone(remote)
         with contextlib.suppress(Exception):
@@ -782,7 +793,12 @@ class ClusterExecutor(ABC):
         self._queued.pop(remote.number, None)
         self._lose(
             remote,
-            WorkerLost(remote.number, reason, began=began, with_machine=remote.node_is_gone),
+            WorkerLost(
+                *(remote.number, reason),
+                began=began,
+                with_machine=remote.node_is_gone,
+                has_left=remote.agent.has_left,
+            ),
         )
 
     def _states_are_gone(self, lost: RemoteWorker) -> None:
@@ -896,9 +912,11 @@ class ClusterExecutor(ABC):
         try:
             reports = self._hiring.reports(hired, self._the_supply)
             notes = self._hiring.check(reports)
-            if self._shares_run and not all(report.reads_run for report in reports):
+            if self._shares_run and not all(report.shares_run for report in reports):
                 raise InputError(
-                    f"node {reports[0].name} does not see the run's folder: mount it there, too"
+                    f"node {reports[0].name} cannot write to the run's folder as the other nodes "
+                    f"do ({Path(self._context.epoch_dir).parent}): mount it there, writable, and "
+                    "start the worker there as the script's user"
                 )
             self._the_supply.check_reads(reports[0])
             before = list(self._remotes.values())
@@ -931,3 +949,10 @@ class ClusterExecutor(ABC):
                 for lot in self._the_supply.arrived.get(remote.place, set()) - {EVERYWHERE}:
                     self._placement.add_lot(remote.place, lot)
             self._later.append(WorkerJoined(remote.number))
+
+
+def _gone(remote: RemoteWorker) -> str:
+    """Say how a worker was lost together with its agent."""
+    if remote.agent.has_left:
+        return f"node {remote.name} has left: its agent was told to end"
+    return f"node {remote.name} is gone"

@@ -62,6 +62,7 @@ class Line:
         self.pending: dict[int, tuple[Future[Any], Any, Ref | None]] = {}
         self.is_taken = False
         self.is_gone = False
+        self.has_left = False
         self._hub = hub
         self._states = ""
 
@@ -342,6 +343,7 @@ class Hub:
             if held is not None:
                 held.packed = b"".join(part.buffer for part in rest[1:])
         elif kind.bytes == b"leaving":  # its states came before
+            line.has_left = True
             self.end(line)
             self._left(line)
         elif kind.bytes == b"answer":

@@ -24,8 +24,8 @@ class NodeReport:
     cores: int
     environment: Mapping[str, Any]
     """See `cerebro.machine.environment.describe`."""
-    reads_run: bool
-    """Whether it sees the run's folder at the same path."""
+    shares_run: bool
+    """Whether it sees the run's folder at the same path, and writes there as the script does."""
     at: tuple[str | None, ...] = ()
     """The path at which it can read each dataset; None: it cannot."""
     gpu: str = ""

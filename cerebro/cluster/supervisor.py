@@ -15,6 +15,7 @@ import contextlib
 import os
 import shutil
 import sys
+import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -108,7 +109,7 @@ class Supervisor(ABC):
     def report(
         self,
         threads: int,
-        token: tuple[str, str],
+        token: str,
         data: Sequence[tuple[Sequence[str], str]],
         on_gpu: bool = False,
     ) -> NodeReport:
@@ -117,8 +118,7 @@ class Supervisor(ABC):
         Parameters
         ----------
         token
-            The path and the text of a file that the coordinator has written beside the run's
-            folder.
+            The path of a folder that the coordinator has made beside the run's folder.
         data
             For each dataset, its possible paths and its checksum.
         on_gpu
@@ -138,7 +138,7 @@ class Supervisor(ABC):
             machine=machine(),
             cores=resources.usable_cores(),
             environment=environment.describe(threads),
-            reads_run=_has_text(*token),
+            shares_run=_writes_like_its_owner(token),
             at=tuple(_find_data(paths, checksum) for paths, checksum in data),
             gpu=gpu,
             no_gpu=no_gpu,
@@ -506,8 +506,13 @@ def _find_data(paths: Sequence[str], checksum: str) -> str | None:
     return None
 
 
-def _has_text(path: str, text: str) -> bool:
+def _writes_like_its_owner(folder: str) -> bool:
+    """Return whether files that this process makes in a folder belong to the folder's owner.
+
+    Those of another user might be read-only for the coordinator, or its files for them.
+    """
     try:
-        return Path(path).read_text() == text
-    except (OSError, UnicodeDecodeError):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            return os.fstat(file.fileno()).st_uid == os.stat(folder).st_uid  # noqa: PTH116
+    except OSError:
         return False

@@ -544,7 +544,8 @@ class Coordinator:
             self.context.check_files()
         verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
-        self.store.add_event(self._now(), "worker lost", verdict.text, number)
+        kind = "worker left" if event.has_left else "worker lost"
+        self.store.add_event(self._now(), kind, verdict.text, number)
         if task is not None:
             trial = self._trials.by_number[task.trial]
             trial.worker = None

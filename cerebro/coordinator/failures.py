@@ -168,7 +168,7 @@ class LostWorkers:
 
     def add(self, event: WorkerLost, task: Task | None) -> Verdict:
         """Record a lost worker and the `task` that was sent to it, and return the verdict."""
-        if event.with_machine:
+        if event.with_machine or event.has_left:
             where = "" if task is None else f"; it was training trial {task.trial}"
             return Verdict(f"{event.reason}{where}")
         self._last_lost = max(self._last_lost, event.worker)

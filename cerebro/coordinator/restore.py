@@ -42,6 +42,7 @@ from cerebro.run.states import (
     finish_move,
     kept_files,
     move_slots,
+    remove_held,
     remove_slots,
     remove_state,
     slots_stem,
@@ -406,6 +407,7 @@ def restore(
     before = saved.settings["epochs"]
     is_over = has_decided_all(saved)
     restorer.clear_unknown(len(saved.records))
+    remove_held(Path(context.epoch_dir))
     with store.group():
         for record in saved.records:
             if (request.trials is None and record.is_open) or request.includes(record):

@@ -25,6 +25,7 @@ from typing import Any
 from cerebro.coordinator.failures import comparable, worst
 from cerebro.errors import InputError, one_line
 from cerebro.machine.guard import finding
+from cerebro.machine.imports import module_of
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import Ranking, TrialRecord
 from cerebro.run.store import read_decisions, reader
@@ -41,7 +42,7 @@ def describe(searcher: Searcher) -> dict[str, Any]:
     """
     kind = type(searcher)
     description = {
-        "class": f"{kind.__module__}:{kind.__qualname__}",
+        "class": f"{module_of(kind)}:{kind.__qualname__}",
         "parameters": _parameters(searcher),
         "adaptive": bool(searcher.adaptive),
     }

@@ -34,6 +34,7 @@ from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_fol
 from cerebro.data.shard_files import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
+from cerebro.machine.files import expanded
 from cerebro.machine.objects import MissingObjectError, Objects, StorageError
 
 VARIABLE = "CEREBRO_CACHE"
@@ -54,9 +55,9 @@ def cache_folder() -> Path:
     """Return this node's cache folder: ``$CEREBRO_CACHE``, or one in the user's own cache."""
     given = os.environ.get(VARIABLE)
     if given:
-        return Path(given).absolute()
+        return Path(expanded(given)).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "cerebro"
+    return Path(expanded(base)).absolute() / "cerebro"
 
 
 def cache_limit() -> int | None:

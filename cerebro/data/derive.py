@@ -59,6 +59,7 @@ from cerebro.machine import durable
 from cerebro.machine.devices import in_worker, is_gpu, lookup
 from cerebro.machine.environment import version
 from cerebro.machine.files import path_of
+from cerebro.machine.imports import module_of
 from cerebro.report import format as fmt
 
 _KIND = "derived"
@@ -521,4 +522,4 @@ def key_of(function: Function, key: Any) -> dict[str, Any]:
         source = _core.xxh3_128(inspect.getsource(function).encode())
     except (OSError, TypeError):
         source = None
-    return {"function": f"{getattr(function, '__module__', '?')}:{name}", "code": source}
+    return {"function": f"{module_of(function)}:{name}", "code": source}

@@ -111,7 +111,8 @@ def packed(context: object) -> bytes:
         If ``build`` refers to an object that cannot be sent to another process.
     """
     out = io.BytesIO()
-    for name in sent_whole.union(not_found_by_name()) & sys.modules.keys():
+    # `multiprocessing` calls the program so in a process that it starts anew.
+    for name in {*sent_whole, *not_found_by_name(), "__mp_main__"} & sys.modules.keys():
         cloudpickle.register_pickle_by_value(sys.modules[name])
     try:
         _Pickler(out).dump(context)

@@ -32,15 +32,24 @@ class LinkError(CorruptDataError, OSError):
     """Raised if a symbolic link is in place of a file or folder to be opened or created."""
 
 
+def expanded(path: str) -> str:
+    """Replace ``~`` and variables such as ``$HOME`` in a path, as a shell would.
+
+    Variables that are not set stay as they are, and so do those in a path that exists as written.
+    """
+    path = os.path.expanduser(path)  # noqa: PTH111
+    return path if "$" not in path or os.path.lexists(path) else os.path.expandvars(path)
+
+
 def path_of(argument: str, value: Any) -> Path:
-    """Convert an argument to a Path; raise InputError if it is not a path."""
+    """Convert an argument to a Path, `expanded`; raise InputError if it is not a path."""
     if isinstance(value, str) and "://" in value:
         raise InputError(
             f"{argument} must be a path on this machine, not the URL {value!r}: datasets may be "
             "in object storage, and cerebro.resume() takes the URL of a run's copy"
         )
     try:
-        return Path(value)
+        return Path(expanded(os.fspath(Path(value))))
     except TypeError:
         raise InputError(f"{argument} must be a path, not {value!r}") from None
 

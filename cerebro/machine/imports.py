@@ -31,6 +31,8 @@ from cerebro.machine.installation import install_hint
 PACKAGE = Path(__file__).parent.parent
 """The folder of Cerebro itself: files in it are not the user's."""
 
+_OWN = str(PACKAGE) + os.sep
+
 _INSTALLED = tuple(
     os.path.join(sysconfig.get_path(name), "")  # noqa: PTH118
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -43,6 +45,17 @@ sent_whole: set[str] = set()
 """Modules that workers cannot import by name, so that their code is sent."""
 
 PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
+
+
+def module_of(defined: Any) -> str:
+    """Return the name of the module that defines a class or function.
+
+    The program's is ``__main__``, also in a process that `multiprocessing` has started anew
+    ("spawn", "forkserver"), where it has the other name.
+    """
+    name = getattr(defined, "__module__", None) or "?"
+    return PROGRAMS[0] if name in PROGRAMS else str(name)
+
 
 Sources = dict[tuple[str, str], int | str]
 """By module name and file: the file's modification time in ns, or the digest of the source that a
@@ -224,9 +237,32 @@ def refuse_shadow(library: str) -> None:
         raise ImportError(_said(str(spec.origin), library))
 
 
-def imported_shadows() -> str:
-    """Return a message about files that were imported instead of libraries; empty if none."""
-    said = []
+def refuse_hidden(error: Exception) -> None:
+    """Raise ImportError if an import failed because a file hides a module of Python itself."""
+    if said := _hidden(error):
+        raise ImportError(said) from error
+
+
+def _hidden(error: BaseException) -> str:
+    """Return a message about a file that hides a module of Python, and so caused the error."""
+    text = str(error)
+    ran = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+    for name in sorted(sys.stdlib_module_names):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None:  # it has failed, and is not imported
+            file = next((file for file in ran if Path(file).stem == name), None)
+        is_cause = file in ran or f"'{name}'" in text or getattr(error, "name", None) == name
+        if file is not None and is_cause and not is_library(file) and not file.startswith(_OWN):
+            return _said(file, name)
+    return ""
+
+
+def imported_shadows(error: BaseException) -> str:
+    """Return a message about files that were imported instead of libraries; empty if none.
+
+    Those that hide a module of Python are named if they caused the error.
+    """
+    said = [found] if (found := _hidden(error)) else []
     for library in LIBRARIES:
         module = sys.modules.get(library)
         file = getattr(module, "__file__", None)

@@ -35,13 +35,31 @@ import pathlib
 import torch
 
 FOLDER = pathlib.Path(__file__).parent
-network = torch.export.load(FOLDER / "model.pt2").module()
+program = torch.export.load(FOLDER / "model.pt2")
+network = program.module()
+examples, named_examples = program.example_inputs
 
 
 def predict(*inputs, **named_inputs):
-    """Return the outputs for tensors as model.json describes them under "inputs"."""
+    """Return the outputs for rows: tensors, arrays or lists; model.json describes the "inputs"."""
+    if len(inputs) != len(examples) or set(named_inputs) != set(named_examples):
+        names = ", ".join(f"{name}=" for name in named_examples)
+        raise TypeError(f"predict takes {names or f'{len(examples)} input(s)'}: see model.json")
+    rows = map(tensor, inputs, examples)
+    named = {name: tensor(named_inputs[name], named_examples[name]) for name in named_inputs}
     with torch.no_grad():
-        return network(*inputs, **named_inputs)
+        return network(*rows, **named)
+
+
+def tensor(rows, example):
+    """Return rows as a tensor of the type that the network takes, such as float32."""
+    if isinstance(rows, (list, tuple)) and len(rows) and hasattr(rows[0], "shape"):
+        rows = torch.stack([torch.as_tensor(row) for row in rows])
+    found = rows if isinstance(rows, torch.Tensor) else torch.tensor(rows)
+    made = found.to(example.dtype)
+    if not made.is_floating_point() and not torch.equal(made.to(found.dtype), found):
+        raise ValueError(f"the network takes {example.dtype}, which cannot hold {found.dtype}")
+    return made
 '''
 
 LOAD_SKLEARN = '''"""Load the estimator that this folder holds. Needs only scikit-learn."""
@@ -49,14 +67,17 @@ LOAD_SKLEARN = '''"""Load the estimator that this folder holds. Needs only sciki
 import pathlib
 
 import joblib
+import numpy
 
 FOLDER = pathlib.Path(__file__).parent
 estimator = joblib.load(FOLDER / "model.joblib")
+apply = estimator.predict if hasattr(estimator, "predict") else estimator.transform
 
 
-def predict(rows):
-    """Return the predictions for an array of rows, as model.json describes it under "inputs"."""
-    return estimator.predict(rows)
+def predict(*inputs):
+    """Return the predictions for rows: arrays or lists; model.json describes the "inputs"."""
+    arrays = [numpy.asarray(rows) for rows in inputs]
+    return apply(numpy.hstack([rows.reshape(len(rows), -1) for rows in arrays]))
 '''
 
 LOAD_WEIGHTS = '''"""Load the weights that this folder holds. Needs only safetensors and NumPy."""

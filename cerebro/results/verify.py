@@ -26,7 +26,7 @@ from cerebro.machine.objects import is_url
 from cerebro.report.format import counted
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import ENDED, TrialRecord
-from cerebro.run.states import CLAIM, claimant, slot_damage, state_file, trials_with_slots
+from cerebro.run.states import CLAIM, HELD, claimant, slot_damage, state_file, trials_with_slots
 from cerebro.run.store import FILE, OtherVersionError, reader
 
 PUT_BACK = "restore a copy of it, or extract the readable rows (sqlite3 run.sqlite .recover)"
@@ -371,6 +371,8 @@ def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
             return True
         if log := LOG_FILE.fullmatch(path.name):
             return is_known(int(log[1]))
+        if path.name.startswith(HELD):
+            return bool(status == "running")  # it may be uploaded now
         state = state_file(path)
         if state is None:
             return False

@@ -6,7 +6,8 @@
     trials/3.log                        what a trial printed
     data/..., validation/...            rows that were given to the search
 
-A snapshot is taken, the states that it names are uploaded, then the snapshot, then ``run.json``. So
+A snapshot is taken, and the states that it names get a second name at once, because a run in
+progress soon removes them. Then the states are uploaded, then the snapshot, then ``run.json``. So
 the run that ``run.json`` names is always complete, whenever the upload is interrupted. Names
 contain hashes, so that an upload that is repeated changes nothing. Slots are not copied: a run
 that is resumed from here has lost the epochs that were in progress.
@@ -36,6 +37,7 @@ from cerebro.machine import durable
 from cerebro.machine.files import is_plain_name, load_json, read_bytes
 from cerebro.machine.installation import other_version
 from cerebro.machine.objects import MissingObjectError, Objects
+from cerebro.run.states import HELD
 from cerebro.run.store import FILE, PARTS, OtherVersionError, encode, read_meta, reader
 from cerebro.run.store.checking import check_rows, check_state_file
 from cerebro.run.store.open_file import copy_store
@@ -43,7 +45,7 @@ from cerebro.run.store.open_file import copy_store
 POINTER = "run.json"
 FORMAT = "cerebro-run"
 VERSION = 1
-TRIES = 5
+TRIES = 20
 """How often a copy that a live run has overtaken is begun again."""
 
 _LOG = re.compile(r"\d+\.log", re.ASCII)
@@ -106,8 +108,11 @@ def state_object(file: str, state_hash: str) -> str:
 # --- uploading ---------------------------------------------------------------
 
 
-class Outdated(Exception):
-    """The run has gone on while it was copied: begin again."""
+class _Overtaken(Exception):
+    """The run has gone on since the snapshot was taken, which names a state that is not there.
+
+    Its arguments are the state's file, its hash, and what is wrong.
+    """
 
 
 class Uploader:
@@ -150,30 +155,50 @@ class Uploader:
         CorruptDataError
             If the store or a state here is damaged.
         """
-        for left in reversed(range(TRIES)):
-            with tempfile.TemporaryDirectory(prefix="cerebro-mirror-") as temporary:
+        before: tuple[str, ...] = ()
+        with self._room() as room:
+            for _ in range(TRIES):
                 try:
-                    return self._upload(Path(temporary, FILE), whole)
-                except Outdated:
-                    if not left:
+                    return self._upload(room, whole)
+                except _Overtaken as overtaken:
+                    if overtaken.args == before:  # a snapshot never names what the run removed
+                        file, _, what = before
                         raise CorruptDataError(
-                            f"{self._folder}: states that its store names are missing"
+                            f"{self._folder / 'states' / file}, which the store names, {what}"
                         ) from None
-        raise AssertionError("unreachable")
+                    before = overtaken.args
+        raise OSError(
+            f"{self._folder}: its states are replaced faster than they can be copied: put the run "
+            "on a file system that has hard links"
+        )
 
-    def _upload(self, snapshot: Path, whole: bool) -> bool:
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[Path]:
+        """Make a temporary folder in that of the states, so that it can have links to them."""
+        options: dict[str, Any] = {"prefix": HELD, "ignore_cleanup_errors": True}
+        try:
+            made = tempfile.TemporaryDirectory(dir=self._folder / "states", **options)
+        except OSError:  # another user's run, perhaps
+            made = tempfile.TemporaryDirectory(**options)
+        with made as room:
+            yield Path(room)
+
+    def _upload(self, room: Path, whole: bool) -> bool:
+        snapshot = room / FILE
+        snapshot.unlink(missing_ok=True)
         with reader(self._folder) as connection:
             done = _progress(connection)
             if done == self._done and not whole:
                 return False
             run = str(read_meta(connection)["id"])
-            states = _states(connection)
+            needed = {state_object(*state): state for state in _states(connection).items()}
+            for name in sorted(needed.keys() - self._there):
+                self._hold(*needed[name], room)
             copy_store(connection, snapshot)
         self._claim(run, done[0])
-        needed = {state_object(file, state_hash): file for file, state_hash in states.items()}
         for name in sorted(needed.keys() - self._there):
-            self._put_state(name, needed[name], states[needed[name]])
-        needed |= dict.fromkeys(self._put_rows(), "")
+            self._put_state(name, *needed[name], room)
+        rows = set(self._put_rows())
         self._put_logs()
         content = snapshot.read_bytes()
         pointer = Pointer(run, self._writer, "", _core.xxh3_128(content), done[0])
@@ -184,7 +209,7 @@ class Uploader:
         self.objects.write(POINTER, replace(pointer, store=store).to_bytes())
         self._done = done
         old = {name for name in self._there if name.startswith(("states/", "store/"))}
-        old -= {*needed, store}
+        old -= {*needed, *rows, store}
         self.objects.remove(sorted(old))
         self._there -= old
         return True
@@ -220,14 +245,28 @@ class Uploader:
             "copied there"
         )
 
-    def _put_state(self, name: str, file: str, state_hash: str) -> None:
-        path = self._folder / "states" / file
+    def _hold(self, file: str, state_hash: str, room: Path) -> None:
+        """Keep a state until it is uploaded, whatever the run removes meanwhile."""
+        path, held = self._folder / "states" / file, room / f"{state_hash}-{file}"
+        if held.exists():  # since the last attempt
+            return
         try:
-            packed = read_bytes(path)
+            try:
+                os.link(path, held, follow_symlinks=False)
+            except FileNotFoundError:
+                raise
+            except OSError:  # another file system, or one without links
+                held.write_bytes(read_bytes(path))
         except FileNotFoundError:
-            raise Outdated from None
+            raise _Overtaken(file, state_hash, "is missing") from None
+
+    def _put_state(self, name: str, file: str, state_hash: str, room: Path) -> None:
+        held = room / f"{state_hash}-{file}"
+        packed = read_bytes(held)
+        held.unlink()
         if _core.hash_state(packed) != state_hash:
-            raise Outdated  # trained again meanwhile; if it is damaged, it stays so
+            # Perhaps it was trained again, and the snapshot was taken before its row was written.
+            raise _Overtaken(file, state_hash, "is damaged: its checksum differs")
         self._put(name, packed)
 
     def _put(self, name: str, content: bytes) -> None:

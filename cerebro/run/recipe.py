@@ -11,6 +11,7 @@ import ast
 import functools
 import importlib.util
 import inspect
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.arguments import users_level
-from cerebro.errors import InputError
+from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine import imports as sources
 from cerebro.machine.guard import BUILD, finding, stoppable
 from cerebro.machine.program import source_as_imported
@@ -75,7 +76,8 @@ class Recipe:
         Raises
         ------
         InputError
-            If it cannot be imported; the message says to pass ``build=``.
+            If it cannot be imported, or the script that defined it has changed; the message says to
+            pass ``build=``.
         """
         if not self.has_name:
             inside = "<locals>" in self.qualname or "<lambda>" in self.qualname
@@ -94,11 +96,7 @@ class Recipe:
                 found = getattr(found, part)
         except (ImportError, AttributeError, OSError) as error:
             if self.module == "__main__":
-                again = "run the cell that defines it, or " if is_interactive() else ""
-                raise InputError(
-                    f"this run's {self.qualname}() was defined in a script or notebook: "
-                    f"{again}{_PASS_IT}"
-                ) from error
+                raise InputError(f"this run's {self._not_found(error)}") from error
             raise InputError(
                 f"this run's build(), {self.name}, cannot be imported here ({error}): {_PASS_IT}"
             ) from error
@@ -119,7 +117,13 @@ class Recipe:
     def _module(self) -> ModuleType:
         main = sys.modules.get("__main__")
         if self.module == "__main__":
-            if main is not None and (self._is_in(main) or is_interactive()):
+            if main is not None and self._is_in(main):
+                return main
+            if self._script_is_unchanged:
+                script = self._script()
+                if source_hash(_at(script, self.qualname)) == self.source_hash:
+                    return script
+            if main is not None and is_interactive():
                 return main
             raise ImportError("it was defined in another program")
         if main is not None and self.module == _name_with_m(main) and self._is_in(main):
@@ -141,6 +145,35 @@ class Recipe:
         return self.source_hash is not None and source_hash(found) == self.source_hash
 
     @property
+    def _script_is_unchanged(self) -> bool:
+        """Whether the recorded file is there, as it was."""
+        return self.file_hash is not None and _hash_of(self.file) == self.file_hash
+
+    def _script(self) -> ModuleType:
+        """Import the recorded file."""
+        try:
+            return import_file(str(self.file), sought=(self._first_name,))
+        except CerebroError:
+            raise
+        except Exception as error:  # such as that of a script that reads its arguments
+            raise ImportError(f"{type(error).__name__}: {text_of(error)}") from error
+
+    def _not_found(self, error: Exception) -> str:
+        """Say where the function of a script or notebook was defined, and what to do."""
+        again = "run the cell that defines it, or " if is_interactive() else ""
+        if self.file is None or self.file_hash is None:
+            return f"{self.qualname}() was defined in a script or notebook: {again}{_PASS_IT}"
+        there = f"{self.qualname}() was defined in {self.file}"
+        if self._script_is_unchanged:
+            return f"{there}, which cannot be imported here ({text_of(error)}): {again}{_PASS_IT}"
+        if not Path(self.file).is_file():
+            return f"{there}, which is not there any more: {again}{_PASS_IT}"
+        return (
+            f"{there}, which has changed since: put it back, or pass what it defines now as "
+            f"build=... (on the command line: --build {shlex.quote(self.file)})"
+        )
+
+    @property
     def _first_name(self) -> str:
         """The module-level name of the function, or of the class that contains it."""
         return self.qualname.partition(".")[0]
@@ -153,11 +186,11 @@ def _name_of(build: Any) -> tuple[str, str]:
     """
     while isinstance(build, WrappedBuild):
         build = build.build
-    module = getattr(build, "__module__", None) or "?"
+    module = sources.module_of(build)
     qualname = getattr(build, "__qualname__", None) or f"{type(build).__qualname__} object"
     if inspect.ismethod(build) and isinstance(build.__self__, type):  # perhaps inherited
         owner = build.__self__
-        module, qualname = owner.__module__, f"{owner.__qualname__}.{build.__name__}"
+        module, qualname = sources.module_of(owner), f"{owner.__qualname__}.{build.__name__}"
     elif not (inspect.isfunction(build) or isinstance(build, type)) and (
         _at(sys.modules.get(module), qualname) is not build
     ):
@@ -205,6 +238,11 @@ def import_file(
     is imported under a different name, its folder is put last, and workers receive its code.
 
     If the names in `sought` are defined by then, the import of a script stops at its search.
+
+    Raises
+    ------
+    InputError
+        If the file ends the process, which would look like success.
     """
     file = Path(path).resolve()
     wanted = name or _name_in_package(file)
@@ -229,8 +267,13 @@ def import_file(
     try:
         with finding(*sought, target=str(file)):
             spec.loader.exec_module(module)
-    except BaseException:
+    except BaseException as error:
         del sys.modules[own_name]
+        if isinstance(error, SystemExit):
+            raise InputError(
+                f"{path} ends the process while it is imported (sys.exit({error})): put a script's "
+                "actions behind if __name__ == '__main__'"
+            ) from error
         raise
     if own_name != file.stem:  # workers cannot import it by its own name
         sources.sent_whole.add(own_name)
@@ -306,7 +349,11 @@ def _file(build: Callable[..., Any]) -> str | None:
 
 
 def _file_hash(build: Callable[..., Any]) -> str | None:
-    file = _file(build)
+    return _hash_of(_file(build))
+
+
+def _hash_of(file: str | None) -> str | None:
+    """Return the XXH3-128 of a file, as this process has imported it; None if it is not there."""
     if file is None:
         return None
     try:

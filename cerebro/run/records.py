@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from cerebro.machine.imports import module_of
+
 Status = Literal["waiting", "running", "paused", "stopped", "finished", "diverged", "failed"]
 
 OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
@@ -36,7 +38,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def class_name(kind: type) -> str:
     """Return a class's full name, which is the same in every process."""
-    return f"{kind.__module__}.{kind.__qualname__}"
+    return f"{module_of(kind)}.{kind.__qualname__}"
 
 
 @dataclass(frozen=True)

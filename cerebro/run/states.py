@@ -5,6 +5,7 @@
                                    is the one in its name
 3.a, 3.b, 3.slots                  the slots of trial 3
 3.moving.a, 3.moving.slots         slots on their way to a new process
+.mirror-XXXXXXXX/                  second names of states that are being uploaded
 
 A kept state is deleted only after no row of the store names it, slots when their trial has
 ended. ``csrc/core/slots.h`` describes the slots, which change while a run is open.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -125,6 +127,9 @@ def claimant(folder: Path) -> str | None:
 
 # --- deleting ----------------------------------------------------------------
 
+HELD = ".mirror-"
+"""How the names of folders begin that hold states until they are uploaded."""
+
 
 def remove_state(file: str | os.PathLike[str]) -> None:
     """Delete a kept state, if it exists. No row of the store may still name it."""
@@ -177,6 +182,12 @@ def remove_unneeded(
                 remove_state(file.path)
                 removed.append(file.path.name)
     return sorted(removed)
+
+
+def remove_held(epoch_dir: Path) -> None:
+    """Delete what an upload that was killed has left. No process may be uploading the run."""
+    for folder in epoch_dir.glob(f"{HELD}*"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # --- reading and writing -----------------------------------------------------

@@ -281,7 +281,7 @@ class Model(BaseModel):
         self._partial = state == "trainable"
         # They are not in the state, by whose size the memory of models is known otherwise.
         frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
-        self._frozen_bytes = sum(t.nbytes for t in frozen) if self._partial and self._on_gpu else 0
+        self._frozen_bytes = sum(t.nbytes for t in frozen) if self._partial else 0
         self._autocast, self._scaler = make_amp(amp, self._device.type)
         self._in_core = graph is None and self._device.type == "cpu"
         self._no_grad = torch.no_grad()
@@ -498,7 +498,7 @@ class Model(BaseModel):
     def held_bytes(self) -> int:
         """The bytes of memory that only this model uses, in addition to its state.
 
-        They belong to recorded steps and, on a GPU, to weights that the state leaves out.
+        They belong to recorded steps, and to weights that the state leaves out.
         """
         graphed = 0 if self._graphed is None else self._graphed.held_bytes
         recorded = sum(recorded.held_bytes for recorded in self._recorded)

@@ -22,6 +22,7 @@ from cerebro.data.manifest import checksum_of
 from cerebro.errors import InputError
 from cerebro.machine.devices import IN_WORKER, is_gpu
 from cerebro.machine.flags import compute_settings
+from cerebro.machine.imports import module_of
 from cerebro.model import Columns, make_getter
 
 OUTPUT = "output"  # the column of the network's own output if `layers` is a list
@@ -270,7 +271,7 @@ def _about(name: str, part: Any) -> list[Any]:
         if inspect.isroutine(value)
     }
     sources = [_source(each) for each in kind.__mro__ if each is not object]
-    return [name, f"{kind.__module__}.{kind.__qualname__}", part.extra_repr(), settings,
+    return [name, f"{module_of(kind)}.{kind.__qualname__}", part.extra_repr(), settings,
             functions, sources]  # fmt: skip
 
 

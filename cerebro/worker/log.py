@@ -5,8 +5,9 @@ receives the output of ``print``, ``logging``, warnings, C libraries and subproc
 traceback of a crash.
 
 In the user's process, the descriptors stay unchanged. There, `sys.stdout`, `sys.stderr` and the
-logging handlers that write to them are redirected to the log; the output of C code and subprocesses
-is not captured.
+logging handlers that write to them are redirected to the log, with what is written to their bytes
+or to their descriptors (``subprocess.run(..., stdout=sys.stdout)``); other output of C code and
+subprocesses is not captured.
 """
 
 from __future__ import annotations
@@ -108,35 +109,102 @@ class SwitchedStream(io.TextIOBase):
     """Replaces a standard stream: writes to the log of the trial whose unit is running.
 
     There is one object for all trials, because handlers and libraries keep the stream with which
-    they were created. Between units the object writes to the stream that it replaces.
+    they were created. Between units the object writes to the stream that it replaces. It is as
+    whole as a worker's stream: it has a descriptor, a stream of bytes, and settings.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name  # the name of the stream in sys
         self._path: Path | None = None
         self._file: TextIO | None = None
+        self._descriptor = -1
+        self._settings: dict[str, Any] = {}
+        self.buffer = _Bytes(self)
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str) -> int:
-        if self._path is None:
-            stream = getattr(sys, self._name)
-            return 0 if stream is None or stream is self else int(stream.write(text))
-        with storing():
-            if self._file is None:  # the file is created by the first write
-                self._file = os.fdopen(
-                    open_plain(self._path, APPEND), "a", 1, "utf-8", "backslashreplace"
-                )
-            return self._file.write(text)
+        stream = self.target()
+        with self.storing():
+            return 0 if stream is None else int(stream.write(text))
 
     def flush(self) -> None:
         if self._file is not None:
             self._file.flush()
 
+    def close(self) -> None:
+        """Only flush: the object is that of later trials, too."""
+        self.flush()
+
+    def detach(self) -> Any:
+        """Return the stream of bytes, for a new stream over it."""
+        self.flush()
+        return self.buffer
+
+    def fileno(self) -> int:
+        """Return a descriptor that stays, for libraries that keep it, and points where writes go.
+
+        Descriptors 1 and 2 are the user's, and the log's own is closed after each unit.
+        """
+        if self._descriptor < 0:
+            self._descriptor = os.open(os.devnull, os.O_WRONLY)
+        self._point()
+        return self._descriptor
+
+    def reconfigure(self, **settings: Any) -> None:
+        """Change the encoding or the buffering of the log, as of `io.TextIOWrapper`."""
+        stream: Any = self.target()
+        if stream is not None:
+            stream.reconfigure(**settings)
+        if self._file is not None:  # the next unit opens the log again
+            self._settings |= settings
+
+    @property
+    def name(self) -> str:
+        return f"<{self._name}>"
+
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        return "utf-8"
+        return "utf-8" if self._file is None else self._file.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return "backslashreplace" if self._file is None else self._file.errors
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # not made yet, or of a protocol that the stream does not have
+            raise AttributeError(name)
+        return getattr(self.target(), name)
+
+    def target(self) -> TextIO | None:
+        """Return the stream that gets what is written now; None if there is none."""
+        if self._path is None:
+            stream: Any = getattr(sys, self._name)
+            return None if stream is self else stream
+        if self._file is None:  # the file is created when it is first needed
+            with storing():
+                log = open_plain(self._path, APPEND)
+                self._file = os.fdopen(log, "a", 1, "utf-8", "backslashreplace")
+            if self._settings:
+                self._file.reconfigure(**self._settings)  # type: ignore[attr-defined]
+        return self._file
+
+    def storing(self) -> contextlib.AbstractContextManager[None]:
+        """Return the context of a write: one to the log must tell a full disk from the trial."""
+        return contextlib.nullcontext() if self._path is None else storing()
+
+    def _point(self) -> None:
+        """Have the descriptor point where writes go."""
+        candidates = [self.target()]
+        if self._path is None:
+            candidates.append(getattr(sys, f"__{self._name}__"))
+        for stream in candidates:
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                os.dup2(stream.fileno(), self._descriptor, inheritable=False)  # type: ignore[union-attr]
+                return
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), self._descriptor, inheritable=False)
 
     @contextlib.contextmanager
     def redirected_to(self, path: Path) -> Iterator[None]:
@@ -148,6 +216,8 @@ class SwitchedStream(io.TextIOBase):
         for handler in handlers:
             handler.stream = self
         try:
+            if self._descriptor >= 0:
+                self._point()
             yield
         finally:
             setattr(sys, self._name, before)
@@ -159,6 +229,43 @@ class SwitchedStream(io.TextIOBase):
                 with contextlib.suppress(OSError):  # if the disk is full, the rest is lost
                     self._file.close()
                 self._file = None
+            if self._descriptor >= 0:
+                self._point()
+
+
+class _Bytes(io.BufferedIOBase):
+    """The stream of bytes of a `SwitchedStream`."""
+
+    def __init__(self, text: SwitchedStream) -> None:
+        self._text = text
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        stream: Any = self._text.target()
+        with self._text.storing():
+            if hasattr(stream, "buffer"):
+                stream.flush()  # what was printed before
+                stream.buffer.write(data)
+                stream.buffer.flush()
+            elif stream is not None:  # that of a notebook, for example
+                stream.write(bytes(data).decode("utf-8", "backslashreplace"))
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        self._text.flush()
+
+    def close(self) -> None:
+        """Only flush: a stream over this one closes it when it is freed."""
+        self.flush()
+
+    def fileno(self) -> int:
+        return self._text.fileno()
+
+    @property
+    def name(self) -> str:
+        return self._text.name
 
 
 _streams = SwitchedStream("stdout"), SwitchedStream("stderr")

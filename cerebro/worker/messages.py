@@ -373,6 +373,8 @@ class WorkerLost:
     """Whether the trial's log has the traceback of the crash."""
     with_machine: bool = False
     """Whether its machine is also lost; if so, no trial is to blame."""
+    has_left: bool = False
+    """Whether it was told to end, and has handed its states over; no trial is to blame."""
 
 
 # --- only sent by executors with several machines -----------------------------------

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from cerebro.machine.imports import module_of
 from cerebro.report.findings import Finding
 from cerebro.worker.messages import Warned
 
@@ -153,7 +154,7 @@ def _category(name: str) -> type[Warning] | None:
 
 
 def _name(category: type) -> str:
-    return f"{category.__module__}:{category.__qualname__}"
+    return f"{module_of(category)}:{category.__qualname__}"
 
 
 def _names(category: type) -> tuple[str, ...]:

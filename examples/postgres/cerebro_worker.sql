@@ -24,10 +24,14 @@
 -- pg_cancel_backend and pg_terminate_backend would have no effect while Python waits. So the function wakes once a
 -- second and lets the server look. The agent then hands its states over and leaves; the search goes on without it.
 --
--- The server's user must be able to execute the Python, and to read its packages and what `build` imports. Data come
+-- The extension is in a package of its own: postgresql-plpython3-15 in Debian and Ubuntu (with the server's version),
+-- postgresql-plpython3 in Fedora and RHEL. The server's user must be able to execute the Python, and to read its
+-- packages and what `build` imports. It need not be the user of the program, whose files it does not write. Data come
 -- from the program, over the agent's own connection, into $CEREBRO_CACHE of the server (else ~/.cache/cerebro of its
 -- user). Environment variables that affect results must be those of the program: they are those that the server was
 -- started with.
+
+\set ON_ERROR_STOP on
 
 create extension if not exists plpython3u;
 

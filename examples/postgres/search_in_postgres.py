@@ -9,9 +9,10 @@ its `cluster` extra here and on the server's machine.
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,9 +49,13 @@ def make_data(folder: str) -> cerebro.Dataset:
 
 
 class Session:
-    """A session of the server that is one worker, called from a thread."""
+    """A session of the server that is one worker, called from a thread.
 
-    def __init__(self, uri: str, hub: str, key: str) -> None:
+    `failed` is called if it ends before the search does.
+    """
+
+    def __init__(self, uri: str, hub: str, key: str, failed: Callable[[], None]) -> None:
+        self._failed = failed
         self._connection = postgres.connect(uri)
         self._cursor = self._connection.cursor()
         self._thread = threading.Thread(target=self._call, args=(hub, key))
@@ -61,8 +66,12 @@ class Session:
             self._cursor.execute("select cerebro_worker($1, $2)", (hub, key))
             status = self._cursor.fetchone()[0]
             print(f"a session has returned {status}\n", end="", flush=True)
+            has_failed = not status.startswith("0:")
         except postgres.Error as error:
             print(f"a session has failed: {str(error).splitlines()[0]}\n", end="", flush=True)
+            has_failed = True
+        if has_failed:
+            self._failed()
 
     def end(self) -> None:
         """Wait for its end, which comes with the search's; cancel it if it does not come."""
@@ -76,12 +85,24 @@ class Session:
 
 @contextmanager
 def sessions(count: int, uri: str, hub: str, key: str) -> Iterator[None]:
-    """Keep some sessions working in the block."""
+    """Keep some sessions working in the block, which is interrupted when all have failed."""
     started: list[Session] = []
+    failures, lock = [0], threading.Lock()
+
+    def failed() -> None:
+        with lock:
+            failures[0] += 1
+            if failures[0] == count:
+                _thread.interrupt_main()  # it would wait for agents that never come
+
     try:
         for _ in range(count):
-            started.append(Session(uri, hub, key))
+            started.append(Session(uri, hub, key, failed))
         yield
+    except KeyboardInterrupt:
+        if failures[0] == count:
+            raise SystemExit("all sessions have failed, as said above") from None
+        raise
     finally:
         for session in started:
             session.end()

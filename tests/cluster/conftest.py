@@ -80,7 +80,7 @@ def apart(monkeypatch):
 
     @contextlib.contextmanager
     def no_token(folder):
-        yield "/nowhere", "nothing"
+        yield "/nowhere"
 
     monkeypatch.setattr(module, "run_token", no_token)
 

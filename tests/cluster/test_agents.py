@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import sqlite3
@@ -144,7 +145,8 @@ def test_an_agent_that_is_told_to_leave_hands_its_states_over(data, tmp_path, ex
     with pytest.warns(UserWarning, match="until another is started"):
         result = search(tmp_path / "run", data, executor, callbacks=[leave])
     same(result, expected)
-    assert len(events(result, "worker lost")) == 1
+    (left,) = events(result, "worker left")
+    assert "has left: its agent was told to end" in left and not events(result, "worker lost")
     # A state that was on its way to another agent is fetched again, from the coordinator.
     assert all("; 0 unit(s)" in text for text in events(result, "state lost"))
     assert left_over(tmp_path) == []
@@ -195,7 +197,7 @@ def test_a_run_ends_when_the_last_agent_is_killed_and_none_can_come(
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
 def test_agents_of_the_command_line_come_and_go(
-    data, tmp_path, expected, monkeypatch, number, status
+    data, tmp_path, expected, monkeypatch, capfd, number, status
 ):
     """The run continues with the next, which finds states only if the first was asked to leave."""
     cache = tmp_path / "cache"
@@ -213,7 +215,60 @@ def test_agents_of_the_command_line_come_and_go(
     result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(10, exchange)])
     same(result, expected)
     assert [process.wait(30) for process in started] == [status, 0]
-    assert bool(events(result, "state lost")) == (number == signal.SIGKILL)
+    was_killed = number == signal.SIGKILL
+    assert bool(events(result, "state lost")) == was_killed
+    assert len(events(result, "worker lost")) == was_killed
+    assert len(events(result, "worker left")) != was_killed
+    told = "cerebro agent: told to end (SIGTERM): the search has its states"
+    assert capfd.readouterr().err.count(told) != was_killed
+    assert left_over(tmp_path) == []
+
+
+def test_an_agent_in_no_search_that_is_told_to_end_says_so(tmp_path):
+    address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
+    key_at(key, create=True)
+    line = "import sys, threading, os, signal; from cerebro.cluster import agent; "
+    line += "begin = agent.Agent.run; "
+    line += (
+        "agent.Agent.run = lambda self: (os.kill(os.getpid(), signal.SIGTERM), begin(self))[1]; "
+    )
+    line += "from cerebro.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", line, "agent", "--connect", address, "--key", str(key)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 143
+    assert done.stderr == "cerebro agent: told to end (SIGTERM): it was in no search\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to start agents as another user")
+@pytest.mark.parametrize("mode", [0o755, 0o777])
+def test_agents_of_another_user_send_their_states(data, tmp_path, expected, monkeypatch, mode):
+    """They may not write to the run's folder, or what they wrote would not be the script's."""
+    reads = "+dac_read_search"  # this Python may be in root's home
+    other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    other += [f"--inh-caps={reads}", f"--ambient-caps={reads}"]
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv")
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o777)
+    cache.chmod(0o777)
+    monkeypatch.setenv("CEREBRO_CACHE", str(cache))
+    address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
+    monkeypatch.setenv("CEREBRO_CLUSTER_KEY", (key_at(key, create=True)).hex())
+    command = [*other, sys.executable, "-m", "cerebro", "agent", "--connect", address]
+    before = os.umask(0o777 & ~mode)
+    try:
+        started = [subprocess.Popen(command) for _ in range(2)]
+        executor = cerebro.cluster.Executor(2, listen=address, key=key)
+        result = search(tmp_path / "run", data, executor)
+        assert [process.wait(30) for process in started] == [0, 0]
+    finally:
+        os.umask(before)
+        for process in started:
+            process.kill()
+    same(result, expected)
+    assert executor.traffic.kept_bytes > 0
+    owners = {file.lstat().st_uid for file in result.path.rglob("*")}
+    assert owners == {os.getuid()}
     assert left_over(tmp_path) == []
 
 

@@ -405,6 +405,35 @@ def test_numpy_that_is_another_file_is_named(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == said
 
 
+@pytest.mark.parametrize("name", ["random", "statistics"])
+@pytest.mark.parametrize("is_program", [True, False])
+def test_a_file_in_the_place_of_a_module_of_python_is_named(
+    tmp_path: Path, name: str, is_program: bool
+) -> None:
+    """Beside a script, or as the script: also if it would have the names that are looked for."""
+    (tmp_path / f"{name}.py").write_text("import cerebro\n" if is_program else "")
+    (tmp_path / "train.py").write_text("import cerebro\n")
+    program = f"{name}.py" if is_program else "train.py"
+    done = subprocess.run(
+        [sys.executable, program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    said = f"ImportError: {tmp_path}/{name}.py hides the library {name}: rename it"
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == said
+
+
+def test_a_file_that_hides_nothing_is_not_blamed(tmp_path: Path) -> None:
+    """The package has the name of one of Python's, but another import has failed."""
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "__init__.py").touch()
+    (tmp_path / "train.py").write_text(
+        "import sys, test\nsys.modules['cerebro.api.search'] = sys\nimport cerebro\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "cannot import name 'search'" in done.stderr.splitlines()[-1]
+
+
 def test_workers_do_not_look_in_the_working_directory_first(folder: Path, tmp_path: Path) -> None:
     """A script elsewhere does not either."""
     for name in ("numpy.py", "random.py", "torch.py"):

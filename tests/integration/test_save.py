@@ -82,7 +82,16 @@ def test_a_network_predicts_without_cerebro(data: cerebro.Dataset, tmp_path: Pat
         "rows, expected = map(np.load, sys.argv[2:])\n"
         "for count in (1, 7, len(rows)):\n"
         "    found = loaded['predict'](torch.from_numpy(rows[:count]))\n"
-        "    torch.testing.assert_close(found, torch.from_numpy(expected[:count]))\n",
+        "    torch.testing.assert_close(found, torch.from_numpy(expected[:count]))\n"
+        "    for given in (rows, rows.astype('float64'), rows.tolist(), list(rows),\n"
+        "                  tuple(map(torch.from_numpy, rows)), torch.from_numpy(rows).double()):\n"
+        "        assert torch.equal(loaded['predict'](given[:count]), found)\n"
+        "rows.flags.writeable = False\n"
+        "assert torch.equal(loaded['predict'](rows), found)\n"
+        "for given in ((), (rows, rows)):\n"
+        "    try: loaded['predict'](*given)\n"
+        "    except TypeError as error: assert 'predict takes 1 input' in str(error)\n"
+        "    else: raise AssertionError(given)\n",
         tmp_path / "rows.npy",
         tmp_path / "expected.npy",
     )
@@ -95,7 +104,7 @@ def test_a_network_predicts_without_cerebro(data: cerebro.Dataset, tmp_path: Pat
     train = best.saved.view("data", data)
     assert column["mean"] == train.stats("x").mean
     assert "def build(config" in (tmp_path / "pets" / "build.py").read_text()
-    assert len((tmp_path / "pets" / "load.py").read_text().splitlines()) <= 16
+    assert len((tmp_path / "pets" / "load.py").read_text().splitlines()) <= 36
 
 
 class Bag(nn.Module):
@@ -123,7 +132,16 @@ def test_a_network_with_keywords_and_ragged_rows(data: cerebro.Dataset, tmp_path
         "import torch\n"
         "tokens = torch.ones(3, 11, dtype=torch.int64)\n"
         "out = loaded['predict'](tokens=tokens, mask=tokens.bool())\n"
-        "assert out.shape == (3, 2)\n",
+        "assert out.shape == (3, 2)\n"
+        "for form in (tokens.numpy(), tokens.numpy().astype('int32'), tokens.tolist()):\n"
+        "    assert torch.equal(out, loaded['predict'](tokens=form, mask=tokens.bool().tolist()))\n"
+        "for wrong, kind in (([[0.5]], 'int64'), ([[1.0, float('nan')]], 'int64')):\n"
+        "    try: loaded['predict'](tokens=wrong, mask=wrong)\n"
+        "    except ValueError as error: assert kind in str(error)\n"
+        "    else: raise AssertionError(wrong)\n"
+        "try: loaded['predict'](tokens)\n"
+        "except TypeError as error: assert 'predict takes tokens=, mask=' in str(error)\n"
+        "else: raise AssertionError\n",
     )
 
 
@@ -192,7 +210,33 @@ def test_an_estimator(data: cerebro.Dataset, tmp_path: Path) -> None:
     elsewhere(
         tmp_path / "saved",
         "rows, expected = map(np.load, sys.argv[2:])\n"
-        "assert (loaded['predict'](rows) == expected).all()\n",
+        "for given in (rows, rows.astype('float64'), rows.tolist(), list(rows)):\n"
+        "    assert (loaded['predict'](given) == expected).all()\n"
+        "left, right = rows[:, :1], rows[:, 1:].reshape(len(rows), 5, 1)\n"
+        "assert (loaded['predict'](left.ravel().tolist(), right) == expected).all()\n",
+        tmp_path / "rows.npy",
+        tmp_path / "expected.npy",
+    )
+
+
+def test_a_transformer_of_rows(data: cerebro.Dataset, tmp_path: Path) -> None:
+    decomposition = pytest.importorskip("sklearn.decomposition")
+
+    def build(config: dict[str, Any]) -> Any:
+        return cerebro.sklearn.Model(decomposition.IncrementalPCA(2), target="y", inputs="x")
+
+    result = cerebro.search(
+        build, {"seed": [0]}, data, epochs=1, searcher="grid", batch_size=16, run=tmp_path / "run",
+        workers=0, progress=False,
+    )  # fmt: skip
+    result.best.save(tmp_path / "saved", build=build)
+    np.save(tmp_path / "expected.npy", result.best.predict(data))
+    rows = np.stack([batch["x"] for batch in data.batches(1, shuffle=False)])[:, 0]
+    np.save(tmp_path / "rows.npy", rows)
+    elsewhere(
+        tmp_path / "saved",
+        "rows, expected = map(np.load, sys.argv[2:])\n"
+        "assert (loaded['predict'](rows.tolist()).round(4) == expected.round(4)).all()\n",
         tmp_path / "rows.npy",
         tmp_path / "expected.npy",
     )

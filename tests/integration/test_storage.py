@@ -110,7 +110,7 @@ def nodes(tmp_path, monkeypatch, **options):
         def __init__(self, folder): ...
 
         def __enter__(self):
-            return "/nowhere", "nothing"
+            return "/nowhere"
 
         def __exit__(self, *error): ...
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import os
 import sys
 import textwrap
 import warnings
@@ -13,6 +15,7 @@ import pytest
 
 import cerebro
 from cerebro.run.recipe import import_file
+from cerebro.worker.log import SwitchedStream
 
 PROGRAM = """
 import ctypes, logging, subprocess, sys, warnings
@@ -130,6 +133,179 @@ def test_inline_what_python_says_is_caught(run, capsys, recwarn):
     assert capsys.readouterr().out == "after the run\n"
     for trial in range(3):
         assert "after the run" not in (result.path / "trials" / f"{trial}.log").read_text()
+
+
+STREAMS = """
+import contextlib, faulthandler, io, logging, os, subprocess, sys
+
+class Model:
+    framework = "numpy"
+
+    def __init__(self, what):
+        self.what = what
+
+    def train_batch(self, batch):
+        return {"loss": 1.0}
+
+    def eval_batch(self, batch):
+        return {"loss": 1.0}
+
+    def begin_epoch(self, epoch):
+        if epoch == 1:
+            globals()[self.what]()
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+def build(config):
+    return Model(config["what"])
+
+def faults():
+    was_on = faulthandler.is_enabled()
+    faulthandler.enable()
+    faulthandler.dump_traceback()
+    sys.stderr.flush()
+    if not was_on:
+        faulthandler.disable()
+
+def faults_of_a_kept_stream():
+    faulthandler.dump_traceback(file=sys.stdout)
+
+def children():
+    print("before")
+    command = "echo child; echo child-error >&2"
+    subprocess.run(["sh", "-c", command], stdout=sys.stdout, stderr=sys.stderr, check=True)
+    print("after")
+
+def descriptors():
+    os.write(sys.stdout.fileno(), b"out\\n")
+    os.write(sys.stderr.fileno(), b"error\\n")
+    os.write(sys.stdout.buffer.fileno(), b"bytes\\n")
+    assert sys.stdout.fileno() != sys.stderr.fileno()
+
+def written():
+    sys.stdout.write("text ")
+    sys.stdout.buffer.write(b"bytes ")
+    sys.stdout.buffer.flush()
+    sys.stdout.writelines(["lines\\n"])
+
+def wrapped():
+    stream = io.TextIOWrapper(sys.stdout.buffer, encoding="utf-8", line_buffering=True)
+    print("wrapped \u00e9", file=stream)
+    del stream
+    print("still there")
+
+def detached():
+    sys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding="latin-1")
+    print("detached \u00e9", flush=True)
+
+def settings():
+    sys.stdout.reconfigure(line_buffering=True, errors="replace")
+    sys.stdout.reconfigure(encoding="ascii", errors="replace")
+    print("\u00e9", sys.stdout.encoding, sys.stdout.errors)
+    sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+def wrong_settings():
+    for wrong in ({"encoding": "no such"}, {"no_such": 1}):
+        try:
+            sys.stdout.reconfigure(**wrong)
+        except (LookupError, TypeError) as error:
+            print(type(error).__name__)
+
+def facts():
+    stream = sys.stdout
+    print(stream.isatty(), stream.readable(), stream.writable(), stream.closed, stream.name)
+    print(stream.line_buffering, stream.newlines, stream.mode[0] in "wa")
+    print(sys.stderr.name, stream.encoding, stream.buffer.writable(), stream.buffer.closed)
+
+def closed():
+    sys.stdout.flush()
+    with contextlib.suppress(io.UnsupportedOperation):
+        sys.stdout.read()
+    sys.stderr.close()
+"""
+
+KINDS = [
+    *("faults", "faults_of_a_kept_stream", "children", "descriptors", "written", "settings"),
+    *("wrong_settings", "facts"),
+]
+CLOSING = {"wrapped": "wrapped é\nstill there\n", "detached": "detached é\n", "closed": ""}
+"""Uses that leave a worker's stream closed, also for its other trials, and what they print."""
+
+
+@pytest.fixture(scope="module")
+def with_streams(tmp_path_factory):
+    """Train one trial for each kind of use of a stream, with 0 and 2 workers."""
+    folder = tmp_path_factory.mktemp("streams")
+    (folder / "streams_user.py").write_text(textwrap.dedent(STREAMS))
+    module = import_file(folder / "streams_user.py")
+    data = cerebro.shard({"x": np.arange(8.0)}, folder / "data", shards=1, progress=False)
+    results = {}
+    for workers, kinds in ((0, [*CLOSING, *KINDS]), (2, KINDS)):
+        results[workers] = cerebro.search(
+            module.build, {"what": kinds}, data, epochs=3, searcher="grid", batch_size=8,
+            workers=workers, run=folder / f"run-{workers}", progress=False,
+        )  # fmt: skip
+    return results
+
+
+def log_of(result, kind):
+    trial = next(trial for trial in result.trials if trial.config["what"] == kind)
+    assert trial.error is None, (kind, trial.error)
+    file = result.path / "trials" / f"{trial.number}.log"
+    return file.read_bytes() if file.exists() else b""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streams_of_the_users_process_are_as_whole_as_a_workers(with_streams, kind):
+    inline, worker = (log_of(with_streams[workers], kind) for workers in (0, 2))
+    if kind.startswith("faults"):  # their lines differ: these are stacks
+        assert b"begin_epoch" in inline and b"begin_epoch" in worker
+    else:
+        assert inline == worker
+    assert inline
+
+
+@pytest.mark.parametrize("kind", CLOSING)
+def test_streams_of_the_users_process_stay_open(with_streams, kind):
+    encoding = "latin-1" if kind == "detached" else "utf-8"
+    assert log_of(with_streams[0], kind).decode(encoding) == CLOSING[kind]
+
+
+def test_a_descriptor_that_a_library_keeps_never_points_to_another_file(tmp_path, capfd):
+    """After its unit, it points to the stream that is replaced; later, to the log of the time."""
+    stream = SwitchedStream("stdout")
+    with stream.redirected_to(tmp_path / "0.log"):
+        kept = sys.stdout.fileno()
+        os.write(kept, b"first\n")
+    os.write(kept, b"between\n")
+    others = [os.open(tmp_path / f"other-{n}", os.O_CREAT | os.O_WRONLY) for n in range(4)]
+    assert kept not in others
+    with stream.redirected_to(tmp_path / "1.log"):
+        os.write(kept, b"second\n")
+        assert sys.stdout.fileno() == kept and not os.get_inheritable(kept)
+    for other in (*others, kept):
+        os.close(other)
+    assert (tmp_path / "0.log").read_text() == "first\n"
+    assert (tmp_path / "1.log").read_text() == "second\n"
+    assert capfd.readouterr().out == "between\n"
+
+
+@pytest.mark.parametrize("behind", [io.StringIO(), None])
+def test_a_stream_over_one_without_a_descriptor_has_one(tmp_path, monkeypatch, behind):
+    monkeypatch.setattr(sys, "stdout", behind)
+    stream = SwitchedStream("stdout")
+    with stream.redirected_to(tmp_path / "0.log"):
+        os.write(kept := sys.stdout.fileno(), b"unit\n")
+        assert sys.stdout.buffer.write(memoryview(b"bytes\n")) == 6
+    stream.write("text ")
+    stream.buffer.write(b"bytes")
+    os.close(kept)
+    assert (tmp_path / "0.log").read_text() == "unit\nbytes\n"
+    assert behind is None or behind.getvalue() == "text bytes"
 
 
 # --- warnings ------------------------------------------------------------------

@@ -28,6 +28,7 @@ from cerebro.errors import InputError, RunError
 from cerebro.executors.local import packed
 from cerebro.machine.devices import CPU, are_gpus, named
 from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, variables
+from cerebro.machine.files import path_of
 from cerebro.machine.flags import torch_flags
 from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import keras_settings
@@ -161,7 +162,7 @@ def trainable(
         work=packed(work),
         cpus=count * threads if executor is None else 0,
         epochs=epochs,
-        folder=None if run is None else str(Path(run).resolve()),
+        folder=None if run is None else str(path_of("run", run).resolve()),
         cwd=str(Path.cwd()),
         path=tuple(sys.path),
         argv=tuple(sys.argv),

@@ -11,13 +11,14 @@ LEFT = ".cerebro-" + 32 * "a"
 
 
 def test_a_token_is_there_while_nodes_are_asked(tmp_path):
-    with run_token(tmp_path / "run" / "states") as (path, text):
-        assert Path(path).parent == tmp_path and Path(path).read_text() == text
+    with run_token(tmp_path / "run" / "states") as token:
+        assert Path(token).parent == tmp_path and list(Path(token).iterdir()) == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_tokens_of_a_killed_coordinator_are_removed_from_the_runs_folder(tmp_path):
-    (tmp_path / LEFT).write_text("")
+    (tmp_path / LEFT).mkdir()
+    (tmp_path / LEFT / "of-an-agent").write_text("")
     (tmp_path / "trial-0000.state").write_text("")
     remove_old_tokens(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["trial-0000.state"]
@@ -25,10 +26,10 @@ def test_tokens_of_a_killed_coordinator_are_removed_from_the_runs_folder(tmp_pat
 
 def test_only_old_tokens_are_removed_beside_the_runs_folder(tmp_path):
     """The others may be those of runs that are beginning."""
-    with run_token(tmp_path / "other") as (path, _):
+    with run_token(tmp_path / "other") as token:
         left = tmp_path / LEFT
-        left.write_text("")
+        left.mkdir()
         before = left.stat().st_mtime - OLD_TOKEN_SECONDS - 1.0
         os.utime(left, (before, before))
         remove_old_tokens(tmp_path / "run" / "states")
-        assert [file.name for file in tmp_path.iterdir()] == [Path(path).name]
+        assert [file.name for file in tmp_path.iterdir()] == [Path(token).name]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from cerebro.cluster.messages import StateIn
 from cerebro.cluster.states import StateGone
-from cerebro.cluster.supervisor import Supervisor
+from cerebro.cluster.supervisor import Supervisor, _writes_like_its_owner
 from cerebro.worker.messages import Task, UnitDone, UnitFailed
 
 
@@ -180,3 +182,45 @@ def test_output_of_a_unit_that_has_begun_is_not_lost(one, tmp_path):
     assert not (tmp_path / "0.log").exists()
     (tmp_path / "0.log").write_bytes(b"third")
     assert one.run(unit(2, after=1), None)[0].log == b"third"
+
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def as_nobody(tmp_path):
+    """Be a user without rights, if this is root, who may write everywhere."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        for parent in (tmp_path, *tmp_path.parents):
+            if parent.stat().st_uid == 0 and parent.is_relative_to("/tmp"):
+                parent.chmod(parent.stat().st_mode | 0o011)
+        os.seteuid(NOBODY)
+    yield is_root
+    if is_root:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "own", "writes"),
+    [(0o755, True, True), (0o555, True, False), (0o755, False, False), (0o777, False, False)],
+)
+def test_a_node_shares_a_folder_if_its_files_are_the_owners(tmp_path, as_nobody, mode, own, writes):
+    if not own and not as_nobody:
+        pytest.skip("needs root, to be another user")
+    if as_nobody:
+        os.seteuid(0)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(mode)
+    if as_nobody:
+        os.chown(folder, NOBODY if own else 0, -1)
+        os.seteuid(NOBODY)
+    assert _writes_like_its_owner(str(folder)) is writes
+    assert list(folder.iterdir()) == []
+
+
+def test_a_node_without_the_folder_does_not_share_it(tmp_path):
+    assert not _writes_like_its_owner(str(tmp_path / "none"))
+    (tmp_path / "file").touch()
+    assert not _writes_like_its_owner(str(tmp_path / "file"))

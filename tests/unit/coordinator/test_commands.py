@@ -315,6 +315,16 @@ def test_trials_that_cannot_be_commanded(run: Path, trial: int, cause: str) -> N
         control.stop(run, trial)
 
 
+def test_only_the_owner_of_a_run_controls_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    said = f"cannot write to {run}/control: only the run's owner can control it"
+    with pytest.raises(PermissionError, match=said):
+        control.stop(run)
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a run"):
         control.stop(tmp_path)

@@ -29,6 +29,7 @@ from cerebro.callbacks import Mirror
 from cerebro.callbacks import mirror as module
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.objects import Objects, StorageError
+from cerebro.run import mirror as module_of_uploads
 from cerebro.run.mirror import Uploader, download, read_pointer
 
 
@@ -158,6 +159,108 @@ def test_every_epoch_is_in_the_copy_when_the_uploads_keep_up(url, data, tmp_path
 
     resumable.search(tmp_path / "run", data, callbacks=[Look(url)])
     assert counts == list(range(1, resumable.TRIALS * resumable.EPOCHS + 1))
+
+
+class Overtakes:
+    """Has the run finish more epochs in the middle of each upload, and remove states."""
+
+    def __init__(self, monkeypatch, folder):
+        self.uploaded, self.uploads = [], 0
+        self.write, self.folder = Objects.write, folder
+        monkeypatch.setattr(Objects, "write", lambda *given: self.slow(*given))
+
+    def slow(self, objects, name, content):
+        if name.startswith("states/") and self.uploads:
+            before = self.epochs()
+            end = time.monotonic() + 60
+            while self.goes_on() and self.epochs() < before + 4:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+        self.write(objects, name, content)
+        if name == "run.json":
+            self.uploads += 1
+            self.uploaded.append(json.loads(content)["epochs"])
+
+    def goes_on(self):
+        return cerebro.open(self.folder).status == "running"
+
+    def epochs(self):
+        with sqlite3.connect(self.folder / "run.sqlite") as connection:
+            return connection.execute("SELECT count(*) FROM epochs").fetchone()[0]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_copy_is_made_although_epochs_are_shorter_than_an_upload(
+    url, data, tmp_path, monkeypatch, has_links
+):
+    """States that the run removes during an upload are uploaded all the same."""
+
+    def refuse(*_, **__):
+        raise PermissionError(1, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr("os.link", refuse)
+    overtakes = Overtakes(monkeypatch, tmp_path / "run")
+    attempts = []
+    upload = Uploader.upload
+    monkeypatch.setattr(
+        Uploader, "upload", lambda *a, **k: attempts.append(upload(*a, **k)) or attempts[-1]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = resumable.search(tmp_path / "run", data, epochs=30, callbacks=[Mirror(url)])
+    total = resumable.TRIALS * 30
+    assert overtakes.uploaded[-1] == total and len(overtakes.uploaded) > 3
+    assert overtakes.uploaded == sorted(overtakes.uploaded)
+    assert len(overtakes.uploaded) == sum(attempts)  # no attempt has failed
+    assert list((tmp_path / "run" / "states").glob(".*")) == []
+    download(Objects(url), tmp_path / "copy")
+    same(cerebro.open(tmp_path / "copy", build=resumable.build), found)
+
+
+def test_a_state_that_is_really_missing_is_named(url, data, tmp_path):
+    run = resumable.search(tmp_path / "run", data)
+    state = next((tmp_path / "run" / "states").glob("1-epoch-*"))
+    content = state.read_bytes()
+    state.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CorruptDataError, match=rf"{state.name}.* is damaged: its checksum"):
+        Mirror(url).upload(run)
+    state.unlink()
+    with pytest.raises(CorruptDataError, match=rf"{state.name}, which the store names, is missing"):
+        Mirror(url).upload(run)
+    assert list((tmp_path / "run" / "states").glob(".*")) == []
+    state.write_bytes(content)
+    Mirror(url).upload(run)
+    assert read_pointer(Objects(url)).epochs == resumable.TRIALS * resumable.EPOCHS
+
+
+def test_a_snapshot_that_the_run_has_overtaken_is_taken_again(url, data, tmp_path, monkeypatch):
+    """The first one names a state that is removed before it gets its second name."""
+    run = resumable.search(tmp_path / "run", data)
+    states = module_of_uploads._states
+    asked = []
+
+    def outdated(connection):
+        asked.append(states(connection))
+        gone = {} if len(asked) > 1 else {"0-epoch-0.safetensors": "0" * 32}
+        return asked[-1] | gone
+
+    monkeypatch.setattr(module_of_uploads, "_states", outdated)
+    Mirror(url).upload(run)
+    assert len(asked) == 2
+    download(Objects(url), tmp_path / "copy")
+
+
+def test_what_a_killed_upload_has_left_is_removed_when_the_run_goes_on(url, data, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        resumable.search(tmp_path / "run", data, callbacks=[Stop(3)])
+    left = tmp_path / "run" / "states" / ".mirror-abc"
+    left.mkdir()
+    (left / "state").touch()
+    (problem,) = cerebro.open(tmp_path / "run").verify().problems
+    assert problem.where == str(left)
+    cerebro.resume(tmp_path / "run", resumable.build, progress=False)
+    assert not left.exists()
 
 
 def test_states_that_are_no_longer_kept_are_removed(url, data, tmp_path):

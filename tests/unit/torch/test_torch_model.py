@@ -489,6 +489,22 @@ def test_a_frozen_backbone_can_stay_out_of_the_state():
         )
 
 
+@pytest.mark.parametrize("state", ["all", "trainable"])
+def test_frozen_weights_are_memory_of_the_model(state):
+    """Those in the state count with it; those that are left out take as much memory."""
+    network = frozen_net(0.5)
+    frozen = sum(p.nbytes for p in network.parameters() if not p.requires_grad)
+    trained = [p for p in network.parameters() if p.requires_grad]
+    model = cerebro.torch.Model(
+        network,
+        optimizer=torch.optim.Adam(trained, lr=0.01),
+        loss=functional.cross_entropy,
+        state=state,
+    )
+    assert frozen > 0
+    assert model.held_bytes >= frozen if state == "trainable" else model.held_bytes == 0
+
+
 def test_batch_norm_frozen_by_build_stays_frozen():
     def build():
         network = net()

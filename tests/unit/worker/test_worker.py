@@ -497,6 +497,30 @@ def test_tensors_on_two_devices_are_explained(context, monkeypatch):
     assert "info.device" not in failed.message
 
 
+def build_on_a_frozen_base(config):
+    base = torch.nn.Linear(1, 1 << 18).requires_grad_(False)  # 2 MiB
+    head = torch.nn.Linear(1, 1)
+    return cerebro.torch.Model(
+        torch.nn.Sequential(torch.nn.Sequential(base, torch.nn.AdaptiveAvgPool1d(1)), head),
+        optimizer=torch.optim.SGD(head.parameters(), lr=0.01),
+        loss=torch.nn.functional.mse_loss,
+        state="trainable",
+    )
+
+
+def test_models_with_frozen_bases_that_do_not_fit_are_dropped(context, tmp_path):
+    rows = np.ones((12, 1), "float32")
+    data = cerebro.shard({"x": rows, "y": rows}, tmp_path / "ones", shards=3, progress=False)
+    context = replace(
+        context, build=build_on_a_frozen_base, train=data, live_models=None, live_bytes=5 << 20
+    )
+    runner = UnitRunner(context, worker=0)
+    for trial in range(4):
+        done(runner, task(0, 0, trial=trial))
+    assert list(runner._live) == [2, 3]
+    runner.close()
+
+
 # --- a check of the model ------------------------------------------------------
 
 

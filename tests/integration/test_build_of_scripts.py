@@ -1,0 +1,124 @@
+"""The commands that need build find it in the script that the run has recorded."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import cerebro
+from cerebro.errors import InputError
+
+SCRIPT = """
+import sys
+import numpy as np
+import cerebro
+
+SCALE = float(sys.argv[1])
+
+class Model(dict):
+    framework = "numpy"
+
+    def __init__(self, config):
+        self["w"] = config["lr"] * SCALE
+
+    def train_batch(self, batch):
+        self["w"] += float(batch["x"].sum()) / 100 + np.random.normal()
+        return {"loss": self["w"] ** 2}
+
+    def eval_batch(self, batch):
+        return {"loss": self["w"] ** 2}
+
+    def state_dict(self):
+        return dict(self)
+
+    def load_state_dict(self, state):
+        self.update(state)
+
+def build(config):
+    return Model(config)
+
+data = cerebro.shard({"x": np.arange(40.0)}, "data", shards=4, exist_ok=True, progress=False)
+print("searching")
+cerebro.search(
+    build, {"lr": [0.1, 0.2]}, data, epochs=2, searcher="grid", batch_size=4, validation=0.25,
+    progress=False, workers=0, run="runs/x",
+)
+"""
+
+
+def python(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def command(folder, *arguments):
+    return python(folder, "-m", "cerebro", *arguments)
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A folder in which a script, whose name no import takes, has searched."""
+    (tmp_path / "my first-try.py").write_text(SCRIPT)
+    done = python(tmp_path, "-W", "ignore", "my first-try.py", "3")
+    assert done.returncode == 0, done.stderr
+    return tmp_path
+
+
+def test_the_script_of_a_run_is_found(trained):
+    for arguments in (
+        ("replay", "runs/x", "--trial", "1"),
+        ("replay", str(trained / "runs" / "x"), "--trial", "0"),
+        ("resume", "runs/x", "--epochs", "3", "--workers", "0"),
+        ("resume", "runs/x", "--epochs", "4", "--workers", "2"),
+        ("replay", "runs/x", "--trial", "0"),
+        ("export", "runs/x"),
+    ):
+        done = command(trained, *arguments)
+        assert done.returncode == 0, (arguments, done.stderr)
+        assert "changed" not in done.stderr and done.stdout.count("runs") < 9
+    onnx = command(trained, "export", "runs/x", "--format", "onnx")
+    assert "onnx needs a cerebro.torch.Model" in onnx.stderr
+    other = "import cerebro; print(cerebro.open('runs/x').best.load()['w'])"
+    done = python(trained, "-W", "ignore", "-c", f"import sys; sys.argv.append('3'); {other}")
+    assert done.returncode == 0, done.stderr
+    (trained / "elsewhere.py").write_text(
+        "import sys; sys.argv.append('3')\n"
+        "def build(config): raise SystemExit('not this one')\n"
+        f"{other}\n"
+        "print(bool(cerebro.replay('runs/x', 0)))\n"
+    )
+    done = python(trained, "-W", "ignore", "elsewhere.py")
+    assert done.stdout.endswith("True\n"), done.stderr
+
+
+def test_a_script_that_has_changed_is_named(trained):
+    script = trained / "my first-try.py"
+    script.write_text(SCRIPT.replace("print", "# another idea\nprint"))
+    for arguments in (
+        ("replay", "runs/x", "--trial", "1"), ("resume", "runs/x", "--epochs", "3"),
+    ):  # fmt: skip
+        done = command(trained, *arguments)
+        assert done.returncode == 1
+        assert f"build() was defined in {script}, which has changed since" in done.stderr
+        assert f"--build '{script}'" in done.stderr
+    with pytest.raises(InputError, match=re.escape(f"in {script}, which has changed since")):
+        cerebro.open(trained / "runs" / "x").best.load()
+    done = command(trained, "replay", "runs/x", "--trial", "1", "--build", str(script))
+    assert done.returncode == 0 and "which defines build, has changed" in done.stderr
+    script.write_text(SCRIPT)  # it was put back
+    assert command(trained, "replay", "runs/x", "--trial", "1").returncode == 0
+    script.unlink()
+    done = command(trained, "replay", "runs/x", "--trial", "1")
+    assert f"build() was defined in {script}, which is not there any more: pass" in done.stderr
+
+
+def test_a_script_that_cannot_be_imported_says_why(trained, monkeypatch):
+    script = trained / "my first-try.py"
+    monkeypatch.setattr(sys, "argv", ["another program", "text"])
+    said = f"{script}, which cannot be imported here (ValueError: could not convert string to float"
+    with pytest.raises(InputError, match=re.escape(said)):
+        cerebro.open(trained / "runs" / "x").best.load()
