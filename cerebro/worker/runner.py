@@ -861,7 +861,7 @@ class UnitRunner:
             self._loaders.popitem()[1].close()
 
     def _verify(self, training: bool, shard: int) -> None:
-        """Check a shard's file sizes before it is used, and its checksums at the first use in a run.
+        """Check a shard's file sizes before use, and its checksums before the first use in a run.
 
         Short units use all shards each, so sizes that were found a moment ago still count.
         """
