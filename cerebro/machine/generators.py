@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ import numpy as np
 
 from cerebro.errors import StateError
 from cerebro.machine.generator_memory import WORDS, memory
+from cerebro.machine.whole_modules import whole_module
 
 # random.getstate() is (version, 624 words and a position, the spare normal number).
 _PYTHON_VERSION = 3
@@ -47,7 +47,7 @@ def seed_anew() -> None:
     """Seed the generators of a forked process from the system, as in a newly started program."""
     random.seed()
     np.random.seed()
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is not None:
         torch.default_generator.seed()
 
@@ -279,7 +279,7 @@ def uses_torch(model: object) -> bool:
     """
     if getattr(model, "framework", None) == "torch":
         return True
-    module: Any = sys.modules.get("torch")
+    module: Any = whole_module("torch")
     if module is None or not hasattr(module, "Tensor"):
         return False
     kinds = (module.Tensor, module.nn.Module, module.optim.Optimizer)
