@@ -156,8 +156,9 @@ class Orders:
 class Loader:
     """An iterator of batches of shuffled rows, gathered in C and reused for many passes.
 
-    ``parts`` has a pair (reader, rows) per shard of the view, or a triple with running sums of the
-    rows' weights, by which they are then drawn, from each shard or, with ``draw_across``, from all;
+    ``parts`` has a pair (reader, rows) per shard of the view, or also the running sums of the rows'
+    weights, by which they are then drawn, from each shard or, with ``draw_across``, from all, whose
+    sums are slices of one array. Arrays are copied unless their memory is that of ``bytes``;
     ``plan`` comes from ``cerebro.transforms.compile``. A pass has mixes: shards whose rows are
     shuffled together. Batches are dicts of the framework's tensors.
     """
@@ -466,9 +467,6 @@ class Regions:
     def nbytes(self) -> int: ...
     def save(self, buffer: Buffer | _Array, /) -> None: ...
     def restore(self, buffer: Buffer | _Array, /) -> None: ...
-    def exchange(self, buffer: Buffer | _Array, /) -> None:
-        """Copy a buffer into all regions, and what they had into the buffer."""
-
     def differing(
         self, buffer: Buffer | _Array, other: Buffer | _Array | None = None, /
     ) -> int | None:

@@ -108,6 +108,7 @@ USE_CORE = {
     "executors.simulated",
     "machine.cuda",
     "machine.device_check",
+    "machine.generator_memory",
     "native",
     "ray.tune.requests",
     "ray.tune.searcher",

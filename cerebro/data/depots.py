@@ -5,12 +5,12 @@ from __future__ import annotations
 import functools
 import logging
 import re
-import sys
 from typing import Any
 
 import cerebro._core as _core
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda, device_check
+from cerebro.machine.whole_modules import whole_module
 
 RESIDENCES = ("auto", "resident", "streamed")
 
@@ -35,7 +35,7 @@ def device_name(device: Any) -> str:
     if name == "cpu" or re.fullmatch(r"cuda:\d{1,4}", name):
         return name
     if name == "cuda":
-        torch: Any = sys.modules.get("torch")
+        torch: Any = whole_module("torch")
         started = torch is not None and torch.cuda.is_initialized()
         return f"cuda:{torch.cuda.current_device() if started else 0}"
     raise InputError(f"device must be 'cpu', 'cuda' or 'cuda:0' and so on, not {device!r}")

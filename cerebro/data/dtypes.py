@@ -34,6 +34,14 @@ STORAGE: dict[str, np.dtype[Any]] = {
 }
 
 
+def constant(array: Array) -> Array:
+    """Return a copy whose memory is that of ``bytes``: nobody can make it writable again.
+
+    The core checks row numbers once, and copies arrays that could still change.
+    """
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
 def dtype_name(dtype: object) -> str:
     """Return the logical name of a dtype: a string, or a NumPy, torch or Python type."""
     name = str(dtype) if isinstance(dtype, str) else str(getattr(dtype, "name", dtype))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cerebro.errors import InputError, text_of
 from cerebro.machine.devices import is_gpu
+from cerebro.machine.whole_modules import whole_module
 
 
 class GpuMemoryError(InputError):
@@ -19,7 +19,7 @@ def is_short_of_gpu_memory(error: BaseException) -> bool:
 
     A `MemoryError` counts: ask only where it must be the loader's.
     """
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if isinstance(error, MemoryError):
         return True
     if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cerebro._core as _core
-from cerebro.data.dtypes import Array
+from cerebro.data.dtypes import Array, constant
 from cerebro.errors import InputError
 
 Rows = NDArray[np.uint32]
@@ -47,12 +47,11 @@ def cut(part: Part, start: int, stop: int) -> Part:
 def take(part: Part, positions: Array) -> Part:
     """Return the rows of `part` at these positions, in this order; as a range if possible."""
     index = positions + part[0] if isinstance(part, tuple) else part[positions]
-    rows = index.astype(np.uint32)
+    rows = constant(index.astype(np.uint32))
     if len(rows) == 0:
         return (0, 0)
     if (np.diff(rows.astype(np.int64)) == 1).all():
         return int(rows[0]), int(rows[-1]) + 1
-    rows.setflags(write=False)
     return rows
 
 

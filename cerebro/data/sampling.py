@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cerebro.data.dtypes import Array
+from cerebro.data.dtypes import Array, constant
 from cerebro.data.manifest import Column
 from cerebro.errors import InputError
 
@@ -130,9 +130,7 @@ class Sampling:
                 'drawn there: use shuffle="rows", or leave out such rows with select()'
             )
         total = np.cumsum(weights / most)  # in a fixed order, so always the same bits
-        sums: NDArray[np.uint64] = np.floor(total / total[-1] * UNITS).astype(np.uint64)
-        sums.setflags(write=False)
-        return sums
+        return constant(np.floor(total / total[-1] * UNITS).astype(np.uint64))
 
 
 def require_weights(values: Array, column: str, shard: int | None) -> None:

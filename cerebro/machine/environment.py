@@ -27,6 +27,7 @@ from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import BACKEND_VARIABLE, keras_backend, keras_settings
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
+from cerebro.machine.whole_modules import whole_module
 
 # Packages whose versions can change the bits of a run, or determine which data can be read.
 PACKAGES = (
@@ -182,7 +183,7 @@ def numpy_blas() -> str:
 
 def torch_libraries() -> dict[str, str]:
     """Return the versions of PyTorch's libraries; empty if PyTorch is not imported."""
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is None or not hasattr(torch, "__config__"):
         return {}
     text = torch.__config__.show()
@@ -191,13 +192,13 @@ def torch_libraries() -> dict[str, str]:
 
 
 def _torch_capability() -> str | None:
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     return None if torch is None else str(torch.backends.cpu.get_cpu_capability())
 
 
 def cuda() -> dict[str, Any] | None:
     """Describe the CUDA that PyTorch uses in this process; None if it has not started."""
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
     its = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -212,7 +213,7 @@ def cuda() -> dict[str, Any] | None:
 
 def jax_backend() -> str | None:
     """Return JAX's backend in this process, such as "gpu"; None if it has not started."""
-    jax = sys.modules.get("jax")
+    jax = whole_module("jax")
     bridge = sys.modules.get("jax._src.xla_bridge")  # calling JAX itself would start the backend
     has_started = getattr(bridge, "backends_are_initialized", None)
     if jax is None or has_started is None or not has_started():

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
+from cerebro.machine.whole_modules import whole_module
+
 
 @contextmanager
 def compute_settings(
@@ -32,7 +34,7 @@ def compute_settings(
     error, unless `strict` is true. A strict setting is preferable where the error can be handled:
     only with it does PyTorch choose the deterministic versions of attention and its gradients.
     """
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is None:
         yield
         return
@@ -91,7 +93,7 @@ def _choices(torch: Any) -> dict[str, bool]:
 
 def kept_choices() -> Callable[[], None]:
     """Return a function that restores PyTorch's present choices of operations."""
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is None:
         return lambda: None
     before = _choices(torch)
@@ -190,7 +192,7 @@ def torch_flags() -> dict[str, Any]:
         JSON values; :func:`set_torch_flags` applies them in another process. None: torch does not
         tell, because its newer settings of the precision (``fp32_precision``) are in use.
     """
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is None:
         return {}
     return {

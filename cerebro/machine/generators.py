@@ -2,14 +2,13 @@
 
 Their states are part of a trial's state, saved and restored around every unit. So trials that share
 a process do not affect each other's random numbers, and evaluation does not change the generators.
-Capturing and restoring together take well under 0.1 ms.
+Their memory is copied where that is possible (`cerebro.machine.generator_memory`).
 """
 
 from __future__ import annotations
 
 import os
 import random
-import sys
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +18,8 @@ from typing import Any
 import numpy as np
 
 from cerebro.errors import StateError
+from cerebro.machine.generator_memory import WORDS, memory
+from cerebro.machine.whole_modules import whole_module
 
 # random.getstate() is (version, 624 words and a position, the spare normal number).
 _PYTHON_VERSION = 3
@@ -46,7 +47,7 @@ def seed_anew() -> None:
     """Seed the generators of a forked process from the system, as in a newly started program."""
     random.seed()
     np.random.seed()
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is not None:
         torch.default_generator.seed()
 
@@ -62,22 +63,28 @@ def capture(torch: bool, cuda: bool = True) -> dict[str, Any]:
         Whether to include CUDA's generators, if CUDA is in use in this process. Must be False for a
         trial on the CPU: otherwise its states would depend on other work in the process.
     """
-    _, words, gauss = random.getstate()
-    legacy = np.random.get_state(legacy=False)
-    assert isinstance(legacy, dict)
-    state: dict[str, Any] = {
-        "python": np.frombuffer(array("I", words), dtype=np.uint32),
-        "python_gauss": gauss,
-        "numpy": legacy["state"]["key"],
-        "numpy_position": int(legacy["state"]["pos"]),
-        "numpy_gauss": float(legacy["gauss"]) if legacy["has_gauss"] else None,
-    }
+    found = memory()
+    state = _state_of_both() if found is None else found.to_state()
     if torch:
         module = _torch()
         state["torch"] = module.get_rng_state().numpy()
         if cuda and module.cuda.is_initialized():
             state["torch_cuda"] = module.cuda.get_rng_state().numpy()
     return state
+
+
+def _state_of_both() -> dict[str, Any]:
+    """Return the states of `random` and NumPy, from their own functions."""
+    _, words, gauss = random.getstate()
+    legacy = np.random.get_state(legacy=False)
+    assert isinstance(legacy, dict)
+    return {
+        "python": np.frombuffer(array("I", words), dtype=np.uint32),
+        "python_gauss": gauss,
+        "numpy": legacy["state"]["key"],
+        "numpy_position": int(legacy["state"]["pos"]),
+        "numpy_gauss": float(legacy["gauss"]) if legacy["has_gauss"] else None,
+    }
 
 
 def restore(state: Mapping[str, Any]) -> None:
@@ -89,20 +96,55 @@ def restore(state: Mapping[str, Any]) -> None:
         If `state` is not a state of the generators.
     """
     try:
-        words = tuple(np.asarray(state["python"]).tolist())
-        random.setstate((_PYTHON_VERSION, words, state["python_gauss"]))
-        gauss = state["numpy_gauss"]
-        key = np.asarray(state["numpy"])
-        np.random.set_state(
-            ("MT19937", key, state["numpy_position"], int(gauss is not None), gauss or 0.0)
-        )
+        both = _checked(state)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"this is not a state of the random generators: {error}") from error
+    found = memory()
+    if found is None:
+        _restore_both(both)
+    else:
+        found.from_state(both)
     if "torch" in state:
         module = _torch()
         module.set_rng_state(_bytes(state["torch"]))
         if "torch_cuda" in state and module.cuda.is_initialized():
             module.cuda.set_rng_state(_bytes(state["torch_cuda"]))
+
+
+def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of `random` and NumPy: a wrong position would be an address."""
+    checked: dict[str, Any] = {
+        "python": _words(state["python"], WORDS + 1),
+        "numpy": _words(state["numpy"], WORDS),
+        "numpy_position": state["numpy_position"],
+    }
+    for position in (int(checked["python"][-1]), checked["numpy_position"]):
+        if type(position) is not int or not 0 <= position <= WORDS:
+            raise ValueError(f"{position!r} is no position in {WORDS} words")
+    for name in ("python_gauss", "numpy_gauss"):
+        spare = checked[name] = state[name]
+        if not (spare is None or isinstance(spare, float)):
+            raise TypeError(f"{name} is {spare!r}, not a float or None")
+    return checked
+
+
+def _words(value: Any, count: int) -> Any:
+    words = np.asarray(value)
+    if words.shape != (count,) or words.dtype.kind not in "iu":
+        raise ValueError(f"{words.dtype} of shape {words.shape} instead of {count} words")
+    if words.dtype != np.uint32 and not 0 <= words.min() <= words.max() < 2**32:
+        raise ValueError("a word does not have 32 bits")
+    return words.astype(np.uint32, copy=False)
+
+
+def _restore_both(state: Mapping[str, Any]) -> None:
+    """Restore the states of `random` and NumPy by their own functions."""
+    words = tuple(state["python"].tolist())
+    random.setstate((_PYTHON_VERSION, words, state["python_gauss"]))
+    gauss = state["numpy_gauss"]
+    np.random.set_state(
+        ("MT19937", state["numpy"], state["numpy_position"], int(gauss is not None), gauss or 0.0)
+    )
 
 
 @contextmanager
@@ -156,21 +198,42 @@ def kept(torch: bool, *, cuda: bool = True) -> Callable[[], None]:
 
     `cuda` says whether CUDA's generator is part of it, if it has started.
     """
-    python, legacy = random.getstate(), np.random.get_state(legacy=False)
+    put_both_back = _kept_both()
     module = _torch() if torch else None
     numbers = None if module is None else module.get_rng_state()
     on_gpu = cuda and module is not None and module.cuda.is_initialized()
     drawn = module.cuda.get_rng_state() if module is not None and on_gpu else None
 
     def put_back() -> None:
-        random.setstate(python)
-        np.random.set_state(legacy)
+        put_both_back()
         if module is not None:
             module.set_rng_state(numbers)
             if drawn is not None:
                 module.cuda.set_rng_state(drawn)
 
     return put_back
+
+
+def _kept_both() -> Callable[[], None]:
+    """Return a function that restores the present states of `random` and NumPy."""
+    found = memory()
+    if found is None:
+        python, legacy = random.getstate(), np.random.get_state(legacy=False)
+
+        def put_back() -> None:
+            random.setstate(python)
+            np.random.set_state(legacy)
+
+        return put_back
+    saved = found.save()
+
+    def copy_back() -> None:
+        if memory() is found:
+            found.restore(saved)
+        else:  # NumPy has another bit generator since
+            _restore_both(found.state_of(saved))
+
+    return copy_back
 
 
 def _seed_everywhere(module: Any, seed: int) -> None:
@@ -216,7 +279,7 @@ def uses_torch(model: object) -> bool:
     """
     if getattr(model, "framework", None) == "torch":
         return True
-    module: Any = sys.modules.get("torch")
+    module: Any = whole_module("torch")
     if module is None or not hasattr(module, "Tensor"):
         return False
     kinds = (module.Tensor, module.nn.Module, module.optim.Optimizer)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from importlib import util
 from typing import Any
 
 from cerebro.errors import InputError
+from cerebro.machine.whole_modules import whole_module
 
 FIRST_SETTINGS: dict[str, Any] = {
     "enable_x64": False,
@@ -172,5 +172,5 @@ def _check_blocks(changes: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 def _jax() -> Any:
     """Return JAX if it is imported, else None."""
-    jax = sys.modules.get("jax")
+    jax = whole_module("jax")
     return jax if hasattr(jax, "config") else None

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from cerebro.machine.whole_modules import whole_module
 
 BACKEND_VARIABLE = "KERAS_BACKEND"
 
@@ -128,5 +129,5 @@ def _first_settings() -> dict[str, Any]:
 
 def _keras() -> Any:
     """Return Keras 3 if it is imported, else None."""
-    keras = sys.modules.get("keras")
+    keras = whole_module("keras")
     return keras if hasattr(getattr(keras, "config", None), "dtype_policy") else None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+
+from cerebro.machine.whole_modules import whole_module
 
 CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 MAX_DEPTH = 4
@@ -36,7 +37,7 @@ def has_objects(value: Any) -> bool:
 
 def _counts(value: Any) -> bool:
     """Return whether a value is an array that may be lost; parameters are in the state."""
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is not None and isinstance(value, torch.nn.Parameter):
         return False
     return is_array(value) and not has_objects(value)

@@ -19,18 +19,20 @@ import io
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
 from cerebro.machine.files import open_plain, storing
 
+_NOWHERE = Path(os.devnull)
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 def log_path(folder: str, trial: int | None) -> Path:
     """Return the path of a trial's log; without a trial, that of the null device."""
-    return Path(os.devnull) if trial is None else Path(folder, f"{trial}.log")
+    return _NOWHERE if trial is None else Path(f"{folder}/{trial}.log")
 
 
 def append(path: Path, text: str) -> None:
@@ -207,10 +209,10 @@ class SwitchedStream(io.TextIOBase):
             os.dup2(nowhere.fileno(), self._descriptor, inheritable=False)
 
     @contextlib.contextmanager
-    def redirected_to(self, path: Path) -> Iterator[None]:
-        """Redirect the standard stream to a file while a unit runs."""
+    def redirected_to(self, path: Path, every: list[logging.StreamHandler[Any]]) -> Iterator[None]:
+        """Redirect the standard stream, and its handlers of `every`, to a file for a unit."""
         before: Any = getattr(sys, self._name)
-        handlers = [h for h in _stream_handlers() if h.stream is before and before is not self]
+        handlers = [h for h in every if h.stream is before and before is not self]
         self._path = path
         setattr(sys, self._name, self)
         for handler in handlers:
@@ -275,19 +277,36 @@ _streams = SwitchedStream("stdout"), SwitchedStream("stderr")
 def redirected_streams(path: Path) -> Iterator[None]:
     """Append the prints, warnings and logs of Python code to a file."""
     out, err = _streams
-    with out.redirected_to(path), err.redirected_to(path):
+    handlers = _stream_handlers()
+    with out.redirected_to(path, handlers), err.redirected_to(path, handlers):
         yield
 
 
+_listed: tuple[list[Any], int, list[weakref.ref[logging.StreamHandler[Any]]]] = ([], 0, [])
+"""All handlers as `logging` knows them, the number of names of loggers, and what was found."""
+
+
 def _stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Return all loggers' handlers that write to a stream other than a file."""
-    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
-    return [
-        handler
-        for logger in loggers
-        if isinstance(logger, logging.Logger)
-        for handler in logger.handlers
-        if isinstance(handler, logging.StreamHandler)
-        and not isinstance(handler, logging.FileHandler)
-        and "stream" in vars(handler)  # other handlers look up sys.stderr at each write
-    ]
+    """Return the handlers that write to a stream other than a file: loggers' and new ones.
+
+    A process has hundreds of loggers. They are asked again only if handlers have been made or have
+    gone, or if there are new loggers. A handler without a logger is among those that are returned,
+    because it may get one.
+    """
+    global _listed
+    made, names = logging._handlerList, logging.root.manager.loggerDict  # type: ignore[attr-defined]
+    before, count, found = _listed
+    if made != before or len(names) != count:
+        loggers = [logging.root, *names.values()]
+        attached = [h for logger in loggers for h in getattr(logger, "handlers", ())]
+        every = {id(h): h for h in [*attached, *(reference() for reference in made)]}
+        found = [
+            weakref.ref(handler)
+            for handler in every.values()
+            if isinstance(handler, logging.StreamHandler)
+            and not isinstance(handler, logging.FileHandler)
+        ]
+        _listed = list(made), len(names), found
+    alive = (reference() for reference in found)
+    # Handlers that have no stream of their own look up sys.stderr at each write.
+    return [handler for handler in alive if handler is not None and "stream" in vars(handler)]

@@ -92,7 +92,6 @@ def build_model(
         begun = flags.flags_of_process(context.torch_flags)
         if had_torch:
             set_torch_flags(begun)
-        begun |= of_jax.jax_of_process(context.jax) | of_keras.keras_of_process(context.keras)
         of_jax.restore_jax(context.jax)
         of_keras.begin_keras(context.keras)
         generators.seed_all(info.seed, had_torch)
@@ -104,6 +103,8 @@ def build_model(
         with maybe, settings, xla, building_on(info.device), in_trial():
             model = call_build(context.build, dict(config), info)
         now = {**torch_flags(), **of_jax.jax_settings(), **of_keras.keras_settings()}
+        if of_jax.jax_settings() or of_keras.keras_settings():  # else neither is imported
+            begun |= of_jax.jax_of_process(context.jax) | of_keras.keras_of_process(context.keras)
         if attempt == 0:
             changed = {name: new for name, new in now.items() if new != begun.get(name, new)}
             imports = len(sys.modules) > modules

@@ -105,6 +105,9 @@ MAX_LOADERS = 8
 MAX_GPU_LOADERS = 4  # each has batches in device memory and in pinned memory
 """The most loaders kept for a GPU. A run with folds may have two for each fold, if that is more."""
 
+SIZES_SECONDS = 0.1
+"""How long the sizes of a shard's files count once they have been checked."""
+
 TRY_SECONDS = 2 * device_check.SECONDS
 """The seconds that the first use of a GPU may take: it is checked, and kernels may be compiled."""
 
@@ -190,10 +193,12 @@ class UnitRunner:
         self._orders = _core.Orders()
         self._arena = StateArena()  # for the states of models on a GPU
         self._verified: set[tuple[bool, int]] = set()
+        self._sized: dict[tuple[bool, int], float] = {}  # when sizes of files were checked
         self._ordinary: set[int] = set()  # trials whose recorded steps gave wrong results
         self._not_exact: set[int] = set()  # trials with operations that are not deterministic
         self._last_trial: int | None = None  # the trial whose generators are in place
         self._tries: dict[int, int] = {}  # by trial: tried states of a new structure
+        self._memory = memory.RecentUsage()
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
@@ -321,7 +326,7 @@ class UnitRunner:
         live = unit.live
         metrics, packed_hash = self._commit(task, slots, unit)
         untold, self._untold = self._untold - {task.trial}, set()
-        after = self._usage = memory.usage()
+        after = self._usage = self._memory()
         ends_epoch = metrics is not None
         state_file = self._saved(task, slots, packed_hash) if ends_epoch else None
         return UnitDone(
@@ -357,7 +362,8 @@ class UnitRunner:
         last, self._usage = self._usage, None  # stays None unless the unit succeeds
         live, loaded, built = self._model_of(task, slots)
         # A worker process does not grow between units.
-        before = last if self._own_process and not built and not loaded else memory.usage()
+        kept = not (built or loaded)
+        before = last if self._own_process and kept else self._memory(anew=not kept)
         if turns.is_shared():
             before = None  # the process also grows by other units
             self._allow_overlap(task, live)
@@ -855,20 +861,28 @@ class UnitRunner:
             self._loaders.popitem()[1].close()
 
     def _verify(self, training: bool, shard: int) -> None:
-        """Check a shard's file sizes at every use, and its checksums at the first use in a run."""
+        """Check a shard's file sizes before use, and its checksums before the first use in a run.
+
+        Short units use all shards each, so sizes that were found a moment ago still count.
+        """
         # Folds are validated on files of the training data.
         training = training or self.context.folds is not None
         key = (training, shard)
         data = self.context.train if training else self.context.validation
         assert data is not None
-        if not self.context.verify or key in self._verified:
-            data._check_sizes(shard)
+        now = time.monotonic()
+        if self.context.verify and key not in self._verified:
+            data._verify_shard(shard)
+            self._verified.add(key)
+        elif now - self._sized.get(key, -math.inf) < SIZES_SECONDS:
+            data._pull([shard])
             return
-        data._verify_shard(shard)
-        self._verified.add(key)
+        else:
+            data._check_sizes(shard)
+        self._sized[key] = now
 
     def _stem(self, trial: int) -> str:
-        return str(Path(self.context.state_dir, f"{trial}"))
+        return f"{self.context.state_dir}/{trial}"
 
     def _slots_of(self, trial: int) -> _core.Slots:
         slots = self._slots.pop(trial, None)

@@ -17,6 +17,7 @@ from typing import Any
 
 from cerebro.machine import flags, generators, turns
 from cerebro.machine.devices import is_gpu
+from cerebro.machine.whole_modules import whole_module
 from cerebro.worker.log import flush_output
 from cerebro.worker.trial_warnings import forget_shown
 
@@ -136,7 +137,7 @@ def _generators() -> turns.PutBack:
 
 
 def _cuda_generator() -> turns.PutBack:
-    torch = sys.modules.get("torch")
+    torch = whole_module("torch")
     if torch is None or not torch.cuda.is_initialized():
         return bool
     default = torch.cuda.default_generators[torch.cuda.current_device()]

@@ -75,28 +75,6 @@ cer_regions_restore(const cer_regions *regions, const uint8_t *buffer)
     }
 }
 
-void
-cer_regions_exchange(const cer_regions *regions, uint8_t *buffer)
-{
-    uint8_t piece[4096]; /* stays in the fastest cache */
-
-    for (size_t i = 0; i < regions->n; i++) {
-        uint8_t *start = regions->regions[i].start;
-        size_t left = regions->regions[i].nbytes;
-
-        while (left != 0) {
-            size_t n = left < sizeof piece ? left : sizeof piece;
-
-            memcpy(piece, start, n);
-            memcpy(start, buffer, n);
-            memcpy(buffer, piece, n);
-            start += n;
-            buffer += n;
-            left -= n;
-        }
-    }
-}
-
 size_t
 cer_regions_differing(const cer_regions *regions, const uint8_t *buffer,
                       const uint8_t *other)

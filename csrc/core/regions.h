@@ -26,9 +26,6 @@ size_t cer_regions_nbytes(const cer_regions *regions);
 void cer_regions_save(const cer_regions *regions, uint8_t *buffer);
 void cer_regions_restore(const cer_regions *regions, const uint8_t *buffer);
 
-/* Restores the regions and saves what they had before into the buffer. */
-void cer_regions_exchange(const cer_regions *regions, uint8_t *buffer);
-
 /* Returns the first region whose bytes are different in `buffer`, or the number
  * of regions. other: the buffer to compare with; NULL: the regions' memory. */
 size_t cer_regions_differing(const cer_regions *regions, const uint8_t *buffer,

@@ -9,10 +9,16 @@
 static cer_status
 check_options(const cer_schedule_options *o, cer_error *err)
 {
-    if (o->shards == 0 || o->shards > INT32_MAX / 4)
+    if (o->shards == 0 || o->shards > CER_SCHEDULE_MOST)
         return cer_fail(err, CER_INVALID,
-                        "a schedule needs 1 to %d shards, not %u",
-                        INT32_MAX / 4, o->shards);
+                        "a schedule needs 1 to %d shards, not %u: write the "
+                        "dataset with fewer",
+                        CER_SCHEDULE_MOST, o->shards);
+    if (o->capacity > CER_SCHEDULE_MOST)
+        return cer_fail(err, CER_INVALID,
+                        "a schedule can begin with room for at most %d trials, "
+                        "not %u: it grows by itself",
+                        CER_SCHEDULE_MOST, o->capacity);
     if (o->live_models == 0)
         return cer_fail(err, CER_INVALID,
                         "live_models must be at least 1, not 0");

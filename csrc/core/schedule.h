@@ -31,10 +31,14 @@
 #define CER_SHARD_VALIDATION (-1)
 #define CER_NO_SHARD (-2)
 
+/* The most shards, and the most trials to reserve room for: memory for each is
+ * allocated at once. */
+#define CER_SCHEDULE_MOST (1 << 20)
+
 typedef struct cer_schedule cer_schedule;
 
 typedef struct cer_schedule_options {
-    uint32_t shards;       /* >= 1 */
+    uint32_t shards;       /* 1 to CER_SCHEDULE_MOST */
     const double *weights; /* cost of each shard, e.g. its rows; NULL: all 1 */
     bool exclusive;        /* only its holders run a shard */
     bool stagger;  /* see cer_visit_shard; false: at most two shards open at a

@@ -145,13 +145,13 @@ read_record(const cer_slots *slots, uint64_t head, int slot,
 {
     const record *r = record_at(slots, head, slot);
     uint64_t check = atomic_load_explicit(&r->check, memory_order_acquire);
+    uint64_t attempt = atomic_load_explicit(&r->attempt, memory_order_relaxed);
 
-    out->attempt =
-        (uint32_t)atomic_load_explicit(&r->attempt, memory_order_relaxed);
+    out->attempt = (uint32_t)attempt;
     out->position = atomic_load_explicit(&r->position, memory_order_relaxed);
     out->nbytes =
         (size_t)atomic_load_explicit(&r->nbytes, memory_order_relaxed);
-    return check != 0 && check == check_of(out, slot);
+    return attempt <= UINT32_MAX && check != 0 && check == check_of(out, slot);
 }
 
 /* Whether the slot holds a committed state: the older slot does while no pack
@@ -614,6 +614,11 @@ cer_slots_commit(cer_slots *slots, uint64_t position, cer_hash128 *hash,
     if (slot < 0)
         return cer_fail(err, CER_STATE, "nothing was packed into %s",
                         slots->page_path);
+    /* Without the claim, the mapping may be of another process's file, which
+     * may be shorter. */
+    status = check_claim(slots, atomic_load(&slots->page->head), err);
+    if (status != CER_OK)
+        return status;
     slots->begun_info.position = position;
     *hash =
         cer_hash128_of(slots->maps[slot]->file.data, slots->begun_info.nbytes);

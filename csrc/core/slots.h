@@ -97,10 +97,12 @@ uint32_t cer_slots_attempt(const cer_slots *slots);
 /* Gets the newest complete state; false if there is none. */
 bool cer_slots_committed(const cer_slots *slots, cer_slots_info *out);
 
-/* Begins a pack: *to has room for nbytes, to be written before the commit. A
- * pack may simply be abandoned. Errors: CER_STATE (fenced; another process
- * began meanwhile; the page was removed), CER_IO (the disk is full),
- * CER_NOMEM. */
+/* Begins a pack: *to has room for nbytes, to be written before the next call
+ * that takes these slots. Nothing of a pack is read before its claim is
+ * checked: the slot may belong to another process by then, with a shorter file.
+ * A pack may simply be abandoned. Errors: CER_STATE (fenced; another process
+ * began meanwhile; the page was removed), CER_IO (the disk is full), CER_NOMEM.
+ */
 cer_status cer_slots_begin(cer_slots *slots, uint32_t attempt, size_t nbytes,
                            uint8_t **to, cer_error *err);
 

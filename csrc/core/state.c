@@ -175,6 +175,28 @@ strides_of(const cer_state_writer *writer, const added *tensor)
                              : writer->dims + tensor->dims_at + tensor->ndim;
 }
 
+cer_status
+cer_state_writer_check(const cer_state_writer *writer, size_t i,
+                       cer_dtype dtype, uint32_t ndim, const int64_t *shape,
+                       const int64_t *strides, const void *data, cer_error *err)
+{
+    const added *tensor = &writer->tensors[i];
+    size_t size = ndim * sizeof *shape;
+
+    if (tensor->dtype == dtype && tensor->ndim == ndim &&
+        tensor->data == data &&
+        (ndim == 0 || (memcmp(shape_of(writer, tensor), shape, size) == 0 &&
+                       memcmp(strides_of(writer, tensor), strides, size) == 0)))
+        return CER_OK;
+    return cer_fail(
+        err, CER_STATE,
+        "the memory of the tensor at '%.*s' was replaced while the "
+        "state was read: do not resize or change tensors "
+        "meanwhile, in another thread or in methods of a tensor",
+        (int)tensor->path_len,
+        tensor->path_len == 0 ? "" : writer->paths.bytes + tensor->path_at);
+}
+
 static cer_status
 sort_paths(cer_state_writer *writer, cer_error *err)
 {

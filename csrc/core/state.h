@@ -39,6 +39,13 @@ cer_status cer_state_writer_add(cer_state_writer *writer, const char *path,
                                 const int64_t *shape, const int64_t *strides,
                                 const void *data, cer_error *err);
 
+/* Checks that tensor `i` is as it was added; strides and data, too. Errors:
+ * CER_STATE naming its path. */
+cer_status cer_state_writer_check(const cer_state_writer *writer, size_t i,
+                                  cer_dtype dtype, uint32_t ndim,
+                                  const int64_t *shape, const int64_t *strides,
+                                  const void *data, cer_error *err);
+
 /* Lays out the buffer; *nbytes is its length. Errors: CER_STATE (two tensors
  * have the same path, the header is too long), CER_NOMEM. */
 cer_status cer_state_writer_finish(cer_state_writer *writer,

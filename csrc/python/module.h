@@ -2,7 +2,14 @@
  * mapping from cer_status to exceptions, and the registration of types.
  *
  * The binding only converts. It uses multi-phase init and heap types; every
- * Python object that it needs is in core_state, not in static variables. */
+ * Python object that it needs is in core_state, not in static variables.
+ *
+ * No borrowed reference and no address of an object's memory lives across a
+ * call into Python, because that may run any code: conversions (__float__,
+ * __index__,
+ * __fspath__), attributes, comparisons of keys, the methods of subclasses. Take
+ * a reference before such a call, and addresses after it. What a tuple of our
+ * own or the caller's arguments hold stays. */
 #ifndef CER_MODULE_H
 #define CER_MODULE_H
 

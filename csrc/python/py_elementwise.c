@@ -99,7 +99,9 @@ elementwise_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     if (PyObject_GetBuffer(numbers, &self->numbers,
                            PyBUF_FORMAT | PyBUF_ND | PyBUF_WRITABLE) < 0)
         goto fail;
-    if (self->numbers.ndim != 1 || strcmp(self->numbers.format, "d") != 0) {
+    /* Without a format, a buffer is one of bytes. */
+    if (self->numbers.ndim != 1 || self->numbers.format == NULL ||
+        strcmp(self->numbers.format, "d") != 0) {
         PyErr_SetString(PyExc_TypeError, "numbers must be an array of float64");
         goto fail;
     }

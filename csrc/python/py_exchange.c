@@ -54,8 +54,10 @@ py_exchange_api(PyTypeObject *type)
     return api;
 }
 
-/* Returns 1 if `type` is a subtype of module.name, 0 if not (or if the module
- * is not imported), -1 with an exception. */
+/* Returns 1 if `type` is a subtype of module.name, 0 if not, -1 with an
+ * exception. A module that is not imported has no such types, nor has one that
+ * lacks the name because another thread is importing it, or whose import is
+ * blocked (None). */
 static int
 is_subtype_of(PyTypeObject *type, const char *module_name, const char *name)
 {
@@ -64,11 +66,17 @@ is_subtype_of(PyTypeObject *type, const char *module_name, const char *name)
     PyObject *base;
     int result;
 
-    if (module == NULL || module == Py_None) /* None: its import is blocked */
+    if (module == NULL)
         return 0;
+    Py_INCREF(module); /* its __getattr__ may run any code */
     base = PyObject_GetAttrString(module, name);
-    if (base == NULL)
-        return -1;
+    Py_DECREF(module);
+    if (base == NULL) {
+        if (!PyErr_ExceptionMatches(PyExc_AttributeError))
+            return -1;
+        PyErr_Clear();
+        return 0;
+    }
     result = PyType_Check(base) && PyType_IsSubtype(type, (PyTypeObject *)base);
     Py_DECREF(base);
     return result;
@@ -226,13 +234,12 @@ refuse_view(const cer_error *err)
 }
 
 static int
-take_dltensor(const DLTensor *from, py_view *out)
+take_dltensor(const DLTensor *from, cer_tensor_view *out)
 {
     cer_error err = {0};
 
-    return cer_tensor_view_take(from, &out->tensor, &err) == CER_OK
-               ? 0
-               : refuse_view(&err);
+    return cer_tensor_view_take(from, out, &err) == CER_OK ? 0
+                                                           : refuse_view(&err);
 }
 
 /* The tensor's capsule: versioned from new producers, unversioned from those
@@ -274,7 +281,8 @@ take_capsule(PyObject *capsule, py_view *out)
                    ? 0
                    : refuse_view(&err);
     managed = PyCapsule_GetPointer(capsule, "dltensor");
-    return managed == NULL ? -1 : take_dltensor(&managed->dl_tensor, out);
+    return managed == NULL ? -1
+                           : take_dltensor(&managed->dl_tensor, &out->tensor);
 }
 
 /* Exports through a capsule, which remains the owner. */
@@ -308,7 +316,8 @@ done:
 }
 
 /* Returns the resolved copy of a conjugate or negative view, whose memory has
- * the wrong values; any other tensor itself. New reference. */
+ * the wrong values; any other tensor itself. New reference. A subclass's
+ * methods may run any code, so memory is looked up afterwards. */
 static PyObject *
 resolved(const py_source *source, PyObject *object, cer_dtype dtype)
 {
@@ -324,6 +333,18 @@ resolved(const py_source *source, PyObject *object, cer_dtype dtype)
         return Py_NewRef(object);
     return PyObject_CallMethod(
         object, is_complex ? "resolve_conj" : "resolve_neg", NULL);
+}
+
+/* Looks up the memory of a torch tensor; runs no Python code. */
+static int
+take_torch(const DLPackExchangeAPI *api, PyObject *object, cer_tensor_view *out)
+{
+    DLTensor tensor;
+
+    return api->dltensor_from_py_object_no_sync(object, &tensor) == 0 &&
+                   take_dltensor(&tensor, out) == 0
+               ? 0
+               : -1;
 }
 
 /* Without an exchange table, torch exports only tensors that need no grad. */
@@ -345,27 +366,31 @@ view_old_torch(PyObject *object, py_view *out)
 static int
 view_torch(const py_source *source, PyObject *object, py_view *out)
 {
-    DLTensor tensor;
+    const DLPackExchangeAPI *api = source->api;
     PyObject *real;
 
-    if (source->api == NULL)
+    if (api == NULL)
         return view_old_torch(object, out);
-    if (source->api->dltensor_from_py_object_no_sync(object, &tensor) != 0)
-        return refuse_torch(object);
-    if (take_dltensor(&tensor, out) < 0)
+    if (take_torch(api, object, &out->tensor) < 0) /* for its type */
         return refuse_torch(object);
     real = resolved(source, object, out->tensor.dtype);
     if (real == NULL)
         return -1;
-    out->owner = real;
     out->in_place = real == object;
-    if (out->in_place)
-        return 0;
-    if (source->api->dltensor_from_py_object_no_sync(real, &tensor) != 0 ||
-        take_dltensor(&tensor, out) < 0) {
-        Py_CLEAR(out->owner);
+    /* The method may be a subclass's and return anything. */
+    if (!out->in_place && py_exchange_api(Py_TYPE(real)) != api) {
+        Py_DECREF(real);
+        PyErr_SetString(PyExc_TypeError, "has no value that can be read: its "
+                                         "resolve_neg or resolve_conj returns "
+                                         "no tensor of PyTorch");
+        return -1;
+    }
+    if (take_torch(api, real, &out->tensor) < 0) {
+        Py_DECREF(real);
         return refuse_torch(object);
     }
+    out->owner = real;
+    out->api = api;
     return 0;
 }
 
@@ -402,11 +427,11 @@ numpy_dtype(PyArray_Descr *descr, cer_dtype *out)
     return bits == 16 && is_bfloat16(descr);
 }
 
+/* Looks up the memory of an array; runs no Python code. */
 static int
-view_numpy(PyObject *object, py_view *out)
+take_numpy(PyObject *object, cer_tensor_view *tensor)
 {
     PyArrayObject *array = (PyArrayObject *)object;
-    cer_tensor_view *tensor = &out->tensor;
     cer_error err = {0};
 
     if (!numpy_dtype(PyArray_DESCR(array), &tensor->dtype)) {
@@ -423,10 +448,28 @@ view_numpy(PyObject *object, py_view *out)
     }
     tensor->data = PyArray_DATA(array);
     tensor->read_only = !PyArray_ISWRITEABLE(array);
-    if (cer_tensor_view_check(tensor, &err) != CER_OK)
-        return refuse_view(&err);
+    return cer_tensor_view_check(tensor, &err) == CER_OK ? 0
+                                                         : refuse_view(&err);
+}
+
+static int
+view_numpy(PyObject *object, py_view *out)
+{
+    if (take_numpy(object, &out->tensor) < 0)
+        return -1;
     out->owner = Py_NewRef(object);
-    out->in_place = !tensor->read_only;
+    out->in_place = !out->tensor.read_only;
+    return 0;
+}
+
+int
+py_exchange_again(const DLPackExchangeAPI *api, PyObject *owner,
+                  cer_tensor_view *out)
+{
+    if (api != NULL)
+        return take_torch(api, owner, out) < 0 ? refuse_torch(owner) : 1;
+    if (PyArray_Check(owner))
+        return take_numpy(owner, out) < 0 ? -1 : 1;
     return 0;
 }
 
@@ -436,6 +479,7 @@ py_exchange_view(const py_source *source, PyObject *object, py_view *out)
     int result;
 
     out->owner = NULL;
+    out->api = NULL;
     switch (source->kind) {
     case PY_KIND_TORCH:
         return view_torch(source, object, out);

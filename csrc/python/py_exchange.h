@@ -44,6 +44,9 @@ typedef struct py_exchange {
 /* Memory of a tensor, valid while `owner` is held. */
 typedef struct py_view {
     PyObject *owner; /* a reference held by the view */
+    /* If its memory can be replaced in spite of the reference: how to look it
+     * up again, for torch. NumPy's arrays are such owners, too. */
+    const DLPackExchangeAPI *api;
     cer_tensor_view tensor;
     bool in_place; /* writing to its memory changes the tensor itself */
 } py_view;
@@ -58,6 +61,12 @@ const py_source *py_exchange_find(py_exchange *exchange, PyObject *object);
  * whose message continues "the tensor ...". Release with py_view_clear. */
 int py_exchange_view(const py_source *source, PyObject *object, py_view *out);
 void py_view_clear(py_view *view);
+
+/* Looks up the memory of a view's owner again, without running Python code; its
+ * `api` as above. A capsule's memory stays: then *out is unchanged, and the
+ * result 0. 1: looked up; -1: an exception. */
+int py_exchange_again(const DLPackExchangeAPI *api, PyObject *owner,
+                      cer_tensor_view *out);
 
 /* The exchange table of a type; NULL without an exception if it has no table.
  */

@@ -305,6 +305,7 @@ pack_tensor(packer *p, const py_source *source, PyObject *value)
         return refuse_tensor(p);
     tensor->object = Py_NewRef(value);
     tensor->owner = view.owner;
+    tensor->api = view.api;
     tensor->kind = kind;
     packed->n_tensors++;
     packed->in_place = packed->in_place && view.in_place;
@@ -638,6 +639,32 @@ finish(packer *p)
 }
 
 int
+py_packed_check(const py_packed *packed, core_state *core)
+{
+    for (size_t i = 0; i < packed->n_tensors; i++) {
+        const py_packed_tensor *tensor = &packed->tensors[i];
+        cer_error err = {0};
+        cer_tensor_view now;
+        int looked = py_exchange_again(tensor->api, tensor->owner, &now);
+
+        /* What cannot be read any more has been replaced, too. */
+        if (looked == 0)
+            continue;
+        if (looked < 0) {
+            PyErr_Clear();
+            now = (cer_tensor_view){.ndim = UINT32_MAX};
+        }
+        if (cer_state_writer_check(packed->writer, i, now.dtype, now.ndim,
+                                   now.shape, now.strides, now.data,
+                                   &err) != CER_OK) {
+            core_raise(core, &err);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+int
 py_packed_init(py_packed *packed, core_state *core, PyObject *state)
 {
     packer p = {.core = core, .packed = packed};
@@ -648,8 +675,8 @@ py_packed_init(py_packed *packed, core_state *core, PyObject *state)
     packed->writer = cer_state_writer_new();
     if (packed->writer == NULL)
         PyErr_NoMemory();
-    else if (pack_value(&p, state) == 0)
-        result = finish(&p);
+    else if (pack_value(&p, state) == 0 && finish(&p) == 0)
+        result = py_packed_check(packed, core);
     cer_text_clear(&p.json);
     cer_text_clear(&p.path);
     py_exchange_clear(&p.exchange);

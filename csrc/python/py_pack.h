@@ -14,8 +14,9 @@
 #define PY_STATE_DEPTH 200
 
 typedef struct py_packed_tensor {
-    PyObject *object; /* as found in the state */
-    PyObject *owner;  /* of the memory to read */
+    PyObject *object;             /* as found in the state */
+    PyObject *owner;              /* of the memory to read */
+    const DLPackExchangeAPI *api; /* as in py_view */
     py_kind kind;
 } py_packed_tensor;
 
@@ -33,5 +34,10 @@ typedef struct py_packed {
  * clearing. */
 int py_packed_init(py_packed *packed, core_state *core, PyObject *state);
 void py_packed_clear(py_packed *packed);
+
+/* Checks that no code has replaced the memory of a tensor since the walk; call
+ * it before the copy if Python code may have run after py_packed_init, which
+ * ends with it. 0, or -1 with a StateError that names the tensor. */
+int py_packed_check(const py_packed *packed, core_state *core);
 
 #endif

@@ -180,34 +180,39 @@ read_op(PyObject *op, cer_op *out)
     return -1;
 }
 
+/* The entry of a column's dict with a reference, or NULL without an exception.
+ * Comparing keys may run any code. */
+static PyObject *
+entry_of(PyObject *column, const char *key)
+{
+    return Py_XNewRef(PyDict_GetItemString(column, key));
+}
+
 int
 py_plan_read(PyObject *column, py_plan *out)
 {
-    PyObject *name, *ops, *last, *source;
+    PyObject *list = NULL, *last = NULL, *ops = NULL;
     Py_ssize_t n;
     int result = -1;
 
-    if (!PyDict_Check(column) ||
-        (name = PyDict_GetItemString(column, "name")) == NULL ||
-        (ops = PyDict_GetItemString(column, "ops")) == NULL ||
-        !PyList_Check(ops)) {
+    if (PyDict_Check(column)) {
+        out->name = entry_of(column, "name");
+        out->source = entry_of(column, "source");
+        list = entry_of(column, "ops");
+        last = entry_of(column, "channels_last");
+    }
+    if (out->name == NULL || list == NULL || !PyList_Check(list)) {
         PyErr_SetString(PyExc_ValueError,
                         "a plan needs a dict per column: name and a list ops");
-        return -1;
-    }
-    last = PyDict_GetItemString(column, "channels_last");
-    out->column.channels_last = last == Py_True;
-    out->name = Py_NewRef(name);
-    source = PyDict_GetItemString(column, "source");
-    if (source != NULL)
-        out->source = Py_NewRef(source);
-    /* Converting numbers may run Python code, which could change the list. */
-    if ((ops = core_tuple(ops, "ops must be a list")) == NULL)
-        return -1;
-    if ((out->column.name = PyUnicode_AsUTF8(name)) == NULL)
         goto done;
-    if (source != NULL &&
-        (out->column.source = PyUnicode_AsUTF8(source)) == NULL)
+    }
+    out->column.channels_last = last == Py_True;
+    /* Converting numbers may run Python code, which could change the list. */
+    if ((ops = core_tuple(list, "ops must be a list")) == NULL ||
+        (out->column.name = PyUnicode_AsUTF8(out->name)) == NULL)
+        goto done;
+    if (out->source != NULL &&
+        (out->column.source = PyUnicode_AsUTF8(out->source)) == NULL)
         goto done;
     n = PyTuple_GET_SIZE(ops);
     out->ops = PyMem_Calloc((size_t)n + 1, sizeof *out->ops);
@@ -224,25 +229,25 @@ py_plan_read(PyObject *column, py_plan *out)
     result = 0;
 
 done:
-    Py_DECREF(ops);
+    Py_XDECREF(list);
+    Py_XDECREF(last);
+    Py_XDECREF(ops);
     return result;
 }
 
 /* --- the parts ------------------------------------------------------------ */
 
-/* Whether an array cannot change unless it is made writable again. */
+/* Whether nobody can change an array: its memory is that of bytes. Any other
+ * owner can, also one that is read-only now. */
 static bool
-is_read_only(PyArrayObject *array)
+is_constant(PyArrayObject *array)
 {
-    PyObject *base = (PyObject *)array;
+    PyObject *base = PyArray_BASE(array);
 
-    while (base != NULL && PyArray_Check(base)) {
-        if (PyArray_ISWRITEABLE((PyArrayObject *)base))
-            return false;
+    while (base != NULL && PyArray_Check(base))
         base = PyArray_BASE((PyArrayObject *)base);
-    }
-    /* Any other owner of the memory, except bytes, can change it. */
-    return base == NULL || PyBytes_Check(base);
+    return base != NULL && PyBytes_CheckExact(base) &&
+           !PyArray_ISWRITEABLE(array);
 }
 
 /* Row numbers are checked once, so an array that could still change is copied.
@@ -250,8 +255,8 @@ is_read_only(PyArrayObject *array)
 static void *
 keep_array(PyArrayObject *array, PyObject *keep)
 {
-    PyObject *kept = is_read_only(array) ? Py_NewRef((PyObject *)array)
-                                         : PyArray_NewCopy(array, NPY_CORDER);
+    PyObject *kept = is_constant(array) ? Py_NewRef((PyObject *)array)
+                                        : PyArray_NewCopy(array, NPY_CORDER);
     void *data = NULL;
 
     if (kept == NULL)

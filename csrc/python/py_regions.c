@@ -110,26 +110,22 @@ get_buffer(const regions_object *self, PyObject *object, int flags,
     return -1;
 }
 
-enum what { SAVE, RESTORE, EXCHANGE };
-
-/* Copies the regions to a buffer, a buffer to the regions, or both. */
+/* Copies the regions to a buffer or, with `restores`, a buffer to them. */
 static PyObject *
-copy(regions_object *self, PyObject *argument, enum what what)
+copy(regions_object *self, PyObject *argument, bool restores)
 {
     Py_buffer view;
     PyThreadState *released = NULL;
 
-    if (get_buffer(self, argument,
-                   what == RESTORE ? PyBUF_SIMPLE : PyBUF_WRITABLE, &view) < 0)
+    if (get_buffer(self, argument, restores ? PyBUF_SIMPLE : PyBUF_WRITABLE,
+                   &view) < 0)
         return NULL;
     if (view.len >= WITHOUT_GIL)
         released = PyEval_SaveThread();
-    if (what == SAVE)
-        cer_regions_save(self->list, view.buf);
-    else if (what == RESTORE)
+    if (restores)
         cer_regions_restore(self->list, view.buf);
     else
-        cer_regions_exchange(self->list, view.buf);
+        cer_regions_save(self->list, view.buf);
     if (released != NULL)
         PyEval_RestoreThread(released);
     PyBuffer_Release(&view);
@@ -139,19 +135,13 @@ copy(regions_object *self, PyObject *argument, enum what what)
 static PyObject *
 regions_save(PyObject *object, PyObject *argument)
 {
-    return copy((regions_object *)object, argument, SAVE);
+    return copy((regions_object *)object, argument, false);
 }
 
 static PyObject *
 regions_restore(PyObject *object, PyObject *argument)
 {
-    return copy((regions_object *)object, argument, RESTORE);
-}
-
-static PyObject *
-regions_exchange(PyObject *object, PyObject *argument)
-{
-    return copy((regions_object *)object, argument, EXCHANGE);
+    return copy((regions_object *)object, argument, true);
 }
 
 static PyObject *
@@ -199,9 +189,6 @@ static PyMethodDef regions_methods[] = {
      "save(buffer, /)\n--\n\nCopy all regions into a buffer."},
     {"restore", regions_restore, METH_O,
      "restore(buffer, /)\n--\n\nCopy a buffer into all regions."},
-    {"exchange", regions_exchange, METH_O,
-     "exchange(buffer, /)\n--\n\n"
-     "Copy a buffer into all regions, and what they had into the buffer."},
     {"differing", regions_differing, METH_VARARGS,
      "differing(buffer, other=None, /)\n--\n\n"
      "Return the index of the first region whose bytes differ between a\n"

@@ -7,7 +7,9 @@
 #include "runner.h"
 
 /* Whether an object is a Replay for batches like this one that may run once
- * more. */
+ * more: as many columns, of the same types, shapes and strides. Names are not
+ * compared, so whoever makes a Replay gives its inputs in the order of the
+ * loader's columns. */
 bool py_replay_fits(const core_state *core, PyObject *object,
                     const cer_batch *batch);
 

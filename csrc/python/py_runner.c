@@ -82,7 +82,7 @@ read_tensor(runner *r, PyObject *value, double *out)
 static int
 read_value(runner *r, PyObject *name, PyObject *value, double *out)
 {
-    PyNumberMethods *number = Py_TYPE(value)->tp_as_number;
+    PyNumberMethods *number;
     PyObject *as_float;
     int read;
 
@@ -93,6 +93,7 @@ read_value(runner *r, PyObject *name, PyObject *value, double *out)
     read = read_tensor(r, value, out);
     if (read != 0)
         return read < 0 ? -1 : 0;
+    number = Py_TYPE(value)->tp_as_number;
     if (number == NULL ||
         (number->nb_float == NULL && number->nb_index == NULL))
         return refuse_value(name, value);
@@ -304,26 +305,41 @@ run_batch(runner *r)
 
 /* --- sums in and out ----------------------------------------------------- */
 static int
+begin_sum(runner *r, PyObject *name, PyObject *pair)
+{
+    cer_error err = {0};
+    double sum, weight;
+    Py_ssize_t len;
+    const char *utf8 = metric_name(name, &len);
+
+    if (utf8 == NULL || !PyArg_Parse(pair,
+                                     "(dd);sums must be a dict of "
+                                     "name to (sum, weight)",
+                                     &sum, &weight))
+        return -1;
+    if (cer_metrics_begin(&r->metrics, utf8, (size_t)len, sum, weight, &err) ==
+        CER_OK)
+        return 0;
+    core_raise(r->core, &err);
+    return -1;
+}
+
+static int
 begin_sums(runner *r, PyObject *sums)
 {
-    Py_ssize_t position = 0, len;
+    Py_ssize_t position = 0;
     PyObject *name, *pair;
-    cer_error err = {0};
 
     while (PyDict_Next(sums, &position, &name, &pair)) {
-        const char *utf8 = metric_name(name, &len);
-        double sum, weight;
+        int failed;
 
-        if (utf8 == NULL || !PyArg_Parse(pair,
-                                         "(dd);sums must be a dict of "
-                                         "name to (sum, weight)",
-                                         &sum, &weight))
+        Py_INCREF(name); /* __float__ may run any code */
+        Py_INCREF(pair);
+        failed = begin_sum(r, name, pair);
+        Py_DECREF(name);
+        Py_DECREF(pair);
+        if (failed)
             return -1;
-        if (cer_metrics_begin(&r->metrics, utf8, (size_t)len, sum, weight,
-                              &err) != CER_OK) {
-            core_raise(r->core, &err);
-            return -1;
-        }
     }
     return 0;
 }

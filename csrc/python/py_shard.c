@@ -62,12 +62,19 @@ read_files(PyObject *files, PyObject *keep, cer_column_spec *spec)
 {
     Py_ssize_t at = 0, expected = spec->ragged ? 2 : 1;
     PyObject *key, *value;
-    const char *name;
-    uint64_t bytes;
 
     while (PyDict_Next(files, &at, &key, &value)) {
-        if ((name = keep_file_name(key, keep)) == NULL ||
-            read_size(value, &bytes) < 0)
+        const char *name;
+        uint64_t bytes;
+        int failed;
+
+        Py_INCREF(key); /* __fspath__ may run any code */
+        Py_INCREF(value);
+        name = keep_file_name(key, keep);
+        failed = name == NULL || read_size(value, &bytes) < 0;
+        Py_DECREF(key);
+        Py_DECREF(value);
+        if (failed)
             return -1;
         if (spec->ragged && ends_with(name, ".offsets.npy")) {
             spec->offsets_file = name;

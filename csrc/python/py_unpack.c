@@ -651,6 +651,8 @@ py_unpack_into(core_state *core, const cer_state *state, const char *name,
     value = build_all(&u);
     if (value != NULL && u.misfit) {
         Py_SETREF(value, Py_NewRef(Py_None));
+    } else if (value != NULL && py_packed_check(live, core) < 0) {
+        Py_CLEAR(value);
     } else if (value != NULL) {
         Py_BEGIN_ALLOW_THREADS
         cer_state_copy_into(state, live->writer);

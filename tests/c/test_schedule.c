@@ -315,7 +315,14 @@ test_wrong_arguments_are_refused(void)
     cer_unit unit;
 
     CHECK_EQ_INT(cer_schedule_new(&options, &s, &err), CER_INVALID);
+    options.shards = CER_SCHEDULE_MOST + 1;
+    CHECK_EQ_INT(cer_schedule_new(&options, &s, &err), CER_INVALID);
+    CHECK(strstr(err.message, "1 to 1048576 shards, not 1048577") != NULL);
     options.shards = 2;
+    options.capacity = CER_SCHEDULE_MOST + 1;
+    CHECK_EQ_INT(cer_schedule_new(&options, &s, &err), CER_INVALID);
+    CHECK(strstr(err.message, "at most 1048576 trials") != NULL);
+    options.capacity = 1;
     options.weights = bad;
     CHECK_EQ_INT(cer_schedule_new(&options, &s, &err), CER_INVALID);
     CHECK_EQ_STR(err.message, "the weight of shard 1 must be finite and not "

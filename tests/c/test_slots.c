@@ -233,6 +233,28 @@ a_late_writer_changes_nothing_that_is_committed(void)
 
 /* A stopped writer that resumes finishes writing its record after other
  * processes have continued. They do not use that record. */
+/* A late writer that looks before it commits has mapped the newer, shorter file
+ * in the place of the one that it wrote. */
+static void
+a_late_commit_reads_nothing(void)
+{
+    cer_slots *late = open_slots("reads"), *new = open_slots("reads");
+    cer_slots_view view;
+    cer_error err = {0};
+    uint8_t *to;
+
+    CHECK_EQ_INT(cer_slots_begin(late, 1, 1 << 20, &to, NULL), CER_OK);
+    memset(to, 7, 1 << 20);
+    CHECK_EQ_INT(pack(new, 1, 1, 10, 1, NULL), CER_OK);
+    CHECK_EQ_INT(cer_slots_look(late, NULL, &view, NULL), CER_OK);
+    cer_slots_map_release(view.map);
+    CHECK_EQ_INT(commit(late, 1, &err), CER_STATE);
+    CHECK(strstr(err.message, "another process packed") != NULL);
+    check_newest(late, 1, 10, 1);
+    cer_slots_close(late);
+    cer_slots_close(new);
+}
+
 static void
 a_record_that_was_given_up_is_not_used_again(void)
 {
@@ -811,6 +833,9 @@ damage_is_found_where_it_is(void)
     CHECK_EQ_INT(cer_slots_begin(slots, 0, 100, &to, NULL), CER_OK);
     CHECK(damage_of("check").suffix == NULL); /* being replaced */
     cer_slots_close(slots);
+    flip("check.slots", 128 + 64 + 7); /* no attempt has so many bits */
+    check_damage("check", ".slots", "its record of the newest state");
+    flip("check.slots", 128 + 64 + 7);
     flip("check.b", 99);
     check_damage("check", ".b", "checksum differs from its seal");
     CHECK_EQ_INT(truncate(scratch("check.b"), 99), 0);
@@ -917,6 +942,7 @@ CHECK_MAIN(commits_flip_between_the_slots, files_are_as_long_as_their_state,
            the_state_before_is_made_the_newest_again,
            a_revert_leaves_a_whole_state_whatever_follows,
            a_late_writer_changes_nothing_that_is_committed,
+           a_late_commit_reads_nothing,
            a_record_that_was_given_up_is_not_used_again,
            a_writer_stopped_anywhere_changes_nothing,
            what_is_recorded_and_not_committed_is_hidden,

@@ -60,6 +60,40 @@ a_state_is_read(void)
     cer_state_close(&state);
 }
 
+static void
+what_has_changed_since_is_told(void)
+{
+    static const int64_t shape[] = {2, 3}, strides[] = {12, 4};
+    static const int64_t turned[] = {3, 2}, other[] = {4, 8};
+    cer_state_writer *writer = cer_state_writer_new();
+    float w[6] = {0};
+    cer_error err = {0};
+
+    CHECK_EQ_INT(cer_state_writer_add(writer, "/w", 2, CER_F32, 2, shape,
+                                      strides, w, NULL),
+                 CER_OK);
+    CHECK_EQ_INT(
+        cer_state_writer_check(writer, 0, CER_F32, 2, shape, strides, w, NULL),
+        CER_OK);
+    CHECK_EQ_INT(
+        cer_state_writer_check(writer, 0, CER_I32, 2, shape, strides, w, NULL),
+        CER_STATE);
+    CHECK_EQ_INT(
+        cer_state_writer_check(writer, 0, CER_F32, 1, shape, strides, w, NULL),
+        CER_STATE);
+    CHECK_EQ_INT(
+        cer_state_writer_check(writer, 0, CER_F32, 2, turned, strides, w, NULL),
+        CER_STATE);
+    CHECK_EQ_INT(
+        cer_state_writer_check(writer, 0, CER_F32, 2, shape, other, w, NULL),
+        CER_STATE);
+    CHECK_EQ_INT(cer_state_writer_check(writer, 0, CER_F32, 2, shape, strides,
+                                        w + 1, &err),
+                 CER_STATE);
+    CHECK(strstr(err.message, "the tensor at '/w' was replaced") != NULL);
+    cer_state_writer_free(writer);
+}
+
 /* Stores neither a path nor a dimension: there is no memory for them. */
 static void
 a_scalar_can_be_all_there_is(void)
@@ -74,6 +108,12 @@ a_scalar_can_be_all_there_is(void)
                  CER_OK);
     CHECK_EQ_INT(cer_state_writer_finish(writer, "1", 1, &nbytes, NULL),
                  CER_OK);
+    CHECK_EQ_INT(
+        cer_state_writer_check(writer, 0, CER_F64, 0, NULL, NULL, &value, NULL),
+        CER_OK);
+    CHECK_EQ_INT(
+        cer_state_writer_check(writer, 0, CER_F64, 0, NULL, NULL, &other, NULL),
+        CER_STATE);
     cer_state_writer_write(writer, bytes);
     CHECK_EQ_INT(cer_state_open(bytes, nbytes, "x", &state, NULL), CER_OK);
     CHECK(cer_state_find(&state, NULL, 0) == state.tensors);
@@ -239,6 +279,7 @@ states_are_copied_into_what_fits(void)
 }
 
 CHECK_MAIN(the_layout_is_as_described, a_state_is_read,
-           a_scalar_can_be_all_there_is, a_state_cut_anywhere_is_corrupt,
-           damaged_headers_do_no_harm, an_empty_state,
-           what_cannot_be_written_is_refused, states_are_copied_into_what_fits)
+           what_has_changed_since_is_told, a_scalar_can_be_all_there_is,
+           a_state_cut_anywhere_is_corrupt, damaged_headers_do_no_harm,
+           an_empty_state, what_cannot_be_written_is_refused,
+           states_are_copied_into_what_fits)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cerebro._core as _core
+from cerebro.data.dtypes import constant
 
 ROWS = (23, 40, 1)
 
@@ -191,8 +192,7 @@ def test_rows_are_drawn_from_each_shard_or_from_all(parts: Any) -> None:
         assert len(ids) == 64 and sum(ids < 23) == 23 and ids[-1] == 63
         assert not any(ids[(ids >= 23) & (ids < 63)] % 2)
 
-    whole = np.cumsum(weights)
-    whole.setflags(write=False)
+    whole = constant(np.cumsum(weights))
     before = [0, *(int(whole[span.stop - 1]) for span in spans)]
     views = [
         (*part, whole[span], first)
@@ -229,23 +229,60 @@ def test_rows_that_are_changed_later_are_those_that_were_checked(parts: Any) -> 
     rows = np.array([5, 0, 0, 22], np.uint32)
     frozen = rows.view()
     frozen.setflags(write=False)  # its base can still be written
-    views = [rows, frozen, np.frombuffer(bytearray(rows.tobytes()), np.uint32)]
+    thawed = rows.copy()
+    thawed.setflags(write=False)  # until its owner makes it writable again
+    views = [rows, frozen, np.frombuffer(bytearray(rows.tobytes()), np.uint32), thawed]
     made = [loader([(parts[0][0], view)], IDS, shuffle=False) for view in views]
-    rows[:] = 2**32 - 1
-    views[2][:] = 2**32 - 1
+    thawed.setflags(write=True)
+    for changed in (rows, views[2], thawed):
+        changed[:] = 2**32 - 1
     for one in made:
         one.begin([[0]], 0)
         assert ids_of(one) == [5, 0, 0, 22]
 
 
 def test_rows_that_nobody_can_change_are_not_copied(parts: Any) -> None:
-    rows = np.zeros(10, np.uint32)
-    rows.setflags(write=False)
-    bits = np.frombuffer(bytes(40), np.uint32)
-    before = sys.getrefcount(rows), sys.getrefcount(bits)
-    made = [loader([(parts[0][0], array)], IDS) for array in (rows, bits)]
-    assert (sys.getrefcount(rows), sys.getrefcount(bits)) == (before[0] + 1, before[1] + 1)
+    rows = constant(np.zeros(10, np.uint32))
+    part = rows[2:5]
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        part.setflags(write=True)
+    before = sys.getrefcount(rows), sys.getrefcount(part)
+    made = [loader([(parts[0][0], array)], IDS) for array in (rows, part)]
+    assert (sys.getrefcount(rows), sys.getrefcount(part)) == (before[0] + 1, before[1] + 1)
     del made
+
+
+def test_sums_of_weights_that_are_changed_later_are_those_that_were_checked(parts: Any) -> None:
+    sums = np.array([1, 1, 2, 2], np.uint64)
+    sums.setflags(write=False)
+    part = (parts[0][0], (0, 4), sums, 0)
+    made = [loader([part], IDS, seed=3) for _ in range(2)]
+    made[0].begin([[0]], 0)
+    expected = ids_of(made[0])
+    sums.setflags(write=True)
+    sums[:] = 0
+    made[1].begin([[0]], 0)
+    assert ids_of(made[1]) == expected
+
+
+class _Clears(str):
+    """A key like "ops" that empties its dict when it is compared."""
+
+    column: dict[str, Any]
+
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        self.column.clear()
+        return False
+
+
+def test_a_plan_that_changes_while_it_is_read(parts: Any) -> None:
+    key = _Clears("ops")
+    key.column = {}
+    key.column |= {"name": "i" + str(len("d")) * 500, key: 1}
+    with pytest.raises(ValueError, match="name and a list ops"):
+        loader(parts, [key.column])
 
 
 @pytest.mark.parametrize("on_device", [False, True])

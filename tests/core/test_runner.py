@@ -159,6 +159,35 @@ def test_sums_go_on() -> None:
     assert first.sums != whole.sums
 
 
+def test_sums_that_change_while_they_are_read() -> None:
+    class Clears:
+        def __float__(self) -> float:
+            sums.clear()
+            self.reused = ["x" * 3000 for _ in range(50)]  # the memory of the name
+            return 1.0
+
+    sums: dict[str, Any] = {"name" * len("x" * 750): (Clears(), 2.0)}
+    result = _core.run_unit(Batches([]), print, sums=sums)
+    assert result.sums == {"name" * 750: (1.0, 2.0)}
+    with pytest.raises(TypeError, match="name to"):
+        _core.run_unit(Batches([]), print, sums={"a": 1.0})
+
+
+@pytest.mark.parametrize("special", ["is_neg", "__float__"])
+def test_a_value_that_changes_while_it_is_read(special: str) -> None:
+    class Other(torch.Tensor):
+        pass
+
+    def change(self: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            self.untyped_storage().resize_(4 << 20)
+        return 2.5 if special == "__float__" else False
+
+    changing = type("Changing", (Other,), {special: change})
+    value = torch.tensor([1.5]).as_subclass(changing)
+    assert run([value]).sums["m"] == (1.5, 1.0)
+
+
 @pytest.mark.parametrize(
     "value",
     ["0.5", b"1", None, [1.0], np.ones(2), torch.ones(2), torch.ones(0), 1j, (1.0,), (1.0, "x")],

@@ -371,6 +371,9 @@ def test_room_for_trials_grows() -> None:
     [
         ({"shards": 0}, "needs 1 to"),
         ({"shards": []}, "needs 1 to"),
+        ({"shards": 2**20 + 1}, "needs 1 to 1048576 shards, not 1048577: write the dataset"),
+        ({"shards": 2**31 - 1}, "needs 1 to"),
+        ({"shards": 2, "capacity": 2**20 + 1}, "room for at most 1048576 trials, not 1048577"),
         ({"shards": [1.0, float("nan")]}, "weight of shard 1"),
         ({"shards": [-1.0]}, "weight of shard 0"),
         ({"shards": 2, "eval_cost": -1.0}, "eval_cost"),

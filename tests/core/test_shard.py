@@ -260,6 +260,18 @@ def test_ragged_columns(tmp_path: Path) -> None:
         reader.column("t")
 
 
+def test_files_that_change_while_they_are_read(tmp_path: Path) -> None:
+    class Clears:
+        def __fspath__(self) -> str:
+            files.clear()
+            return "a.npy"
+
+    np.save(tmp_path / "a.npy", np.zeros(300))
+    files = {Clears(): (tmp_path / "a.npy").stat().st_size}  # nobody else has the number
+    with pytest.raises(ValueError, match="must have one file"):
+        _core.ShardReader(tmp_path, 300, [("a", "float64", (), False, files)])
+
+
 def test_unknown_columns_and_kinds(tmp_path: Path) -> None:
     reader = _core.ShardReader(tmp_path, 2, [column(tmp_path, "x", np.zeros(2))])
     with pytest.raises(KeyError, match="no column z"):

@@ -13,7 +13,9 @@ import struct
 import subprocess
 import sys
 import threading
+import types
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -275,6 +277,74 @@ def test_conjugate_and_negative_views_have_their_values() -> None:
     assert back["conj"].tolist() == [1 - 2j, 3 + 4j]
     assert back["imag"].tolist() == [-2.0, 4.0]
     assert back["real"].tolist() == [1.0, 3.0]
+
+
+def changing(value: torch.Tensor, change: Callable[[Any], object]) -> torch.Tensor:
+    """A tensor that calls `change` with itself when it is asked whether it is negative."""
+
+    class Changing(torch.Tensor):
+        def is_neg(self) -> bool:
+            with torch._C.DisableTorchFunctionSubclass():
+                change(self)
+            return False
+
+    return value.as_subclass(Changing)
+
+
+def move(tensor: Any) -> None:
+    """Give a tensor other memory with the same values."""
+    storage = tensor.untyped_storage()
+    storage.resize_(storage.nbytes() * 4)
+
+
+def test_a_tensor_that_moves_while_it_is_read() -> None:
+    values = torch.arange(100_000.0)
+    back = round_trip({"t": changing(values.clone(), move)})
+    assert torch.equal(back["t"], values)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy", "shape"])
+def test_a_tensor_that_another_one_moves_is_refused(kind: str) -> None:
+    first: Any = torch.zeros(100_000) if kind == "torch" else np.zeros(100_000)
+
+    def change(_: object) -> None:
+        if kind == "torch":
+            move(first)
+        elif kind == "numpy":
+            first.resize(10, refcheck=False)
+        else:
+            first.shape = (10, 10_000)
+
+    state = {"a": {"first": first}, "b": changing(torch.ones(1), change)}
+    packed = _core.pack_state({"a": {"first": first}, "b": torch.ones(1)})
+    for call in (_core.pack_state, lambda state: _core.load_into(packed, state)):
+        first = torch.zeros(100_000) if kind == "torch" else np.zeros(100_000)
+        state["a"]["first"] = first
+        with pytest.raises(StateError, match="the tensor at '/a/first' was replaced"):
+            call(state)
+
+
+def test_a_module_that_another_thread_is_importing_has_no_tensors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Array:
+        def __dlpack__(self, **options: object) -> object:
+            return np.arange(3).__dlpack__()
+
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return (1, 0)
+
+    class Failing(types.ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise RuntimeError(f"no {name} today")
+
+    for module in (types.ModuleType("torch"), None):
+        monkeypatch.setitem(sys.modules, "torch", module)
+        packed = _core.pack_state({"a": Array(), "b": 1})
+        assert _core.unpack_state(packed, "numpy", only="a").tolist() == [0, 1, 2]
+    monkeypatch.setitem(sys.modules, "torch", Failing("torch"))
+    with pytest.raises(RuntimeError, match="no Tensor today"):
+        _core.pack_state({"a": Array()})
 
 
 def test_tied_weights_are_both_packed() -> None:

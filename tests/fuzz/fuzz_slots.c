@@ -74,8 +74,8 @@ sign(uint8_t *page, int slot)
     uint8_t *record = page + 128 + 64 * slot;
     uint64_t words[4], hash;
 
+    memset(record + 4, 0, 4); /* attempts have 32 bits */
     memcpy(words, record, 24);
-    words[0] &= 0xffffffffu;
     words[3] = (uint64_t)slot;
     hash = cer_hash64(words, sizeof words);
     memcpy(record + 24, &hash, 8);

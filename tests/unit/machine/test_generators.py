@@ -9,7 +9,7 @@ import pytest
 
 import cerebro._core as _core
 from cerebro.errors import InputError, StateError
-from cerebro.machine import generators
+from cerebro.machine import generator_memory, generators
 from cerebro.model import check_model, framework_of, whole_pass
 
 torch = pytest.importorskip("torch")
@@ -32,6 +32,20 @@ def leave_generators_alone():
         yield
 
 
+@pytest.fixture(params=["memory", "functions"])
+def either_way(request, monkeypatch):
+    """States of `random` and NumPy are copied as memory, or by the libraries' functions."""
+    assert generator_memory.memory() is not None  # on every Python and NumPy that are supported
+    if request.param == "functions":
+        monkeypatch.setattr(generators, "memory", lambda: None)
+
+
+def functions_state():
+    python, legacy = random.getstate(), np.random.get_state(legacy=False)
+    spare = legacy["gauss"] if legacy["has_gauss"] else None
+    return python, legacy["state"]["key"].tolist(), legacy["state"]["pos"], spare
+
+
 def test_seeding_is_that_of_the_libraries():
     generators.seed_all(5, True)
     got = draw()
@@ -41,6 +55,7 @@ def test_seeding_is_that_of_the_libraries():
     assert got == draw()
 
 
+@pytest.mark.usefixtures("either_way")
 @pytest.mark.parametrize("before", [0, 1, 700])
 def test_restoring_gives_the_same_numbers_again(before):
     generators.seed_all(1, True)
@@ -54,6 +69,7 @@ def test_restoring_gives_the_same_numbers_again(before):
     assert [draw() for _ in range(3)] == first
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_state_is_small_plain_and_reproducible():
     generators.seed_all(1, True)
     one, two = generators.capture(True), generators.capture(True)
@@ -79,6 +95,48 @@ def test_a_state_of_tensors_is_restored_too():
     assert draw() == first
 
 
+@pytest.mark.parametrize("spare", [False, True])
+@pytest.mark.parametrize("draws", [0, 1, 311, 312, 623, 624, 625])
+def test_memory_has_the_states_of_the_functions(monkeypatch, draws, spare):
+    generators.seed_all(draws, False)
+    for _ in range(draws):
+        random.getrandbits(32), np.random.randint(2**32, dtype=np.uint32)
+    if spare:
+        random.gauss(0, 1), np.random.randn()
+    copied, wanted = generators.capture(False), functions_state()
+    with monkeypatch.context() as patched:
+        patched.setattr(generators, "memory", lambda: None)
+        state = generators.capture(False)
+    assert bytes(_core.pack_state(copied)) == bytes(_core.pack_state(state))
+    put_back = generators.kept(False)
+    generators.seed_all(1, False)
+    random.gauss(0, 1), np.random.randn()
+    generators.restore(state)
+    assert functions_state() == wanted
+    generators.seed_all(1, False)
+    put_back()
+    assert functions_state() == wanted
+
+
+def test_a_bit_generator_of_the_users_is_left_alone():
+    before = np.random.get_bit_generator()
+    try:
+        put_back = generators.kept(False)
+        np.random.set_bit_generator(np.random.MT19937(3))
+        assert generator_memory.memory() is None
+        generators.seed_all(4, False)
+        state, wanted = generators.capture(False), functions_state()
+        np.random.rand(5)
+        generators.restore(state)
+        assert functions_state() == wanted
+        put_back()
+        assert functions_state() != wanted
+    finally:
+        np.random.set_bit_generator(before)
+    assert generator_memory.memory() is not None
+
+
+@pytest.mark.usefixtures("either_way")
 def test_a_preserved_block_leaves_no_trace():
     generators.seed_all(1, True)
     wanted = draw()
@@ -91,6 +149,7 @@ def test_a_preserved_block_leaves_no_trace():
     assert draw() == seeded
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_preserved_block_keeps_the_spare_numbers():
     generators.seed_all(1, True)
     random.gauss(0, 1), np.random.randn()
@@ -118,10 +177,28 @@ def test_a_seed_is_not_kept_for_devices_that_have_not_started(monkeypatch):
     assert seeded == [3, "state"]
 
 
+@pytest.mark.usefixtures("either_way")
 def test_a_wrong_state_is_refused():
-    for bad in ({}, {"python": [1, 2], "python_gauss": None}):
+    state = generators.capture(False)
+    far = state["python"].copy()
+    far[-1] = 625
+    for bad in (
+        {},
+        {"python": [1, 2], "python_gauss": None},
+        state | {"python": far},
+        state | {"python": state["python"][1:]},
+        state | {"python": state["python"].astype(float)},
+        state | {"python": -state["python"].astype(np.int64)},
+        state | {"numpy": state["numpy"][1:]},
+        state | {"numpy_position": 625},
+        state | {"numpy_position": -1},
+        state | {"numpy_position": "1"},
+        state | {"numpy_gauss": "1"},
+    ):
+        wanted = functions_state()
         with pytest.raises(StateError, match="not a state of the random generators"):
             generators.restore(bad)
+        assert functions_state() == wanted
 
 
 class NumpyModel:
