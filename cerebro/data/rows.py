@@ -47,12 +47,12 @@ def cut(part: Part, start: int, stop: int) -> Part:
 def take(part: Part, positions: Array) -> Part:
     """Return the rows of `part` at these positions, in this order; as a range if possible."""
     index = positions + part[0] if isinstance(part, tuple) else part[positions]
-    rows = constant(index.astype(np.uint32))
+    rows = index.astype(np.uint32)
     if len(rows) == 0:
         return (0, 0)
     if (np.diff(rows.astype(np.int64)) == 1).all():
         return int(rows[0]), int(rows[-1]) + 1
-    return rows
+    return constant(rows)
 
 
 def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:

@@ -106,7 +106,7 @@ def memory() -> Memory | None:
 
 def _legacy() -> Any:
     """Return the generator behind NumPy's legacy functions."""
-    return np.random.mtrand._rand  # type: ignore[attr-defined]
+    return np.random.mtrand._rand
 
 
 @functools.cache
