@@ -189,7 +189,7 @@ class SwitchedStream(io.TextIOBase):
                 log = open_plain(self._path, APPEND)
                 self._file = os.fdopen(log, "a", 1, "utf-8", "backslashreplace")
             if self._settings:
-                self._file.reconfigure(**self._settings)  # type: ignore[attr-defined]
+                self._file.reconfigure(**self._settings)
         return self._file
 
     def storing(self) -> contextlib.AbstractContextManager[None]:
