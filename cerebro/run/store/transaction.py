@@ -113,15 +113,21 @@ class Transaction:
 
     # --- writing ---------------------------------------------------------
 
-    def write(self, connection: sqlite3.Connection) -> None:
-        """Make states durable, commit the rows, then delete states that no row names any more."""
+    def publish_states(self) -> None:
+        """Make states durable; rows may then name them."""
         if self._publish:
             durable.publish((new, final) for final, new in self._publish.items())
+
+    def write_rows(self, connection: sqlite3.Connection) -> None:
+        """Commit the rows, all or none."""
         statements = list(self._statements())
         if statements:
             with connection:
                 for sql, rows in statements:
                     connection.executemany(sql, rows)
+
+    def remove_states(self) -> None:
+        """Delete states that no row names any more."""
         for file in (*self._retired.values(), *self._unwanted):
             remove_state(file)
 

@@ -370,11 +370,10 @@ class Store:
                     items = self._gather()
                     for call in self.before_commit:
                         call()
-                    news = file.put_back()
-                    if news is not None:
-                        self._news.append(news)
+                    is_new = self._put_back(file)
+                    is_new |= self._commit(file, items)
+                    if is_new:
                         log_size = LogSize(file.connection, self.folder)
-                    self._commit(file.connection, items)
                     release_waiters(items)
                     log_size.check()
         except BaseException as error:
@@ -399,17 +398,36 @@ class Store:
             self._is_urgent.set()  # there may be more
         return items
 
-    def _commit(self, connection: sqlite3.Connection, items: list[Item]) -> None:
+    def _put_back(self, file: OpenFile) -> bool:
+        """Write the store again if it was removed; return whether it was."""
+        news = file.put_back()
+        if news is not None:
+            self._news.append(news)
+        return news is not None
+
+    def _commit(self, file: OpenFile, items: list[Item]) -> bool:
+        """Commit all groups among the items; return whether the store was written again."""
         groups = [item for item in items if isinstance(item, Group)]
         transaction = Transaction()
         for group in groups:
             for add, values in group.rows:
                 add(transaction, *values)
-        transaction.write(connection)
+        is_new = False
+        transaction.publish_states()
+        try:
+            transaction.write_rows(file.connection)
+        except sqlite3.OperationalError:
+            # A store with a rollback journal refuses rows if it was removed a moment ago.
+            is_new = self._put_back(file)
+            if not is_new:
+                raise
+            transaction.write_rows(file.connection)
+        transaction.remove_states()
         for group in groups:
             self._written.add(group)
         for listener in self.listeners if groups else ():
             listener()
+        return is_new
 
 
 def release_waiters(items: list[Item]) -> None:

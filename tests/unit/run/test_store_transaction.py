@@ -21,7 +21,9 @@ def write(connection, *calls):
     rows = Transaction()
     for name, *values in calls:
         getattr(rows, name)(*values)
-    rows.write(connection)
+    rows.publish_states()
+    rows.write_rows(connection)
+    rows.remove_states()
 
 
 def rows(connection, what):
