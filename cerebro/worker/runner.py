@@ -65,11 +65,13 @@ from cerebro.worker.messages import (
 from cerebro.worker.models import (
     LiveModel,
     Loader,
+    about_unfit,
     batch_device,
     batch_size_of,
     begin_again,
     build_model,
     end_epoch,
+    fitting_columns,
     give_back_memory,
     load_or_rebuild,
     load_tree,
@@ -197,6 +199,8 @@ class UnitRunner:
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
+        self._unfit: dict[str, str] = {}  # validation columns that are left out of batches
+        self._fits: dict[tuple[str, ...] | None, list[str] | None] = {}  # the others, by those read
         self.examined: dict[int, dict[str, list[int]]] = {}
         """By trial and path, the positions of looks; see `cerebro.worker.lost_numbers`."""
         self.warnings = Watch(context.warning_filters if own_process else ())
@@ -291,12 +295,18 @@ class UnitRunner:
     def cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
         """Describe an error in the user's code, with a hint if there is one."""
         columns = self.context.train.columns
+        if unfit := self.unfit(error):
+            return unfit
         hints = (
             missing_name(error, config, columns),
             misplaced(error, self.context.device),
             unlike_types(error, columns),
         )
         return describe(error) + ("".join(hints) or known_mistake(error))
+
+    def unfit(self, error: BaseException) -> str:
+        """If an error is about validation columns that do not fit, say why; else return ""."""
+        return about_unfit(error, self._unfit)
 
     def lost_gpu(self) -> bool:
         """Return whether this process has lost the use of its GPU, as after a failed assertion."""
@@ -825,6 +835,8 @@ class UnitRunner:
         assert data is not None
         last = getattr(model, "channels_last", False)
         columns = read_columns(model, data.columns)
+        if not training and context.folds is None:  # folds are views of the training data
+            columns = self._fitting(model, columns)
         copy = epoch % copies.count(data) if training else 0
         key = (
             *(training, batch_size, framework, last, data._generation, context.fold_of(trial)),
@@ -834,6 +846,7 @@ class UnitRunner:
         if loader is None:
             loader = make_batches(
                 *(model, data, batch_size, context.device),
+                columns=columns,
                 seed=context.seed,
                 shuffle=training and context.shuffle,
                 orders=self._orders,
@@ -849,6 +862,16 @@ class UnitRunner:
         if len(self._loaders) > max(most, 2 * len(context.folds or ())):
             self._loaders.popitem(last=False)[1].close()
         return loader
+
+    def _fitting(self, model: Any, read: list[str] | None) -> list[str] | None:
+        """Return the columns of validation batches; see `fitting_columns`."""
+        train, validation = self.context.train, self.context.validation
+        assert validation is not None
+        key = None if read is None else tuple(read)
+        if key not in self._fits:
+            what = f"validation ({validation.path})"
+            self._fits[key], self._unfit = fitting_columns(model, train, validation, what)
+        return self._fits[key]
 
     def _close_loaders(self) -> None:
         while self._loaders:
