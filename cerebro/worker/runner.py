@@ -20,6 +20,7 @@ import math
 import sys
 import time
 import traceback
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -49,6 +50,7 @@ from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
 from cerebro.worker import growth
 from cerebro.worker.aside import aside
+from cerebro.worker.diagnosis.data import not_finite
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
@@ -199,6 +201,7 @@ class UnitRunner:
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
+        self._bad_columns: dict[tuple[Any, ...], str] = {}  # see `_cause_in_data`
         self._unfit: dict[str, str] = {}  # validation columns that are left out of batches
         self._fits: dict[tuple[str, ...] | None, list[str] | None] = {}  # the others, by those read
         self.examined: dict[int, dict[str, list[int]]] = {}
@@ -513,7 +516,8 @@ class UnitRunner:
         if weight and not math.isfinite(loss):
             before = order.batches_before(task.trial, task.epoch, task.step, cut)
             first = result.not_finite.get("loss")
-            raise Diverged(divergence(task.epoch, before, loss / weight, first))
+            cause = self._cause_in_data(live.model, task.trial, training=True)
+            raise Diverged(divergence(task.epoch, before, loss / weight, first) + cause)
         return sums
 
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
@@ -533,7 +537,26 @@ class UnitRunner:
             with recorded_unit(live.model, training=False):
                 result, metrics = evaluate_model(live.model, loader, self._beat, device)
         live.progress.add_validation(metrics)
+        loss, weight = result.sums.get("loss", (0.0, 0.0))
+        if weight and not math.isfinite(loss):
+            cause = self._cause_in_data(live.model, task.trial, training=False)
+            text = f"the validation loss is {loss / weight}{cause}"
+            warnings.warn(text, stacklevel=2)  # shown once in a run; the trial is not ranked
         return result
+
+    def _cause_in_data(self, model: Any, trial: int, *, training: bool) -> str:
+        """Return which columns make a loss NaN or infinite, to be added to a message; or ""."""
+        train, validation = self.context.views(trial)
+        data = train if training else validation
+        assert data is not None
+        names = tuple(read_columns(model, data.columns) or data.columns)
+        key = training, self.context.fold_of(trial), names
+        if key not in self._bad_columns:
+            with _aside(self._clock, TRY_SECONDS):
+                found = not_finite(data, names)
+            self._bad_columns[key] = "; ".join(found.values())
+        bad = self._bad_columns[key]
+        return f": {bad}: fill them, or drop these rows" if bad else ""
 
     # --- models ----------------------------------------------------------
 
