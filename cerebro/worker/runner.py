@@ -30,6 +30,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, whole_number
 from cerebro.data import copies, depots
+from cerebro.data.given_rows import was_given
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.data.order import Cut, in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
@@ -88,6 +89,7 @@ from cerebro.worker.structure import structure_of
 from cerebro.worker.trial_warnings import Watch
 from cerebro.worker.user_errors import (
     bases_of,
+    channels_last,
     describe,
     divergence,
     known_mistake,
@@ -300,12 +302,14 @@ class UnitRunner:
         columns = self.context.train.columns
         if unfit := self.unfit(error):
             return unfit
+        given = was_given(self.context.train)
         hints = (
             missing_name(error, config, columns),
             misplaced(error, self.context.device),
-            unlike_types(error, columns),
+            unlike_types(error, columns, given=given),
+            channels_last(error, columns, given=given),
         )
-        return describe(error) + ("".join(hints) or known_mistake(error))
+        return describe(error) + ("".join(hints) or known_mistake(error, given=given))
 
     def unfit(self, error: BaseException) -> str:
         """If an error is about validation columns that do not fit, say why; else return ""."""
