@@ -428,11 +428,11 @@ def _unfit(ours: Column, data: Dataset) -> str | None:
                 "give the rows themselves (a table or arrays), whose names are compared"
             )
     known = len(ours.classes)
-    code = _code_from(data, theirs, known) if len(theirs.classes) > known else None
-    if code is None:
+    unknown = _code_from(data, theirs, known) if len(theirs.classes) > known else None
+    if unknown is None:
         return None
     return (
-        f"has {theirs.classes[code]!r} in column {name!r}, which the training data does not have: "
+        f"has {theirs.classes[unknown]!r} in column {name!r}, which the training data does not have: "
         "leave those rows out, or train on some of them"
     )
 
