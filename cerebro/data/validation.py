@@ -432,8 +432,8 @@ def _unfit(ours: Column, data: Dataset) -> str | None:
     if unknown is None:
         return None
     return (
-        f"has {theirs.classes[unknown]!r} in column {name!r}, which the training data does not have: "
-        "leave those rows out, or train on some of them"
+        f"has {theirs.classes[unknown]!r} in column {name!r}, which the training data does not "
+        "have: leave those rows out, or train on some of them"
     )
 
 

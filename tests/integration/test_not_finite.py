@@ -78,6 +78,36 @@ def test_infinity_and_separate_validation_data(tmp_path):
         search((x, y), tmp_path / "b", validation=(bad, y))
 
 
+def test_a_target_and_a_model_that_reads_whole_batches(tmp_path):
+    def regression(config):
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+        def loss(output, target):
+            return torch.nn.functional.mse_loss(output[:, 0], target)
+
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=loss)
+
+    def stepping(config):
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+        def step(net, batch):
+            return {"loss": torch.nn.functional.mse_loss(net(batch["x"])[:, 0], batch["y"])}
+
+        return cerebro.torch.Model(net, optimizer=optimizer, step=step)
+
+    y = np.arange(ROWS, dtype="float32") / ROWS
+    y[[250, 30]] = np.nan
+    named = r"column 'y' has NaN \(2 values in 300 rows, first in row 30\)"
+    for number, make in enumerate([regression, stepping]):
+        with pytest.raises(RunError, match=f"loss became nan .*: {named}"):
+            cerebro.search(make, {"batch_size": [300]}, (rows()[0], y), epochs=1, n_trials=1,
+                           workers=0, run=tmp_path / f"{number}", progress=False)  # fmt: skip
+        said = cerebro.check(make, {"batch_size": [300]}, (rows()[0], y))
+        assert "column 'y' has NaN (2 values in 300 rows, first in row 30)" in str(said)
+
+
 def test_a_loss_without_such_data_is_not_blamed_on_them(tmp_path):
     def wrong(config):
         model = build(config)

@@ -89,9 +89,9 @@ def of_columns(
     if not thorough:
         return
     yield from _constant(sampled, given)
-    yield from _missing(train, given)
+    yield from _missing(train, names)
     if validation is not None and validation.checksum != train.checksum:
-        yield from _missing(validation, given, "in validation, ")
+        yield from _missing(validation, names, "in validation, ")
         yield from _repeated(sampled, _sample(validation, names, rows), names)
 
 
@@ -229,8 +229,8 @@ def _constant(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Find
             )
 
 
-def _missing(data: Dataset, inputs: Sequence[str], whose: str = "") -> Iterator[Finding]:
-    for text in not_finite(data, inputs).values():
+def _missing(data: Dataset, names: Sequence[str], whose: str = "") -> Iterator[Finding]:
+    for text in not_finite(data, dict.fromkeys(names)).values():
         yield Finding(
             "missing-values",
             f"{whose}{text}",

@@ -71,6 +71,7 @@ def test_order_and_unused_members_are_kept(tmp_path: Path, source: Callable[[Pat
     assert data.classes["y"] == NAMES
     assert data.shard(0)["y"].tolist() == CODES
     assert data.num_classes("y") == 4
+    assert data.stats("y").counts == {"low": 2, "mid": 1, "high": 1, "extreme": 0}
 
 
 def test_they_may_be_stacked_with_numbers(tmp_path: Path) -> None:
