@@ -120,7 +120,7 @@ def check(
 
     from cerebro.arguments import one_of
     from cerebro.data.given_rows import is_rows, written
-    from cerebro.data.validation import check_columns, views_of
+    from cerebro.data.validation import check_rows, views_of
     from cerebro.executors.local import LocalExecutor
     from cerebro.run.recipe import check_build
     from cerebro.space import as_space
@@ -141,7 +141,7 @@ def check(
     one_of("deterministic", deterministic, ("warn", True, False))
     device = choose(devices)[0]
     train, held_out, folds = views_of(data, validation)
-    check_columns(train, held_out)
+    check_rows(held_out)
     config = as_space(space).sample(seed, 0)
     if batch_size is None and "batch_size" not in config:
         batch_size = 32

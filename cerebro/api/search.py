@@ -35,7 +35,7 @@ from cerebro.coordinator.trials import recordable
 from cerebro.data.given_rows import FOLDERS, is_rows, written
 from cerebro.data.mixing import check_shards
 from cerebro.data.order import Shuffle, resolved
-from cerebro.data.validation import check_columns, views_of
+from cerebro.data.validation import UnfitDataError, check_rows, views_of
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.executors.local import LocalExecutor
@@ -315,7 +315,7 @@ def search(
     one_of("keep", keep, ("best", "last", "all"))
     one_of("deterministic", deterministic, ("warn", True, False))
     train, held_out, folds = views_of(data, validation)
-    check_columns(train, held_out)
+    check_rows(held_out)
     folder = new_run_folder(run, if_exists)
     goes_on = if_exists == "resume" and (folder / FILE).exists()
     the_space, the_searcher = as_space(space), make_searcher(searcher)
@@ -443,7 +443,12 @@ def run_search(
     if cpu_workers is not None and is_for_cpu(settings, config):
         settings = replace(settings, devices=(CPU,), workers=cpu_workers)
     _warn_if_mixed(settings.devices)
-    return conduct(settings, the_searcher, first=first)
+    try:
+        return conduct(settings, the_searcher, first=first)
+    except UnfitDataError:  # nothing was trained: leave nothing behind
+        if gives_way(settings.folder):
+            make_way(settings.folder)
+        raise
 
 
 def _warn_if_mixed(devices: Sequence[str]) -> None:

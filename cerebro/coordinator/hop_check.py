@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.arguments import users_level
+from cerebro.data.validation import UnfitDataError
 from cerebro.errors import InputError, StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
 from cerebro.machine.devices import is_gpu
@@ -106,6 +107,8 @@ def check_hop(
 
     Raises
     ------
+    InputError
+        If the model reads columns of the validation data that do not fit the training data.
     WorkerError
         If no worker is left.
     """
@@ -135,6 +138,8 @@ def check_hop(
                 tried.warned += event.warned
                 tried.findings += event.findings
                 tried.gain = event.gain or tried.gain
+                if event.error is not None and event.unfit:  # for every model of this `build`
+                    raise UnfitDataError(event.error)
                 if event.error is not None and event.state_bytes:  # it trains, so no trial fails
                     tried.findings.append(unchecked_hop(event.error))
                 # A configuration that cannot be trained at all fails only its own trial.

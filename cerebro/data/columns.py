@@ -5,7 +5,9 @@ the same rows get the same bits from any source:
 
 - Arrays, tensors and typed columns keep their type. Python's ``int`` becomes int64, ``float``
   float64, ``bool`` bool; a column that mixes ``int`` and ``float`` becomes float64.
-- Strings become categories: the sorted unique names, and int64 codes.
+- Strings become categories: the sorted unique names, and int64 codes. But a cell such as "?" among
+  numbers raises an error; see `cerebro.data.number_cells`.
+- A type that declares categories keeps them, in their order, also those that no row has.
 - Lists and tuples, of any length, become rows of a ragged column; the elements of all rows must
   have one shape. So do arrays whose first dimension differs from row to row. Arrays of equal shape
   become rows of a column of that shape, with one exception: in a list passed as a whole column,
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -28,6 +30,8 @@ from typing import Any
 import numpy as np
 
 from cerebro.data.dtypes import Array, convert, logical, promote
+from cerebro.data.number_cells import bad_cell, is_number, not_a_number
+from cerebro.data.orientation import is_picture, upright
 from cerebro.errors import InputError
 
 
@@ -46,8 +50,9 @@ class ColumnData:
     names
         If the rows are categories: the names; `values` are int64 indices into this list.
     ordered
-        Whether the codes and the order of `names` are already meaningful (class labels) and must
-        be kept. Otherwise the names that occur are sorted when the dataset is written.
+        Whether the source's type declares `names`, as a categorical type or class labels do: they
+        are kept, in their order, also those that do not occur. Otherwise the names that occur are
+        sorted when the dataset is written.
     absent
         The first row with a missing value, in a chunk whose other values are integers or missing.
         `values` are then float64. It is an error unless another chunk has floats; see `settled`.
@@ -105,6 +110,11 @@ def from_array(column: str, value: Any, first_row: int = 0) -> ColumnData:
     array, dtype = to_storage(column, value)
     if array.ndim == 0:
         kind = type(value).__name__
+        if hasattr(value, "toarray"):
+            raise InputError(
+                f"column {column!r} is sparse ({kind}): give its .toarray(), as datasets hold "
+                "dense rows"
+            )
         raise InputError(f"column {column!r} is a single value ({kind}): give one for each row")
     if dtype == "object" and array.ndim > 1:
         return _object_rows(column, array, first_row)
@@ -120,6 +130,9 @@ def from_objects(column: str, items: Sequence[Any]) -> ColumnData:
         return from_text(column, items)
     if _is_sequence(first):
         return from_list(column, items)
+    stray = _stray(items)
+    if stray is not None:
+        raise not_a_number(column, stray, items[stray], mixed=True)
     kind = "nothing" if first is None else type(first).__name__
     raise InputError(
         f"column {column!r} has dtype object (of {kind}): give it a numeric dtype, "
@@ -149,16 +162,42 @@ def from_rows(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
     return _scalars(column, items, first_row)
 
 
-def from_text(column: str, items: Iterable[Any], first_row: int = 0) -> ColumnData:
+def from_text(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
     """Make a category column from strings, whose names are in order of first appearance."""
     numbers: dict[str, int] = {}
     codes: list[int] = []
     for row, item in enumerate(items, first_row):
         if not isinstance(item, str):
-            absent = isinstance(item, float) and item != item  # pandas' None
-            raise _unlike(column, row, None if absent else item, "strings")
+            if isinstance(item, float) and item != item:  # pandas' None
+                raise missing(column, row)
+            if is_missing(item) or not isinstance(item, (int, float, np.number, np.bool_)):
+                raise _unlike(column, row, item, "strings")
+            raise _mixed(column, items, first_row)
         codes.append(numbers.setdefault(str(item), len(numbers)))
     return ColumnData(np.array(codes, np.int64), "int64", None, list(numbers))
+
+
+def check_numbers(column: str, data: ColumnData, cure: str = "") -> None:
+    """Raise InputError if text is a column of numbers with other cells; see `number_cells`.
+
+    Parameters
+    ----------
+    cure
+        The end of the message: how to keep the cells as text.
+    """
+    if data.names is None or data.ordered:
+        return
+    place = bad_cell(data.names, data.values)
+    if place is not None:
+        raise not_a_number(column, *cell_at(data, place), cure)
+
+
+def cell_at(data: ColumnData, place: int) -> tuple[int, str]:
+    """Return the row and the text of a cell of a category column, given its place."""
+    assert data.names is not None
+    cell = data.names[int(data.values.reshape(-1)[place])]
+    element = place // math.prod(data.row_shape)
+    return element if data.offsets is None else row_of(data.offsets, element), cell
 
 
 def missing(column: str, row: int) -> InputError:
@@ -215,6 +254,8 @@ def owned(value: Any) -> Any:
         plain = not value or type(value[0]) in _CONSTANT
         return list(value) if plain else [owned(item) for item in value]
     try:
+        if is_picture(value):
+            return np.array(upright(value))
         if _is_torch(value):
             return value.detach().clone()
         if isinstance(value, np.generic) or not _is_array(value):
@@ -237,7 +278,7 @@ def checked_codes(column: str, data: ColumnData, first_row: int = 0) -> Array:
         return codes
     wrong = (codes < 0) | (codes >= count)
     place, code = int(np.argwhere(wrong)[0][0]), int(codes[wrong][0])
-    row = first_row + (place if data.offsets is None else _row_of(data.offsets, place))
+    row = first_row + (place if data.offsets is None else row_of(data.offsets, place))
     if code < 0:
         raise missing(column, row)
     raise InputError(
@@ -300,7 +341,7 @@ def promoted(column: str, first: str, second: str) -> str:
 def final_names(data: ColumnData) -> tuple[tuple[str, ...], Array | None]:
     """Return the class names of a category column, and a table of new codes (None: unchanged).
 
-    The class names are the sorted names that occur, or all names if their order is given.
+    The class names are the sorted names that occur, or all names if they are declared.
     """
     assert data.names is not None
     if data.ordered:
@@ -365,9 +406,9 @@ def _object_rows(column: str, array: Array, first_row: int) -> ColumnData:
     text = isinstance(first, str)
     for place, item in enumerate(items):
         if isinstance(item, str) != text and not is_missing(item):
-            absent = text and item != item  # pandas' None
-            row, others = first_row + place // width, "strings" if text else "numbers"
-            raise _unlike(column, row, None if absent else item, others)
+            if text and item != item:  # pandas' None
+                raise missing(column, first_row + place // width)
+            raise _mixed(column, items, first_row, width)
     offsets = np.arange(len(array) + 1, dtype=np.int64) * width
     return _reshaped(_elements(column, items, first_row, offsets), array.shape)
 
@@ -392,10 +433,12 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
         )
     if array.ndim == 1 and array.dtype.kind in "biufc":
         return from_array(column, array)
+    if any(isinstance(item, str) for item in items):
+        raise _mixed(column, items, first_row)
     if any(map(is_missing, items)):
         return _with_missing(column, items, first_row)
     for row, item in enumerate(items, first_row):
-        if isinstance(item, (str, bytes)):
+        if isinstance(item, bytes):
             raise _unlike(column, row, item, "numbers")
     if array.ndim != 1:
         raise InputError(f"column {column!r} mixes numbers and sequences: make all rows alike")
@@ -450,6 +493,24 @@ def _unlike(column: str, row: int, item: Any, others: str) -> InputError:
     )
 
 
+def _mixed(column: str, items: Sequence[Any], first_row: int = 0, width: int = 1) -> InputError:
+    """Return the error for a column that mixes numbers and strings, `width` items in each row."""
+    stray = _stray(items)
+    if stray is not None:
+        return not_a_number(column, first_row + stray // width, items[stray], mixed=True)
+    text = isinstance(items[0], str)
+    unlike = next(at for at, item in enumerate(items) if isinstance(item, str) != text)
+    others = "strings" if text else "numbers"
+    return _unlike(column, first_row + unlike // width, items[unlike], others)
+
+
+def _stray(items: Sequence[Any]) -> int | None:
+    """Return the place of the first string that is no number, if most items are numbers."""
+    texts = [place for place, item in enumerate(items) if isinstance(item, str)]
+    strays = [place for place in texts if not is_number(items[place])] or texts
+    return strays[0] if 0 < 2 * len(strays) < len(items) else None
+
+
 def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
     """Make a column from array rows: stacked if all shapes are equal, otherwise ragged."""
     for row, item in enumerate(items, first_row):
@@ -494,7 +555,7 @@ def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData
     return ColumnData(data.values, data.dtype, offsets, data.names)
 
 
-def _row_of(offsets: Array, place: int) -> int:
+def row_of(offsets: Array, place: int) -> int:
     """Return the row of a ragged column that has this element."""
     return int(np.searchsorted(offsets, place, side="right")) - 1
 
@@ -536,7 +597,7 @@ def _elements(
             raise
     lacking = next((place for place, item in enumerate(items) if _lacks_value(item)), None)
     place = _first_unlike(items) if lacking is None else lacking
-    row = first_row + (0 if offsets is None else _row_of(offsets, place))
+    row = first_row + (0 if offsets is None else row_of(offsets, place))
     raise too_ragged(column, row) if lacking is None else missing(column, row)
 
 
@@ -580,6 +641,8 @@ def _to_array(value: Any) -> tuple[Array, str]:
     """Return an array, and ``"bfloat16"`` if it holds bfloat16 as another dtype, else ``""``."""
     if isinstance(value, np.ndarray):
         return value if type(value) is np.memmap else np.asarray(value), ""
+    if is_picture(value):
+        return np.asarray(upright(value)), ""
     if _is_torch(value):
         return _torch_to_array(value)
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 _PIECE_ROWS = 65_536
 _SHOWN_COLUMNS = 20
+_MOST_NUMBERED = 20_000_000
+"""The most rows of a shuffled dataset whose numbers in the source are computed."""
 
 
 class RaggedRows(Sequence[NDArray[Any]]):
@@ -858,6 +860,17 @@ class Dataset:
     def _first_rows(self) -> list[int]:
         """Return the number of each shard's first row in the whole dataset."""
         return [0, *accumulate(entry.rows for entry in self._shards)][:-1]
+
+    def _source_rows(self, rows: Array) -> Array:
+        """Return the numbers in the source of rows of the whole dataset, for messages.
+
+        They stay as they are if the dataset is not known to be shuffled, or is very large.
+        """
+        arguments, count = self._manifest.arguments, self._manifest.rows
+        if not arguments.get("shuffle") or count > _MOST_NUMBERED:
+            return rows
+        order: Array = _core.permutation(count, arguments["seed"], "write")
+        return order[rows]
 
     def _stored_bytes(self) -> int:
         """Return the size of the view's rows, in proportion to that of the files of all rows.

@@ -56,6 +56,15 @@ def dtype_name(dtype: object) -> str:
     return name
 
 
+TEXT = "str"
+"""In ``dtypes=``: the column is read as text, also if all its cells are numbers."""
+
+
+def is_text(dtype: object) -> bool:
+    """Return whether a dtype in ``dtypes=`` stands for text."""
+    return dtype is str or (isinstance(dtype, str) and dtype in (TEXT, "string"))
+
+
 def binary_layout(dtype: object) -> tuple[str, tuple[int, ...]] | None:
     """Return the logical name and the shape of a pair such as ``("float32", (40,))``.
 

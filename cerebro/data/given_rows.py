@@ -17,10 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, checked_codes, missing
+from cerebro.data.columns import ColumnData, cell_at, checked_codes, missing
 from cerebro.data.dataset import Dataset
-from cerebro.data.dtypes import Array, convert
+from cerebro.data.dtypes import convert
 from cerebro.data.manifest import Column
+from cerebro.data.number_cells import first_text, shown
 from cerebro.data.sharding import shard
 from cerebro.data.sources import is_torch, open_source
 from cerebro.data.sources.base import Source, Table
@@ -30,6 +31,15 @@ from cerebro.errors import InputError
 
 FOLDERS = ("data", "validation")
 """The folders of a run into which data passed as rows is written."""
+
+
+_GIVEN = "given "
+"""Begins the kind of source of a dataset that was made from rows in memory."""
+
+
+def was_given(data: Dataset) -> bool:
+    """Return whether the user gave a dataset's rows in memory, and so has not called `shard`."""
+    return str(data._manifest.source["kind"]).startswith(_GIVEN)
 
 
 def is_rows(value: Any) -> bool:
@@ -122,12 +132,23 @@ def narrowed(value: Any, columns: Mapping[str, Column]) -> Any:
     return value.astype(np.float32)
 
 
+def has_names(value: Mapping[Any, Any], columns: Mapping[str, Column]) -> bool:
+    """Return whether a mapping has the names of categories, for which the model needs codes."""
+    for name, array in value.items():
+        if name in columns and columns[name].classes is not None:
+            array = np.asarray(array) if isinstance(array, (list, tuple)) else array
+            kind = getattr(getattr(array, "dtype", None), "kind", None)
+            if kind is not None and kind in "USTO":
+                return True
+    return False
+
+
 class _Changed(Source):
     """A source whose chunks are changed before they are written."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.kind = source.kind
+        self.kind = _GIVEN + source.kind
         self.whole = source.whole
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
@@ -162,6 +183,7 @@ class _Like(_Changed):
         super().__init__(source)
         self._columns = train.columns
         self._what = what
+        self._rows = 0  # of the chunks before
 
     def changed(self, table: Table) -> Table:
         known = {name: data for name, data in table.items() if name in self._columns}
@@ -170,23 +192,29 @@ class _Like(_Changed):
                 f"{self._what} has the columns {', '.join(table)}, but the training data has "
                 f"{', '.join(self._columns)}: give the same names"
             )
-        return {name: self._column(name, data) for name, data in known.items()}
+        made = {name: self._column(name, data) for name, data in known.items()}
+        self._rows += next(iter(known.values())).rows
+        return made
 
     def _column(self, name: str, data: ColumnData) -> ColumnData:
         column = self._columns[name]
         data = data.as_ragged() if column.ragged and data.values.ndim > 1 else data
         data = data if column.ragged else data.as_fixed() or data  # a list of rows of one length
-        if (column.classes is None) != (data.names is None):
-            kinds = ("numbers", "names") if data.names is not None else ("names", "numbers")
+        if data.names is not None and column.classes is None:
+            row, cell = cell_at(data, first_text(data.names, data.values))
             raise InputError(
-                f"{self._what}: column {name!r} has {kinds[1]}, but {kinds[0]} in the training "
-                "data: give the same kind"
+                f"{self._what}: column {name!r} has names ({shown(cell)} in row "
+                f"{self._rows + row}), but numbers in the training data: give the same kind"
+            )
+        if data.names is None and column.classes is not None:
+            raise InputError(
+                f"{self._what}: column {name!r} has numbers, but names in the training data "
+                f"({shown(column.classes[0])}): give the same kind"
             )
         if data.absent is not None and not column.dtype.startswith(("float", "bfloat")):
             raise missing(name, data.absent)
-        if column.classes is not None:
-            codes = self._codes(name, data, column.classes)
-            data = ColumnData(codes, "int64", data.offsets, column.classes, ordered=True)
+        if data.names is not None and column.classes is not None:
+            data = _in_codes_of(name, data, column.classes)
         return ColumnData(
             convert(data.values, data.dtype, column.dtype, name),
             column.dtype,
@@ -195,18 +223,20 @@ class _Like(_Changed):
             data.ordered,
         )
 
-    def _codes(self, name: str, data: ColumnData, classes: Sequence[str]) -> Array:
-        """Return the training data's codes for these names."""
-        place = {label: code for code, label in enumerate(classes)}
-        table = np.array([place.get(label, -1) for label in data.names or ()], np.int64)
-        codes: Array = table[checked_codes(name, data)]
-        if (codes < 0).any():
-            label = (data.names or ())[int(data.values[codes < 0][0])]
-            raise InputError(
-                f"{self._what} has {label!r} in column {name!r}, which the training data does "
-                "not have: leave those rows out, or train on some of them"
-            )
-        return codes
+
+def _in_codes_of(name: str, data: ColumnData, classes: Sequence[str]) -> ColumnData:
+    """Return a category column with the training data's codes for its names.
+
+    Names that the training data lacks get further codes: it is an error only if a model reads the
+    column; see `cerebro.data.validation.unfit_columns`.
+    """
+    codes = checked_codes(name, data)
+    names = list(data.names or ())
+    place = {label: code for code, label in enumerate(classes)}
+    used = np.bincount(codes.reshape(-1), minlength=len(names)) > 0
+    table = [place.setdefault(names[i], len(place)) if used[i] else -1 for i in range(len(names))]
+    values = np.array(table, np.int64)[codes]
+    return ColumnData(values, "int64", data.offsets, list(place), ordered=True)
 
 
 def _narrow(name: str, data: ColumnData) -> ColumnData:

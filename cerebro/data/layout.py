@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, final_names, promoted
-from cerebro.data.dtypes import STORAGE, Array, binary_layout, convert, dtype_name, reinterpret
+from cerebro.data.columns import ColumnData, cell_at, check_numbers, final_names, promoted
+from cerebro.data.dtypes import (
+    STORAGE,
+    TEXT,
+    Array,
+    binary_layout,
+    convert,
+    dtype_name,
+    is_text,
+    reinterpret,
+)
 from cerebro.data.manifest import MAX_DIMENSIONS, MAX_ROWS, Column, check_columns
+from cerebro.data.number_cells import first_text, shown
 from cerebro.data.sources.base import Table, choose
 from cerebro.errors import InputError
 
@@ -90,13 +100,16 @@ def lay_out(
     check_rows(table)
     choose(table, source_columns(columns))
     wanted = _as_mapping(table, columns)
-    layouts = {name: binary_layout(dtype) for name, dtype in (dtypes or {}).items()}
+    given = dict(dtypes or {})
+    for name in given.keys() - wanted.keys():
+        raise InputError(f"dtypes has the unknown column {name!r}: there are {', '.join(wanted)}")
+    texts = {name for name, dtype in given.items() if is_text(dtype)}
+    layouts = {name: binary_layout(dtype) for name, dtype in given.items() if name not in texts}
     types = {
-        name: layout[0] if layout is not None else dtype_name((dtypes or {})[name])
+        name: layout[0] if layout is not None else dtype_name(given[name])
         for name, layout in layouts.items()
     }
-    for name in types.keys() - wanted.keys():
-        raise InputError(f"dtypes has the unknown column {name!r}: there are {', '.join(wanted)}")
+    _check_cells(table, wanted, texts)
     outputs = []
     for name, sources in wanted.items():
         layout = layouts.get(name)
@@ -105,12 +118,37 @@ def lay_out(
             if layout is not None:
                 data = _shaped(name, data, *layout)
             outputs.append(_single(name, data, types.get(name)))
+        elif name in texts:
+            raise InputError(
+                f"dtypes makes {name!r} text, but it is a stack: name its columns apart"
+            )
         elif layout is not None:
             raise InputError(f"dtypes gives {name!r} a shape, but it is a stack: give a type only")
         else:
             outputs.append(_stack(name, {key: table[key] for key in sources}, types.get(name)))
     check_columns(tuple(output.column for output in outputs))
     return outputs
+
+
+def _check_cells(
+    table: Table, wanted: Mapping[str, str | Sequence[str]], texts: Collection[str]
+) -> None:
+    """Raise InputError for text among numbers, and for numbers where `texts` says text."""
+    for name, sources in wanted.items():
+        if name in texts and isinstance(sources, str):
+            if table[sources].names is None:
+                raise InputError(
+                    f"dtypes makes {name!r} text, but the source has {table[sources].dtype}: make "
+                    "its values strings first (only a CSV file's cells have no type)"
+                )
+            continue
+        for source in [sources] if isinstance(sources, str) else sources:
+            check_numbers(
+                source,
+                table[source],
+                "; if these are codes, not numbers, keep them as text with cerebro.shard(..., "
+                f"dtypes={{{(name if isinstance(sources, str) else source)!r}: {TEXT!r}}})",
+            )
 
 
 def check_rows(table: Table) -> int:
@@ -172,8 +210,33 @@ def _single(name: str, data: ColumnData, dtype: str | None) -> OutputColumn:
     classes, codes = (None, None) if data.names is None else final_names(data)
     dtype = dtype or data.dtype
     if classes is not None and STORAGE[dtype].kind not in "iu":
-        raise InputError(f"column {name!r} holds categories: {dtype} cannot hold their codes")
+        raise InputError(
+            f"column {name!r} holds categories ({_first_cell(data)}): {dtype} cannot hold their "
+            "codes; convert it to numbers first, or give no dtype"
+        )
     return OutputColumn(_column(name, dtype, data, classes), ((data, codes),))
+
+
+def _first_cell(data: ColumnData) -> str:
+    """Return the first cell of a category column that is no number, and its row, for an error."""
+    assert data.names is not None
+    if not data.values.size:
+        return "no cell"
+    row, cell = cell_at(data, first_text(data.names, data.values))
+    return f"{shown(cell)} in row {row}"
+
+
+def _check_stacked(
+    name: str, source: str, data: ColumnData, dtype: str | None, has_numbers: bool
+) -> None:
+    """Raise InputError if the codes of text would be stacked as if they were numbers."""
+    as_float = dtype is not None and STORAGE[dtype].kind not in "iu"
+    if has_numbers or as_float:
+        what = "numbers" if has_numbers else f"{dtype}, which cannot hold codes"
+        raise InputError(
+            f"column {source!r} is text ({_first_cell(data)}) and cannot be stacked into {name!r} "
+            f"with {what}: convert it to numbers, or keep it as a separate column of categories"
+        )
 
 
 def _column(name: str, dtype: str, data: ColumnData, classes: tuple[str, ...] | None) -> Column:
@@ -185,7 +248,10 @@ def _column(name: str, dtype: str, data: ColumnData, classes: tuple[str, ...] | 
 def _stack(name: str, sources: Table, dtype: str | None) -> OutputColumn:
     """Put columns side by side, cast to a common type; each row becomes one vector."""
     pieces, width = [], 0
+    has_numbers = any(data.names is None for data in sources.values())
     for key, data in sources.items():
+        if data.names is not None and not data.ordered:
+            _check_stacked(name, key, data, dtype, has_numbers)
         fixed = data.as_fixed()
         if fixed is None:
             raise InputError(

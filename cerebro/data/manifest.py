@@ -237,11 +237,23 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             raise InputError(
                 f"no dataset at '{folder}': make one with cerebro.shard(source, path)"
             ) from None
+        if _has_class_folders(Path(folder)):
+            raise InputError(
+                f"'{folder}' is a folder, not a dataset: for class folders use "
+                f"cerebro.images('{folder}')"
+            ) from None
         raise MissingFileError(
             f"'{folder}' is not a complete dataset: {FILE_NAME} is missing; make it again with "
             "cerebro.shard"
         ) from None
     return parse_manifest(content, str(path))
+
+
+def _has_class_folders(folder: Path) -> bool:
+    """Return whether a folder has folders, and none of them could be a shard's."""
+    names = [child.name for child in folder.iterdir() if child.is_dir()]
+    shards = [name for name in names if name.startswith((*"._", "shard-"))]
+    return bool(names) and not shards
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:

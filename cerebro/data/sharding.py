@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ import cerebro._core as _core
 from cerebro.arguments import SHARD, answers, users_level, whole_number
 from cerebro.data.columns import ColumnData, settled
 from cerebro.data.dataset import Dataset
-from cerebro.data.dtypes import binary_layout, dtype_name
+from cerebro.data.dtypes import TEXT, binary_layout, dtype_name, is_text
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
 from cerebro.data.manifest import (
     FILE_NAME,
@@ -72,9 +72,12 @@ def shard(
 
     The same rows and seed give the same bits from any source. Arrays and typed columns keep their
     type. Python's and CSV's integers become int64, floats become float64, and strings become
-    categories (sorted names and int64 codes; see `Dataset.classes`). A missing value (None, null,
-    an empty cell) is NaN in a column of floats and an error in any other column. A list of
-    sequences becomes a ragged column. Sources that are read row by row or in batches may be larger
+    categories (sorted names and int64 codes; see `Dataset.classes`). Types that declare categories
+    (pandas' and Arrow's categorical types, Hugging Face's class labels) keep them all, in their
+    order. A missing value (None, null, an empty cell) is NaN in a column of floats and an error in
+    any other column. A cell that is no number, such as "?", is an error in a column of numbers. A
+    list of sequences becomes a ragged column. Images are turned as their EXIF orientation says.
+    Sources that are read row by row or in batches may be larger
     than memory; writing them takes disk space for one more copy.
 
     Parameters
@@ -94,11 +97,12 @@ def shard(
         ``rows % shards`` shards have one more row than the others.
     columns
         The names of columns to keep, or a mapping of new names to a column's name or to a list of
-        names. The columns in a list are stacked into one vector per row, cast to their common type
-        (categories as their codes).
+        names. The columns in a list are stacked into one vector per row, cast to their common type.
+        Declared categories are stacked as their codes; text cannot be stacked with numbers.
     dtypes
         Types by (new) column name, such as ``{"x": "float32"}``. Floats are rounded; a value that
-        an integer type cannot hold is an error. For a list column or a binary column, a type with
+        an integer type cannot hold is an error. ``"str"`` reads codes such as the zip code 00501 as
+        text, which becomes categories. For a list column or a binary column, a type with
         a shape, such as ``("float32", (40,))``, describes each row; binary values are
         little-endian. Without a shape, a list column is ragged, even if all rows have the same
         length.
@@ -150,7 +154,8 @@ def _made(
     if there and not exist_ok:
         _refuse_existing(place, path, arguments)
     opened = open_source(source)
-    opened.binary = _binary_columns(columns, dtypes)
+    opened.binary = _source_names(columns, dtypes, lambda dtype: binary_layout(dtype) is not None)
+    opened.text = _source_names(columns, dtypes, is_text)
     whole = _whole_table(opened, columns)
     fingerprint = opened.fingerprint() if whole is None else _content_fingerprint(whole)
     origin = {"kind": opened.kind, "fingerprint": fingerprint}
@@ -246,9 +251,11 @@ def _arguments(
     }
 
 
-def _binary_columns(columns: Columns | None, dtypes: Mapping[str, Any] | None) -> frozenset[str]:
-    """Return the names, in the source, of the columns whose dtype has a shape."""
-    new = {name for name, dtype in (dtypes or {}).items() if binary_layout(dtype) is not None}
+def _source_names(
+    columns: Columns | None, dtypes: Mapping[str, Any] | None, has: Callable[[Any], bool]
+) -> frozenset[str]:
+    """Return the names, in the source, of the columns that have a certain kind of dtype."""
+    new = {name for name, dtype in (dtypes or {}).items() if has(dtype)}
     if not isinstance(columns, Mapping):
         return frozenset(new)
     found = (columns[name] for name in new & columns.keys())
@@ -256,6 +263,8 @@ def _binary_columns(columns: Columns | None, dtypes: Mapping[str, Any] | None) -
 
 
 def _recorded(dtype: Any) -> Any:
+    if is_text(dtype):
+        return TEXT
     layout = binary_layout(dtype)
     return dtype_name(dtype) if layout is None else [layout[0], list(layout[1])]
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from cerebro.data.appending import append
-from cerebro.data.columns import ColumnData, checked_codes, missing, promoted
+from cerebro.data.columns import ColumnData, cell_at, checked_codes, missing, promoted
 from cerebro.data.dtypes import STORAGE, Array, convert
+from cerebro.data.number_cells import first_text, not_a_number, shown
 from cerebro.data.progress import ByteProgress
 from cerebro.data.sources.base import Table
 from cerebro.errors import InputError
@@ -142,15 +143,24 @@ class _Spooled:
             self.row_shape = data.row_shape if data.offsets is not None else data.row_shape[1:]
             self.names = None if data.names is None else {}
         if (data.names is None) != (self.names is None):
-            raise InputError(
-                f"column {self.name!r} mixes strings and numbers: make all of them one kind"
-            )
+            raise self._mixed(data)
         ragged = self.lengths is not None or data.offsets is not None
         if ragged or data.row_shape != self.row_shape:
             data = self._make_ragged(data)
         if data.dtype != self.dtype:
             self._widen(self._promoted(data.dtype))
         return data
+
+    def _mixed(self, data: ColumnData) -> InputError:
+        """Return the error for a chunk of strings after numbers, or of numbers after strings."""
+        if data.names is not None:
+            row, cell = cell_at(data, first_text(data.names, data.values))
+            return not_a_number(self.name, self.rows + row, cell)
+        return InputError(
+            f"column {self.name!r} mixes strings and numbers: it begins with strings "
+            f"({shown(next(iter(self.names or ()), ''))}), and row {self.rows} has numbers; make "
+            "all of them one kind"
+        )
 
     def _promoted(self, dtype: str) -> str:
         """Return the type for the rows so far and a chunk of this type."""

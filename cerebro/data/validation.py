@@ -7,7 +7,7 @@ fold has two views, which all configurations share in every process.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ from cerebro.arguments import whole_number
 from cerebro.data import Dataset
 from cerebro.data import rows as splitting
 from cerebro.data.dtypes import Array
-from cerebro.data.manifest import checksum_of
+from cerebro.data.manifest import Column, checksum_of
+from cerebro.data.number_cells import shown
 from cerebro.data.rows import Part, part_from_json, part_to_json, select_rows
 from cerebro.errors import InputError, text_of
 
@@ -362,36 +363,88 @@ def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | Non
     )
 
 
-def check_columns(train: Dataset, validation: Dataset | None) -> None:
-    """Raise InputError unless a model trained on `train` can read `validation`."""
-    if validation is None:
-        return
-    missing = sorted(set(train.columns) - set(validation.columns))
-    if missing:
-        raise InputError(
-            f"validation ({validation.path}) lacks the training data's column(s) "
-            f"{', '.join(missing)}"
-        )
-    if validation.num_rows == 0:
+def check_rows(validation: Dataset | None) -> None:
+    """Raise InputError if the validation data has no rows."""
+    if validation is not None and validation.num_rows == 0:
         raise InputError(f"validation ({validation.path}) has no rows")
-    other = other_classes(train, validation)
-    if other is not None:
-        raise InputError(f"validation ({validation.path}): {other}")
 
 
-def other_classes(train: Dataset, data: Dataset) -> str | None:
-    """Return a message on a column whose codes mean other classes in the training data, or None.
+class UnfitDataError(InputError):
+    """Raised if a model reads a column whose rows mean something else in the training data."""
 
-    Each dataset numbers only the names that occur in it, so codes of separately written datasets
-    may differ.
+
+def unfit_columns(
+    train: Dataset, data: Dataset, what: str, columns: Iterable[str] | None = None
+) -> dict[str, str]:
+    """Return the columns of `data` that a model trained on `train` would misread.
+
+    A column is unfit if it is missing, or if its codes stand for other categories. Each dataset
+    that is written separately numbers only the categories of its own rows.
+
+    Parameters
+    ----------
+    what
+        The name of `data` in messages.
+    columns
+        The columns that the model reads; None: all columns of `train`.
+
+    Returns
+    -------
+    dict
+        For each unfit column, an error message.
     """
-    for name, ours in train.classes.items():
-        theirs = data.classes.get(name)
-        for number, (here, there) in enumerate(zip(ours or (), theirs or (), strict=False)):
-            if here != there:
-                return (
-                    f"class {number} of column {name!r} is {there!r} here and {here!r} in the "
-                    "training data: write all rows as one dataset and split that, or give "
-                    "numbers instead of names"
-                )
+    if data._manifest.checksum == train._manifest.checksum:
+        return {}
+    wanted = train.columns if columns is None else columns
+    found = {}
+    for name in wanted:
+        if name not in train.columns:
+            continue
+        problem = _unfit(train.columns[name], data)
+        if problem is not None:
+            found[name] = f"{what} {problem}"
+    return found
+
+
+def _unfit(ours: Column, data: Dataset) -> str | None:
+    """Return why a column of `data` is unfit; see `unfit_columns`."""
+    name, theirs = ours.name, data.columns.get(ours.name)
+    if theirs is None:
+        return f"lacks the training data's column(s) {name}"
+    if theirs.classes is None:
+        return None
+    if ours.classes is None:
+        if ours.dtype.startswith(("int", "uint")):
+            return None  # integer labels, of which only this dataset has the names
+        return (
+            f"has names in column {name!r} ({shown(theirs.classes[0])}), but the training data has "
+            "numbers: give the same kind"
+        )
+    for code, (here, there) in enumerate(zip(theirs.classes, ours.classes, strict=False)):
+        if here != there:
+            return (
+                f"has other categories: class {code} of column {name!r} is {here!r} here and "
+                f"{there!r} in the training data: write all rows as one dataset and split that, or "
+                "give the rows themselves (a table or arrays), whose names are compared"
+            )
+    known = len(ours.classes)
+    unknown = _code_from(data, theirs, known) if len(theirs.classes) > known else None
+    if unknown is None:
+        return None
+    return (
+        f"has {theirs.classes[unknown]!r} in column {name!r}, which the training data does not "
+        "have: leave those rows out, or train on some of them"
+    )
+
+
+def _code_from(data: Dataset, column: Column, least: int) -> int | None:
+    """Return the first code in the rows that is at least `least`; None if there is none."""
+    for shard, part in enumerate(data._rows):
+        if column.ragged:
+            codes = data._ragged_rows(column.name, shard, part).values
+        else:
+            codes = data._plain_rows(column.name, shard, part)
+        high = codes[codes >= least]
+        if high.size:
+            return int(high.reshape(-1)[0])
     return None

@@ -196,7 +196,8 @@ def _took(result: Any, seconds: float) -> str:
 def _best(result: Any, ranked: Sequence[Any]) -> str:
     lines = summary.best_lines(result)
     if not lines:
-        return "<p>No trial has a finite metric yet.</p>"
+        yet = " yet" if result.status in ("running", "paused") else ""
+        return f"<p>No trial has a finite metric{yet}.</p>"
     best = ranked[0]
     found = conclude(result, ranked)
     metrics = {

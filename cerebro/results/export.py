@@ -301,7 +301,7 @@ def cause_of(error: BaseException) -> str:
     return text_of(error)
 
 
-def predict(model: Any, data: Any, batch_size: int) -> Any:
+def predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str] | None = None) -> Any:
     """Return a model's predictions, with rows in the order of `data`.
 
     Parameters
@@ -311,12 +311,18 @@ def predict(model: Any, data: Any, batch_size: int) -> Any:
         first axis is the batch's rows.
     data
         A `cerebro.Dataset`.
+    unfit
+        Why the model may not read some columns, of which it is unknown whether it reads them. They
+        are left out of batches.
 
     Raises
     ------
     InputError
-        If the model has neither method.
+        If the model has neither method, or reads a column that it may not read.
     """
+    unfit = unfit or {}
+    if unfit and (hasattr(model, "predict") or unfit.keys() >= data.columns.keys()):
+        raise InputError(next(iter(unfit.values())))
     if hasattr(model, "predict"):
         return model.predict(data)
     if not hasattr(model, "predict_batch"):
@@ -326,6 +332,7 @@ def predict(model: Any, data: Any, batch_size: int) -> Any:
         )
     from cerebro.data.batches import make_loader
     from cerebro.data.order import in_order
+    from cerebro.worker.models import about_unfit
 
     if not isinstance(data, Dataset):
         raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
@@ -336,10 +343,16 @@ def predict(model: Any, data: Any, batch_size: int) -> Any:
         shuffle=False,
         framework=getattr(model, "framework", "dlpack"),
         augment=False,
+        columns=[name for name in data.columns if name not in unfit] if unfit else None,
     )
     with contextlib.closing(loader):
         loader.begin(in_order(data), 0)
-        return joined([model.predict_batch(batch) for batch in loader])
+        try:
+            return joined([model.predict_batch(batch) for batch in loader])
+        except Exception as error:
+            if reason := about_unfit(error, unfit):
+                raise InputError(reason) from None
+            raise
 
 
 def joined(parts: list[Any]) -> Any:

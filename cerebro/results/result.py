@@ -169,7 +169,8 @@ class Result:
         """
         best = self.top(1)
         if not best:
-            raise InputError(f"{self.path}: no trial has a finite {self.metric} yet")
+            yet = " yet" if self.status in ("running", "paused") else ""
+            raise InputError(f"{self.path}: no trial has a finite {self.metric}{yet}")
         return best[0]
 
     def top(self, n: int) -> list[Trial]:

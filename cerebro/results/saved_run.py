@@ -19,7 +19,7 @@ import cerebro._core as _core
 from cerebro.data import Dataset
 from cerebro.data.given_rows import FOLDERS, is_rows, temporary
 from cerebro.data.manifest import Column
-from cerebro.data.validation import Folds, other_classes
+from cerebro.data.validation import Folds
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.environment import hash_seed
 from cerebro.machine.files import path_of, read_bytes
@@ -461,10 +461,8 @@ class SavedRun:
 
     def columns(self) -> Mapping[str, Column]:
         """Return the columns of the run's data; empty if the data is missing."""
-        try:
-            return self.dataset("data").columns
-        except (InputError, CorruptDataError, OSError):
-            return {}
+        train = self.training_data()
+        return {} if train is None else train.columns
 
     def folds(self) -> Folds | None:
         """Return the run's folds; None if the run has none."""
@@ -508,9 +506,6 @@ class SavedRun:
         if isinstance(data, (str, os.PathLike)):
             data = Dataset(data)
         if isinstance(data, Dataset):
-            other = self.other_classes(data)
-            if other is not None:
-                raise InputError(f"{data.path}: {other}")
             return data
         if is_rows(data):
             return rows.enter_context(temporary(data, self.dataset("data"), "evaluate"))
@@ -526,16 +521,12 @@ class SavedRun:
             raise InputError("the run has no validation data: give data=")
         return self.dataset("validation")
 
-    def other_classes(self, data: Dataset) -> str | None:
-        """Describe a column whose classes differ from those of the run's training data.
-
-        Return None if all classes agree, or if the run's data is missing.
-        """
+    def training_data(self) -> Dataset | None:
+        """Return the run's training data; None if it is missing."""
         try:
-            train = self.dataset("data")
+            return self.dataset("data")
         except (InputError, CorruptDataError, OSError):
             return None
-        return other_classes(train, data)
 
     def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
         """Return the context that the run's workers had, with some values changed."""

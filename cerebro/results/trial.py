@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from cerebro.arguments import users_level, whole_number
+from cerebro.arguments import whole_number
 from cerebro.data import Dataset
-from cerebro.data.given_rows import is_rows, narrowed, temporary
+from cerebro.data.given_rows import has_names, is_rows, narrowed, temporary
 from cerebro.data.order import Cut, in_order
 from cerebro.data.sources.bunches import is_bunch
+from cerebro.data.validation import unfit_columns
 from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine import generators
 from cerebro.machine.devices import CPU, here, recorded, using
@@ -23,6 +23,7 @@ from cerebro.machine.flags import torch_flags
 from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import keras_settings
 from cerebro.machine.library_settings import settings_of
+from cerebro.model import column_names, stored_column
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
 from cerebro.worker.messages import RunContext
@@ -342,20 +343,31 @@ class Trial:
         device = here(recorded(self.saved.settings))[0]
         with using(device), contextlib.ExitStack() as rows:
             live = self._load("best", build, device)
-            return self._evaluate(live, self.saved.data_for(data, self.number, rows), device)
+            target = self.saved.data_for(data, self.number, rows)
+            what = "evaluate" if is_rows(data) else str(target.path)
+            return self._evaluate(live, target, device, what)
 
-    def _evaluate(self, live: LiveModel, target: Dataset, device: str) -> dict[str, float]:
+    def _evaluate(
+        self, live: LiveModel, target: Dataset, device: str, what: str
+    ) -> dict[str, float]:
         from cerebro.machine.flags import compute_settings, tolerated
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
-        from cerebro.worker.models import batch_device, make_batches
+        from cerebro.worker.models import about_unfit, batch_device, fitting_columns, make_batches
 
         model, settings = live.model, self.saved.settings
+        options: dict[str, Any] = {}
+        unfit: dict[str, str] = {}
+        train = self.saved.training_data()
+        if train is not None:
+            columns, unfit = fitting_columns(model, train, target, what)
+            options["columns"] = columns
         loader = make_batches(
             *(model, target, settings["eval_batch_size"] or self._batch_size(), device),
             seed=settings["seed"],
             shuffle=False,
             augment=False,
             residence="streamed",  # the data is read only once
+            **options,
         )
         epoch = self._epoch_record("best").epoch
         seed = evaluation_seed(settings["seed"], self.number, epoch)
@@ -378,6 +390,8 @@ class Trial:
                 try:
                     return evaluated(strict=True)  # as in the search: PyTorch chooses accordingly
                 except Exception as error:
+                    if reason := about_unfit(error, unfit):
+                        raise InputError(reason) from None
                     if tolerated(error, *choice) is None:
                         raise
             return evaluated(strict=False)
@@ -412,20 +426,39 @@ class Trial:
         if isinstance(data, (str, os.PathLike)):
             data = Dataset(data)
         live = self._load("best", build, CPU)
-        other = self.saved.other_classes(data) if isinstance(data, Dataset) else None
-        if other is not None:  # relevant only if the model reads this column
-            warnings.warn(f"{data.path}: {other}", stacklevel=users_level())
         with (
             generators.reserved(_torch_imported()),
             settings_of(live),
             contextlib.ExitStack() as rows,
         ):
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
-            if is_array or (isinstance(data, Mapping) and not is_bunch(data)):
+            is_columns = isinstance(data, Mapping) and not is_bunch(data)
+            unfit: dict[str, str] = {}
+            if is_array or (is_columns and not has_names(data, self.saved.columns())):
                 data = narrowed(data, self.saved.columns())
             elif is_rows(data) and not isinstance(data, list):  # which has batches
                 data = rows.enter_context(temporary(data, self.saved.dataset("data"), "predict"))
-            return predict(live.model, data, self._batch_size())
+                unfit = self._unfit(live.model, data, "predict")
+            elif isinstance(data, Dataset):
+                unfit = self._unfit(live.model, data, str(data.path))
+            return predict(live.model, data, self._batch_size(), unfit)
+
+    def _unfit(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
+        """Return messages about columns of `data` that the model might misread; see `predict`.
+
+        Raises InputError if the model names such a column among its inputs.
+        """
+        train = self.saved.training_data()
+        if train is None:
+            return {}
+        inputs = getattr(model, "_inputs", None)
+        if inputs is None:  # it is unknown which columns the model reads
+            return unfit_columns(train, data, what, data.columns)
+        read = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
+        wanted = [name for name in data.columns if name in read]
+        for message in unfit_columns(train, data, what, wanted).values():
+            raise InputError(message)
+        return {}
 
     @plainly
     def out_of_fold(self, *, build: Callable[..., Any] | None = None) -> Any:

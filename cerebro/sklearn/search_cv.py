@@ -36,6 +36,7 @@ from sklearn.utils.validation import (
 from cerebro._core import trial_seed
 from cerebro.api.search import search
 from cerebro.data import Dataset, shard
+from cerebro.data.number_cells import is_number, not_a_number
 from cerebro.data.validation import KFold
 from cerebro.errors import InputError
 from cerebro.machine import generators
@@ -441,14 +442,23 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 f"{type(self).__name__} requires y to be passed, but the target y is None"
             )
         classifier = is_classifier(self.estimator)
-        x, target = validate_data(
-            self,
-            X,
-            y,
-            multi_output=not classifier,
-            y_numeric=not classifier,
-            dtype=[np.float64, np.float32],
-        )
+        try:
+            x, target = validate_data(
+                self,
+                X,
+                y,
+                multi_output=not classifier,
+                y_numeric=not classifier,
+                dtype=[np.float64, np.float32],
+            )
+        except ValueError as error:
+            if str(error).startswith("could not convert string"):
+                _name_bad_cell("X", X)
+                _name_bad_cell("y", y)
+            raise
+        if not classifier and target.dtype.kind in "US":
+            _name_bad_cell("y", y)
+            target = target.astype(np.float64)
         if not classifier:
             return x, target
         check_classification_targets(target)
@@ -632,6 +642,17 @@ def _seed_of(random_state: Any) -> int:
     if isinstance(random_state, (int, np.integer)) and not isinstance(random_state, bool):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31))
+
+
+def _name_bad_cell(name: str, given: Any) -> None:
+    """Raise InputError for the first cell, by columns, that is text and no number."""
+    labels = [str(label) for label in getattr(given, "columns", ())]
+    cells = np.asarray(given, object)
+    for at, column in enumerate(cells.reshape(len(cells), -1).T):
+        label = labels[at] if at < len(labels) else f"{name}[:, {at}]" if cells.ndim > 1 else name
+        for row, cell in enumerate(column):
+            if isinstance(cell, str) and not is_number(cell):
+                raise not_a_number(label, row, cell)
 
 
 def _numbers(rows: Any) -> Any:

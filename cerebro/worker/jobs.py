@@ -81,7 +81,8 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
         if not runner.is_of_the_trial(error):
             raise
         cause, seen = runner.cause(error, task.config), computes_with(runner)
-        return CheckDone(runner.worker, (), error=cause, environment=seen)
+        unfit = bool(runner.unfit(error))
+        return CheckDone(runner.worker, (), error=cause, unfit=unfit, environment=seen)
 
 
 def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDone:

@@ -311,6 +311,8 @@ class CheckDone:
     problems: tuple[str, ...]
     error: str | None = None
     """Why the configuration could not be tried; None if it could be."""
+    unfit: bool = False
+    """Whether the error is that the model reads columns that are unfit for validation."""
     metrics: tuple[str, ...] = ()
     state_bytes: int = 0
     """The size of the packed state after a few batches; 0 if unknown."""

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, whole_number
-from cerebro.data import depots
+from cerebro.data import Dataset, depots
 from cerebro.data.batches import make_trusted
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.data.moved import MovedBatches
 from cerebro.data.order import Cut, EpochOrder
-from cerebro.errors import InputError
+from cerebro.data.validation import UnfitDataError, unfit_columns
+from cerebro.errors import InputError, text_of
 from cerebro.machine import dynamo, flags, generators
 from cerebro.machine import jax_settings as of_jax
 from cerebro.machine import keras_settings as of_keras
@@ -203,7 +204,7 @@ def make_batches(
     The loader gathers the columns that the model reads, and images in the layout in which it
     computes. It makes batches on a GPU only if that GPU is trusted; see `make_trusted`.
     """
-    options["columns"] = read_columns(model, data.columns)
+    options.setdefault("columns", read_columns(model, data.columns))
     options["framework"] = getattr(model, "framework", "dlpack")
     if options["framework"] == "numpy" and isinstance(model, BaseModel):
         data = data.without_bfloat16()
@@ -213,6 +214,49 @@ def make_batches(
     if isinstance(loader, MovedBatches):
         depots.tell(depots.moving(loader.why))
     return loader
+
+
+def fitting_columns(
+    model: Any, train: Dataset, data: Dataset, what: str
+) -> tuple[list[str] | None, dict[str, str]]:
+    """Return the columns of batches for evaluation, and messages about columns that do not fit.
+
+    A model may read whole batches. Then it is unknown whether it reads a column that does not fit
+    the training data: batches are made without it, and `about_unfit` explains the model's error.
+
+    Parameters
+    ----------
+    train
+        The data on which the model was trained.
+    what
+        The name of `data` in messages.
+
+    Returns
+    -------
+    tuple
+        The columns, or None for all; and the messages by column.
+
+    Raises
+    ------
+    UnfitDataError
+        The model reads a column that does not fit.
+    """
+    read = read_columns(model, train.columns)
+    unfit = unfit_columns(train, data, what, read)
+    if not unfit:
+        return read_columns(model, data.columns), {}
+    fitting = [name for name in data.columns if name not in unfit]
+    if read is not None or not fitting:
+        raise UnfitDataError(next(iter(unfit.values())))
+    return fitting, unfit
+
+
+def about_unfit(error: BaseException, unfit: Mapping[str, str]) -> str:
+    """If an error is about a column that `fitting_columns` left out, say why; else return ""."""
+    if isinstance(error, UnfitDataError):
+        return str(error)
+    text = text_of(error)
+    return next((message for name, message in unfit.items() if repr(name) in text), "")
 
 
 def give_back_memory(device: str) -> int:

@@ -20,6 +20,7 @@ import math
 import sys
 import time
 import traceback
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, whole_number
 from cerebro.data import copies, depots
+from cerebro.data.given_rows import was_given
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.data.order import Cut, in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
@@ -49,6 +51,7 @@ from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
 from cerebro.worker import growth
 from cerebro.worker.aside import aside
+from cerebro.worker.diagnosis.data import not_finite
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
@@ -65,11 +68,13 @@ from cerebro.worker.messages import (
 from cerebro.worker.models import (
     LiveModel,
     Loader,
+    about_unfit,
     batch_device,
     batch_size_of,
     begin_again,
     build_model,
     end_epoch,
+    fitting_columns,
     give_back_memory,
     load_or_rebuild,
     load_tree,
@@ -84,6 +89,7 @@ from cerebro.worker.structure import structure_of
 from cerebro.worker.trial_warnings import Watch
 from cerebro.worker.user_errors import (
     bases_of,
+    channels_last,
     describe,
     divergence,
     known_mistake,
@@ -202,6 +208,9 @@ class UnitRunner:
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
+        self._bad_columns: dict[tuple[Any, ...], str] = {}  # see `_cause_in_data`
+        self._unfit: dict[str, str] = {}  # validation columns that are left out of batches
+        self._fits: dict[tuple[str, ...] | None, list[str] | None] = {}  # the others, by those read
         self.examined: dict[int, dict[str, list[int]]] = {}
         """By trial and path, the positions of looks; see `cerebro.worker.lost_numbers`."""
         self.warnings = Watch(context.warning_filters if own_process else ())
@@ -296,12 +305,20 @@ class UnitRunner:
     def cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
         """Describe an error in the user's code, with a hint if there is one."""
         columns = self.context.train.columns
+        if unfit := self.unfit(error):
+            return unfit
+        given = was_given(self.context.train)
         hints = (
             missing_name(error, config, columns),
             misplaced(error, self.context.device),
-            unlike_types(error, columns),
+            unlike_types(error, columns, given=given),
+            channels_last(error, columns, given=given),
         )
-        return describe(error) + ("".join(hints) or known_mistake(error))
+        return describe(error) + ("".join(hints) or known_mistake(error, given=given))
+
+    def unfit(self, error: BaseException) -> str:
+        """If an error is about validation columns that do not fit, say why; else return ""."""
+        return about_unfit(error, self._unfit)
 
     def lost_gpu(self) -> bool:
         """Return whether this process has lost the use of its GPU, as after a failed assertion."""
@@ -509,7 +526,8 @@ class UnitRunner:
         if weight and not math.isfinite(loss):
             before = order.batches_before(task.trial, task.epoch, task.step, cut)
             first = result.not_finite.get("loss")
-            raise Diverged(divergence(task.epoch, before, loss / weight, first))
+            cause = self._cause_in_data(live.model, task.trial, training=True)
+            raise Diverged(divergence(task.epoch, before, loss / weight, first) + cause)
         return sums
 
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
@@ -529,7 +547,26 @@ class UnitRunner:
             with recorded_unit(live.model, training=False):
                 result, metrics = evaluate_model(live.model, loader, self._beat, device)
         live.progress.add_validation(metrics)
+        loss, weight = result.sums.get("loss", (0.0, 0.0))
+        if weight and not math.isfinite(loss):
+            cause = self._cause_in_data(live.model, task.trial, training=False)
+            text = f"the validation loss is {loss / weight}{cause}"
+            warnings.warn(text, stacklevel=2)  # shown once in a run; the trial is not ranked
         return result
+
+    def _cause_in_data(self, model: Any, trial: int, *, training: bool) -> str:
+        """Return which columns make a loss NaN or infinite, to be added to a message; or ""."""
+        train, validation = self.context.views(trial)
+        data = train if training else validation
+        assert data is not None
+        names = tuple(read_columns(model, data.columns) or data.columns)
+        key = training, self.context.fold_of(trial), names
+        if key not in self._bad_columns:
+            with _aside(self._clock, TRY_SECONDS):
+                found = not_finite(data, names)
+            self._bad_columns[key] = "; ".join(found.values())
+        bad = self._bad_columns[key]
+        return f": {bad}: fill them, or drop these rows" if bad else ""
 
     # --- models ----------------------------------------------------------
 
@@ -831,6 +868,8 @@ class UnitRunner:
         assert data is not None
         last = getattr(model, "channels_last", False)
         columns = read_columns(model, data.columns)
+        if not training and context.folds is None:  # folds are views of the training data
+            columns = self._fitting(model, columns)
         copy = epoch % copies.count(data) if training else 0
         key = (
             *(training, batch_size, framework, last, data._generation, context.fold_of(trial)),
@@ -840,6 +879,7 @@ class UnitRunner:
         if loader is None:
             loader = make_batches(
                 *(model, data, batch_size, context.device),
+                columns=columns,
                 seed=context.seed,
                 shuffle=training and context.shuffle,
                 orders=self._orders,
@@ -855,6 +895,16 @@ class UnitRunner:
         if len(self._loaders) > max(most, 2 * len(context.folds or ())):
             self._loaders.popitem(last=False)[1].close()
         return loader
+
+    def _fitting(self, model: Any, read: list[str] | None) -> list[str] | None:
+        """Return the columns of validation batches; see `fitting_columns`."""
+        train, validation = self.context.train, self.context.validation
+        assert validation is not None
+        key = None if read is None else tuple(read)
+        if key not in self._fits:
+            what = f"validation ({validation.path})"
+            self._fits[key], self._unfit = fitting_columns(model, train, validation, what)
+        return self._fits[key]
 
     def _close_loaders(self) -> None:
         while self._loaders:

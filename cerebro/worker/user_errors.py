@@ -14,6 +14,12 @@ from cerebro.machine.devices import is_gpu
 from cerebro.machine.imports import raised_at
 from cerebro.run.records import class_name
 
+MOST_CHANNELS = 4
+"""The most channels of a picture, by which it is told where they are."""
+
+LEAST_PIXELS = 8
+"""The least height and width of rows of bytes that are taken for gray pictures."""
+
 _TORCH_TYPES = {
     "double": "float64",
     "float64": "float64",
@@ -93,8 +99,11 @@ def misplaced(error: BaseException, device: str) -> str:
     return f"; batches arrive on info.device, {device}: put the model there, or give devices='cpu'"
 
 
-def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
-    """If PyTorch rejected the data types of columns, suggest other types; else return ""."""
+def unlike_types(error: BaseException, columns: Mapping[str, Any], *, given: bool = False) -> str:
+    """If PyTorch rejected the data types of columns, suggest other types; else return "".
+
+    `given` says whether the user gave rows in memory, and not a dataset that `shard` wrote.
+    """
     if not isinstance(error, (RuntimeError, ValueError)):
         return ""
     text = text_of(error).lower().replace("unsigned char", "byte").replace("tensor", "")
@@ -115,8 +124,47 @@ def unlike_types(error: BaseException, columns: Mapping[str, Any]) -> str:
     if not wrong or (found != "float64" and len(wrong) > 1):  # unclear which one
         return ""
     whose = f"column {wrong[0]!r} is" if len(wrong) == 1 else f"columns {', '.join(wrong)} are"
+    images = [name for name in wrong if found == "uint8" and _is_image(columns[name].shape)]
+    if images:
+        return f"; {whose} {found}: {_transformed(columns[images[0]], given, scaled=True)}"
+    if given:
+        return f"; {whose} {found}: give {' and '.join(_cast(name, wanted) for name in wrong)}"
     dtypes = ", ".join(f'"{name}": "{wanted}"' for name in wrong)
     return f"; {whose} {found}: give shard dtypes={{{dtypes}}}"
+
+
+def _cast(name: str, dtype: str) -> str:
+    """Return the expression that casts a column given in memory."""
+    return f'{name if name.isidentifier() else f"data[{name!r}]"}.astype("{dtype}")'
+
+
+def _transformed(column: Any, given: bool, *, scaled: bool) -> str:
+    """Return the advice to scale a column of images, and to move their channels to the front."""
+    steps = ["Scale(1/255)"] if scaled else []
+    if len(column.shape) == 2 or _has_channels_last(column.shape):
+        steps.append("ToCHW()")
+    data = "cerebro.shard(rows, folder)" if given else "data"
+    made = f'{data}.with_transforms({{"{column.name}": [{", ".join(steps)}]}})'
+    return f"train on {made}, from cerebro.transforms"
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 or (len(shape) == 2 and min(shape) >= LEAST_PIXELS)
+
+
+def _has_channels_last(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 and shape[2] <= MOST_CHANNELS < shape[0]
+
+
+def channels_last(error: BaseException, columns: Mapping[str, Any], *, given: bool = False) -> str:
+    """If a convolution got images with channels last, suggest `ToCHW`; else return ""."""
+    if not re.search(r"expected input\[.*\] to have \d+ channels, but got", text_of(error)):
+        return ""
+    wrong = [column for column in columns.values() if _has_channels_last(column.shape)]
+    if len(wrong) != 1:
+        return ""
+    cure = _transformed(wrong[0], given, scaled=wrong[0].dtype == "uint8")
+    return f"; column {wrong[0].name!r} has the channels last: {cure}"
 
 
 _MISTAKES = (
@@ -130,11 +178,11 @@ _MISTAKES = (
     ),
     (
         "expected target dtype to be Long or Byte, but got (Float|Double)",
-        "labels must be whole numbers: give shard dtypes= with 'int64' for their column",
+        "labels must be whole numbers: {int64}",
     ),
     (
         "can't be cast to the desired output type (Long|Int)",
-        "targets must be floating-point: give shard dtypes= with 'float32' for their column",
+        "targets must be floating-point: {float32}",
     ),
     (
         "element 0 of tensors does not require grad",
@@ -159,18 +207,28 @@ _MISTAKES = (
     ),
     (
         r"Expected tensor for argument #1 'indices'",
-        "an embedding takes whole numbers: give shard dtypes= with 'int64' for its column",
+        "an embedding takes whole numbers: {int64}",
     ),
 )
-"""Patterns of PyTorch messages that do not name a fix, with a fix for each."""
+"""Patterns of PyTorch messages that do not name a fix, with a fix for each. A type in braces stands
+for how to convert the column to it."""
 
 
-def known_mistake(error: BaseException) -> str:
-    """Return the fix for a known mistake whose PyTorch message does not name one."""
+def known_mistake(error: BaseException, *, given: bool = False) -> str:
+    """Return the fix for a known mistake whose PyTorch message does not name one.
+
+    `given` is as for `unlike_types`.
+    """
     if not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
     text = text_of(error)
-    return next((f"; {cure}" for pattern, cure in _MISTAKES if re.search(pattern, text)), "")
+    cure = next((cure for pattern, cure in _MISTAKES if re.search(pattern, text)), "")
+    for dtype in ("int64", "float32"):
+        convert = f'convert the column with .astype("{dtype}")'
+        if not given:
+            convert = f"give shard dtypes= with {dtype!r} for the column"
+        cure = cure.replace(f"{{{dtype}}}", convert)
+    return f"; {cure}" if cure else ""
 
 
 def traceback_of(error: BaseException) -> str:

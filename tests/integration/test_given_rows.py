@@ -189,3 +189,46 @@ def test_evaluate_and_predict_take_rows(tmp_path):
         best.evaluate((X[:1], ["perhaps"]))
     with pytest.raises(InputError, match="evaluate needs a cerebro"):
         best.evaluate(3)
+
+
+def told(build, rows, run):
+    with pytest.raises(RunError) as caught:
+        search(rows, 0.25, run, build=build, metric="loss")
+    return str(caught.value)
+
+
+def test_hints_can_be_followed_by_who_gave_arrays(tmp_path):
+    def of_images(config):
+        conv, head = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(64, 2)
+        net = torch.nn.Sequential(conv, torch.nn.Flatten(), head)
+        optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+
+    bytes_ = RNG.integers(0, 255, (60, 6, 6, 3)).astype("uint8")
+    hint = 'cerebro.shard(rows, folder).with_transforms({"x": [Scale(1/255), ToCHW()]})'
+    assert hint in told(of_images, (bytes_, Y), tmp_path / "a")
+    steps = [cerebro.transforms.Scale(1 / 255), cerebro.transforms.ToCHW()]
+    data = cerebro.shard((bytes_, Y), tmp_path / "d").with_transforms({"x": steps})
+    assert search(data, 0.25, tmp_path / "b", of_images, metric="loss").status == "finished"
+    floats = told(build_of_two, (X, Y.astype(float)), tmp_path / "c")
+    assert """column 'y' is float32: give y.astype("int64")""" in floats
+    assert "shard" not in floats
+
+
+def build_of_two(config):
+    net = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+
+
+def test_a_folder_of_class_folders_names_its_reader(tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+    with pytest.raises(InputError) as caught:
+        search(str(tmp_path / "pets"), 0.25, tmp_path / "a")
+    assert f"for class folders use cerebro.images('{tmp_path / 'pets'}')" in str(caught.value)
+    with pytest.raises(InputError, match=r"for class folders use cerebro\.images"):
+        cerebro.shard(str(tmp_path / "pets"), tmp_path / "d")
+    (tmp_path / "unfinished" / "shard-00000").mkdir(parents=True)
+    with pytest.raises(CerebroError, match="is not a complete dataset"):
+        search(str(tmp_path / "unfinished"), 0.25, tmp_path / "a")

@@ -44,6 +44,20 @@ def build(config):
     return LeastSquares(config["lr"])
 
 
+class ByKind(LeastSquares):
+    """Rows of kind 0 have no error."""
+
+    def eval_batch(self, batch):
+        return super().eval_batch(batch | {"x": batch["x"] * (batch["kind"] > 0)[:, None]})
+
+    def predict_batch(self, batch):
+        return super().predict_batch(batch) * (batch["kind"] > 0)
+
+
+def build_by_kind(config):
+    return ByKind(config["lr"])
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data") / "set", seed=0)
@@ -234,13 +248,15 @@ def test_classes_that_were_numbered_apart_are_not_taken_for_each_other(data, tmp
     other = named("other", ["a", "c"])
     message = "class 1 of column 'kind' is 'c' here and 'b' in the training data"
     with pytest.raises(InputError, match=message):
-        search(train, tmp_path / "refused", validation=other)
-    result = search(train, tmp_path / "run", validation=fewer)
+        search(train, tmp_path / "refused", build_by_kind, validation=other)
+    result = search(train, tmp_path / "run", build_by_kind, validation=fewer)
     assert result.best.evaluate(fewer)["loss"] == result.best.metrics["loss"]
     with pytest.raises(InputError, match=message):
         result.best.evaluate(other)
-    with pytest.warns(UserWarning, match=message):
+    with pytest.raises(InputError, match=message):
         result.best.predict(other)
+    unread = search(train, tmp_path / "unread", validation=other)  # by a model without kinds
+    assert unread.best.evaluate(other)["loss"] == unread.best.metrics["loss"]
 
 
 def test_transforms_must_be_a_mapping(data):

@@ -1,8 +1,9 @@
 """Arrow tables, record batches and their readers, datasets, ``.arrow`` and ``.parquet`` files.
 
 Lists become ragged columns, fixed-size lists and fixed-shape tensors become columns of fixed shape,
-and strings and dictionaries of strings become categories. The inner lists of lists must have the
-same length. Any object with Arrow's C stream interface can be read too.
+and strings and dictionaries of strings become categories; a dictionary declares them, in its order.
+The inner lists of lists must have the same length. Any object with Arrow's C stream interface can
+be read too.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _lists(name, array, row_of)
     if _is_text(kind):
-        return _dictionary(name, array.dictionary_encode(), row_of)
+        return replace(_dictionary(name, array.dictionary_encode(), row_of), ordered=False)
     if _is_binary(kind) and name in binary:
         return _bytes(array)
     if pa.types.is_struct(kind) and [kind[i].name for i in range(kind.num_fields)] == _VECTOR:
@@ -234,14 +235,19 @@ def _first_null(array: Any) -> int:
 
 
 def _dictionary(name: str, array: Any, row_of: RowOf) -> ColumnData:
-    names = array.dictionary
-    if names.null_count:
-        plain = array.dictionary_decode()
-        if plain.null_count:
-            raise missing(name, row_of(_first_null(plain)))
-        return _dictionary(name, plain.dictionary_encode(), row_of)
+    """Return a dictionary array as a column of its categories; no index is null.
+
+    The dictionary may have a null or a name twice.
+    """
+    given = array.dictionary.to_pylist()
+    names = [label for label in dict.fromkeys(given) if label is not None]
     codes = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return ColumnData(codes, "int64", None, names.to_pylist())
+    if len(names) != len(given):
+        numbers = {label: code for code, label in enumerate(names)}
+        codes = np.array([numbers.get(label, -1) for label in given], np.int64)[codes]
+        if (codes < 0).any():
+            raise missing(name, row_of(int((codes < 0).argmax())))
+    return ColumnData(codes, "int64", None, names, ordered=True)
 
 
 def _elements(name: str, lists: Any, lengths: Array, row_of: RowOf) -> ColumnData:

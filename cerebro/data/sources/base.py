@@ -26,6 +26,8 @@ class Source:
     whole = False
     binary: Collection[str] = ()
     """The columns whose binary values ``dtypes=`` describes; in other columns they are an error."""
+    text: Collection[str] = ()
+    """The columns that ``dtypes=`` reads as text, in a source whose cells have no types."""
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         """Yield tables that all have the columns `wanted` (None: all columns of the source)."""

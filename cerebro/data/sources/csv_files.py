@@ -1,9 +1,9 @@
 """``.csv`` files with a header line.
 
 All cells of a column determine its type: int64 for integers, float64 for other numbers, bool for
-``true`` and ``false``, categories for anything else. The file is therefore read twice, first for
-the types. An empty cell is a missing value. Python's own parser is used, so that the result does
-not depend on the installed packages.
+``true`` and ``false``, categories for anything else, and for all cells of a column that ``dtypes=``
+makes "str". The file is therefore read twice, first for the types. An empty cell is a missing
+value. Python's own parser is used, so that the result does not depend on the installed packages.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CsvSource(Source):
         return file_fingerprint(self.path)
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        types: dict[str, str | None] = {}
+        types: dict[str, str | None] = dict.fromkeys(self.text, "text")
         for _, columns in self._read(wanted):
             for name, cells in columns.items():
                 types[name] = _widest(types.get(name), cells)
@@ -135,7 +135,7 @@ def _column(name: str, cells: Cells, kind: str | None, first: int) -> ColumnData
             raise missing(name, first + cells.index(""))
         cells = [cell or "nan" for cell in cells]
     if kind == "text":
-        return from_text(name, cells)
+        return from_text(name, cells, first)
     if kind == "bool":
         return ColumnData(np.array([_BOOLEANS[cell] for cell in cells]), "bool")
     if kind == "float64":

@@ -12,6 +12,7 @@ import numpy as np
 from cerebro.data.columns import ColumnData
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import checksum_of
+from cerebro.data.orientation import upright
 from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
 from cerebro.machine.files import path_of
@@ -31,7 +32,8 @@ def images(
 
     The columns are ``x``, uint8 of shape ``(height, width, channels)``, and ``y``, the class: the
     index of the image's class folder in the sorted folder names, which become the class names.
-    Images may be in nested folders of a class folder.
+    Images may be in nested folders of a class folder. They are turned as their EXIF orientation
+    says.
 
     Parameters
     ----------
@@ -111,7 +113,7 @@ class ImagesSource(Source):
         try:
             with Image.open(path) as image:
                 _check_mode(path, image.mode)
-                image = image.convert(self.mode)
+                image = upright(image).convert(self.mode)
                 if self.size is not None:
                     height, width = self.size
                     image = image.resize((width, height), Image.Resampling.BILINEAR)

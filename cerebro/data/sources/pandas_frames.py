@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cerebro.data.columns import (
     ColumnData,
+    cell_at,
+    check_numbers,
     from_array,
     from_objects,
     from_rows,
@@ -14,6 +17,7 @@ from cerebro.data.columns import (
     missing,
     settled,
 )
+from cerebro.data.number_cells import first_text, shown
 from cerebro.data.sources.arrow_tables import whole_column
 from cerebro.data.sources.base import Source, Table, choose
 from cerebro.errors import InputError
@@ -57,20 +61,46 @@ def frame_column(name: str, frame: Any) -> ColumnData:
             return from_array(name, array)
     labels = [str(label) for label in frame.columns]
     parts = [_part(name, label, frame.iloc[:, at]) for at, label in enumerate(labels)]
+    for label, part in zip(labels, parts, strict=True):
+        check_numbers(label, part)
     if all(part.names is not None for part in parts):
-        return from_array(name, frame.to_numpy())
+        return _names_together(name, frame, labels, parts)
     for label, part in zip(labels, parts, strict=True):
         if part.names is not None or part.values.ndim > 1 or part.offsets is not None:
-            kind = "sequences" if part.names is None else "text"
+            kind, where = "sequences", ""
+            if part.names is not None:
+                row, cell = cell_at(part, first_text(part.names, part.values))
+                kind, where = "text", f" ({shown(cell)} in row {row})"
             raise InputError(
                 f"column {name!r} is a frame of numbers, but the frame's column {label!r} has "
-                f"{kind}: convert it to numbers, or give the frame itself as the source, which "
-                "keeps its columns apart"
+                f"{kind}: convert it to numbers{where}, or give the frame itself as the source, "
+                "which keeps its columns apart"
             )
     values = np.empty(frame.shape, np.result_type(*(part.values.dtype for part in parts)))
     for at, part in enumerate(parts):
         values[:, at] = part.values
     return from_array(name, values)
+
+
+def _names_together(
+    name: str, frame: Any, labels: Sequence[str], parts: Sequence[ColumnData]
+) -> ColumnData:
+    """Return a frame of text or categories as one column, whose rows share their classes.
+
+    Raises InputError if the columns declare different categories in an order of their own.
+    """
+    import numpy as np
+
+    first = parts[0]
+    if all(part.ordered and part.names == first.names for part in parts):
+        return replace(first, values=np.stack([part.values for part in parts], axis=1))
+    for label, series in zip(labels, (frame.iloc[:, at] for at in range(len(labels))), strict=True):
+        if getattr(series.dtype, "ordered", False):
+            raise InputError(
+                f"column {name!r} is a frame, whose column {label!r} has ordered categories of its "
+                "own: give the frame itself as the source, which keeps its columns apart"
+            )
+    return from_array(name, frame.to_numpy())
 
 
 def _part(name: str, label: str, series: Any) -> ColumnData:
@@ -120,11 +150,13 @@ def series_column(name: str, series: Any) -> ColumnData:
 def _categories(name: str, series: Any) -> ColumnData:
     """Return a categorical series as a column.
 
-    Categories that are strings become the column's classes; of others, the values are stored.
+    Categories that are strings become the column's classes, all of them and in their order, whether
+    or not pandas calls them ordered; of others, the values are stored.
     """
     names = series.cat.categories.tolist()
     if all(isinstance(label, str) for label in names):
-        return ColumnData(series.cat.codes.to_numpy().astype("int64"), "int64", None, names)
+        codes = series.cat.codes.to_numpy().astype("int64")
+        return ColumnData(codes, "int64", None, names, ordered=True)
     return from_array(name, series.cat.categories.to_numpy()[series.cat.codes.to_numpy()])
 
 

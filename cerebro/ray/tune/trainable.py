@@ -23,7 +23,7 @@ from ray.exceptions import RayActorError
 from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
 from cerebro.arguments import whole_number
-from cerebro.data.validation import check_columns, views_of
+from cerebro.data.validation import check_rows, views_of
 from cerebro.errors import InputError, RunError
 from cerebro.executors.local import packed
 from cerebro.machine.devices import CPU, are_gpus, named
@@ -132,7 +132,7 @@ def trainable(
             "validation: a trial of Tune has one model, but folds need several: give a dataset or "
             "a fraction, or use cerebro.ray.fit"
         )
-    check_columns(train, held_out)
+    check_rows(held_out)
     unknown = sorted(options.keys() - OPTIONS)
     if unknown:
         raise InputError(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from cerebro.data import Dataset
-from cerebro.data.dtypes import Array
-from cerebro.data.rows import cut, part_rows
+from cerebro.data import Column, Dataset
+from cerebro.data.dtypes import Array, bfloat16_to_float32
+from cerebro.data.rows import Part, cut, part_rows
+from cerebro.errors import InputError
 from cerebro.report.findings import Finding
 
 MOST_LABELS = 4_000_000
@@ -19,6 +21,8 @@ MANY_SAMPLED_ROWS = 20_000
 """The number of rows that `cerebro.check` looks at."""
 LEAST_ROWS = 50
 """The fewest rows to compare: with fewer, two columns may be equal by chance."""
+READ_BYTES = 1 << 30
+"""The most bytes of a column that are searched for values that are not finite."""
 SAMPLED_BYTES = 4096
 """The row size, in bytes, above which fewer rows are sampled."""
 
@@ -85,16 +89,74 @@ def of_columns(
     if not thorough:
         return
     yield from _constant(sampled, given)
-    yield from _missing(sampled, given)
+    yield from _missing(train, names)
     if validation is not None and validation.checksum != train.checksum:
+        yield from _missing(validation, names, "in validation, ")
         yield from _repeated(sampled, _sample(validation, names, rows), names)
 
 
-def missing_values(train: Dataset, names: Sequence[str]) -> str:
-    """Return the name of a column that has NaN in the sampled rows, or "" if there is none."""
-    sampled = _sample(train, names, MANY_SAMPLED_ROWS)
-    found = (name for name, values in sampled.items() if _has_nan(values))
-    return next(found, "")
+def not_finite(data: Dataset, names: Iterable[str]) -> dict[str, str]:
+    """Find NaN and infinite values in columns of floats.
+
+    Returns
+    -------
+    dict
+        By column: what it has, how many of it, and the first row, as a text.
+    """
+    found = {}
+    for name in names:
+        column = data.columns.get(name)
+        if column is not None and column.dtype.startswith(("float", "bfloat")):
+            with contextlib.suppress(InputError):  # some rows are on another machine
+                if text := _not_finite(data, column):
+                    found[name] = text
+    return found
+
+
+def _not_finite(data: Dataset, column: Column) -> str:
+    """Return the text of `not_finite` for one column; "" if all its values are finite."""
+    left = max(1, READ_BYTES // max(1, column.item_bytes))
+    rows, count, first = 0, 0, []
+    has_nan = has_infinity = False
+    for shard, (start, whole) in enumerate(zip(data._first_rows(), data._rows, strict=True)):
+        part = cut(whole, 0, min(left, part_rows(whole)))
+        if not part_rows(part):
+            continue
+        values, row_of = _floats(data, column, shard, part)
+        bad = ~np.isfinite(values)
+        if bad.any():
+            count += int(bad.sum())
+            has_nan = has_nan or bool(np.isnan(values).any())
+            has_infinity = has_infinity or bool(np.isinf(values).any())
+            places = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
+            stored = np.arange(*part) if isinstance(part, tuple) else part
+            first.append(start + stored[row_of(places)].astype(np.int64))
+        rows += part_rows(part)
+        left -= part_rows(part)
+    if not count:
+        return ""
+    what = " and ".join(
+        word for word, there in (("NaN", has_nan), ("infinity", has_infinity)) if there
+    )
+    row = int(data._source_rows(np.concatenate(first)).min())
+    number = f"{count:,} value{'s' if count > 1 else ''} in {rows:,} rows"
+    return f"column {column.name!r} has {what} ({number}, first in row {row})"
+
+
+def _floats(
+    data: Dataset, column: Column, shard: int, part: Part
+) -> tuple[Array, Callable[[Array], Array]]:
+    """Return a column's values in some rows, and a function from their places to the rows'."""
+    if column.ragged:
+        rows = data._ragged_rows(column.name, shard, part)
+        values, offsets = rows.values, rows.offsets
+    else:
+        values, offsets = data._plain_rows(column.name, shard, part), None
+    if column.dtype == "bfloat16":
+        values = bfloat16_to_float32(values)
+    if offsets is None:
+        return values, lambda places: places
+    return values, lambda places: np.searchsorted(offsets, places, side="right") - 1
 
 
 def majority_share(train: Dataset, column: str) -> float:
@@ -167,20 +229,14 @@ def _constant(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Find
             )
 
 
-def _missing(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Finding]:
-    for name in inputs:
-        if _has_nan(sampled[name]):
-            count = int(np.isnan(sampled[name]).sum())
-            yield Finding(
-                "missing-values",
-                f"column {name!r} has NaN ({count:,} values in {len(sampled[name]):,} rows)",
-                "fill them before shard, or make the network ignore them",
-                "hint",
-            )
-
-
-def _has_nan(values: Array) -> bool:
-    return values.dtype.kind == "f" and bool(np.isnan(values).any())
+def _missing(data: Dataset, names: Sequence[str], whose: str = "") -> Iterator[Finding]:
+    for text in not_finite(data, dict.fromkeys(names)).values():
+        yield Finding(
+            "missing-values",
+            f"{whose}{text}",
+            "fill them, or drop these rows, or make the network ignore them",
+            "hint",
+        )
 
 
 def _repeated(

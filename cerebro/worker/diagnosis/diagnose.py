@@ -165,7 +165,8 @@ class _Diagnosis:
         missing = ""
         if losses and not np.isfinite(losses).all():
             names = [*self._columns.inputs, *filter(None, [self._columns.target])]
-            missing = data.missing_values(self._train_data, names)
+            names = names or list(self._train_data.columns)  # the user's code chooses
+            missing = "; ".join(data.not_finite(self._train_data, names).values())
         at_once = bool(losses) and not np.isfinite(losses[0])
         yield from training.of_infinite(losses, missing, at_once)
         if self._is_ill:

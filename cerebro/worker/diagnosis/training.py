@@ -58,13 +58,13 @@ def of_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
         )
 
 
-def of_infinite(losses: Sequence[float], column: str, missing: bool) -> Iterator[Finding]:
+def of_infinite(losses: Sequence[float], columns: str, missing: bool) -> Iterator[Finding]:
     """Report a loss that is not finite, and its cause.
 
     Parameters
     ----------
-    column
-        The name of a column that has NaN, or an empty string.
+    columns
+        Which columns have NaN or infinite values, or an empty string.
     missing
         Whether the first loss was not finite.
     """
@@ -72,8 +72,8 @@ def of_infinite(losses: Sequence[float], column: str, missing: bool) -> Iterator
     if bad is None:
         return
     message = f"the loss is {bad} in the first training steps"
-    if column:
-        cure = f"column {column!r} has NaN: fill them before shard"
+    if columns:
+        cure = f"{columns}: fill them, or drop these rows"
     elif missing:
         cure = "look for log(0), a division by 0, or a square root of 0 in the loss"
     else:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,7 @@ def test_reading_a_source_larger_than_memory_gives_the_same_bits(tmp_path: Path)
     np.save(tmp_path / "x.npy", source["x"])  # only what is mapped is dealt
     source["x"] = np.load(tmp_path / "x.npy", mmap_mode="r")
     (whole,) = open_source(source).chunks(None)
+    whole["name"] = replace(whole["name"], ordered=True)  # text is not stacked with numbers
     outputs = lay_out(whole, {"x": "x", "xy": ["y", "name", "x"], "t": "tokens"}, {"x": "float64"})
     order = _core.permutation(101, 0, "write")
     entries = []
@@ -500,3 +502,11 @@ def test_exceptions_are_cerebros(tmp_path: Path) -> None:
     with pytest.raises(CorruptDataError, match=r"manifest\.json is missing"):
         Dataset(tmp_path)
     assert names_below(tmp_path) == []
+
+
+def test_sparse_matrices_name_the_cure(tmp_path: Path) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    for make in (sparse.csr_matrix, sparse.coo_array):
+        for source in ((make(np.eye(3)), [0, 1, 2]), {"x": make(np.eye(3))}):
+            with pytest.raises(InputError, match=r"'x' is sparse .*: give its \.toarray\(\)"):
+                shard(source, tmp_path / "d")

@@ -13,7 +13,7 @@ from cerebro.run.records import Raised, TrialRecord
 from cerebro.worker import growth
 from cerebro.worker.growth import Growth
 from cerebro.worker.messages import Task, WorkerLost
-from cerebro.worker.user_errors import unlike_types
+from cerebro.worker.user_errors import channels_last, known_mistake, unlike_types
 
 # --- failures that are alike -----------------------------------------------------
 
@@ -298,3 +298,56 @@ def test_types_that_pytorch_refuses_are_told_by_column():
         assert unlike_types(caught.value, COLUMNS) == hint, caught.value
     assert unlike_types(KeyError("double float type"), COLUMNS) == ""
     assert unlike_types(RuntimeError("double trouble"), COLUMNS) == ""
+
+
+def test_hints_on_rows_in_memory_do_not_name_shard():
+    torch = pytest.importorskip("torch")
+    for call, hint in dtype_failures(torch):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            call()
+        given = unlike_types(caught.value, COLUMNS, given=True)
+        assert (given == "") == (hint == "") and "shard" not in given
+    label = ValueError("expected target dtype to be Long or Byte, but got Double")
+    told = unlike_types(label, COLUMNS, given=True)
+    assert told == """; column 'y' is float64: give y.astype("int64")"""
+    odd = {"my label": Column("my label", "float64")}
+    assert unlike_types(label, odd, given=True).endswith(
+        """give data['my label'].astype("int64")"""
+    )
+    assert known_mistake(label).endswith("give shard dtypes= with 'int64' for the column")
+    assert known_mistake(label, given=True).endswith("""the column with .astype("int64")""")
+
+
+@pytest.mark.parametrize(
+    ("shape", "steps"),
+    [
+        ((16, 16, 3), "Scale(1/255), ToCHW()"),
+        ((28, 28), "Scale(1/255), ToCHW()"),
+        ((28, 28, 1), "Scale(1/255), ToCHW()"),
+        ((3, 16, 16), "Scale(1/255)"),
+    ],
+)
+def test_hints_on_images_of_bytes_name_the_transforms(shape, steps):
+    torch = pytest.importorskip("torch")
+    columns = {"x": Column("x", "uint8", shape), "y": Column("y", "int64")}
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.Conv2d(3, 4, 3)(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
+    chain = f'with_transforms({{"x": [{steps}]}}), from cerebro.transforms'
+    told = unlike_types(caught.value, columns)
+    assert told == f"; column 'x' is uint8: train on data.{chain}"
+    told = unlike_types(caught.value, columns, given=True)
+    assert told == f"; column 'x' is uint8: train on cerebro.shard(rows, folder).{chain}"
+
+
+def test_channels_that_come_last_are_told():
+    torch = pytest.importorskip("torch")
+    columns = {"x": Column("x", "float32", (16, 16, 3)), "y": Column("y", "int64")}
+    with pytest.raises(RuntimeError) as caught:
+        torch.nn.Conv2d(3, 4, 3)(torch.zeros(2, 16, 16, 3))
+    assert channels_last(caught.value, columns) == (
+        """; column 'x' has the channels last: train on data.with_transforms({"x": [ToCHW()]}), """
+        "from cerebro.transforms"
+    )
+    first = {"x": Column("x", "float32", (5, 16, 16))}
+    assert channels_last(caught.value, first) == ""
+    assert channels_last(RuntimeError("something else"), columns) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ import pytest
 from diagnosed import diagnosed
 
 import cerebro
+from cerebro.worker.diagnosis import outputs
 
 torch = pytest.importorskip("torch")
 F, nn = torch.nn.functional, torch.nn
@@ -738,3 +740,18 @@ def test_the_guide_lists_every_finding():
     assert set(listed) == codes and len(listed) == len(codes)
     tested = {case.values[0].code for case in WRONG}
     assert codes - tested == {"wrong-mode", "unchecked-hop"}  # of a search, not of a model
+
+
+def test_wide_rows_are_compared_without_copies():
+    """Rows of an image or a scan: a type with a field for each value would take gigabytes."""
+    rows = np.zeros((4, 2**20), np.float32)
+    rows[3, -1] = 1.0
+    tracemalloc.start()
+    try:
+        found = list(outputs.of_same_outputs(np.zeros((4, 2), np.float32), [rows]))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [finding.code for finding in found] == ["same-output"]
+    assert peak < 2 * rows.nbytes
+    assert not list(outputs.of_same_outputs(np.zeros((4, 2), np.float32), [rows[:3]]))

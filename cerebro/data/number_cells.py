@@ -1,0 +1,103 @@
+"""Find the cells of a column of numbers that are not numbers, such as "?", "1,000" or "5%".
+
+Text becomes categories, so one such cell would turn a column of numbers into codes in the order of
+the alphabet. A column is one of numbers if most of its cells, or of its different cells, are
+numbers or are written as numbers for readers. Categories that the source's type declares are never
+numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from cerebro.data.dtypes import Array
+from cerebro.errors import InputError
+
+_FOR_READERS = re.compile(
+    r"[+-]?[$€£¥]?\s?[+-]?(\d{1,3}([,'.]\d{3})+|\d+)([.,]\d+)?\s?[%$€£¥]?", re.ASCII
+)
+"""Numbers with separators of thousands, a comma for the point, a sign of percent or currency."""
+
+_PIECE = 1 << 20  # codes may be memory-mapped
+_MOST_SHOWN = 60
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a cell of text is a number, as in a CSV file."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell  # 1_000 is a number only in Python
+
+
+def shown(cell: object) -> str:
+    """Return a cell for an error message, shortened if it is long."""
+    text = repr(cell)
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+
+
+def bad_cell(names: Sequence[str], codes: Array) -> int | None:
+    """Return the place of the first cell that is no number in a column of numbers, or None.
+
+    Parameters
+    ----------
+    names
+        The different cells.
+    codes
+        For each cell, its index in `names`; of any shape. Places count its elements.
+    """
+    plain = np.array([is_number(name) for name in names], bool)
+    if plain.all():
+        return None
+    written = np.array([bool(_FOR_READERS.fullmatch(name.strip())) for name in names], bool) | plain
+    if not written.any():
+        return None
+    codes = codes.reshape(-1)
+    counts = np.zeros(len(names), np.int64)
+    for start in range(0, len(codes), _PIECE):
+        counts += np.bincount(codes[start : start + _PIECE], minlength=len(names))
+    used = counts > 0
+    of_cells = 2 * counts[written].sum() > counts.sum()
+    of_names = 2 * (used & written).sum() > used.sum()
+    if not (used & ~plain).any() or not (of_cells or of_names):
+        return None
+    return _first(~plain, codes)
+
+
+def first_text(names: Sequence[str], codes: Array) -> int:
+    """Return the place of the first cell that is no number; 0 if all are numbers."""
+    return _first(np.array([not is_number(name) for name in names], bool), codes.reshape(-1)) or 0
+
+
+def _first(wanted: Array, codes: Array) -> int | None:
+    """Return the place of the first code that is wanted."""
+    for start in range(0, len(codes), _PIECE):
+        found = wanted[codes[start : start + _PIECE]]
+        if found.any():
+            return start + int(found.argmax())
+    return None
+
+
+def not_a_number(
+    column: str, row: int, cell: object, cure: str = "", *, mixed: bool = False
+) -> InputError:
+    """Return the error for a cell in a column of numbers.
+
+    Parameters
+    ----------
+    cure
+        The end of the message: how to keep the cells as text.
+    mixed
+        Whether the other cells are no text, but numbers.
+    """
+    found = f"column {column!r} holds numbers, but {shown(cell)} in row {row}"
+    if mixed:
+        found = f"column {column!r}, row {row} is str, but others are numbers: it is {shown(cell)}"
+    return InputError(
+        f"{found}: correct the cell, make it a missing value (NaN; in CSV, an empty cell), or "
+        f"leave the column out{cure}"
+    )

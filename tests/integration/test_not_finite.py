@@ -1,0 +1,144 @@
+"""NaN and infinite values in the data are named wherever a loss becomes NaN or infinite."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import cerebro
+from cerebro.errors import InputError, RunError
+from cerebro.worker.diagnosis.data import not_finite
+
+torch = pytest.importorskip("torch")
+
+ROWS = 300
+SPACE = {"batch_size": [32]}
+
+
+def build(config):
+    net = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
+
+
+def rows(at=None, value=np.nan):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, 4)).astype("float32")
+    if at is not None:
+        x[at, 3] = value
+    return x, rng.integers(0, 2, ROWS)
+
+
+def search(data, run, **given):
+    options = {"epochs": 1, "n_trials": 2, "validation": 0.2, "workers": 0, "progress": False}
+    return cerebro.search(build, SPACE, data, run=run, **(options | given))
+
+
+def held_out(tmp_path):
+    """Return a row that validation=0.2 holds out, and one that it does not, by the source."""
+    data = cerebro.shard({"row": np.arange(ROWS)}, tmp_path / "numbers")
+    train, validation = data.split(0.8, 0.2)
+    return [next(iter(part.in_order(1, "numpy")))["row"][0] for part in (validation, train)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_in_training(tmp_path, workers):
+    _, row = held_out(tmp_path)
+    named = rf"column 'x' has NaN \(1 value in 240 rows, first in row {row}\): fill them"
+    with pytest.raises(RunError, match=rf"loss became nan in epoch 0, batch \d+: {named}"):
+        search(rows(row), tmp_path / "a", workers=workers)
+    assert f"first in row {row})" in str(cerebro.check(build, SPACE, rows(row), validation=0.2))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_in_validation(tmp_path, workers):
+    row, _ = held_out(tmp_path)
+    named = rf"column 'x' has NaN \(1 value in 60 rows, first in row {row}\)"
+    with pytest.warns(UserWarning, match=f"the validation loss is nan: {named}") as seen:
+        result = search(rows(row), tmp_path / "a", workers=workers)
+    assert sum("validation loss" in str(each.message) for each in seen) == 1
+    assert result.status == "finished"
+    with pytest.raises(InputError, match=r"no trial has a finite loss$"):
+        _ = result.best
+    said = str(cerebro.check(build, SPACE, rows(row), validation=0.2))
+    assert f"in validation, column 'x' has NaN (1 value in 60 rows, first in row {row})" in said
+
+
+def test_infinity_and_separate_validation_data(tmp_path):
+    x, y = rows()
+    bad, _ = rows([5, 7], np.inf)
+    named = r"column 'x' has infinity \(2 values in 300 rows, first in row 5\)"
+    with pytest.raises(RunError, match=f"loss became nan .*: {named}"):
+        search((bad, y), tmp_path / "a", validation=(x, y))
+    bad[9, 0] = np.nan
+    named = r"column 'x' has NaN and infinity \(3 values in 300 rows, first in row 5\)"
+    with pytest.warns(UserWarning, match=f"the validation loss is nan: {named}"):
+        search((x, y), tmp_path / "b", validation=(bad, y))
+
+
+def test_a_target_and_a_model_that_reads_whole_batches(tmp_path):
+    def regression(config):
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+        def loss(output, target):
+            return torch.nn.functional.mse_loss(output[:, 0], target)
+
+        return cerebro.torch.Model(net, optimizer=optimizer, loss=loss)
+
+    def stepping(config):
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+        def step(net, batch):
+            return {"loss": torch.nn.functional.mse_loss(net(batch["x"])[:, 0], batch["y"])}
+
+        return cerebro.torch.Model(net, optimizer=optimizer, step=step)
+
+    y = np.arange(ROWS, dtype="float32") / ROWS
+    y[[250, 30]] = np.nan
+    named = r"column 'y' has NaN \(2 values in 300 rows, first in row 30\)"
+    for number, make in enumerate([regression, stepping]):
+        with pytest.raises(RunError, match=f"loss became nan .*: {named}"):
+            cerebro.search(make, {"batch_size": [300]}, (rows()[0], y), epochs=1, n_trials=1,
+                           workers=0, run=tmp_path / f"{number}", progress=False)  # fmt: skip
+        said = cerebro.check(make, {"batch_size": [300]}, (rows()[0], y))
+        assert "column 'y' has NaN (2 values in 300 rows, first in row 30)" in str(said)
+
+
+def test_a_loss_without_such_data_is_not_blamed_on_them(tmp_path):
+    def wrong(config):
+        model = build(config)
+        model.eval_batch = lambda batch: {"loss": float("inf")}
+        return model
+
+    with pytest.warns(UserWarning, match="trial 0: the validation loss is inf$"):
+        cerebro.search(wrong, SPACE, rows(), epochs=1, n_trials=1, validation=0.2, workers=0,
+                       run=tmp_path / "a", progress=False)  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search(rows(), tmp_path / "b")
+
+
+def test_where_the_values_are(tmp_path):
+    """Rows are numbered as in the source, by views, by shards, in ragged and other columns."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(50, 2, 3))
+    x[[40, 12], 1, 2] = np.nan
+    lists = [rng.normal(size=1 + row % 3) for row in range(50)]
+    lists[33][0] = -np.inf
+    source = {"x": x, "list": lists, "b": torch.tensor(x[:, 0, 0]).bfloat16(), "n": np.arange(50)}
+    for shuffle in (False, True):
+        data = cerebro.shard(source, tmp_path / f"{shuffle}", shards=3, shuffle=shuffle)
+        found = not_finite(data, [*data.columns, "unknown"])
+        assert found == {
+            "x": "column 'x' has NaN (2 values in 50 rows, first in row 12)",
+            "list": "column 'list' has infinity (1 value in 50 rows, first in row 33)",
+        }
+        stored = np.concatenate([data.shard(i)["n"] for i in range(3)])
+        view = data.select(np.flatnonzero(stored >= 30)[::-1])
+        assert not_finite(view, ["x"]) == {
+            "x": "column 'x' has NaN (1 value in 20 rows, first in row 40)"
+        }
