@@ -167,6 +167,12 @@ R = TypeVar("R")
 
 _HERE = str(PACKAGE) + os.sep
 
+MAX_NAMES = 8
+"""The most keywords that a message lists."""
+
+NEAREST = 4
+"""How many keywords a message names if there are more than that."""
+
 Words = Mapping[str, str]
 """Keywords of other libraries, mapped to ours. A keyword without a counterpart is mapped to a
 sentence of advice, recognizable by its spaces.
@@ -180,7 +186,7 @@ class KeywordError(InputError, TypeError):
 _TRIALS = ("trials", "num_trials", "max_trials", "n_iter", "max_evals", "n_samples")
 
 _RUN = ("name", "directory", "dir", "project_name", "experiment_name", "storage_path", "local_dir",
-        "output_dir", "logdir")  # fmt: skip
+        "output_dir", "logdir", "storage")  # fmt: skip
 
 _WORKERS = ("n_jobs", "num_workers", "n_workers", "max_workers", "num_processes")
 
@@ -218,8 +224,12 @@ _SHARED: Words = {
     **_to("batch_size", "batch", "train_batch_size"),
     **_to("eval_batch_size", "val_batch_size", "validation_batch_size"),
     **_to("callbacks", "logger", "loggers"),
-    **_to("build", "model", "objective", "model_fn", "build_fn", "hypermodel", "func"),
-    **_to("metric", "monitor", "scoring", "optimize"),
+    **_to("build", "model", "model_fn", "build_fn", "hypermodel", "func"),
+    **_to(
+        "give build=, the function that makes a model, and metric=, the name of what ranks models",
+        "objective",
+    ),
+    **_to("metric", "monitor", "scoring", "optimize", "eval_metric"),
     **_to("stop", "patience", "early_stopping"),
 }
 
@@ -235,6 +245,10 @@ SEARCH: Words = {
     **_to("time_limit", "timeout", "max_time", "time_budget_s", "time_budget"),
     **_to("if_exists", "resume", "overwrite", "exist_ok"),
     **_to("width", "max_concurrent_trials", "max_concurrent"),
+    **_to("cerebro.shard() takes it, and search() the dataset that it returns; arrays keep their "
+          "types, except float64", "dtypes", "dtype", "shards", "columns"),
+    **_to("the dataset has them: give data=dataset.with_transforms(...)", "transform",
+          "transforms"),
 }  # fmt: skip
 
 RESUME: Words = {
@@ -372,8 +386,37 @@ TRANSFORMERS_WORDS: Words = {
     **_to("give optimizer=, scheduler=, clip_norm=, accumulate= and amp=", "args",
           "training_args"),
     **_to("give it to the collator", "tokenizer", "processing_class"),
+    **_to("build makes the model: give model=", "model_init"),
+    **_to("give optimizer= and scheduler=", "optimizers", "optimizer_cls_and_kwargs"),
     **_to("search() takes it", "callbacks", "batch_size", "seed"),
     **_to("the model computes its loss from labels", "loss", "target", "compute_loss_func"),
+}  # fmt: skip
+
+_HALVING = "give searcher=cerebro.SuccessiveHalving(...), whose resource is epochs"
+
+SEARCH_CV: Words = {
+    **_to("workers", *_WORKERS),
+    **_to("progress", *_PROGRESS),
+    **_to("random_state", "seed", "random_seed"),
+    **_to("space", "param_grid", "param_distributions", "search_spaces", "search_space", "params",
+          "parameters", "grid", "param_space"),
+    **_to("n_trials", *_TRIALS, "num_samples", "n_candidates"),
+    **_to("epochs", "max_epochs", "num_epochs", "n_epochs", "max_iter", "max_iters"),
+    **_to("cv", "folds", "n_splits", "kfold", "validation", "validation_split"),
+    **_to("scoring", "metric", "score", "scorer", "metrics"),
+    **_to("estimator", "model", "build", "clf", "pipeline"),
+    **_to("searcher", "sampler", "search_optimization", "algorithm", "method", "strategy"),
+    **_to("stop", "early_stopping", "patience"),
+    **_to("run", *_RUN),
+    **_to("leave it out: the score of a configuration that fails is NaN", "error_score"),
+    **_to("leave it out: scores are of validation rows only; with run=, result_ has the losses in "
+          "training", "return_train_score"),
+    **_to("leave it out: workers take units as they are free", "pre_dispatch"),
+    **_to(_HALVING, "factor", "resource", "min_resources", "max_resources",
+          "aggressive_elimination"),
+    **_to("leave it out: scikit-learn's estimators train on the CPU", "devices", *_DEVICES,
+          "use_gpu"),
+    **_to("fit() takes it", "X", "y", "groups", "fit_params", "sample_weight", "data"),
 }  # fmt: skip
 
 SKORCH_WORDS: Words = {
@@ -446,7 +489,13 @@ def _answer(called: str, wrong: str, words: Words, known: list[str]) -> str:
     if ours is not None:
         return f"{called}() does not take {wrong}=: {ours}"
     near = difflib.get_close_matches(wrong, known, 1)
-    hint = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(known)}"
+    if near:
+        hint = f"did you mean {near[0]}=?"
+    elif len(known) <= MAX_NAMES:
+        hint = f"it takes {', '.join(known)}"
+    else:
+        nearest = difflib.get_close_matches(wrong, known, NEAREST, cutoff=0)
+        hint = f"of the {len(known)} that it takes, the nearest are {', '.join(nearest)}"
     return f"{called}() does not take {wrong}=: {hint}"
 
 

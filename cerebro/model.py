@@ -222,6 +222,58 @@ def framework_of(model: object) -> str:
     return getattr(model, "framework", "dlpack")
 
 
+@dataclass(frozen=True)
+class Words:
+    """What a model's users call what Cerebro calls ``train_batch`` and so on, for messages.
+
+    The defaults are for models that users have written for Cerebro; the models of each framework
+    have their own, as the attribute ``words``.
+    """
+
+    train: str = "train_batch"
+    evaluate: str = "eval_batch"
+    report: str = "return it from train_batch and eval_batch"
+    """How to report a metric of a search without validation, or of both."""
+    report_in_validation: str = "return it from eval_batch too"
+    """How to report in validation a metric that is reported in training."""
+    keep: str = "put it into state_dict() and load_state_dict(), or into the net as a buffer"
+    """How to keep a value through a hop."""
+    by_step: bool = False
+    """Whether a metric is reported in training or in validation, not in both by one argument."""
+
+    @classmethod
+    def of_metrics(cls, where: str) -> Words:
+        """Return the words for a model whose metrics, in training and validation, are `where`."""
+        return cls("training step", "validation", where, where)
+
+
+def words_of(model: object) -> Words:
+    """Return the words for messages about a model.
+
+    Words of a framework do not fit a subclass that reports the metrics by itself.
+    """
+    evaluate = "eval_batch" if hasattr(model, "eval_batch") else "evaluate"
+    methods = [getattr(type(model), name, None) for name in ("train_batch", evaluate)]
+    if all(str(getattr(method, "__module__", "")).startswith("cerebro.") for method in methods):
+        return getattr(model, "words", Words())
+    if evaluate == "eval_batch":
+        return Words()
+    return Words(
+        evaluate="evaluate",
+        report="return it from train_batch and evaluate",
+        report_in_validation="return it from evaluate too",
+    )
+
+
+def named_metrics(model: object) -> list[str]:
+    """Return the metrics that a model has besides those of the batches seen so far, by full name.
+
+    It may leave a metric out of a batch on which it cannot be computed.
+    """
+    names = list(getattr(model, "metric_names", ()))
+    return [*names, *(f"train_{name}" for name in names)]
+
+
 def is_cpu_only(model: object) -> bool:
     """Return whether the model declares that it never computes on a GPU."""
     return bool(getattr(model, "cpu_only", False))
@@ -417,6 +469,7 @@ class BaseModel:
 
     framework: str
     columns_read: list[str] | None = None
+    words = Words()
     _inputs: Columns
     _target: Columns | None
     _epoch_metrics: Mapping[str, Callable[..., Any]]

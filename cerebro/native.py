@@ -21,6 +21,7 @@ import cerebro._core as _core
 from cerebro.arguments import real_number
 from cerebro.errors import InputError, StateError
 from cerebro.machine import cuda, turns
+from cerebro.model import Words
 
 Batch = dict[str, Any]
 _Array = NDArray[Any]
@@ -78,6 +79,7 @@ class Model:
     """
 
     framework = "dlpack"
+    words = Words.of_metrics("this model has no others")
     loads_in_place = True
     overlaps = True  # on a GPU, with other units of its process; see `cerebro.machine.turns`
 

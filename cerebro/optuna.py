@@ -33,9 +33,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from cerebro.api.search import search
+from cerebro.api.search import rows_written, search
 from cerebro.arguments import OPTIMIZE, answers, real_number, users_level, whole_number
 from cerebro.coordinator.failures import asks_to_stop
+from cerebro.data.given_rows import is_rows
 from cerebro.data.order import Cut, EpochOrder, Shuffle, order_of, resolved
 from cerebro.data.validation import views_of
 from cerebro.errors import InputError, RunError
@@ -155,46 +156,50 @@ def optimize(
         raise InputError(f"define must be a function, not {define!r}")
     told = _several("callbacks", callbacks, callable, "functions")
     caught = _several("catch", catch, _is_exception, "exceptions' classes")
-    train, held_out, folds = views_of(data, validation)
-    folder = None if run is None else path_of("run", run)
-    stagger = bool(options.get("stagger", True))
-    order = resolved(shuffle, train, stagger=stagger)
-    first = train if folds is None else folds.of_trial(0)[0]
-    searcher = StudySearcher(
-        study, build, first, order_of(first, order, 0, stagger=stagger),
-        drop_last=bool(options.get("drop_last", False)),
-        define=define, n_trials=n_trials, epochs=epochs, metric=metric, batch_size=batch_size,
-        timeout=timeout, catch=caught, callbacks=told, run=str(folder or ""),
-    )  # fmt: skip
-    try:
-        result = search(
-            StudyBuild(build, 1 if folds is None else len(folds)),
-            {},
-            train,
-            epochs=epochs,
-            n_trials=None,
-            validation=held_out if folds is None else folds,
-            searcher=searcher,
-            metric=metric,
-            mode="min" if study.direction is optuna.study.StudyDirection.MINIMIZE else "max",
-            select="last",
-            batch_size=batch_size,
-            shuffle=order,
-            width=width,
-            workers=workers,
-            threads=threads,
-            run=run,
-            if_exists="error" if run is None else "resume",
-            progress=progress,
-            callbacks=[searcher.watcher, *options.pop("run_callbacks", ())],
-            **options,
-        )
-    except BaseException:
-        with contextlib.suppress(Exception):  # the storage may be what has failed
-            searcher.close()
-        raise
-    searcher.close()
-    return result
+    if_exists: Literal["error", "resume"] = "error" if run is None else "resume"
+    rows = is_rows(data) or is_rows(validation)
+    given = rows_written(data, validation, run, if_exists) if rows else None
+    with given or contextlib.nullcontext((data, validation, run)) as (data, validation, run):
+        train, held_out, folds = views_of(data, validation)
+        folder = None if run is None else path_of("run", run)
+        stagger = bool(options.get("stagger", True))
+        order = resolved(shuffle, train, stagger=stagger)
+        first = train if folds is None else folds.of_trial(0)[0]
+        searcher = StudySearcher(
+            study, build, first, order_of(first, order, 0, stagger=stagger),
+            drop_last=bool(options.get("drop_last", False)),
+            define=define, n_trials=n_trials, epochs=epochs, metric=metric, batch_size=batch_size,
+            timeout=timeout, catch=caught, callbacks=told, run=str(folder or ""),
+        )  # fmt: skip
+        try:
+            result = search(
+                StudyBuild(build, 1 if folds is None else len(folds)),
+                {},
+                train,
+                epochs=epochs,
+                n_trials=None,
+                validation=held_out if folds is None else folds,
+                searcher=searcher,
+                metric=metric,
+                mode="min" if study.direction is optuna.study.StudyDirection.MINIMIZE else "max",
+                select="last",
+                batch_size=batch_size,
+                shuffle=order,
+                width=width,
+                workers=workers,
+                threads=threads,
+                run=run,
+                if_exists=if_exists,
+                progress=progress,
+                callbacks=[searcher.watcher, *options.pop("run_callbacks", ())],
+                **options,
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):  # the storage may be what has failed
+                searcher.close()
+            raise
+        searcher.close()
+        return result
 
 
 def check_study(study: optuna.Study, metric: str, epochs: int) -> None:

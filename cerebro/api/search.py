@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -70,24 +71,55 @@ P = ParamSpec("P")
 def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
     """Decorate a search: data given in memory is first written to the run's folder.
 
-    The data is removed again if no run is created. The argument ``progress`` must already be a
-    display, as `shows_progress` provides it.
+    The argument ``progress`` must already be a display, as `shows_progress` provides it.
     """
+    signature = inspect.signature(function)
 
     @wraps(function)
     def taking(*args: P.args, **kwargs: P.kwargs) -> Result:
         refuse("cerebro.search")  # reject the call before anything is written
-        if_exists: Any = kwargs.get("if_exists", "error")
-        with reserved(kwargs.get("run"), if_exists) as run:  # type: ignore[arg-type]
-            data = args[2] if len(args) > 2 else kwargs.get("data")
-            given = {**kwargs, "run": run}
-            if is_rows(data) or is_rows(kwargs.get("validation")):
-                return with_rows(data, *args[:2], **given)
-            return function(*args, **given)  # type: ignore[arg-type]
+        try:
+            given: Any = signature.bind(*args, **kwargs).arguments
+        except TypeError:
+            return function(*args, **kwargs)  # its message names the function
+        where = given.get("run"), given.get("if_exists", "error")
+        phase = given["progress"].phase
+        with rows_written(given["data"], given.get("validation"), *where, phase) as written_to:
+            views = dict(zip(("data", "validation", "run"), written_to, strict=True))
+            return function(**{**given, **views})  # type: ignore[call-arg]
 
-    def with_rows(data: Any, *args: Any, **kwargs: Any) -> Result:
-        if_exists = kwargs.get("if_exists", "error")
-        folder = new_run_folder(kwargs["run"], if_exists)
+    return taking
+
+
+@contextlib.contextmanager
+def rows_written(
+    data: Any,
+    validation: Any,
+    run: Any,
+    if_exists: Any,
+    phase: Callable[[str], object] = lambda _: None,
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Choose a run's folder, and write data given in memory to it.
+
+    The data is removed again at the end of the block if no run was created in it.
+
+    Parameters
+    ----------
+    data, validation, run, if_exists
+        The arguments of a search.
+    phase
+        Is told that the data is being written.
+
+    Yields
+    ------
+    tuple
+        The data, the validation data and the run's folder to search with.
+    """
+    with reserved(run, if_exists) as run:
+        if not (is_rows(data) or is_rows(validation)):
+            yield data, validation, run
+            return
+        folder = new_run_folder(run, if_exists)
         if if_exists == "error" and gives_way(folder):
             make_way(folder)
         made = [
@@ -96,16 +128,12 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
         claim(folder)
         token = rows_in.set(folder)
         try:
-            kwargs["progress"].phase("writing the data")
-            views = written(data, kwargs.get("validation"), folder)
-            given = {**kwargs, "data": views[0], "validation": views[1], "run": folder}
-            return function(*args, **given)
+            phase("writing the data")
+            yield *written(data, validation, folder), folder
         finally:
             rows_in.reset(token)
             if not (folder / FILE).exists():
                 remove_rows(made)
-
-    return taking
 
 
 def remove_rows(made: Sequence[Path]) -> None:

@@ -83,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         given = [argument for argument in arguments if argument != "--traceback"]
         parser = make_parser()
+        if not given:
+            parser.print_help()
+            return 0
         _check_command(parser, given)
         options = parser.parse_args(given)
         expand_paths(options)

@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from cerebro.arguments import users_level
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
 from cerebro.coordinator.disk_space import check_room
+from cerebro.coordinator.failures import missing_metric
 from cerebro.coordinator.hop_check import (
     check_hop,
     ranked_wrongly,
@@ -40,6 +41,7 @@ from cerebro.machine.keras_settings import keras_settings
 from cerebro.machine.program import edited_since_import, left_from_before_a_reload
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterrupted
+from cerebro.model import Words
 from cerebro.report.displays import make_progress
 from cerebro.report.format import counted
 from cerebro.report.progress import Progress
@@ -122,6 +124,10 @@ def conduct(
                 coordinator.note_findings(ranked_wrongly(settings.metric, settings.mode))
                 coordinator.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
+                coordinator.words = tried.words
+                coordinator.unread.begin(recordable(first.config)[0], tried.read)
+                if tried.metrics is not None:
+                    require_metrics(settings, tried.metrics, tried.words)
                 if settings.workers > 0:
                     tried.warn_if_misplaced(context.device)
                 if tried.state_bytes:
@@ -140,6 +146,23 @@ def conduct(
         finally:
             hooks.close()
         return result
+
+
+def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) -> None:
+    """Check that the first configuration's model reports the metrics that the search needs.
+
+    Raises
+    ------
+    RunError
+        If trials cannot be ranked: training them would be in vain.
+    InputError
+        If early stopping monitors another metric.
+    """
+    missing = missing_metric(settings.metric, metrics, validated=settings.validates, words=words)
+    if missing is not None:
+        raise RunError(f"no trial can be ranked: {missing}")
+    if settings.stop is not None:
+        settings.stop.check_metrics(metrics)
 
 
 def warn_of_edits() -> None:
@@ -319,6 +342,8 @@ def own_script(saved: SavedRun) -> str | None:
 
 def what_is_kept(result: Result) -> str:
     trials, epochs = len(result.trials), sum(len(trial.history) for trial in result.trials)
+    if trials == 0:
+        return f"interrupted before the first trial began; the search is kept in {result.path}"
     return (
         f"interrupted: {counted(trials, 'trial')} with {counted(epochs, 'finished epoch')} "
         f"{'is' if trials == 1 else 'are'} kept in {result.path}"

@@ -34,10 +34,12 @@ from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials, TrialSettings
+from cerebro.coordinator.unread import UnreadNames
 from cerebro.data import depots
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, placing, queueing
-from cerebro.report.findings import Finding
+from cerebro.model import Words
+from cerebro.report.findings import UNREAD, Finding
 from cerebro.report.snapshot import Snapshot
 from cerebro.run.records import ENDED, NOT_EXACT, NOTHING_RAISED, EpochRecord, Raised, Status, clash
 from cerebro.run.settings import Settings
@@ -136,6 +138,11 @@ class Coordinator:
         self._growth = Growth()
         self._moved: set[str] = set()  # reasons why PyTorch moves batches to GPUs
         self._shown_warnings = ShownWarnings()
+        self.words = Words()
+        """What the model's users call its methods, for messages."""
+        self.unread = UnreadNames()
+        # A build that the user has not written may belong to a run that its caller removes.
+        self._kept_in = settings.folder if getattr(settings.build, "keeps_run", True) else None
         self.out_of_time = False
         self._commands = Commands(settings.folder / control.FOLDER, self._note_command)
         if restored is not None:
@@ -197,8 +204,9 @@ class Coordinator:
         if not self.is_stopped:
             self._searched.end_paused()
         self.end_open_trials()
+        self._note_unread()
         records = [trial.record for trial in self.trials.values()]
-        raise_if_all_failed(records, self._searched.forgotten)
+        raise_if_all_failed(records, self._searched.forgotten, self._kept_in)
 
     def _train(self) -> None:
         while True:
@@ -280,7 +288,7 @@ class Coordinator:
         # Do not check trials that had already failed before the run was resumed.
         new = self._restored is None or any(trial.started for trial in first)
         if new and not self._loop.searcher.expects_failures:
-            raise_if_alike([trial.record for trial in first])
+            raise_if_alike([trial.record for trial in first], self._kept_in)
         for number in self._searched.forget_ended(self._loop.rounds.expects):
             self._growth.forget(number)
         return advanced
@@ -315,12 +323,14 @@ class Coordinator:
             number = self._executor_worker[worker]
             trial.worker = number
             trial.workers.add(number)
+            is_first = trial.position == trial.first_position
             task = self._task(
                 trial,
                 *(epoch, step, part, trial.position),
                 attempt=attempt,
                 origin=trial.origin,
-                clone_of=trial.clone_of if trial.position == trial.first_position else None,
+                clone_of=trial.clone_of if is_first else None,
+                notes_reads=is_first and self.unread.asks_about(trial.record.config),
                 ended=self._trials.ended_for(number),
             )
             self._overview.unit_begins(trial_number, number)
@@ -378,6 +388,7 @@ class Coordinator:
         trial = self._trials.by_number[task.trial]
         following = self._next_in_flight(event.worker)
         trial.unit_seconds = event.seconds
+        self._add_read(event)
         self._forget_live_models(event.worker, event.dropped)
         trial.position += 1
         trial.origin = None
@@ -443,7 +454,10 @@ class Coordinator:
     def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
         """Record a finished epoch; fail the trial if its ranking metric is missing."""
         missing = missing_metric(
-            self.settings.metric, epoch.metrics, validated=self.context.validates
+            self.settings.metric,
+            epoch.metrics,
+            validated=self.context.validates,
+            words=self.words,
         )
         if missing is None and self._folded is not None:
             missing = clash(epoch.metrics)
@@ -473,6 +487,7 @@ class Coordinator:
         self._forget_live_models(event.worker, event.dropped)
         trial.worker = None
         self._note_warnings(trial, event.warned)
+        self._add_read(event)
         if event.kind == "data":
             raise CorruptDataError(event.message)
         if event.kind == "storage":
@@ -635,6 +650,17 @@ class Coordinator:
         for each in findings:
             self.store.add_event(self._now(), EVENT, str(each))
             show_finding(each, self.settings.build, f"{self._name_of(0)}: ")
+
+    def _add_read(self, event: UnitDone | UnitFailed) -> None:
+        if event.task.notes_reads:
+            self.unread.add(event.task.config, event.read)
+
+    def _note_unread(self) -> None:
+        """Show and record that no trial has read a name of the space."""
+        finding = self.unread.finding()
+        if finding is not None:
+            self.store.add_event(self._now(), UNREAD, str(finding))
+            show_finding(finding, self.settings.build)
 
     def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
         """Record a trial's warnings, and show those that no other trial has raised."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cerebro.errors import RunError
+from cerebro.model import Words
 from cerebro.run.records import Raised, TrialRecord
+from cerebro.searchers.metrics import nearest
 from cerebro.worker.messages import Task, WorkerLost
 
 ALIKE_FAILURES = 3
@@ -22,11 +26,16 @@ _PRUNED = "optuna.exceptions.TrialPruned"
 _NO_METRIC = "the model reports no metric"
 
 
-def raise_if_alike(first: Sequence[TrialRecord]) -> None:
+def raise_if_alike(first: Sequence[TrialRecord], folder: Path | None = None) -> None:
     """Raise RunError if the first trials, by number, all failed for the same reason.
 
     Later trials do not count, so the result does not depend on the number of workers. A trial that
     finished an epoch proves that the code works.
+
+    Parameters
+    ----------
+    folder
+        The run's folder, whose logs have the traceback; None if it will be removed.
 
     Raises
     ------
@@ -38,11 +47,14 @@ def raise_if_alike(first: Sequence[TrialRecord]) -> None:
     if any(record.status != "failed" or record.epochs for record in first):
         return
     if len({failure_kind(record) for record in first}) == 1:
-        raise RunError(f"the first {len(first)} trials failed in the same way: {first[0].error}")
+        text = f"the first {len(first)} trials failed in the same way: {first[0].error}"
+        raise RunError(text + _traceback_at(first[0], folder))
 
 
 def raise_if_all_failed(
-    records: Sequence[TrialRecord], others: Mapping[str, int] | None = None
+    records: Sequence[TrialRecord],
+    others: Mapping[str, int] | None = None,
+    folder: Path | None = None,
 ) -> None:
     """Raise RunError if every trial of a run failed, or if the run had no trial.
 
@@ -52,24 +64,32 @@ def raise_if_all_failed(
         The run's trials, or at least its first ones.
     others
         The number of remaining trials, by status.
+    folder
+        As for `raise_if_alike`.
     """
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
     if records and counts["failed"] + counts["diverged"] == total:
-        raise RunError(_all_failed(records[0], total))
+        raise RunError(_all_failed(records[0], total) + _traceback_at(records[0], folder))
     if not records:
         raise RunError("the searcher suggested no trial")
 
 
 def _all_failed(first: TrialRecord, total: int) -> str:
-    """Return a message that all trials failed, with the first error and where its traceback is."""
+    """Return a message that all trials failed, with the first error."""
     if total == 1:
-        text = f"the only trial failed: {first.error}"
-    else:
-        which = "both" if total == 2 else f"all {_WORDS.get(total, total)}"
-        text = f"{which} trials failed; the first: {first.error}"
+        return f"the only trial failed: {first.error}"
+    which = "both" if total == 2 else f"all {_WORDS.get(total, total)}"
+    return f"{which} trials failed; the first: {first.error}"
+
+
+def _traceback_at(first: TrialRecord, folder: Path | None) -> str:
+    """Return where to read a trial's traceback, in words that also fit a search that raised."""
+    if folder is None or not first.traceback:
+        return ""
     number = first.number if first.fold is None else 0
-    return f"{text}; its traceback: result.trials[{number}].traceback" if first.traceback else text
+    run = shlex.quote(str(folder))
+    return f"; its traceback: python -m cerebro logs {run} --trial {number}"
 
 
 def failure_kind(record: TrialRecord) -> tuple[str, ...]:
@@ -112,24 +132,44 @@ def not_finite(metrics: Mapping[str, float]) -> str:
     return ", ".join(f"{name} is {metrics[name]}" for name in names)
 
 
-def missing_metric(name: str, metrics: Mapping[str, float], *, validated: bool) -> str | None:
+def missing_metric(
+    name: str, metrics: Iterable[str], *, validated: bool, words: Words
+) -> str | None:
     """Return why an epoch's metrics cannot rank the trial; None if they can.
 
     With validation data, the ranking metric must come from validation.
+
+    Parameters
+    ----------
+    metrics
+        The names of the metrics, also those with ``train_`` and ``val_``.
+    words
+        What the model's users call its methods.
     """
-    only_training = f"train_{name}" in metrics and f"val_{name}" not in metrics
-    if name in metrics and not (only_training and validated):
+    names = set(metrics)
+    if _ranks(name, names, validated=validated):
         return None
-    if name in metrics:
+    ranking = [each for each in sorted(names) if _ranks(each, names, validated=validated)]
+    validating = next((each for each in ranking if not each.startswith("train_")), None)
+    if name in names:
         return (
-            f"{_NO_METRIC} {name!r} in validation: return it from eval_batch too, or rank by "
-            f"metric='train_{name}'"
+            f"{_NO_METRIC} {name!r} in validation: {words.report_in_validation}, or rank by "
+            f"metric={validating or f'train_{name}'!r}"
         )
-    names = ", ".join(sorted(metrics)) or "none"
-    return (
-        f"{_NO_METRIC} {name!r}; it reports {names}: return it from train_batch and eval_batch, "
-        "or choose another metric="
-    )
+    found = f"{_NO_METRIC} {name!r}; it reports {', '.join(sorted(names)) or 'none'}"
+    how = words.report_in_validation if validated and words.by_step else words.report
+    near = nearest(name, ranking)
+    if near is not None and name != "loss":
+        return f"{found}: did you mean metric={near!r}?"
+    other = near or validating
+    instead = "choose another metric=" if other is None else f"give metric={other!r}"
+    return f"{found}: {how}, or {instead}"
+
+
+def _ranks(name: str, names: Collection[str], *, validated: bool) -> bool:
+    """Return whether a model that reports `names` can be ranked by one of them."""
+    only_training = f"train_{name}" in names and f"val_{name}" not in names
+    return name in names and not (only_training and validated)
 
 
 MAX_START_LOSSES = 3

@@ -13,11 +13,13 @@ from cerebro.errors import InputError, StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.environment import uses_gpu
+from cerebro.model import Words
 from cerebro.report.findings import Finding
 from cerebro.run.records import TrialRecord
 from cerebro.searchers.metrics import known_mode
 from cerebro.worker.diagnosis.layout import CURE
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
+from cerebro.worker.read_names import ReadNames
 
 MAX_START_LOSSES = 2
 """How many workers may die while they try the first configuration."""
@@ -35,6 +37,12 @@ class HopCheck:
     """The size of the model's state in bytes; 0 if unknown."""
     environment: Mapping[str, Any] | None = None
     """The workers' environment, if known."""
+    metrics: tuple[str, ...] | None = None
+    """The metrics that the model reports, by full name; None if it could not be trained."""
+    read: ReadNames | None = None
+    """What ``build`` has read of the configuration, if it could be trained."""
+    words: Words = field(default_factory=Words)
+    """What the model's users call its methods."""
     parameter_order: str = ""
     """The order of the first model's parameters; see `cerebro.worker.structure`."""
     warned: list[Warned] = field(default_factory=list)
@@ -55,7 +63,7 @@ class HopCheck:
             return
         text = "; ".join(self.problems)
         if CURE not in text:  # which names its own cure
-            text += " (put it into state_dict() and load_state_dict(), or into the net as a buffer)"
+            text += f" ({self.words.keep})"
         raise StateError(f"the model's state does not survive a hop: {text}")
 
     def warn_if_misplaced(self, device: str) -> None:
@@ -140,6 +148,9 @@ def check_hop(
                 tried.gain = event.gain or tried.gain
                 if event.error is not None and event.unfit:  # for every model of this `build`
                     raise UnfitDataError(event.error)
+                if event.state_bytes:
+                    tried.metrics, tried.words = event.metrics, event.words
+                    tried.read = event.read
                 if event.error is not None and event.state_bytes:  # it trains, so no trial fails
                     tried.findings.append(unchecked_hop(event.error))
                 # A configuration that cannot be trained at all fails only its own trial.

@@ -117,6 +117,13 @@ def packed(context: object) -> bytes:
     try:
         _Pickler(out).dump(context)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
+        # A build that the user has not written says what the user has given instead.
+        given = getattr(getattr(context, "build", None), "unsent", None)
+        if given is not None:
+            raise InputError(
+                f"{given} cannot be sent to worker processes ({error}): give objects that pickle "
+                "can copy, or train in this process with workers=0"
+            ) from error
         raise InputError(
             f"build cannot be sent to worker processes ({error}): create the objects that it needs "
             "inside build, or train in this process with workers=0"
@@ -542,7 +549,10 @@ class LocalExecutor:
         self._kills += 1
         held = self._held.get(worker)
         after = "" if not held else f"; it held {held / 1e6:.0f} MB after its last unit"
-        return f", probably out of memory (the kernel's out-of-memory killer struck{after})"
+        return (
+            f", probably out of memory (the kernel's out-of-memory killer struck{after}; fewer "
+            "workers, a smaller batch_size or a smaller model need less)"
+        )
 
     def _end_runs(self, idle: list[int]) -> set[int]:
         """Make idle workers release the run's files; return the workers that did."""

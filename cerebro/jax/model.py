@@ -30,6 +30,7 @@ from cerebro.model import (
     BaseModel,
     Batch,
     Columns,
+    Words,
     check_metrics,
     column_names,
     is_joinable,
@@ -101,7 +102,13 @@ class Model(BaseModel):
     """
 
     framework = "jax"
-    _array_types = (jax.Array, np.ndarray)
+
+    @property
+    def words(self) -> Words:  # type: ignore[override]
+        """What users call the parts of the model, for messages."""
+        if self._step is not None:
+            return Words("step", "step", "return it from step", "return it from step")
+        return Words.of_metrics("add it to metrics= of cerebro.jax.Model")
 
     def __init__(
         self,

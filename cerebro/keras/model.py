@@ -28,6 +28,7 @@ from cerebro.model import (
     BaseModel,
     Batch,
     Columns,
+    Words,
     check_batch,
     column_names,
     is_joinable,
@@ -93,6 +94,7 @@ class Model(BaseModel):
     """
 
     evaluates_whole = True
+    words = Words.of_metrics("add it to net.compile(metrics=[...])")
 
     @answers(KERAS_MODEL, name="cerebro.keras.Model")
     def __init__(

@@ -225,12 +225,35 @@ def named(devices: Any) -> list[str]:
         if not (one or (alone and len(names) == 1)):
             raise InputError(
                 f"devices must be 'auto', 'cpu', 'cuda', a GPU such as 'cuda:1' or a list of "
-                f"GPUs, not {devices!r}"
+                f"GPUs, not {devices!r}{_meant(devices)}"
             )
     names = [f"cuda:{int(name[5:])}" if ":" in name else name for name in names]
     if len(set(names)) < len(names):
         raise InputError(f"devices={devices!r} must name each device once")
     return names
+
+
+def _meant(devices: Any) -> str:
+    """Return what to give in place of GPUs named as in other libraries; empty if unclear."""
+    if isinstance(devices, str):
+        if devices.strip().lower() in ("gpu", "gpus"):
+            return ": give 'cuda' for all GPUs, or 'cuda:0' for the first"
+        devices = devices.split(",")
+    several = isinstance(devices, (list, tuple))
+    items = list(devices) if several else [devices]
+    if not all(_is_index(item) for item in items):
+        return ""
+    names = [f"cuda:{int(item)}" for item in items]
+    if len(names) > 1:
+        return f": give {names}"
+    count = not several and int(items[0]) > 0  # in Lightning, a number of GPUs
+    return f": give {names[0]!r}, the GPU of this number{', or a list of GPUs' if count else ''}"
+
+
+def _is_index(item: Any) -> bool:
+    if isinstance(item, str):
+        return item.strip().isascii() and item.strip().isdigit()
+    return hasattr(item, "__index__") and not isinstance(item, bool) and int(item) >= 0
 
 
 def _torch_name(item: Any) -> str:

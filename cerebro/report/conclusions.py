@@ -377,7 +377,8 @@ class _Reader:
         if len(self.scored) > 1 and not self.best.folds:
             lines.append(
                 f"the best of {len(self.scored)} looks better than it is: "
-                "result.best.evaluate(test), on rows that no trial saw, says how good it is"
+                f"cerebro.open({str(self.result.path)!r}).best.evaluate(test), on rows that no "
+                "trial saw, says how good it is"
             )
         return lines
 

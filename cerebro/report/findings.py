@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
+UNREAD = "unread"
+"""The kind of the event that no trial has read a hyperparameter."""
+
 WORTH = 0.6
 """The share of an ordinary step's time below which replayed steps are offered."""
 

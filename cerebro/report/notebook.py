@@ -16,7 +16,7 @@ from typing import Any
 from cerebro.errors import text_of
 from cerebro.report import format as fmt
 from cerebro.report.block import Block, causes, counted_states
-from cerebro.report.progress import Progress, choose_rows, workers
+from cerebro.report.progress import Progress, busy, choose_rows
 from cerebro.report.snapshot import Snapshot
 
 DRAW_SECONDS = 0.5
@@ -135,14 +135,15 @@ class Notebook(Progress):
 
 
 def _facts(snapshot: Snapshot, *, is_over: bool) -> list[str]:
-    busy = f"{workers(snapshot.workers)} {snapshot.busy:.0%} busy"
+    of_workers = filter(None, [busy(snapshot)])
     if is_over:
         states = Counter(row.status for row in snapshot.trials)
         states.update(snapshot.more)
-        return [counted_states(states) or "no trials", fmt.duration(snapshot.seconds), busy]
+        ended = counted_states(states) or "no trials"
+        return [ended, fmt.duration(snapshot.seconds), *of_workers]
     left = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
     return [
         *([] if snapshot.share_done is None else [f"{fmt.percent(snapshot.share_done)} done"]),
         f"{fmt.about(snapshot.seconds)} so far{left}",
-        busy,
+        *of_workers,
     ]

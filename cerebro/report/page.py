@@ -23,6 +23,7 @@ from cerebro.report import format as fmt
 from cerebro.report import plots, summary
 from cerebro.report.block import curve, limits
 from cerebro.report.conclusions import conclude
+from cerebro.report.findings import UNREAD
 from cerebro.report.page_parts import SCRIPT, STYLE
 from cerebro.report.plots.values import varying
 
@@ -454,7 +455,8 @@ def _pruned(result: Any, ranked: Sequence[Any]) -> str:
 
 
 def _events(result: Any) -> str:
-    others = [event for event in result.events() if event["kind"] != "warning"]
+    told = ("warning", UNREAD)  # among the warnings
+    others = [event for event in result.events() if event["kind"] not in told]
     lines = [
         f"{fmt.duration(event['time'])}: {event['kind']}"
         f"{'' if event['trial'] is None else ' of trial ' + str(event['trial'])}: {event['text']}"

@@ -15,7 +15,8 @@ h1 { font-size: 1.5rem; margin: 0 0 .2rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.15rem; margin: 2.4rem 0 .6rem; padding-top: .6rem;
   border-top: 1px solid var(--line); }
 h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; overflow-wrap: anywhere; }
-nav { margin: .8rem 0 0; } nav a { margin-right: 1rem; color: var(--link); }
+nav { margin: .8rem 0 0; display: flex; flex-wrap: wrap; gap: 0 1rem; }
+nav a { color: var(--link); }
 .dim { color: var(--dim); } .finished { color: var(--good); }
 .stopped, .paused, .running, .waiting, .interrupted { color: var(--warn); }
 .failed, .diverged { color: var(--bad); }

@@ -173,9 +173,8 @@ def closing(snapshot: Snapshot) -> str:
     counts = Counter(row.status for row in snapshot.trials)
     counts.update(snapshot.more)
     states = ", ".join(f"{n} {status}" for status, n in counts.items()) or "no trials"
-    text = (
-        f"{states} after {fmt.duration(snapshot.seconds)}; "
-        f"{workers(snapshot.workers)} {snapshot.busy:.0%} busy"
+    text = "; ".join(
+        filter(None, [f"{states} after {fmt.duration(snapshot.seconds)}", busy(snapshot)])
     )
     best = next((row for row in snapshot.trials if row.number == snapshot.best), None)
     if best is None:
@@ -198,3 +197,8 @@ def workers(count: int) -> str:
     if count == 0:
         return "no worker process"
     return f"{count} worker{'s' if count > 1 else ''}"
+
+
+def busy(snapshot: Snapshot) -> str:
+    """Return how busy the workers were; empty if none had begun."""
+    return f"{workers(snapshot.workers)} {snapshot.busy:.0%} busy" if snapshot.workers else ""

@@ -11,7 +11,7 @@ from cerebro.errors import printable
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report.conclusions import conclude
-from cerebro.report.findings import offer_of_graph
+from cerebro.report.findings import UNREAD, offer_of_graph
 
 MAX_TRIALS = 20
 LEAST_SAVED = 60.0
@@ -134,11 +134,14 @@ def failures(result: Any) -> list[str]:
 def warned(result: Any) -> list[str]:
     """Return each distinct warning, with the trial or the number of trials that raised it."""
     trials: dict[str, set[int]] = {}
+    of_all = []
     for event in result.events():
+        if event["kind"] == UNREAD:
+            of_all.append(event["text"])
         if event["kind"] == "warning":
             numbers = trials.setdefault(event["text"], set())
             numbers.update(() if event["trial"] is None else [event["trial"]])
-    return [f"{_whose(numbers)}: {text}" for text, numbers in trials.items()]
+    return [*of_all, *(f"{_whose(numbers)}: {text}" for text, numbers in trials.items())]
 
 
 def _whose(trials: set[int]) -> str:

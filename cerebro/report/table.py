@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cerebro.errors import printable
 from cerebro.report import format as fmt
-from cerebro.report.progress import FAILED, MAX_ROWS, Progress, choose_rows, closing, workers
+from cerebro.report.progress import FAILED, MAX_ROWS, Progress, busy, choose_rows, closing
 from cerebro.report.region import Region
 from cerebro.report.snapshot import Snapshot, TrialRow
 
@@ -349,11 +349,10 @@ def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
     left = ""
     if snapshot.seconds_left and not state:
         left = f"{fmt.about(snapshot.seconds_left)} left"
-    busy = f"{workers(snapshot.workers)} {snapshot.busy:.0%} busy"
     times = f"{so_far}, {left}" if left else so_far
     if state or pause:
         text.append(f"   {state or pause}", style=COLOURS.get(state or "paused", "default"))
-    for whole, short in ((times, left or so_far), (busy, "")):
+    for whole, short in ((times, left or so_far), (busy(snapshot), "")):
         for part in (whole, short):
             if part and text.cell_len + 3 + len(part) < width:
                 text.append(f"   {part}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import re
+from collections.abc import Iterable
 from typing import Literal, cast
 
 from cerebro.errors import InputError
@@ -33,6 +35,31 @@ def known_mode(metric: str) -> Mode | None:
     if name in _MIN.split():
         return "min"
     return "max" if name in _MAX.split() else None
+
+
+def nearest(metric: str, names: Iterable[str]) -> str | None:
+    """Return the metric's name that is most like a given one; None if none is like it.
+
+    Abbreviations are alike: ``acc`` and ``accuracy``, ``auc`` and ``roc_auc``, ``f1`` and
+    ``f1_score``, ``mse`` and ``mean_squared_error``.
+    """
+    prefix = next((each for each in ("val_", "train_") if metric.startswith(each)), "")
+    known = {
+        each.removeprefix(prefix).lower(): each
+        for each in names
+        if (each.startswith(prefix) if prefix else not each.startswith(("val_", "train_")))
+    }
+    own = metric.removeprefix(prefix).lower()
+    short = [each for each in known if _abbreviates(each, own) or _abbreviates(own, each)]
+    near = short[:1] or difflib.get_close_matches(own, known, 1)
+    return known[near[0]] if near else None
+
+
+def _abbreviates(short: str, name: str) -> bool:
+    """Return whether a name is a word of another one, the beginning of one, or its initials."""
+    words = re.split(r"[_\W]+", name)
+    initials = "".join(word[:1] for word in words)
+    return len(short) > 1 and (short == initials or any(w.startswith(short) for w in words))
 
 
 def _name(metric: str) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from cerebro.arguments import real_number, whole_number
 from cerebro.errors import InputError
-from cerebro.searchers.metrics import metric_mode
+from cerebro.searchers.metrics import metric_mode, nearest
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,22 @@ class EarlyStopping:
         object.__setattr__(self, "min_delta", min_delta)
         metric_mode(self.monitor, self.mode, argument="EarlyStopping: monitor")
 
+    def check_metrics(self, metrics: Iterable[str]) -> None:
+        """Raise InputError unless `monitor` is among the metrics that a model reports."""
+        names = sorted(metrics)
+        if self.monitor not in names:
+            near = nearest(self.monitor, names)
+            raise InputError(
+                f"EarlyStopping: the model reports no metric {self.monitor!r}; it reports "
+                f"{', '.join(names)}{(near and f': did you mean monitor={near!r}?') or ''}"
+            )
+
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether a trial with this history should stop."""
         sign = 1.0 if metric_mode(self.monitor, self.mode) == "min" else -1.0
         best, waited = float("inf"), 0
         for epoch in history:
-            if self.monitor not in epoch["metrics"]:
-                raise InputError(
-                    f"EarlyStopping: the model reports no metric {self.monitor!r}; it reports "
-                    f"{', '.join(sorted(epoch['metrics']))}"
-                )
+            self.check_metrics(epoch["metrics"])
             value = sign * epoch["metrics"][self.monitor]
             if value < best - self.min_delta:
                 best, waited = value, 0

@@ -22,7 +22,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads
 
 from cerebro.errors import InputError, StateError
-from cerebro.model import BaseModel, Batch, check_batch
+from cerebro.model import BaseModel, Batch, Words, check_batch
 from cerebro.sklearn.steps import (
     KEPT_IN_VAIN,
     kind_of,
@@ -120,6 +120,7 @@ class Model(BaseModel):
 
     framework = "numpy"
     cpu_only = True
+    words = Words.of_metrics("add it to metrics= of cerebro.sklearn.Model")
     _pass_rows = 4096
 
     def __init__(
@@ -162,6 +163,11 @@ class Model(BaseModel):
         if type(self) is not Model:
             return None
         return [*self._inputs, self._target, *filter(None, [self._weight])]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics that may be missing on a training batch."""
+        return [*self._metrics, *self._scorers]
 
     @property
     def inputs(self) -> list[str]:

@@ -35,6 +35,7 @@ from sklearn.utils.validation import (
 
 from cerebro._core import trial_seed
 from cerebro.api.search import search
+from cerebro.arguments import SEARCH_CV, answers
 from cerebro.data import Dataset, shard
 from cerebro.data.number_cells import is_number, not_a_number
 from cerebro.data.validation import KFold
@@ -46,6 +47,7 @@ from cerebro.sklearn.choices import Originals, as_choices, restored
 from cerebro.sklearn.model import Model
 from cerebro.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.space import Space
+from cerebro.space.dimensions import Choice, Constant, path_name
 from cerebro.worker.models import batch_size_of
 
 if TYPE_CHECKING:
@@ -103,6 +105,8 @@ def _weights_rows(scorer: Any) -> bool:
 
 class BuildEstimator:
     """The search's ``build``: the estimator with a configuration's parameters."""
+
+    unsent = "the estimator, the scoring or a choice of the space"
 
     def __init__(
         self,
@@ -274,6 +278,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     The scores are those of the epoch with the best mean score.
     """
 
+    @answers(SEARCH_CV, name="SearchCV")
     def __init__(
         self,
         estimator: Any,
@@ -332,6 +337,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         refuse(f"{type(self).__name__}.fit")
         columns = self._columns(X, y, fit_params)
         space, originals = as_choices(self.space)
+        _check_choices(self.estimator, space, originals)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
         self.multimetric_ = False
         seed = _seed_of(self.random_state)
@@ -575,6 +581,25 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = False
         tags.array_api_support = False
         return tags
+
+
+def _check_choices(estimator: Any, space: Space, originals: Originals) -> None:
+    """Raise InputError for a choice with which the estimator cannot learn by batch."""
+    for node in space.nodes:
+        name, dimension = path_name(node.path), node.dimension
+        options = dimension.options if isinstance(dimension, Choice) else ()
+        if isinstance(dimension, Constant):
+            options = [dimension.value]
+        for option in () if name == "batch_size" else options:
+            values = restored({name: option}, originals)
+            try:
+                configured = clone(estimator).set_params(**values)
+            except Exception:  # it may depend on other parameters; a trial will report it
+                continue
+            try:
+                kind_of(configured)
+            except InputError as error:
+                raise InputError(f"space: {name}={values[name]!r}: {error}") from None
 
 
 def _rename_features(estimator: Any, names: Any) -> None:

@@ -105,10 +105,15 @@ def _kind(estimator: Any, step: str) -> str:
             f"arrays and JSON. Supported are {', '.join(SUPPORTED)}; for others write the four "
             "methods of the model protocol"
         )
+    if not hasattr(estimator, "partial_fit"):  # scikit-learn hides it for these solvers
+        raise InputError(
+            f"{step}{name} has no partial_fit with solver={estimator.solver!r}, so it cannot learn "
+            "batch by batch: give solver='adam' or 'sgd', or use scikit-learn's GridSearchCV"
+        )
     if getattr(estimator, "early_stopping", False):
         raise InputError(
-            f"{step}early_stopping=True does not work with partial_fit: use "
-            "cerebro.search(..., stop=)"
+            f"{step}early_stopping=True does not work with partial_fit: leave it out, "
+            "and give the search stop=cerebro.EarlyStopping(...)"
         )
     if getattr(estimator, "class_weight", None) == "balanced":
         raise InputError(

@@ -18,7 +18,16 @@ import torch
 from cerebro.arguments import LIGHTNING_WORDS, answers, one_of, real_number, whole_number
 from cerebro.data.moved import moved
 from cerebro.errors import InputError, StateError
-from cerebro.model import BaseModel, Batch, Columns, Info, check_batch, column_names, make_getter
+from cerebro.model import (
+    BaseModel,
+    Batch,
+    Columns,
+    Info,
+    Words,
+    check_batch,
+    column_names,
+    make_getter,
+)
 from cerebro.torch.attributes import Attributes
 from cerebro.torch.lightning_trainer import LIGHTNING, Trainer, part_of
 from cerebro.torch.logged import Logs
@@ -135,6 +144,14 @@ class LightningModel(BaseModel):
     """
 
     framework = "torch"
+    words = Words(
+        "training_step",
+        "validation_step",
+        "log it in training_step with self.log",
+        "log it in validation_step with self.log",
+        "make it a buffer of the module with register_buffer",
+        by_step=True,
+    )
     loads_in_place = True
     begins_once = True
     evaluates_whole = True
@@ -593,7 +610,7 @@ class LightningModel(BaseModel):
                     f"the module logs {full[name]!r} and {item.name!r}, which are both {name!r} in "
                     f"a search, where metrics are called {stage}_{name}: rename one of them"
                 )
-            found.update(numbers(name, value))
+            found.update(numbers(name, value, item.metric))
         return found
 
     # --- batches ----------------------------------------------------------------------

@@ -33,6 +33,7 @@ from cerebro.model import (
     BaseModel,
     Batch,
     Columns,
+    Words,
     check_batch,
     check_metrics,
     column_names,
@@ -215,6 +216,18 @@ class Model(BaseModel):
     _array_types = (torch.Tensor, np.ndarray)
     loads_in_place = True
     _steps_by_update = False  # whether scheduler_step="batch" means after every update
+    _made_by = "cerebro.torch.Model"  # the function that the user has called
+
+    @property
+    def words(self) -> Words:  # type: ignore[override]
+        """What users call the parts of the model, for messages."""
+        add = f"add it to metrics= of {self._made_by}"
+        if self._train_step is not None:
+            report = "return it from train_step"
+            return Words("train_step", "step", report, "return it from step" if self._step else add)
+        if self._step is not None:
+            return Words("step", "step", "return it from step", "return it from step")
+        return Words.of_metrics(add)
 
     @answers(TORCH_MODEL, name="cerebro.torch.Model")
     def __init__(
@@ -451,9 +464,10 @@ class Model(BaseModel):
         with self._no_grad:
             for name, metric in self._accumulating.items():
                 if is_updated(metric):
-                    found.update(numbers(name, metric.compute()))
+                    found.update(numbers(name, metric.compute(), metric))
             for name, path in self._returned.items():
-                found.update(numbers(name, self._meters.metric(path).compute()))
+                metric = self._meters.metric(path)
+                found.update(numbers(name, metric.compute(), metric))
         return found
 
     def replays_for(self, step: Any) -> list[_core.Replay] | None:
@@ -987,7 +1001,7 @@ class Model(BaseModel):
         arguments = (outputs,) if self._target is None else (outputs, targets)
         found: dict[str, float] = {}
         for name, metric in self._epoch_metrics.items():
-            found.update(numbers(name, self._call(metric, *arguments)))
+            found.update(numbers(name, self._call(metric, *arguments), metric))
         return found
 
     def _call(self, metric: Callable[..., Any], *arguments: Any) -> Any:

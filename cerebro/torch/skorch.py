@@ -78,7 +78,7 @@ def from_skorch(
     _check(net)
     made = _initialized(net)
     scheduler = None if make_scheduler is None else make_scheduler(made.optimizer_)
-    return Model(
+    model = Model(
         made.module_,
         optimizer=made.optimizer_,
         loss=_Loss(made),
@@ -91,6 +91,8 @@ def from_skorch(
         clip_norm=clip_norm,
         state=state,
     )
+    model._made_by = "from_skorch"
+    return model
 
 
 class _Loss(torch.nn.Module):  # type: ignore[misc]

@@ -12,7 +12,9 @@ batches itself. Two wrappers have numbers besides their states: `_NUMBERS`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -235,11 +237,27 @@ def _copied(value: Any, device: Any) -> Any:
     return tensor.detach().to(device, copy=True)
 
 
-def numbers(name: str, value: Any) -> dict[str, float]:
+_SECOND = {
+    r"^RetrievalRecallAtFixedPrecision$": "k",
+    r"At(Fixed|Specificity|Sensitivity)": "threshold",
+    r"^(InceptionScore|KernelInceptionDistance)$": "deviation",
+}
+"""What the second of two numbers is that a metric computes, by a pattern of its class's name."""
+
+
+def numbers(name: str, value: Any, metric: Any = None) -> dict[str, float]:
     """Return the numbers that a metric has computed, by name.
 
     Several values, such as those of a collection, are named ``name_key``, or ``key`` if the name is
-    empty.
+    empty. The threshold of a metric such as ``BinaryRecallAtFixedPrecision`` is named
+    ``name_threshold``.
+
+    Parameters
+    ----------
+    value
+        A number, a mapping of names to numbers, or a number and its weight.
+    metric
+        The function, or the metric or collection of torchmetrics, that has computed it.
 
     Raises
     ------
@@ -247,15 +265,57 @@ def numbers(name: str, value: Any) -> dict[str, float]:
         A value is not one number.
     """
     if isinstance(value, Mapping):
+        parts = dict(metric.items(copy_state=False)) if is_collection(metric) else {}
         found: dict[str, float] = {}
         for key, item in value.items():
-            found.update(numbers(f"{name}_{key}" if name else str(key), item))
+            of_key = parts.get(key, metric)
+            found.update(numbers(f"{name}_{key}" if name else str(key), item, of_key))
         return found
-    if isinstance(value, tuple):
-        value = value[0]
-    if isinstance(value, torch.Tensor) and value.numel() != 1:
+    if isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value)):
+        first = {name: float(value[0])}
+        if not is_metric(metric):  # a mean and its weight
+            return first
+        kind = type(metric).__name__
+        second = next((word for how, word in _SECOND.items() if re.search(how, kind)), "second")
+        return {**first, f"{name}_{second}": float(value[1])}
+    if not _is_number(value):
         raise InputError(
-            f"the metric {name!r} computes a tensor of shape {tuple(value.shape)}, which is not a "
-            "number: choose one that averages, such as average='macro'"
+            f"the metric {name!r} computes {_shape_of(value)}, which is not a number: "
+            f"{_instead(metric)}"
         )
     return {name: float(value)}
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return bool(value.numel() == 1)
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _shape_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, (list, tuple)):
+        return f"a {type(value).__name__} of {len(value)} parts"
+    return f"a {type(value).__name__}"
+
+
+def _instead(metric: Any) -> str:
+    """Return what to report in place of a metric that computes several numbers."""
+    own = "report one of its numbers, by a function that returns it"
+    if not is_metric(metric):
+        return own
+    kind = type(metric).__name__
+    if kind.endswith(("Curve", "ROC")):
+        return "report a summary of the curve, such as AUROC or AveragePrecision"
+    if kind.endswith("ConfusionMatrix"):
+        return "report a summary of the matrix, such as MatthewsCorrCoef or CohenKappa"
+    if kind.endswith("StatScores"):
+        return "report what they are counted for, such as Accuracy, Precision or Recall"
+    if "average" in inspect.signature(type(metric)).parameters:
+        return "choose one that averages, such as average='macro'"
+    return own

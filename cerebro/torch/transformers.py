@@ -1,4 +1,4 @@
-"""Hugging Face models, with two arguments of their Trainer: collator and compute_metrics."""
+"""Hugging Face models, with their Trainer's collator and functions for metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from cerebro.arguments import TRANSFORMERS_WORDS, answers
 from cerebro.errors import InputError
-from cerebro.model import Batch, check_batch, make_getter
+from cerebro.model import Batch, Words, check_batch, make_getter
 from cerebro.torch.model import Model
 from cerebro.torch.outputs import joined
 from cerebro.torch.torchmetrics import numbers
@@ -27,6 +27,7 @@ def from_transformers(
     optimizer: Any,
     collator: Callable[[list[dict[str, Any]]], Mapping[str, Any]] | None = None,
     compute_metrics: Callable[[Any], Mapping[str, Any]] | None = None,
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
     inputs: Mapping[str, str] | None = None,
     augment: Callable[[Batch], Batch] | None = None,
     scheduler: Any = None,
@@ -50,11 +51,18 @@ def from_transformers(
         A data collator, such as ``DataCollatorWithPadding`` or
         ``DataCollatorForLanguageModeling``: called in training and in validation with the batch's
         rows, each a dict of lists and numbers. Its random numbers come from the trial's
-        generators.
+        generators. Tensors that it returns, also in lists, tuples and dicts, are moved to the
+        model's device; other values reach the model as they are.
     compute_metrics
         ``compute_metrics(EvalPrediction) -> dict``: called once per validation pass with the
-        logits and labels of all rows, as NumPy arrays; shorter batches are padded with -100. If a
-        metric's name has the prefix ``eval_``, the prefix is dropped.
+        logits and labels of all rows, as NumPy arrays; shorter batches are padded with -100. An
+        output that is one number per batch, such as a loss, becomes an array with one entry per
+        batch. If a metric's name has the prefix ``eval_``, the prefix is dropped.
+    preprocess_logits_for_metrics
+        ``preprocess_logits_for_metrics(logits, labels)``: called for each validation batch, with
+        tensors; `compute_metrics` gets what it returns instead of the logits. Without it, all
+        logits of the validation rows are kept in memory: for a language model, rows x tokens x
+        words of the vocabulary.
     inputs
         A mapping of the model's keywords to columns, if their names differ.
     clip_norm
@@ -84,6 +92,7 @@ def from_transformers(
         model,
         collator,
         compute_metrics,
+        preprocess_logits_for_metrics,
         inputs,
         optimizer=optimizer,
         augment=augment,
@@ -106,12 +115,14 @@ class TransformersModel(Model):
         model: Any,
         collator: Any,
         compute_metrics: Any,
+        preprocess: Any,
         inputs: Mapping[str, str] | None,
         **options: Any,
     ) -> None:
-        _check(model, collator, compute_metrics)
+        _check(model, collator, compute_metrics, preprocess)
         self._collator = collator
         self._compute_metrics = compute_metrics
+        self._preprocess = preprocess
         self._renamed = inputs
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._accepted = list(inspect.signature(base.forward).parameters)
@@ -120,6 +131,14 @@ class TransformersModel(Model):
         ]
         # The code of these models could not be proven to do the same for every batch.
         super().__init__(model, inputs=inputs or "input_ids", target=None, graph=False, **options)
+
+    @property
+    def words(self) -> Words:  # type: ignore[override]
+        """What users call the parts of the model, for messages."""
+        give = "" if self._compute_metrics is not None else "give compute_metrics= and "
+        validation = f"{give}return it from compute_metrics"
+        training = f"give validation=, because training reports only the loss, and {validation}"
+        return Words("training step", "validation", training, validation, by_step=True)
 
     def train_batch(self, batch: Batch) -> dict[str, Any]:
         """Collate a batch and train on it; see :meth:`cerebro.torch.Model.train_batch`."""
@@ -155,8 +174,13 @@ class TransformersModel(Model):
         values, (output, _) = super()._measure(given)
         if self._compute_metrics is None:
             return values, (None, None)
-        labels = tuple(given[name] for name in self._labels if name in given)
-        return values, (_logits(output, self.net), labels[0] if len(labels) == 1 else labels)
+        labels: Any = tuple(given[name] for name in self._labels if name in given)
+        labels = labels[0] if len(labels) == 1 else labels
+        logits = _logits(output, self.net)
+        if self._preprocess is not None:
+            with torch.no_grad():
+                logits = self._preprocess(logits, None if labels == () else labels)
+        return values, (logits, labels)
 
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
         from transformers import EvalPrediction
@@ -175,7 +199,7 @@ class TransformersModel(Model):
             return joined(parts)
         if isinstance(parts[0], tuple):
             return tuple(self._join(list(part)) for part in zip(*parts, strict=True))
-        return torch.cat(_padded(parts))
+        return torch.cat(_padded([torch.atleast_1d(part) for part in parts]))
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Do nothing: the columns are checked before they are collated."""
@@ -195,10 +219,7 @@ class TransformersModel(Model):
         if self._collator is None:
             batch = _unmasked(batch)
         else:
-            rows = _rows(batch)
-            batch = dict(self._collator(rows))
-            device = self._device
-            batch = {name: value.to(device) for name, value in batch.items()}
+            batch = _moved(dict(self._collator(_rows(batch))), self._device)
         for name in ("label", "label_ids"):
             if name in batch and "labels" in self._accepted and name not in self._accepted:
                 batch = {"labels" if key == name else key: v for key, v in batch.items()}
@@ -211,13 +232,34 @@ class TransformersModel(Model):
         return given
 
 
-def _check(model: Any, collator: Any, compute_metrics: Any) -> None:
+def _moved(value: Any, device: Any) -> Any:
+    """Return a collator's value with its tensors on `device`, as the Trainer moves them."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return type(value)({key: _moved(item, device) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(item, device) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(item, device) for item in value)
+    return value
+
+
+def _check(model: Any, collator: Any, compute_metrics: Any, preprocess: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model must be a model of transformers, not {model!r}")
-    functions = {"collator": collator, "compute_metrics": compute_metrics}
+    functions = {
+        "collator": collator,
+        "compute_metrics": compute_metrics,
+        "preprocess_logits_for_metrics": preprocess,
+    }
     for name, value in functions.items():
         if value is not None and not callable(value):
             raise InputError(f"{name} must be callable, not {value!r}")
+    if preprocess is not None and compute_metrics is None:
+        raise InputError(
+            "preprocess_logits_for_metrics changes what compute_metrics gets: give compute_metrics="
+        )
     if getattr(collator, "seed", None) is not None:
         raise InputError(
             f"the {type(collator).__name__} has a seed, so that its generator does not move with "

@@ -19,13 +19,14 @@ import numpy as np
 import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
-from cerebro.model import BaseModel, is_cpu_only
+from cerebro.model import BaseModel, is_cpu_only, named_metrics, words_of
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import Loader, batch_size_of, end_epoch
 from cerebro.worker.own_numbers import OwnNumbers, attributes_of, equal
+from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.structure import parameter_order
 from cerebro.worker.user_errors import describe
@@ -70,7 +71,9 @@ def check_hop(
         ``state_bytes`` is not 0.
     """
     runner.context.check_files()
-    straight = _CheckedModel(runner, config)
+    reads = Reads()
+    straight = _CheckedModel(runner, config, reads)
+    read = reads.names(config)
     straight.train(0)
     packed = straight.packed()
     straight.note_layouts()
@@ -79,10 +82,12 @@ def check_hop(
     done = CheckDone(
         runner.worker,
         (),
-        metrics=tuple(sorted(metrics)),
+        metrics=tuple(sorted({*metrics, *named_metrics(straight.live.model)})),
         state_bytes=memoryview(straight.packed()).nbytes,
         cpu_only=is_cpu_only(straight.live.model),
         parameter_order=parameter_order(straight.live.model),
+        read=read,
+        words=words_of(straight.live.model),
     )
     try:
         hopped = _CheckedModel(runner, config)
@@ -228,10 +233,12 @@ def _has_own_epochs(model: Any) -> bool:
 class _CheckedModel:
     """One of the two models that are compared."""
 
-    def __init__(self, runner: UnitRunner, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, runner: UnitRunner, config: Mapping[str, Any], reads: Reads | None = None
+    ) -> None:
         self._runner = runner
         self._config = config
-        self.live = runner.build(0, config)
+        self.live = runner.build(0, config, reads=reads)
         self.own = OwnNumbers(self.live.model)
         self.own_at_hop: dict[str, Any] = {}
         self._built: dict[str, Any] = {}

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from cerebro.errors import one_line
 from cerebro.machine.environment import hash_seed
 from cerebro.machine.program import Program
+from cerebro.model import Words
 from cerebro.report.findings import Finding
 from cerebro.run.settings import Training
 from cerebro.run.states import CloneOf, KeptState
+from cerebro.worker.read_names import ReadNames
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
@@ -181,6 +183,8 @@ class Task:
     """Trials that have ended since the worker's last task; the worker can free everything it holds
     for them.
     """
+    notes_reads: bool = False
+    """Whether to note what ``build`` reads; see `cerebro.worker.read_names`."""
     after: int | None = None
     """For a task that was queued behind another: the `dispatch` of the trial's unit that must have
     succeeded on this worker just before. Otherwise the worker drops the task without an answer.
@@ -280,6 +284,8 @@ class UnitDone:
     """Why the unit ran again with ordinary steps: its recorded steps gave wrong results."""
     warned: tuple[Warned, ...] = ()
     """Warnings that the trial raised for the first time on this worker."""
+    read: ReadNames | None = None
+    """What ``build`` has read of the configuration, if the task asked for it."""
     is_kept: bool = True
     """False if the state at the end of an epoch is still being copied to ``epoch_dir``. `StateKept`
     or `StateLost` follows.
@@ -303,6 +309,7 @@ class UnitFailed:
     place: str = ""
     """For ``error``: the line of the user's code that raised the exception, as in `message`."""
     warned: tuple[Warned, ...] = ()
+    read: ReadNames | None = None
 
 
 @dataclass(frozen=True)
@@ -329,6 +336,10 @@ class CheckDone:
     """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
     parameter_order: str = ""
     """See `cerebro.worker.structure.parameter_order`."""
+    read: ReadNames | None = None
+    """What ``build`` has read of the configuration, if it was trained."""
+    words: Words = field(default_factory=Words)
+    """What the model's users call its methods."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,11 @@ class LiveModel:
 
 
 def build_model(
-    context: RunContext, trial: int, config: Mapping[str, Any], info: Info
+    context: RunContext,
+    trial: int,
+    config: Mapping[str, Any],
+    info: Info,
+    given: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
 ) -> tuple[Any, bool]:
     """Seed the generators and call the user's ``build``, with the run's settings of the libraries.
 
@@ -80,6 +84,11 @@ def build_model(
     imports modules: flags that it does not change again were changed by a module, and stay for all
     models of this process. Other flags belong to this model (`LiveModel.torch_flags`). Settings
     of Keras and JAX are handled likewise.
+
+    Parameters
+    ----------
+    given
+        Makes the dict that ``build`` gets of `config`.
 
     Returns
     -------
@@ -102,7 +111,7 @@ def build_model(
         # A build may fail without the settings of the modules that it has imported before.
         maybe = contextlib.suppress(*[Exception] * (attempt == 1 and bool(changed)))
         with maybe, settings, xla, building_on(info.device), in_trial():
-            model = call_build(context.build, dict(config), info)
+            model = call_build(context.build, given(config), info)
         now = {**torch_flags(), **of_jax.jax_settings(), **of_keras.keras_settings()}
         if of_jax.jax_settings() or of_keras.keras_settings():  # else neither is imported
             begun |= of_jax.jax_of_process(context.jax) | of_keras.keras_of_process(context.keras)
@@ -177,13 +186,11 @@ def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
     """
     if "batch_size" in config and default is not None:
         raise InputError(
-            "batch_size is given twice, to search() and in the space: leave out one of them"
+            "batch_size is given twice, as batch_size= and in the space: leave out one of them"
         )
     value = config.get("batch_size", default)
     if value is None:
-        raise InputError(
-            "batch_size is missing: give it to search(batch_size=...) or put it into the space"
-        )
+        raise InputError("batch_size is missing: give batch_size=, or put it into the space")
     return whole_number("batch_size", value, 1, MAX_INT32)
 
 

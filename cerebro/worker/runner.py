@@ -83,6 +83,7 @@ from cerebro.worker.models import (
     pack_tree,
 )
 from cerebro.worker.own_numbers import OwnNumbers
+from cerebro.worker.read_names import ReadNames, Reads
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.structure import structure_of
@@ -97,6 +98,7 @@ from cerebro.worker.user_errors import (
     missing_name,
     names_data,
     place_of,
+    short_of_memory,
     traceback_of,
     unlike_types,
 )
@@ -211,6 +213,7 @@ class UnitRunner:
         self._bad_columns: dict[tuple[Any, ...], str] = {}  # see `_cause_in_data`
         self._unfit: dict[str, str] = {}  # validation columns that are left out of batches
         self._fits: dict[tuple[str, ...] | None, list[str] | None] = {}  # the others, by those read
+        self._read: ReadNames | None = None  # by `build` in this unit, if that was asked for
         self.examined: dict[int, dict[str, list[int]]] = {}
         """By trial and path, the positions of looks; see `cerebro.worker.lost_numbers`."""
         self.warnings = Watch(context.warning_filters if own_process else ())
@@ -226,6 +229,8 @@ class UnitRunner:
         """Run one unit; errors of the user's code, data or disk are returned, not raised."""
         with self.warnings.of(task.trial) as warned:
             event = self._run_or_fail(task)
+        if self._read is not None:
+            event, self._read = replace(event, read=self._read), None
         return replace(event, warned=tuple(warned)) if warned else event
 
     def _run_or_fail(self, task: Task) -> UnitDone | UnitFailed:
@@ -313,6 +318,7 @@ class UnitRunner:
             misplaced(error, self.context.device),
             unlike_types(error, columns, given=given),
             channels_last(error, columns, given=given),
+            short_of_memory(error, self.context.device),
         )
         return describe(error) + ("".join(hints) or known_mistake(error, given=given))
 
@@ -616,14 +622,32 @@ class UnitRunner:
         return live, loaded, built
 
     def _build_for(self, task: Task) -> LiveModel:
-        live = self.build(task.trial, task.config, task.epochs)
+        reads = Reads() if task.notes_reads else None
+        live = self.build(task.trial, task.config, task.epochs, reads)
+        if reads is not None:
+            self._read = reads.names(task.config)
         live.own_numbers = OwnNumbers(live.model)
         return live
 
-    def build(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> LiveModel:
-        """Build a trial's model; `epochs` is its ``info.epochs``, or None for the run's."""
+    def build(
+        self,
+        trial: int,
+        config: Mapping[str, Any],
+        epochs: int | None = None,
+        reads: Reads | None = None,
+    ) -> LiveModel:
+        """Build a trial's model; `epochs` is its ``info.epochs``, or None for the run's.
+
+        What ``build`` reads of the configuration is noted in `reads`.
+        """
         info = self.info_of(trial, config, epochs)
-        model, torch = build_model(self.context, trial, config, info)
+        made = None
+        if reads is not None:
+            with contextlib.suppress(Exception):
+                made = build_model(self.context, trial, config, info, reads.noted)
+            if made is None:  # `build` may need a plain dict, as yaml.safe_dump and jax.jit do
+                reads.give_up()
+        model, torch = made or build_model(self.context, trial, config, info)
         if self._clock is not None:
             self._clock.built()
         if not self._tried and is_gpu(where := self.device_of(model)):

@@ -231,6 +231,30 @@ def known_mistake(error: BaseException, *, given: bool = False) -> str:
     return f"; {cure}" if cure else ""
 
 
+_OUT_OF_MEMORY = (
+    *("can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc"),
+    *("out of memory", "resource_exhausted", "status_alloc_failed"),
+)
+"""What PyTorch, JAX, CUDA's libraries and the operating system say, in small letters."""
+
+
+def short_of_memory(error: BaseException, device: str) -> str:
+    """Return what to do if memory is short, on the GPU or on this machine; else return ""."""
+    text = f"{type(error).__name__}: {text_of(error)}".lower()
+    known = isinstance(error, (MemoryError, RuntimeError, OSError))
+    if not (isinstance(error, MemoryError) or (known and any(t in text for t in _OUT_OF_MEMORY))):
+        return ""
+    # PyTorch's allocator for host memory and Python's MemoryError are never of a GPU.
+    host = "cpuallocator" in text or (isinstance(error, MemoryError) and "cuda" not in text)
+    where, more = "this machine", "fewer workers"
+    if is_gpu(device) and not host:
+        where, more = "the GPU", "live_models=1"
+    return (
+        f"; {where} is out of memory: give a smaller batch_size (for validation, eval_batch_size), "
+        f"a smaller model, or {more}"
+    )
+
+
 def traceback_of(error: BaseException) -> str:
     """Return an exception's traceback as clipped text, even if the exception has no text."""
     try:

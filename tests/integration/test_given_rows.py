@@ -74,6 +74,32 @@ def test_any_kind_of_rows_is_trained_as_the_dataset_of_them(tmp_path):
         assert (result.path / "data" / "manifest.json").exists()
 
 
+def test_rows_are_taken_by_every_name(tmp_path):
+    given = {"epochs": 1, "searcher": "grid", "workers": 0, "progress": False, "validation": 0.2}
+    calls = [
+        lambda run: cerebro.search(build, SPACE, (X, Y), run=run, **given),
+        lambda run: cerebro.search(build, SPACE, data=(X, Y), run=run, **given),
+        lambda run: cerebro.search(build, space=SPACE, data={"x": X, "y": Y}, run=run, **given),
+        lambda run: cerebro.search(run=run, data=(X, Y), space=SPACE, build=build, **given),
+        lambda run: cerebro.search(build, SPACE, data=X_and_dataset(run), run=run, **given),
+    ]
+    found = [hashes(call(tmp_path / f"run{n}")) for n, call in enumerate(calls)]
+    assert all(each == found[0] for each in found)
+    assert cerebro.check(build=build, space=SPACE, data=(X, Y), validation=(X[:9], Y[:9]))
+    assert cerebro.plan(space=SPACE, data=(X, Y), epochs=1, searcher="grid").trials == 2
+    with pytest.raises(TypeError, match="multiple values for argument 'data'"):
+        cerebro.search(build, SPACE, (X, Y), data=(X, Y), **given)
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'epochs'"):
+        cerebro.search(build, SPACE, data=(X, Y))
+
+
+def X_and_dataset(run):
+    """A dataset beside the run that is the one that rows are written as."""
+    return cerebro.shard(
+        {"x": X.astype(np.float32), "y": Y}, run.with_name(f"{run.name}-data"), progress=False
+    )
+
+
 def test_workers_and_folds_and_a_resumed_run(tmp_path):
     result = search((X, Y), cerebro.KFold(3), tmp_path / "a", workers=2)
     assert hashes(result) == hashes(search((X, Y), cerebro.KFold(3), tmp_path / "b"))

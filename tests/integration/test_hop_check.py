@@ -293,6 +293,7 @@ class FailsOnce:
 
 
 def build_failing_once(config):
+    assert config["lr"]  # a name that nobody reads is told in a warning
     return FailsOnce()
 
 

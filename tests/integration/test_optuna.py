@@ -104,6 +104,20 @@ def test_the_same_study_with_any_number_of_workers(data, tmp_path):
     assert {state for _, _, state, _, _ in found[0]} == {"COMPLETE", "PRUNED"}
 
 
+def test_rows_are_taken_in_place_of_a_dataset(data, tmp_path):
+    rows = {name: np.concatenate([data.shard(n)[name] for n in range(3)]) for name in ("x", "y")}
+    found = []
+    for number, given in enumerate([rows, cerebro.shard(rows, tmp_path / "set", progress=False)]):
+        study = new_study()
+        run = tmp_path / f"run{number}"
+        result = optimize(study, data=given, n_trials=3, run=run, seed=3)
+        found.append((len(result), [t.params for t in study.trials], [t.epoch for t in result]))
+        assert study.trials[0].system_attrs["cerebro"]["run"] == str(run)
+    assert found[0] == found[1]
+    again = optimize(new_study(), rows, n_trials=2)  # in a folder of its own
+    assert (again.path / "data").is_dir() and len(again) == 2
+
+
 def test_study_and_result_agree(data, tmp_path):
     study = new_study()
     result = optimize(study, data, run=tmp_path / "run")

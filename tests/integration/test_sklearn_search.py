@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from pathlib import Path
 from typing import Any
@@ -284,6 +285,30 @@ def test_a_configuration_that_fails_has_no_score(digits: Any) -> None:
             InputError,
             "LogisticRegression has no partial_fit",
         ),
+        (
+            lambda: search_cv(MLPClassifier(solver="lbfgs")),
+            InputError,
+            "^MLPClassifier has no partial_fit with solver='lbfgs'.*solver='adam' or 'sgd'",
+        ),
+        (
+            lambda: search_cv(MLPClassifier(), {"solver": ["adam", "lbfgs"]}),
+            InputError,
+            "^space: solver='lbfgs': MLPClassifier has no partial_fit with solver='lbfgs'",
+        ),
+        (
+            lambda: search_cv(
+                make_pipeline(StandardScaler(), MLPClassifier()),
+                {"mlpclassifier__solver": ["lbfgs"]},
+            ),
+            InputError,
+            "^space: mlpclassifier__solver='lbfgs': step 'mlpclassifier' of the pipeline: MLP",
+        ),
+        (
+            lambda: search_cv(MLPClassifier(), {"early_stopping": [False, True]}),
+            InputError,
+            "^space: early_stopping=True: .*stop=cerebro.EarlyStopping",
+        ),
+        (lambda: search_cv(batch_size=None), InputError, "^batch_size is missing: give batch_size"),
         (lambda: search_cv(MiniBatchKMeans()), InputError, "classifiers and regressors, not Mini"),
         (lambda: search_cv(space={"beta": [1]}), RunError, "Invalid parameter 'beta'"),
         (
@@ -314,6 +339,22 @@ def test_the_best_configuration_has_not_failed_later(digits: Any) -> None:
         search.fit(x, y)
     assert (search.best_index_, search.best_score_) == (1, 1.0)
     assert search.cv_results_["rank_test_score"].tolist() == [3, 1, 2]
+
+
+def test_messages_speak_of_what_the_user_has_given(digits: Any, tmp_path: Path) -> None:
+    def scoring(estimator: Any, x: Any, y: Any) -> float:
+        raise ValueError("no score")
+
+    with pytest.raises(RunError, match=r"failed.*ValueError: no score") as caught:
+        search_cv(scoring=scoring).fit(*digits)
+    assert "its traceback" not in str(caught.value)  # the run is gone
+    with pytest.raises(RunError) as caught:
+        search_cv(scoring=scoring, run=tmp_path / "run").fit(*digits)
+    command = f"python -m cerebro logs {tmp_path / 'run'} --trial 0"
+    assert str(caught.value).endswith(f"its traceback: {command}")
+    lock = threading.Lock()
+    with pytest.raises(InputError, match=r"^the estimator, the scoring or .* cannot be sent"):
+        search_cv(scoring=lambda e, x, y: lock.locked(), workers=1).fit(*digits)
 
 
 def test_bad_targets(digits: Any) -> None:

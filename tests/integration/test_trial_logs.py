@@ -345,6 +345,7 @@ class Warns(dict):
 
 
 def build_warning(config):
+    assert config["lr"]  # a name that nobody reads is told in a warning
     return Warns()
 
 

@@ -555,3 +555,29 @@ def test_an_experiment_called_like_a_library_runs_in_workers(data, tmp_path, nam
         text=True,
     )
     assert replayed.returncode == 0, replayed.stderr + replayed.stdout
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_interrupt_before_the_first_trial_says_so(tmp_path, workers):
+    file = tmp_path / "program.py"
+    file.write_text(
+        "import os, signal, sys, time\n"
+        "import numpy as np\n"
+        "import cerebro\n"
+        "def build(config):\n"
+        "    os.kill(int(os.environ['PARENT']), signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+        "os.environ['PARENT'] = str(os.getpid())\n"
+        "if __name__ == '__main__':\n"
+        "    cerebro.search(build, {'lr': [1]}, (np.zeros((20, 2)), np.zeros(20)), epochs=1,\n"
+        "                   batch_size=5, searcher='grid', validation=0.2, run='run',\n"
+        "                   workers=int(sys.argv[1]), progress='table')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, file, str(workers)], cwd=tmp_path, capture_output=True, text=True
+    )
+    said = done.stderr.splitlines()
+    first = "KeyboardInterrupt: interrupted before the first trial began; the search is kept in run"
+    assert any(line.startswith(first) for line in said), done.stderr
+    assert "no worker process" not in done.stdout and "0% busy" not in done.stdout
+    assert "0 trials" not in done.stdout + done.stderr

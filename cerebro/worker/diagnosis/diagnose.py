@@ -19,7 +19,7 @@ import numpy as np
 from cerebro.data import Dataset
 from cerebro.data.dtypes import Array
 from cerebro.machine import dynamo, generators
-from cerebro.model import BaseModel, column_names, whole_pass
+from cerebro.model import BaseModel, column_names, whole_pass, words_of
 from cerebro.report.findings import Finding
 from cerebro.worker.diagnosis import data, outputs, training
 from cerebro.worker.diagnosis.data import LabelUse
@@ -140,7 +140,7 @@ class _Diagnosis:
             yield Finding(
                 "stale-gradients",
                 "a training step adds its gradients to those of the step before",
-                "call optimizer.zero_grad() in each train_batch",
+                f"call optimizer.zero_grad() in each {words_of(self._model).train}",
             )
 
     def _of_sizes(self) -> Iterable[Finding]:
@@ -159,7 +159,8 @@ class _Diagnosis:
         self._restore()
         before = self._evaluate_thoroughly()
         if before is not None and not self._is_ill:
-            yield from training.of_two_evaluations(before, self._evaluate_thoroughly() or before)
+            again = self._evaluate_thoroughly() or before
+            yield from training.of_two_evaluations(before, again, words_of(self._model))
         self._restore()
         losses = self._steps()
         missing = ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cerebro.model import Words
 from cerebro.report.findings import Finding
 
 LEAST_STEPS = 4
@@ -126,7 +127,7 @@ def of_metrics(
 
 
 def of_two_evaluations(
-    first: Mapping[str, float], second: Mapping[str, float]
+    first: Mapping[str, float], second: Mapping[str, float], words: Words
 ) -> Iterator[Finding]:
     """Report a metric that differs between two evaluations of a batch with the same generators."""
     for name, value in first.items():
@@ -136,7 +137,7 @@ def of_two_evaluations(
                 "evaluation-changes-model",
                 f"two evaluations of the same batch differ: {name!r} is {value:.6g}, then "
                 f"{other:.6g}",
-                "leave out all that eval_batch changes in the model, such as batch norm in "
+                f"leave out all that {words.evaluate} changes in the model, such as batch norm in "
                 "training mode",
             )
             return

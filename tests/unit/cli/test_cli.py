@@ -25,7 +25,7 @@ def error_of(capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["show", "--frob"], ["replay", "x"]])
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["show", "--frob"], ["replay", "x"]])
 def test_mistakes_are_one_line_and_status_1(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,6 +39,14 @@ def test_help_and_version_are_status_0(capsys: pytest.CaptureFixture[str]) -> No
             cli.main([option])
         assert caught.value.code == 0
     assert "cerebro" in capsys.readouterr().out
+
+
+def test_without_a_command_the_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out.startswith("usage: python -m cerebro")
+    assert "demo" in captured.out
 
 
 def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -75,6 +75,20 @@ def test_what_names_no_device(wanted):
         choose(wanted, TWO)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "cure"),
+    [([0], "'cuda:0'"), ((1,), "'cuda:1'"), (0, "'cuda:0'"), (2, "'cuda:2', .* a list of GPUs"),
+     ("0", "'cuda:0'"), (["0"], "'cuda:0'"), ([0, 1], r"\['cuda:0', 'cuda:1'\]"),
+     ("0,1", r"\['cuda:0', 'cuda:1'\]"), ("gpu", "'cuda' for all GPUs")]
+)  # fmt: skip
+def test_gpus_by_number_are_answered_with_their_names(wanted, cure):
+    with pytest.raises(InputError, match=rf"devices must be .*: give {cure}"):
+        choose(wanted, TWO)
+    with pytest.raises(InputError) as caught:
+        choose([-1], TWO)
+    assert "give" not in str(caught.value)
+
+
 @pytest.mark.parametrize("wanted", [[], ()])
 def test_no_device_at_all(wanted):
     with pytest.raises(

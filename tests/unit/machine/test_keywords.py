@@ -21,6 +21,11 @@ def call_search(**given: Any) -> Any:
     return cerebro.search(build, {}, None, **given)
 
 
+def call_search_cv(**given: Any) -> Any:
+    pytest.importorskip("sklearn")
+    return cerebro.sklearn.SearchCV(None, **given)
+
+
 def call_resume(**given: Any) -> Any:
     return cerebro.resume("nowhere", **given)
 
@@ -60,7 +65,19 @@ def call_model(**given: Any) -> Any:
             "n_trails",
             r"^search\(\) does not take n_trails=: did you mean n_trials=\?$",
         ),
-        (call_search, "zzz", r"it takes asynchronous, batch_size, build, "),
+        (call_search, "zzz", r"of the 3\d that it takes, the nearest are (\w+, ){3}\w+$"),
+        (call_search, "dtypes", r"^search\(\) does not take dtypes=: cerebro.shard\(\) takes it"),
+        (call_search, "objective", r"build=, .* metric="),
+        (call_search, "storage", r"^search\(\) takes run=, not storage=$"),
+        (call_search_cv, "n_jobs", r"^SearchCV\(\) takes workers=, not n_jobs=$"),
+        (call_search_cv, "verbose", r"^SearchCV\(\) takes progress=, not verbose=$"),
+        (call_search_cv, "param_grid", r"^SearchCV\(\) takes space=, not param_grid=$"),
+        (call_search_cv, "param_distributions", r"takes space=, not"),
+        (call_search_cv, "n_iter", r"^SearchCV\(\) takes n_trials=, not n_iter=$"),
+        (call_search_cv, "return_train_score", r"does not take return_train_score=: leave it out"),
+        (call_search_cv, "error_score", r"does not take error_score=: leave it out: .* NaN"),
+        (call_search_cv, "factor", r"searcher=cerebro.SuccessiveHalving"),
+        (call_search_cv, "scorring", r"did you mean scoring=\?"),
         (call_resume, "path", r"^resume\(\) takes run=, not path=$"),
         (call_resume, "n_trials", r"if_exists='resume'"),
         (call_shard, "num_shards", r"^shard\(\) takes shards=, not num_shards=$"),
@@ -117,6 +134,15 @@ def test_table_of_the_torch_model() -> None:
     own = set(inspect.signature(cerebro.torch.Model).parameters)
     assert own.isdisjoint(keywords.TORCH_MODEL)
     assert {word for word in keywords.TORCH_MODEL.values() if " " not in word} <= own
+
+
+def test_table_of_the_search_with_folds() -> None:
+    pytest.importorskip("sklearn")
+    own = set(inspect.signature(cerebro.sklearn.SearchCV).parameters)
+    assert own.isdisjoint(keywords.SEARCH_CV)
+    assert {word for word in keywords.SEARCH_CV.values() if " " not in word} <= own
+    search = cerebro.sklearn.SearchCV(None, {}, epochs=3)
+    assert search.get_params()["epochs"] == 3
 
 
 def test_known_keywords_pass() -> None:

@@ -172,8 +172,8 @@ def test_ties_and_noise_of_an_accuracy() -> None:
         "cerebro.resume('runs/x', epochs=4, trials=[0])",
         "to separate trials 0, 10 and 2: more validation rows, or folds "
         "(validation=cerebro.KFold(5))",
-        "the best of 6 looks better than it is: result.best.evaluate(test), on rows that no trial "
-        "saw, says how good it is",
+        "the best of 6 looks better than it is: cerebro.open('runs/x').best.evaluate(test), on "
+        "rows that no trial saw, says how good it is",
     ]
     equal = of([trial(0, [0.9]), trial(1, [0.9])])
     assert "trials 0 and 1 are equal on 270 rows" in equal.sure[1]

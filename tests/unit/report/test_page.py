@@ -216,6 +216,12 @@ def test_settings_that_differ_are_not_the_same_in_all() -> None:
     assert "The same in all: t=1<" in page and "s39</button>" in page
 
 
+def test_the_row_of_links_is_broken_on_a_narrow_screen(page: str) -> None:
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert re.search(r"nav \{[^}]*flex-wrap: wrap", style)
+    assert not re.search(r"nav[^{]*\{[^}]*nowrap", style)
+
+
 def test_long_names_of_facts_leave_room_for_their_values() -> None:
     page = render_page(of([]), About(settings={"x" * 40: 1, "epochs": 3}), kinds=[])
     assert f'<th scope="row" class="long">{"x" * 40}</th><td>1</td>' in page

@@ -673,6 +673,12 @@ def test_a_tie_is_said() -> None:
     assert "tie" not in summary.render(make_result(trials[:3]))
 
 
+def test_nothing_is_said_of_workers_before_there_are_any():
+    nobody = snapshot([], workers=0)
+    assert progress.busy(nobody) == "" and "worker" not in progress.closing(nobody)
+    assert progress.busy(snapshot([], busy=0.5)) == "2 workers 50% busy"
+
+
 def test_the_best_trial_is_shown_after_the_epoch_that_ranks_it():
     result = make_result([make_trial(0, [0.5, 0.7, 0.6])])
     assert summary.best_lines(result)[0].endswith("after 2 epochs")

@@ -423,3 +423,75 @@ def test_a_step_that_calls_backward_is_sent_to_train_step():
 
     with pytest.raises(InputError, match=r"step has called backward.*as train_step="):
         build(step=tutorial).train_batch(VALID[0])
+
+
+def computed(metric, of_classes):
+    outputs = torch.tensor([[0.1, 0.8, 0.1], [0.7, 0.2, 0.1], [0.2, 0.2, 0.6], [0.5, 0.3, 0.2]])
+    target = torch.tensor([1, 0, 2, 2])
+    metric.update(*((outputs, target) if of_classes else (outputs[:, 0], (target == 0).int())))
+    return metric.compute()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("PrecisionAtFixedRecall", {"min_recall": 0.5}),
+        ("RecallAtFixedPrecision", {"min_precision": 0.5}),
+        ("SensitivityAtSpecificity", {"min_specificity": 0.5}),
+        ("SpecificityAtSensitivity", {"min_sensitivity": 0.5}),
+    ],
+)
+def test_a_threshold_is_reported_too(kind, options):
+    metric = getattr(torchmetrics.classification, f"Binary{kind}")(**options)
+    value, threshold = map(float, computed(metric, False))
+    assert numbers("m", metric.compute(), metric) == {"m": value, "m_threshold": threshold}
+    both = torchmetrics.MetricCollection([metric])
+    found = numbers("all", both.compute(), both)
+    assert found == {f"all_Binary{kind}": value, f"all_Binary{kind}_threshold": threshold}
+    network = torch.nn.Linear(5, 1)
+    model = cerebro.torch.Model(
+        network,
+        optimizer=torch.optim.SGD(network.parameters(), lr=0.1),
+        loss=lambda output, y: output.square().mean(),
+        epoch_metrics={"m": lambda output, y: metric(output.sigmoid()[:, 0], (y > 0).int())},
+    )
+    assert model.evaluate(VALID).keys() == {"loss", "m"}  # a function's pair is a value and weight
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "cure"),
+    [
+        ("MulticlassROC", {}, "summary of the curve, such as AUROC"),
+        ("MulticlassPrecisionRecallCurve", {}, "summary of the curve, such as AUROC"),
+        ("MulticlassROC", {"thresholds": 5}, "summary of the curve, such as AUROC"),
+        ("BinaryROC", {}, "summary of the curve, such as AUROC"),
+        ("MulticlassConfusionMatrix", {}, "summary of the matrix, such as MatthewsCorrCoef"),
+        ("BinaryConfusionMatrix", {}, "summary of the matrix, such as MatthewsCorrCoef"),
+        ("BinaryStatScores", {}, "such as Accuracy, Precision or Recall"),
+        ("MulticlassStatScores", {"average": None}, "such as Accuracy, Precision or Recall"),
+        ("MulticlassAccuracy", {"average": None}, "such as average='macro'"),
+        ("MulticlassRecallAtFixedPrecision", {"min_precision": 0.5}, "report one of its numbers"),
+    ],
+)
+def test_what_is_no_number_is_refused_with_a_cure_that_works(kind, options, cure):
+    of_classes = kind.startswith("Multiclass")
+    if of_classes:
+        options = {"num_classes": 3, **options}
+    metric = getattr(torchmetrics.classification, kind)(**options)
+    value = computed(metric, of_classes)
+    text = f"the metric 'm' computes a .*, which is not a number: .*{cure}"
+    with pytest.raises(InputError, match=text):
+        numbers("m", value, metric)
+    both = torchmetrics.MetricCollection([metric])
+    with pytest.raises(InputError, match=f"'all_{kind}' computes .*{cure}"):
+        numbers("all", {kind: value}, both)
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0], (1.0, 2.0, 3.0), torch.ones(2), None])
+def test_a_function_that_computes_no_number(value):
+    with pytest.raises(InputError, match=r"'m' computes a .*: report one of its numbers"):
+        numbers("m", value)
+
+
+def test_a_function_may_return_a_number_and_its_weight():
+    assert numbers("m", (torch.tensor(0.5), 3)) == {"m": 0.5}

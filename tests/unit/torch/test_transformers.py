@@ -407,3 +407,143 @@ def test_columns_have_other_names():
         build(data_collator=1)
     with pytest.raises(InputError, match="model must be a model of transformers, not 3"):
         from_transformers(3, optimizer=None)
+
+
+def make_mixtral():
+    torch.manual_seed(2)
+    small = {key: value for key, value in SMALL.items() if key != "max_position_embeddings"}
+    return transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(
+            num_key_value_heads=1, num_local_experts=2, output_router_logits=True, pad_token_id=0,
+            **small,
+        )
+    )  # fmt: skip
+
+
+def of_a_language(batch):
+    """A batch of VALID whose labels are the tokens."""
+    return {**batch, "labels": batch["input_ids"], "labels_mask": batch["input_ids_mask"]}
+
+
+def seen_by_metrics(evaluate):
+    """Return the logits and labels that `compute_metrics` gets."""
+    seen = []
+
+    def compute_metrics(prediction):
+        seen.append((prediction.predictions, prediction.label_ids))
+        return {"rows": len(prediction.label_ids)}
+
+    assert evaluate(compute_metrics)["rows"] > 0
+    return seen[-1]
+
+
+@pytest.mark.parametrize("preprocessed", [False, True])
+def test_outputs_of_one_number_are_those_of_the_trainer(tmp_path, preprocessed):
+    pytest.importorskip("accelerate")
+
+    def preprocess(logits, labels):
+        assert labels.shape == logits[1].shape[:2]
+        return logits[0], logits[1].argmax(-1)
+
+    options = {"preprocess_logits_for_metrics": preprocess} if preprocessed else {}
+    batches = [of_a_language({k: v for k, v in b.items() if k != "label"}) for b in VALID]
+
+    def ours(compute_metrics):
+        model = build(make_mixtral(), compute_metrics=compute_metrics, **options)
+        return model.evaluate(batches)
+
+    class Ordered(transformers.Trainer):
+        def get_eval_dataloader(self, *_):
+            masks = [batch["input_ids_mask"] for batch in batches]
+            return [
+                {
+                    "input_ids": batch["input_ids"],
+                    "attention_mask": mask.long(),
+                    "labels": batch["labels"].masked_fill(~mask, -100),
+                }
+                for batch, mask in zip(batches, masks, strict=True)
+            ]
+
+    def theirs(compute_metrics):
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), report_to="none", use_cpu=True, disable_tqdm=True
+        )
+        trainer = Ordered(make_mixtral(), arguments, compute_metrics=compute_metrics, **options)
+        found = trainer.evaluate(eval_dataset=batches)
+        return {key.removeprefix("eval_"): value for key, value in found.items()}
+
+    (logits, labels), (expected, expected_labels) = map(seen_by_metrics, (ours, theirs))
+    assert np.array_equal(labels, expected_labels)
+    assert len(logits) == len(expected) and logits[0].shape == (len(VALID),)
+    for mine, other in zip(logits[:2], expected[:2], strict=True):
+        assert mine.shape == other.shape and np.allclose(mine, other, atol=1e-6)
+
+
+def test_logits_are_kept_as_they_were_preprocessed():
+    def share(prediction):
+        return {"right": float((prediction.predictions == prediction.label_ids).mean())}
+
+    seen = []
+
+    def keep(logits, labels):
+        seen.append((logits.shape, labels.shape, logits.requires_grad))
+        return logits.argmax(-1)
+
+    model = build_seeded(compute_metrics=share, preprocess_logits_for_metrics=keep)
+    found = model.evaluate(VALID)
+    assert seen == [((ROWS, 3), (ROWS,), False)] * len(VALID)
+    right = [model.predict_batch(b).logits.argmax(-1) == b["label"] for b in VALID]
+    assert found["right"] == pytest.approx(float(torch.cat(right).float().mean()))
+    with pytest.raises(InputError, match="give compute_metrics="):
+        build(preprocess_logits_for_metrics=keep)
+    with pytest.raises(InputError, match="preprocess_logits_for_metrics must be callable"):
+        build(compute_metrics=share, preprocess_logits_for_metrics=3)
+
+
+class Wanting(torch.nn.Module):
+    """A network that needs values which are no tensors, and tensors inside of others."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = torch.nn.Linear(1, 1)
+
+    def forward(self, input_ids, return_loss=None, names=None, targets=None, none=1):
+        assert return_loss is True and names == ["a", 3] and none is None
+        assert isinstance(targets, list) and isinstance(targets[0], dict)
+        boxes, (more, text) = targets[0]["boxes"], targets[0]["pair"]
+        assert boxes.device == more.device == self.base.weight.device and text == "x"
+        loss = self.base(input_ids[:, :1].float()).square().mean() + 0 * boxes.sum().to("cpu")
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_values_of_a_collator_are_moved_as_by_the_trainer(device):
+    from cerebro.torch.transformers import _moved
+
+    value = torch.zeros(2)
+    targets = [{"boxes": value, "pair": (value, "x"), 3: None}]
+    batch = {"input_ids": value, "return_loss": True, "names": ["a", 3], "targets": targets}
+    moved = _moved(batch, torch.device(device))
+    inner = moved["targets"][0]
+    tensors = (moved["input_ids"], inner["boxes"], inner["pair"][0])
+    assert {each.device.type for each in tensors} == {device}
+    assert (moved["return_loss"], moved["names"]) == (True, ["a", 3])
+    assert type(inner["pair"]) is tuple and inner["pair"][1] == "x" and inner[3] is None
+
+
+def test_a_collator_may_return_values_that_are_no_tensors():
+    def collate(rows):
+        value = torch.ones(2)
+        return {
+            "return_loss": True,
+            "names": ["a", 3],
+            "none": None,
+            "input_ids": torch.tensor([row["input_ids"][:3] for row in rows]),
+            "targets": [{"boxes": value, "pair": (value, "x")}],
+        }
+
+    network = Wanting()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    model = from_transformers(network, optimizer=optimizer, collator=collate)
+    assert model.train_batch(TRAIN[0])["loss"] > 0
+    assert model.evaluate(VALID).keys() == {"loss"}

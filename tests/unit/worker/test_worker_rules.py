@@ -13,7 +13,12 @@ from cerebro.run.records import Raised, TrialRecord
 from cerebro.worker import growth
 from cerebro.worker.growth import Growth
 from cerebro.worker.messages import Task, WorkerLost
-from cerebro.worker.user_errors import channels_last, known_mistake, unlike_types
+from cerebro.worker.user_errors import (
+    channels_last,
+    known_mistake,
+    short_of_memory,
+    unlike_types,
+)
 
 # --- failures that are alike -----------------------------------------------------
 
@@ -351,3 +356,33 @@ def test_channels_that_come_last_are_told():
     first = {"x": Column("x", "float32", (5, 16, 16))}
     assert channels_last(caught.value, first) == ""
     assert channels_last(RuntimeError("something else"), columns) == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "device", "where"),
+    [
+        (MemoryError("Unable to allocate 2 TiB"), "cpu", "this machine"),
+        (MemoryError("Unable to allocate 2 TiB"), "cuda:0", "this machine"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), "cpu",
+         "this machine"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "cuda:0", "this machine"),
+        (RuntimeError("DefaultCPUAllocator: not enough memory"), "cpu", "this machine"),
+        (OSError(12, "Cannot allocate memory"), "cpu", "this machine"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"), "cpu",
+         "this machine"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "cuda:0", "the GPU"),
+        (RuntimeError("CUDA error: out of memory"), "cuda:0", "the GPU"),
+        (RuntimeError("cuBLAS: CUBLAS_STATUS_ALLOC_FAILED"), "cuda:0", "the GPU"),
+    ],
+)  # fmt: skip
+def test_a_lack_of_memory_gets_a_cure(error, device, where):
+    hint = short_of_memory(error, device)
+    assert hint.startswith(f"; {where} is out of memory: give a smaller batch_size")
+    assert ("fewer workers" in hint) == (where == "this machine")
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shape mismatch"), ValueError("out of memory"), OSError(2, "no file")]
+)
+def test_other_errors_are_no_lack_of_memory(error):
+    assert short_of_memory(error, "cpu") == ""

@@ -1,0 +1,173 @@
+"""Count which values of a configuration ``build`` reads: one that nobody reads is often a typo.
+
+``build`` gets a dict that notes each read, in the hop check and in the first unit of trials that
+have a name which no trial has read so far; everywhere else it gets a plain dict. What is not seen
+counts as read: a configuration that ``build`` iterates over, copies or passes on to the model.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cerebro.machine.mappings import flatten
+
+
+@dataclass(frozen=True)
+class ReadNames:
+    """What one call of ``build`` has read; nested names are joined by dots."""
+
+    unread: tuple[str, ...] = ()
+    """The configuration's names that it has not read."""
+    sought: tuple[str, ...] = ()
+    """The names that it has looked for in vain, as in ``config.get("lr", 0.1)``."""
+
+
+def names_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the names that only ``build`` can read; `batch_size` is read by the loader."""
+    return [name for name in flatten(config) if name != "batch_size"]
+
+
+class Reads:
+    """The reads of one configuration."""
+
+    def __init__(self) -> None:
+        self._read: set[str] = set()
+        self._sought: set[str] = set()
+        self._given: list[weakref.ref[_Noted]] = []
+        self._gave_up = False
+
+    def noted(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a configuration as a dict that notes what is read from it."""
+        return self._nested(config, "")
+
+    def _nested(self, values: Mapping[str, Any], prefix: str) -> _Noted:
+        made = _Noted(
+            {
+                name: self._nested(value, f"{prefix}{name}.") if type(value) is dict else value
+                for name, value in values.items()
+            }
+        )
+        made.prefix, made.reads = prefix, self
+        self._given.append(weakref.ref(made))
+        return made
+
+    def add(self, name: str, *, found: bool) -> None:
+        """Note that a name was read, or sought in vain."""
+        (self._read if found else self._sought).add(name)
+
+    def give_up(self) -> None:
+        """Count everything as read."""
+        self._gave_up = True
+
+    def names(self, config: Mapping[str, Any]) -> ReadNames:
+        """Return what was read of a configuration, once ``build`` has returned."""
+        for given in self._given:
+            held = given()
+            if held is not None:  # by the model, which may read it at any time
+                held.note_all()
+        if self._gave_up:
+            return ReadNames()
+        unread = tuple(name for name in names_of(config) if name not in self._read)
+        return ReadNames(unread, tuple(sorted(self._sought)))
+
+
+class _Noted(dict[str, Any]):
+    """A dict that notes what is read from it; its copies and pickles are plain dicts."""
+
+    prefix: str
+    reads: Reads
+
+    def _note(self, key: Any) -> None:
+        self.reads.add(f"{self.prefix}{key}", found=dict.__contains__(self, key))
+
+    def note_all(self) -> None:
+        """Note that all values were read, except those of nested mappings."""
+        for key in dict.keys(self):
+            self._note(key)
+
+    def __getitem__(self, key: str) -> Any:
+        self._note(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._note(key)
+        return super().get(key, default)
+
+    def __contains__(self, key: object) -> bool:
+        self._note(key)
+        return super().__contains__(key)
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self._note(key)
+        return super().pop(key, *default)
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        self._note(key)
+        return super().setdefault(key, default)
+
+    def __delitem__(self, key: str) -> None:
+        self._note(key)
+        super().__delitem__(key)
+
+    def popitem(self) -> tuple[str, Any]:
+        self.note_all()
+        return super().popitem()
+
+    # A class of its own `__iter__` is read by these methods also in C, as in ``f(**config)``.
+    def __iter__(self) -> Iterator[str]:
+        self.note_all()
+        return super().__iter__()
+
+    def __reversed__(self) -> Iterator[str]:
+        self.note_all()
+        return super().__reversed__()
+
+    def keys(self) -> Any:
+        self.note_all()
+        return super().keys()
+
+    def values(self) -> Any:
+        self.note_all()
+        return super().values()
+
+    def items(self) -> Any:
+        self.note_all()
+        return super().items()
+
+    def __eq__(self, other: object) -> bool:
+        self.note_all()
+        return super().__eq__(other)
+
+    __hash__ = None
+
+    def copy(self) -> dict[str, Any]:
+        self.note_all()
+        return super().copy()
+
+    def __copy__(self) -> dict[str, Any]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return copy.deepcopy(_plain(self), memo)
+
+    def __or__(self, other: Any) -> Any:
+        self.note_all()
+        return super().__or__(other)
+
+    def __ror__(self, other: Any) -> Any:
+        self.note_all()
+        return super().__ror__(other)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (_plain(self),)
+
+
+def _plain(value: Any) -> Any:
+    """Return nested dicts as plain ones, which counts as reading them."""
+    if not isinstance(value, _Noted):
+        return value
+    return {key: _plain(item) for key, item in value.items()}

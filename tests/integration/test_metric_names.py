@@ -1,0 +1,194 @@
+"""A search that ranks by a metric that no model reports ends before it trains, with the cure."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import cerebro
+
+torch = pytest.importorskip("torch")
+
+RNG = np.random.default_rng(5)
+DATA = (RNG.normal(size=(60, 3)).astype(np.float32), RNG.integers(0, 2, 60))
+F = torch.nn.functional
+
+
+def acc(output, target):
+    return (output.argmax(1) == target).float().mean()
+
+
+def parts(config):
+    net = torch.nn.Linear(3, 2)
+    return net, torch.optim.SGD(net.parameters(), lr=config["lr"])
+
+
+def build_torch(config, metrics=None):
+    net, optimizer = parts(config)
+    return cerebro.torch.Model(net, optimizer=optimizer, loss=F.cross_entropy, metrics=metrics)
+
+
+def build_with_acc(config):
+    return build_torch(config, {"acc": acc})
+
+
+def build_step(config):
+    net, optimizer = parts(config)
+
+    def step(net, batch):
+        return {"loss": F.cross_entropy(net(batch["x"]), batch["y"])}
+
+    return cerebro.torch.Model(net, optimizer=optimizer, step=step)
+
+
+class Own(cerebro.torch.Model):
+    """Reports what the user's method returns."""
+
+    def eval_batch(self, batch):
+        return super().eval_batch(batch)
+
+
+def build_own(config):
+    net, optimizer = parts(config)
+    return Own(net, optimizer=optimizer, loss=F.cross_entropy)
+
+
+def build_sklearn(config):
+    from sklearn.linear_model import SGDClassifier
+
+    return cerebro.sklearn.Model(SGDClassifier(eta0=config["lr"]))
+
+
+def build_skorch(config):
+    import skorch
+
+    net = skorch.NeuralNetClassifier(
+        torch.nn.Linear, module__in_features=3, module__out_features=2, lr=config["lr"],
+        criterion=torch.nn.CrossEntropyLoss, train_split=None, callbacks=None, verbose=0,
+    )  # fmt: skip
+    return cerebro.torch.from_skorch(net)
+
+
+def lightning_module(logs, validation=True):
+    lightning = pytest.importorskip("lightning.pytorch")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(3, 2)
+
+        def training_step(self, batch, _):
+            loss = F.cross_entropy(self.net(batch["x"]), batch["y"])
+            for name in logs:
+                self.log(name, loss)
+            return loss
+
+        def validation_step(self, batch, _):
+            loss = F.cross_entropy(self.net(batch["x"]), batch["y"])
+            for name in logs if validation else ():
+                self.log(f"val_{name}", loss)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+def build_gan(config):
+    assert config["lr"]
+    return cerebro.torch.from_lightning(lightning_module(["g_loss", "d_loss"]))
+
+
+def build_unvalidated(config):
+    assert config["lr"]
+    return cerebro.torch.from_lightning(lightning_module(["accuracy"], validation=False))
+
+
+def build_keras(config):
+    import keras
+
+    net = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(optimizer=keras.optimizers.SGD(config["lr"]), loss=loss)
+    return cerebro.keras.Model(net)
+
+
+def search(build, folder, **options):
+    given = {"epochs": 3, "searcher": "grid", "batch_size": 10, "workers": 0, "validation": 0.2}
+    space = {"lr": [0.1, 0.2, 0.3, 0.4]}
+    return cerebro.search(build, space, DATA, run=folder, progress=False, **{**given, **options})
+
+
+@pytest.mark.parametrize(
+    ("build", "metric", "cure"),
+    [
+        (build_with_acc, "accuracy", "did you mean metric='acc'?"),
+        (build_with_acc, "val_accuracy", "did you mean metric='val_acc'?"),
+        (build_torch, "accuracy", "add it to metrics= of cerebro.torch.Model, or give metric="),
+        (build_step, "accuracy", "return it from step, or give metric='loss'"),
+        (build_own, "accuracy", "return it from train_batch and eval_batch, or give metric="),
+        (build_sklearn, "f1", "add it to metrics= of cerebro.sklearn.Model, or give metric="),
+        (build_skorch, "f1", "add it to metrics= of from_skorch, or give metric='accuracy'"),
+        (build_gan, "loss", "log it in validation_step with self.log, or rank by metric='d_loss'"),
+        (
+            build_unvalidated,
+            "accuracy",
+            "in validation: log it in validation_step with self.log, or rank by metric=",
+        ),
+        (build_keras, "accuracy", "add it to net.compile(metrics=[...]), or give metric='loss'"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_it_is_said_in_the_callers_words_before_training(
+    tmp_path, monkeypatch, build, metric, cure, workers
+):
+    if workers and build is not build_with_acc:
+        pytest.skip("the same in workers")
+    for part in build.__name__.split("_"):
+        if part in ("keras", "sklearn", "skorch"):
+            monkeypatch.setenv("KERAS_BACKEND", os.environ.get("KERAS_BACKEND", "torch"))
+            pytest.importorskip(part)
+    with pytest.raises(cerebro.RunError) as caught:
+        search(build, tmp_path / "run", metric=metric, workers=workers)
+    said = str(caught.value)
+    assert said.startswith(f"no trial can be ranked: the model reports no metric {metric!r}")
+    assert cure in said
+    assert caught.value.result.units() == []  # nothing was trained
+    assert "_batch" not in said or build is build_own
+
+
+def test_the_same_without_validation(tmp_path):
+    with pytest.raises(cerebro.RunError, match=r"did you mean metric='acc'\?"):
+        search(build_with_acc, tmp_path / "run", metric="accuracy", validation=None)
+
+
+def test_early_stopping_monitors_a_metric_that_there_is(tmp_path):
+    stop = cerebro.EarlyStopping("val_accuracy", patience=1)
+    with pytest.raises(cerebro.InputError, match=r"did you mean monitor='val_acc'\?"):
+        search(build_with_acc, tmp_path / "run", metric="acc", stop=stop)
+
+
+def test_a_metric_that_a_batch_may_lack_is_no_fault(tmp_path):
+    """In small batches one class may be missing, so that the hop check does not see the metric."""
+    pytest.importorskip("sklearn")
+    rows = np.zeros(60, np.int64)
+    rows[::20] = 1
+    given = {"epochs": 2, "searcher": "grid", "batch_size": 2, "workers": 0, "progress": False}
+    result = cerebro.search(
+        build_scored,
+        {"alpha": [0.1]},
+        (DATA[0], rows),
+        metric="roc_auc",
+        run=tmp_path / "run",
+        **given,
+    )
+    assert result.status == "finished"
+
+
+def build_scored(config):
+    from sklearn.linear_model import SGDClassifier
+
+    estimator = SGDClassifier(alpha=config["alpha"], loss="log_loss")
+    return cerebro.sklearn.Model(estimator, metrics={"roc_auc": "roc_auc"})
