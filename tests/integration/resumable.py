@@ -135,14 +135,14 @@ def struck(folder, data, *, at, number=signal.SIGKILL, **options):
 
 def block_rows(epoch):
     """Block the store's thread forever before it records that epoch of any trial."""
-    write = Transaction.write
+    write = Transaction.write_rows
 
     def blocked(batch, connection):
         if any(number == epoch for _, number in batch._epochs):
             threading.Event().wait()
         write(batch, connection)
 
-    Transaction.write = blocked
+    Transaction.write_rows = blocked
 
 
 def main(folder, data, options):

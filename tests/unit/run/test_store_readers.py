@@ -167,7 +167,7 @@ def test_the_file_system_chooses_the_journal(tmp_path, monkeypatch):
 
 def test_whoever_hands_over_too_much_waits_for_the_disk(tmp_path, monkeypatch):
     may_write = threading.Event()
-    write = transaction.Transaction.write
+    write = transaction.Transaction.write_rows
     rows = []
 
     def slow(self, connection):
@@ -175,7 +175,7 @@ def test_whoever_hands_over_too_much_waits_for_the_disk(tmp_path, monkeypatch):
         rows.append(len(self._trials))
         write(self, connection)
 
-    monkeypatch.setattr(transaction.Transaction, "write", slow)
+    monkeypatch.setattr(transaction.Transaction, "write_rows", slow)
     monkeypatch.setattr(writing, "MAX_ROWS", 50)
     store = Store.create(tmp_path, {})
     handed = []
