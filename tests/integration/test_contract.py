@@ -513,7 +513,7 @@ def test_a_table_with_class_names_and_a_whole_pass_metric(tmp_path):
         {
             "age": rng.normal(size=160),
             "fare": rng.normal(size=160),
-            "port": rng.choice(["a", "b"], 160),
+            "port": pandas.Categorical(rng.choice(["a", "b"], 160)),
         }
     )
     frame["lived"] = np.where(frame["age"] + frame["fare"] > 0, "yes", "no")
