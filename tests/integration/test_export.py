@@ -469,7 +469,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def trained(data, tmp_path, monkeypatch) -> Any:
-    """Train by a script, whose `build` cannot be imported again, and go where it is."""
+    """Train by a script, and go where it is."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.format(folder=str(Path(__file__).parent)), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -479,14 +479,20 @@ def trained(data, tmp_path, monkeypatch) -> Any:
 
 
 def test_the_command_exports_what_a_script_has_trained(trained, capsys):
-    """Weights need no `build`; ONNX takes --build, and --data."""
+    """Weights need no `build`; ONNX takes the script's, or --build, and --data."""
     pytest.importorskip("onnxscript")
     trained()
     for out in ("w.safetensors", "w.pt"):
         assert cli.main(["export", "run", "--out", out]) == 0
         assert capsys.readouterr() == (f"{out}\n", "")
+    script = Path("train.py")
+    text = script.read_text(encoding="utf-8")
+    script.write_text(text + "# edited\n", encoding="utf-8")
     assert cli.main(["export", "run", "--out", "w.onnx"]) == 1
-    assert "--build FILE" in capsys.readouterr().err
+    assert "train.py, which has changed since" in capsys.readouterr().err
+    script.write_text(text, encoding="utf-8")
+    assert cli.main(["export", "run", "--out", "v.onnx"]) == 0
+    assert capsys.readouterr().out == "v.onnx\n"
     built = ["export", "run", "--build", "train.py"]
     assert cli.main([*built, "--out", "w.onnx"]) == 0
     assert capsys.readouterr().out == "w.onnx\n"
