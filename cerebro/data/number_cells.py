@@ -61,8 +61,11 @@ def bad_cell(names: Sequence[str], codes: Array) -> int | None:
     for start in range(0, len(codes), _PIECE):
         counts += np.bincount(codes[start : start + _PIECE], minlength=len(names))
     used = counts > 0
-    of_cells = 2 * counts[written].sum() > counts.sum()
-    of_names = 2 * (used & written).sum() > used.sum()
+    digits = np.array([any(map(str.isdigit, name)) for name in names], bool)
+    numbers = used & written & digits  # "nan" and "inf" are beside numbers and beside text
+    others = used & ~written
+    of_cells = counts[numbers].sum() > counts[others].sum()
+    of_names = numbers.sum() > others.sum()
     if not (used & ~plain).any() or not (of_cells or of_names):
         return None
     return _first(~plain, codes)

@@ -98,6 +98,7 @@ def test_the_cell_is_named_under_any_layout(tmp_path: Path, options: dict[str, A
         (["1", "2", "3+", "4"], 2, r"3\+"),
         (["?"] * 7 + ["1", "2", "3"], 0, r"\?"),  # most of its different cells are numbers
         (["1", "2", " "], 2, " "),
+        (["nan", "1", "x", "2", "nan"], 2, "x"),
     ],
 )
 def test_numbers_that_are_written_for_readers(
@@ -118,6 +119,10 @@ def test_numbers_that_are_written_for_readers(
         ["18-25", "26-35", "36-50"],
         ["1", "2", "3"],  # their type says that they are text
         ["true", "false", "1", "0"],
+        ["nan", "NaN", "C85", "NaN"],
+        ["inf", "C", "infinity"],
+        ["-inf", "NAN", "x"],
+        ["nan", "nan", "1", "x", "y"],
     ],
 )
 def test_text_stays_categories(tmp_path: Path, cells: list[str]) -> None:
@@ -125,6 +130,15 @@ def test_text_stays_categories(tmp_path: Path, cells: list[str]) -> None:
     classes = data.classes["p"]
     assert classes is not None and classes == sorted(set(cells))
     assert [classes[code] for code in data.shard(0)["p"]] == cells
+
+
+@pytest.mark.parametrize("cells", [["nan", "NaN", "C85", "NaN"], ["inf", "C", "infinity"]])
+def test_names_of_no_number_make_no_column_of_numbers(tmp_path: Path, cells: list[str]) -> None:
+    (tmp_path / "a.csv").write_text("p,y\n" + "".join(f"{cell},0\n" for cell in cells))
+    pd = pytest.importorskip("pandas")
+    for number, source in enumerate([tmp_path / "a.csv", pd.DataFrame({"p": cells}, dtype=object)]):
+        data = shard(source, tmp_path / f"d{number}")
+        assert data.classes["p"] == sorted(set(cells))
 
 
 def test_one_text_after_many_numbers(tmp_path: Path) -> None:
