@@ -20,7 +20,6 @@ import math
 import sys
 import time
 import traceback
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -87,7 +86,7 @@ from cerebro.worker.read_names import ReadNames, Reads
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.structure import structure_of
-from cerebro.worker.trial_warnings import Watch
+from cerebro.worker.trial_warnings import Watch, warn
 from cerebro.worker.user_errors import (
     bases_of,
     channels_last,
@@ -556,8 +555,7 @@ class UnitRunner:
         loss, weight = result.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
             cause = self._cause_in_data(live.model, task.trial, training=False)
-            text = f"the validation loss is {loss / weight}{cause}"
-            warnings.warn(text, stacklevel=2)  # shown once in a run; the trial is not ranked
+            warn(f"the validation loss is {loss / weight}{cause}")  # the trial is not ranked
         return result
 
     def _cause_in_data(self, model: Any, trial: int, *, training: bool) -> str:

@@ -66,6 +66,24 @@ def test_in_validation(tmp_path, workers):
     assert f"in validation, column 'x' has NaN (1 value in 60 rows, first in row {row})" in said
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_validation_loss_under_filters_that_make_errors(tmp_path, workers, value):
+    def build_wrong(config):
+        model = build(config)
+        model.eval_batch = lambda batch: {"loss": value, "acc": 0.5}
+        return model
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("error")
+        result = cerebro.search(build_wrong, SPACE, rows(), run=tmp_path / "a", epochs=1,
+                                n_trials=2, validation=0.2, workers=workers, metric="acc",
+                                progress=False)  # fmt: skip
+    assert [trial.status for trial in result.trials] == ["finished"] * 2
+    assert sum(f"the validation loss is {value}" in str(each.message) for each in seen) == 1
+    assert result.best.metrics["acc"] == 0.5
+
+
 def test_infinity_and_separate_validation_data(tmp_path):
     x, y = rows()
     bad, _ = rows([5, 7], np.inf)
