@@ -75,11 +75,13 @@ from cerebro.worker.models import (
     end_epoch,
     fitting_columns,
     give_back_memory,
+    left_out,
     load_or_rebuild,
     load_tree,
     make_batches,
     make_info,
     pack_tree,
+    perhaps_unfit,
 )
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
@@ -210,8 +212,8 @@ class UnitRunner:
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
         self._bad_columns: dict[tuple[Any, ...], str] = {}  # see `_cause_in_data`
-        self._unfit: dict[str, str] = {}  # validation columns that are left out of batches
-        self._fits: dict[tuple[str, ...] | None, list[str] | None] = {}  # the others, by those read
+        self._unfit: dict[str, str] = {}  # columns that the last loader leaves out
+        self._fits: dict[tuple[str, ...] | None, tuple[list[str] | None, dict[str, str]]] = {}
         self._read: ReadNames | None = None  # by `build` in this unit, if that was asked for
         self.examined: dict[int, dict[str, list[int]]] = {}
         """By trial and path, the positions of looks; see `cerebro.worker.lost_numbers`."""
@@ -226,6 +228,7 @@ class UnitRunner:
 
     def run(self, task: Task) -> UnitDone | UnitFailed:
         """Run one unit; errors of the user's code, data or disk are returned, not raised."""
+        self._unfit = {}
         with self.warnings.of(task.trial) as warned:
             event = self._run_or_fail(task)
         if self._read is not None:
@@ -319,7 +322,8 @@ class UnitRunner:
             channels_last(error, columns, given=given),
             short_of_memory(error, self.context.device),
         )
-        return describe(error) + ("".join(hints) or known_mistake(error, given=given))
+        hint = "".join(hints) or known_mistake(error, given=given)
+        return describe(error) + hint + perhaps_unfit(self._unfit)
 
     def unfit(self, error: BaseException) -> str:
         """If an error is about validation columns that do not fit, say why; else return ""."""
@@ -889,7 +893,7 @@ class UnitRunner:
         data = train if training else validation
         assert data is not None
         last = getattr(model, "channels_last", False)
-        columns = read_columns(model, data.columns)
+        columns, self._unfit = read_columns(model, data.columns), {}
         if not training and context.folds is None:  # folds are views of the training data
             columns = self._fitting(model, columns)
         copy = epoch % copies.count(data) if training else 0
@@ -925,8 +929,11 @@ class UnitRunner:
         key = None if read is None else tuple(read)
         if key not in self._fits:
             what = f"validation ({validation.path})"
-            self._fits[key], self._unfit = fitting_columns(model, train, validation, what)
-        return self._fits[key]
+            self._fits[key] = fitting_columns(model, train, validation, what)
+            if text := left_out(self._fits[key][1], validation):
+                warn(f"validation: {text}")
+        columns, self._unfit = self._fits[key]
+        return columns
 
     def _close_loaders(self) -> None:
         while self._loaders:
