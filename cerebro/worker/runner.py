@@ -50,7 +50,7 @@ from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
 from cerebro.worker import growth
 from cerebro.worker.aside import aside
-from cerebro.worker.diagnosis.data import not_finite
+from cerebro.worker.diagnosis.data import in_words, not_finite
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
@@ -211,7 +211,7 @@ class UnitRunner:
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
-        self._bad_columns: dict[tuple[Any, ...], str] = {}  # see `_cause_in_data`
+        self._bad_columns: dict[tuple[Any, ...], dict[str, str]] = {}  # see `_cause_in_data`
         self._unfit: dict[str, str] = {}  # columns that the last loader leaves out
         self._fits: dict[tuple[str, ...] | None, tuple[list[str] | None, dict[str, str]]] = {}
         self._read: ReadNames | None = None  # by `build` in this unit, if that was asked for
@@ -563,18 +563,19 @@ class UnitRunner:
         return result
 
     def _cause_in_data(self, model: Any, trial: int, *, training: bool) -> str:
-        """Return which columns make a loss NaN or infinite, to be added to a message; or ""."""
+        """Return which columns may make a loss NaN or infinite, to be added to a message; or ""."""
         train, validation = self.context.views(trial)
         data = train if training else validation
         assert data is not None
-        names = tuple(read_columns(model, data.columns) or data.columns)
-        key = training, self.context.fold_of(trial), names
-        if key not in self._bad_columns:
-            with _aside(self._clock, TRY_SECONDS):
-                found = not_finite(data, names)
-            self._bad_columns[key] = "; ".join(found.values())
-        bad = self._bad_columns[key]
-        return f": {bad}: fill them, or drop these rows" if bad else ""
+        names = read_columns(model, data.columns) or [*data.columns]
+        known = self._bad_columns.setdefault((training, self.context.fold_of(trial)), {})
+        new = [name for name in names if name not in known]
+        known.update(dict.fromkeys(new, ""))  # each column is looked at once
+        # The message is about the loss: a look that fails, as for lack of memory, adds nothing.
+        with _aside(self._clock, TRY_SECONDS), contextlib.suppress(Exception):
+            known.update(not_finite(data, new))
+        bad = in_words({name: known[name] for name in names if known[name]})
+        return f"; {bad}, which may be the cause: fill them, or drop these rows" if bad else ""
 
     # --- models ----------------------------------------------------------
 
