@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cerebro
+from cerebro.data.given_rows import write
 from cerebro.errors import InputError, RunError
 
 pd = pytest.importorskip("pandas")
@@ -324,6 +325,30 @@ def test_models_of_folds(tmp_path, written):
         assert classes(fold.predict(NEW)) == [1, 0]
         with pytest.raises(InputError, match="class 0 of column 'city'"):
             fold.predict(written(NEW))
+
+
+def test_tables_with_dictionaries_of_their_own(tmp_path):
+    """The order of labels in an Arrow dictionary is that of their first rows."""
+    pa = pytest.importorskip("pyarrow")
+
+    def table(labels, kind=None):
+        column = pa.array(labels).dictionary_encode()
+        return pa.table({"y": column.cast(kind) if kind else column})
+
+    labels, others = ["mid", "low", "high"], ["low", "high", "mid"]
+    made = []
+    for number, kind in enumerate([None, pa.string()]):
+        train = cerebro.shard(table(labels, kind), tmp_path / f"train{number}")
+        rows = write(
+            table(others, kind), tmp_path / f"rows{number}", train, shards=1, shuffle=False
+        )
+        names = train.classes["y"]
+        assert [names[code] for code in rows.shard(0)["y"]] == others
+        held_out = cerebro.shard(table(others, kind), tmp_path / f"held_out{number}")
+        made.append((train, held_out))
+    assert made[0][0].classes["y"] == labels
+    assert made[0][1].classes["y"] == others  # which a search refuses
+    assert made[1][0].classes == made[1][1].classes
 
 
 def test_numbers_are_not_codes(tmp_path, written):
