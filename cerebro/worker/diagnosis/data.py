@@ -128,7 +128,7 @@ def _row_bytes(data: Dataset, column: Column) -> float:
     if not column.ragged:
         return column.item_bytes
     files = [entry.files[name].bytes for entry in data._shards for name in column.file_names]
-    return sum(files) / max(1, data._manifest.rows)
+    return float(sum(files)) / max(1, data._manifest.rows)
 
 
 def _not_finite(data: Dataset, column: Column, most: int) -> str:
