@@ -84,6 +84,10 @@ class BucketData:
         every = range(len(self.manifest.shards))
         return {*every} <= {*self._cache.shards(self.manifest.checksum)}
 
+    def has(self, shard: int) -> bool:
+        """Whether a shard has been copied here."""
+        return shard in self._here or shard in self._cache.shards(self.manifest.checksum)
+
     def pull(self, shards: Collection[int]) -> None:
         """Copy shards here, unless they are; see `Cache.pull`."""
         if self._here.issuperset(shards):

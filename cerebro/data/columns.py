@@ -185,8 +185,8 @@ def check_numbers(column: str, data: ColumnData, cure: str = "") -> None:
     cure
         The end of the message: how to keep the cells as text.
     """
-    if data.names is None or data.ordered:
-        return
+    if data.names is None or data.ordered or data.offsets is not None:
+        return  # lists of text are tokens, many of which may be numbers
     place = bad_cell(data.names, data.values)
     if place is not None:
         raise not_a_number(column, *cell_at(data, place), cure)

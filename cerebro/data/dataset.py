@@ -934,6 +934,10 @@ class Dataset:
         if self._bucket is not None:
             self._bucket.pull(shards)
 
+    def _is_here(self, shard: int) -> bool:
+        """Return whether reading a shard copies nothing from object storage."""
+        return self._bucket is None or self._bucket.has(shard)
+
     def _open_shard(self, index: int) -> _core.ShardReader:
         return open_shard(self._path, self._manifest, index)
 

@@ -150,6 +150,7 @@ class _Changed(Source):
         self.source = source
         self.kind = _GIVEN + source.kind
         self.whole = source.whole
+        self.declaration = source.declaration
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         for table in self.source.chunks(wanted):

@@ -87,9 +87,17 @@ def source_columns(columns: Columns | None) -> list[str] | None:
 
 
 def lay_out(
-    table: Table, columns: Columns | None, dtypes: Mapping[str, Any] | None
+    table: Table,
+    columns: Columns | None,
+    dtypes: Mapping[str, Any] | None,
+    declaration: str = "",
 ) -> list[OutputColumn]:
     """Apply ``columns=`` and ``dtypes=`` to a source's columns and check the result.
+
+    Parameters
+    ----------
+    declaration
+        The source's `Source.declaration`, for errors.
 
     Raises
     ------
@@ -109,7 +117,7 @@ def lay_out(
         name: layout[0] if layout is not None else dtype_name(given[name])
         for name, layout in layouts.items()
     }
-    _check_cells(table, wanted, texts)
+    _check_cells(table, wanted, texts, declaration)
     outputs = []
     for name, sources in wanted.items():
         layout = layouts.get(name)
@@ -131,7 +139,10 @@ def lay_out(
 
 
 def _check_cells(
-    table: Table, wanted: Mapping[str, str | Sequence[str]], texts: Collection[str]
+    table: Table,
+    wanted: Mapping[str, str | Sequence[str]],
+    texts: Collection[str],
+    declaration: str,
 ) -> None:
     """Raise InputError for text among numbers, and for numbers where `texts` says text."""
     for name, sources in wanted.items():
@@ -143,12 +154,12 @@ def _check_cells(
                 )
             continue
         for source in [sources] if isinstance(sources, str) else sources:
-            check_numbers(
-                source,
-                table[source],
-                "; if these are codes, not numbers, keep them as text with cerebro.shard(..., "
-                f"dtypes={{{(name if isinstance(sources, str) else source)!r}: {TEXT!r}}})",
-            )
+            output = name if isinstance(sources, str) else source
+            way = f"keep them as text with cerebro.shard(..., dtypes={{{output!r}: {TEXT!r}}})"
+            if declaration and not table[source].row_shape:
+                way = f"declare the column: {declaration.format(repr(source))}"
+            cure = f"; if its cells are names or codes, not numbers, {way}"
+            check_numbers(source, table[source], cure)
 
 
 def check_rows(table: Table) -> int:

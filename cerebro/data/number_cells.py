@@ -2,8 +2,8 @@
 
 Text becomes categories, so one such cell would turn a column of numbers into codes in the order of
 the alphabet. A column is one of numbers if most of its cells, or of its different cells, are
-numbers or are written as numbers for readers. Categories that the source's type declares are never
-numbers.
+numbers or are written as numbers for readers, and few are not: many such cells are text, as in a
+column of tickets. Categories that the source's type declares are never numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ _FOR_READERS = re.compile(
 
 _PIECE = 1 << 20  # codes may be memory-mapped
 _MOST_SHOWN = 60
+_FEW_NAMES = 5
+_FEW_SHARE = 0.1
+"""So many different cells, or this share of all, may be mistakes in a column of numbers."""
 
 
 def is_number(cell: str) -> bool:
@@ -61,9 +64,13 @@ def bad_cell(names: Sequence[str], codes: Array) -> int | None:
     for start in range(0, len(codes), _PIECE):
         counts += np.bincount(codes[start : start + _PIECE], minlength=len(names))
     used = counts > 0
-    of_cells = 2 * counts[written].sum() > counts.sum()
-    of_names = 2 * (used & written).sum() > used.sum()
-    if not (used & ~plain).any() or not (of_cells or of_names):
+    digits = np.array([any(map(str.isdigit, name)) for name in names], bool)
+    numbers = used & written & digits  # "nan" and "inf" are beside numbers and beside text
+    others = used & ~written
+    of_cells = counts[numbers].sum() > counts[others].sum()
+    of_names = numbers.sum() > others.sum()
+    few = others.sum() <= _FEW_NAMES or counts[others].sum() <= _FEW_SHARE * counts.sum()
+    if not (used & ~plain).any() or not ((of_cells or of_names) and few):
         return None
     return _first(~plain, codes)
 

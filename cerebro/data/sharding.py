@@ -167,7 +167,7 @@ def _made(
             whole = _spooled(opened, columns, folder, meter)
             if (remark := opened.remark()) is not None:
                 warnings.warn(remark, stacklevel=users_level())
-        outputs = lay_out(whole, columns, dtypes)
+        outputs = lay_out(whole, columns, dtypes, opened.declaration)
         entries = _write(outputs, arguments, folder, meter)
         manifest = Manifest(
             columns=tuple(output.column for output in outputs),

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import cerebro._core as _core
+from cerebro.arguments import users_level
 from cerebro.data import Dataset
 from cerebro.errors import InputError, text_of
 from cerebro.machine import generators
@@ -332,7 +333,7 @@ def predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str] | N
         )
     from cerebro.data.batches import make_loader
     from cerebro.data.order import in_order
-    from cerebro.worker.models import about_unfit
+    from cerebro.worker.models import explaining, left_out
 
     if not isinstance(data, Dataset):
         raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
@@ -345,14 +346,11 @@ def predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str] | N
         augment=False,
         columns=[name for name in data.columns if name not in unfit] if unfit else None,
     )
-    with contextlib.closing(loader):
+    if text := left_out(unfit, data):
+        warnings.warn(f"predict: {text}", stacklevel=users_level())
+    with contextlib.closing(loader), explaining(unfit):
         loader.begin(in_order(data), 0)
-        try:
-            return joined([model.predict_batch(batch) for batch in loader])
-        except Exception as error:
-            if reason := about_unfit(error, unfit):
-                raise InputError(reason) from None
-            raise
+        return joined([model.predict_batch(batch) for batch in loader])
 
 
 def joined(parts: list[Any]) -> Any:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import users_level, whole_number
 from cerebro.data import Dataset
 from cerebro.data.given_rows import has_names, is_rows, narrowed, temporary
 from cerebro.data.order import Cut, in_order
@@ -23,7 +24,7 @@ from cerebro.machine.flags import torch_flags
 from cerebro.machine.jax_settings import jax_settings
 from cerebro.machine.keras_settings import keras_settings
 from cerebro.machine.library_settings import settings_of
-from cerebro.model import column_names, stored_column
+from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
 from cerebro.worker.messages import RunContext
@@ -352,7 +353,13 @@ class Trial:
     ) -> dict[str, float]:
         from cerebro.machine.flags import compute_settings, tolerated
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
-        from cerebro.worker.models import about_unfit, batch_device, fitting_columns, make_batches
+        from cerebro.worker.models import (
+            batch_device,
+            explaining,
+            fitting_columns,
+            left_out,
+            make_batches,
+        )
 
         model, settings = live.model, self.saved.settings
         options: dict[str, Any] = {}
@@ -361,6 +368,8 @@ class Trial:
         if train is not None:
             columns, unfit = fitting_columns(model, train, target, what)
             options["columns"] = columns
+            if text := left_out(unfit, target):
+                warnings.warn(f"{what}: {text}", stacklevel=users_level())
         loader = make_batches(
             *(model, target, settings["eval_batch_size"] or self._batch_size(), device),
             seed=settings["seed"],
@@ -385,13 +394,12 @@ class Trial:
         with (
             contextlib.closing(loader),
             settings_of(live),
+            explaining(unfit),
         ):
             if not self.not_exact:
                 try:
                     return evaluated(strict=True)  # as in the search: PyTorch chooses accordingly
                 except Exception as error:
-                    if reason := about_unfit(error, unfit):
-                        raise InputError(reason) from None
                     if tolerated(error, *choice) is None:
                         raise
             return evaluated(strict=False)
@@ -452,8 +460,10 @@ class Trial:
         if train is None:
             return {}
         inputs = getattr(model, "_inputs", None)
-        if inputs is None:  # it is unknown which columns the model reads
-            return unfit_columns(train, data, what, data.columns)
+        if inputs is None:
+            named = read_columns(model, train.columns)  # None: the model may read any column
+            wanted = [name for name in data.columns if named is None or name in named]
+            return unfit_columns(train, data, what, wanted)
         read = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
         wanted = [name for name in data.columns if name in read]
         for message in unfit_columns(train, data, what, wanted).values():

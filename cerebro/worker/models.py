@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +16,7 @@ from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.data.moved import MovedBatches
 from cerebro.data.order import Cut, EpochOrder
 from cerebro.data.validation import UnfitDataError, unfit_columns
-from cerebro.errors import InputError, text_of
+from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine import dynamo, flags, generators
 from cerebro.machine import jax_settings as of_jax
 from cerebro.machine import keras_settings as of_keras
@@ -32,8 +32,12 @@ from cerebro.worker.messages import RunContext
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.structure import Structure, structure_of
+from cerebro.worker.user_errors import describe
 
 Loader = _core.Loader | MovedBatches
+
+_MOST_NAMED = 5
+"""The most columns that a message names."""
 
 
 @dataclass
@@ -229,7 +233,8 @@ def fitting_columns(
     """Return the columns of batches for evaluation, and messages about columns that do not fit.
 
     A model may read whole batches. Then it is unknown whether it reads a column that does not fit
-    the training data: batches are made without it, and `about_unfit` explains the model's error.
+    the training data: batches are made without it, which the caller tells with `left_out`, and
+    `about_unfit` and `perhaps_unfit` explain the model's errors.
 
     Parameters
     ----------
@@ -264,6 +269,44 @@ def about_unfit(error: BaseException, unfit: Mapping[str, str]) -> str:
         return str(error)
     text = text_of(error)
     return next((message for name, message in unfit.items() if repr(name) in text), "")
+
+
+def left_out(unfit: Iterable[str], data: Dataset) -> str:
+    """Return a warning about columns of `data` that `fitting_columns` left out; "" if none."""
+    names = [name for name in unfit if name in data.columns]
+    if not names:
+        return ""
+    return (
+        f"its batches lack the column(s) {_names(names)}, whose categories are not those of the "
+        "training data: if the model reads them, write all rows as one dataset and split that; if "
+        "not, set columns_read of the model to the columns that it reads"
+    )
+
+
+def perhaps_unfit(unfit: Mapping[str, str]) -> str:
+    """Return what to add to any error of a model whose batches lack columns; "" if none do."""
+    if not unfit:
+        return ""
+    return f"; its batches lack the column(s) {_names(unfit)}: {next(iter(unfit.values()))}"
+
+
+def _names(columns: Iterable[str]) -> str:
+    names = [*map(repr, columns)]
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+@contextlib.contextmanager
+def explaining(unfit: Mapping[str, str]) -> Iterator[None]:
+    """Raise InputError for a model's error if its batches lack columns that do not fit."""
+    try:
+        yield
+    except Exception as error:
+        if reason := about_unfit(error, unfit):
+            raise InputError(reason) from None
+        if unfit and not isinstance(error, CerebroError):
+            raise InputError(describe(error) + perhaps_unfit(unfit)) from error
+        raise
 
 
 def give_back_memory(device: str) -> int:

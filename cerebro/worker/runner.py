@@ -20,7 +20,6 @@ import math
 import sys
 import time
 import traceback
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +50,7 @@ from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
 from cerebro.worker import growth
 from cerebro.worker.aside import aside
-from cerebro.worker.diagnosis.data import not_finite
+from cerebro.worker.diagnosis.data import in_words, not_finite
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
@@ -76,18 +75,20 @@ from cerebro.worker.models import (
     end_epoch,
     fitting_columns,
     give_back_memory,
+    left_out,
     load_or_rebuild,
     load_tree,
     make_batches,
     make_info,
     pack_tree,
+    perhaps_unfit,
 )
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
 from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
 from cerebro.worker.state_arena import StateArena
 from cerebro.worker.structure import structure_of
-from cerebro.worker.trial_warnings import Watch
+from cerebro.worker.trial_warnings import Watch, warn
 from cerebro.worker.user_errors import (
     bases_of,
     channels_last,
@@ -210,9 +211,9 @@ class UnitRunner:
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
-        self._bad_columns: dict[tuple[Any, ...], str] = {}  # see `_cause_in_data`
-        self._unfit: dict[str, str] = {}  # validation columns that are left out of batches
-        self._fits: dict[tuple[str, ...] | None, list[str] | None] = {}  # the others, by those read
+        self._bad_columns: dict[tuple[Any, ...], dict[str, str]] = {}  # see `_cause_in_data`
+        self._unfit: dict[str, str] = {}  # columns that the last loader leaves out
+        self._fits: dict[tuple[str, ...] | None, tuple[list[str] | None, dict[str, str]]] = {}
         self._read: ReadNames | None = None  # by `build` in this unit, if that was asked for
         self.examined: dict[int, dict[str, list[int]]] = {}
         """By trial and path, the positions of looks; see `cerebro.worker.lost_numbers`."""
@@ -227,6 +228,7 @@ class UnitRunner:
 
     def run(self, task: Task) -> UnitDone | UnitFailed:
         """Run one unit; errors of the user's code, data or disk are returned, not raised."""
+        self._unfit = {}
         with self.warnings.of(task.trial) as warned:
             event = self._run_or_fail(task)
         if self._read is not None:
@@ -320,7 +322,8 @@ class UnitRunner:
             channels_last(error, columns, given=given),
             short_of_memory(error, self.context.device),
         )
-        return describe(error) + ("".join(hints) or known_mistake(error, given=given))
+        hint = "".join(hints) or known_mistake(error, given=given)
+        return describe(error) + hint + perhaps_unfit(self._unfit)
 
     def unfit(self, error: BaseException) -> str:
         """If an error is about validation columns that do not fit, say why; else return ""."""
@@ -556,23 +559,23 @@ class UnitRunner:
         loss, weight = result.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
             cause = self._cause_in_data(live.model, task.trial, training=False)
-            text = f"the validation loss is {loss / weight}{cause}"
-            warnings.warn(text, stacklevel=2)  # shown once in a run; the trial is not ranked
+            warn(f"the validation loss is {loss / weight}{cause}")  # the trial is not ranked
         return result
 
     def _cause_in_data(self, model: Any, trial: int, *, training: bool) -> str:
-        """Return which columns make a loss NaN or infinite, to be added to a message; or ""."""
+        """Return which columns may make a loss NaN or infinite, to be added to a message; or ""."""
         train, validation = self.context.views(trial)
         data = train if training else validation
         assert data is not None
-        names = tuple(read_columns(model, data.columns) or data.columns)
-        key = training, self.context.fold_of(trial), names
-        if key not in self._bad_columns:
-            with _aside(self._clock, TRY_SECONDS):
-                found = not_finite(data, names)
-            self._bad_columns[key] = "; ".join(found.values())
-        bad = self._bad_columns[key]
-        return f": {bad}: fill them, or drop these rows" if bad else ""
+        names = read_columns(model, data.columns) or [*data.columns]
+        known = self._bad_columns.setdefault((training, self.context.fold_of(trial)), {})
+        new = [name for name in names if name not in known]
+        known.update(dict.fromkeys(new, ""))  # each column is looked at once
+        # The message is about the loss: a look that fails, as for lack of memory, adds nothing.
+        with _aside(self._clock, TRY_SECONDS), contextlib.suppress(Exception):
+            known.update(not_finite(data, new))
+        bad = in_words({name: known[name] for name in names if known[name]})
+        return f"; {bad}, which may be the cause: fill them, or drop these rows" if bad else ""
 
     # --- models ----------------------------------------------------------
 
@@ -891,7 +894,7 @@ class UnitRunner:
         data = train if training else validation
         assert data is not None
         last = getattr(model, "channels_last", False)
-        columns = read_columns(model, data.columns)
+        columns, self._unfit = read_columns(model, data.columns), {}
         if not training and context.folds is None:  # folds are views of the training data
             columns = self._fitting(model, columns)
         copy = epoch % copies.count(data) if training else 0
@@ -927,8 +930,11 @@ class UnitRunner:
         key = None if read is None else tuple(read)
         if key not in self._fits:
             what = f"validation ({validation.path})"
-            self._fits[key], self._unfit = fitting_columns(model, train, validation, what)
-        return self._fits[key]
+            self._fits[key] = fitting_columns(model, train, validation, what)
+            if text := left_out(self._fits[key][1], validation):
+                warn(f"validation: {text}")
+        columns, self._unfit = self._fits[key]
+        return columns
 
     def _close_loaders(self) -> None:
         while self._loaders:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 
 import cerebro
-from cerebro.errors import InputError
+from cerebro.data.given_rows import write
+from cerebro.errors import InputError, RunError
 
 pd = pytest.importorskip("pandas")
 torch = pytest.importorskip("torch")
@@ -174,12 +177,178 @@ def test_new_rows_are_mapped_by_name_and_datasets_refused(tmp_path, written, bui
     assert classes(best.predict(written(more).select([0, 1, 2]))) == [0, 0, 1]
 
 
+class Maybe:
+    """A model that reads whole batches, and uses the column `name` only if it is there."""
+
+    framework = "numpy"
+
+    def __init__(self, needs):
+        self.needs = needs
+
+    def train_batch(self, batch):
+        return {"loss": float("name" in batch)}
+
+    def eval_batch(self, batch):
+        name = batch.get("name")
+        return {"loss": float(name.shape[0] if self.needs else "name" in batch)}
+
+    def predict_batch(self, batch):
+        return self.eval_batch(batch)["loss"] + np.zeros(len(batch["x"]))
+
+    def state_dict(self):
+        return {"w": np.zeros(1)}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def differing(written):
+    """Return training and validation data whose column `name` has other categories."""
+    frame = pd.DataFrame({"x": np.arange(40.0), "name": ["a", "b"] * 20, "id": ["i"] * 40})
+    return written(frame), written(frame.assign(name="b"))
+
+
+REASON = "validation .* has other categories: class 0 of column 'name' is 'b' here and 'a' in"
+LACK = r"its batches lack the column\(s\) 'name'"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_columns_that_are_left_out_are_told(tmp_path, written, workers):
+    train, held_out = differing(written)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("error")
+        result = search(lambda config: Maybe(False), train, held_out, tmp_path / "a",
+                        workers=workers, n_trials=3)  # fmt: skip
+    texts = [str(each.message) for each in seen if "its batches lack" in str(each.message)]
+    assert len(texts) == 1 and "validation: its batches lack the column(s) 'name', " in texts[0]
+    assert len(result.trials) == 3 and result.best.metrics["loss"] == 0
+    for use in (result.best.evaluate, result.best.predict):
+        with pytest.warns(UserWarning, match=LACK):
+            use(held_out, build=lambda config: Maybe(False))
+
+    def naming(config):
+        model = Maybe(False)
+        model.columns_read = ["x", "id"]
+        model.train_batch = lambda batch: {"loss": 1.0}
+        return model
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        search(naming, train, held_out, tmp_path / "b", workers=workers)
+    assert not any("its batches lack" in str(each.message) for each in seen)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_any_error_of_an_evaluation_without_columns_names_them(tmp_path, written, workers):
+    train, held_out = differing(written)
+
+    def build(config):
+        model = Maybe(config["whole"])
+        if not config["whole"]:
+            model.columns_read = ["x"]
+            model.train_batch = lambda batch: {"loss": 1.0}
+        return model
+
+    said = f"'NoneType' object has no attribute 'shape'.*; {LACK}: {REASON}"
+    with pytest.raises(RunError, match=said):
+        cerebro.search(build, {"whole": [True]}, train, validation=held_out, run=tmp_path / "a",
+                       batch_size=20, epochs=1, n_trials=1, workers=workers,
+                       progress=False)  # fmt: skip
+    result = cerebro.search(build, {"whole": [True, False], "n": [0, 1]}, train, epochs=1,
+                            validation=held_out, run=tmp_path / "b", batch_size=20,
+                            searcher="grid", workers=workers,
+                            progress=False)  # fmt: skip
+    failed = [trial for trial in result.trials if trial.config["whole"]]
+    assert len(failed) == 2 and all(trial.status == "failed" for trial in failed)
+    for trial in failed:
+        assert "; its batches lack the column(s) 'name': validation" in trial.error
+    best = result.best
+    assert not best.config["whole"]
+
+    def needing(config):
+        return Maybe(True)
+
+    for use in (best.evaluate, best.predict):
+        with pytest.raises(InputError, match=f"has no attribute 'shape'.*; {LACK}: .* 'name' is"):
+            use(held_out, build=needing)
+
+
+def test_an_error_in_training_is_not_blamed_on_columns_that_are_left_out(tmp_path, written):
+    train, held_out = differing(written)
+
+    def build(config):
+        model = Maybe(False)
+        steps = iter(range(100))
+
+        def train_batch(batch):
+            if next(steps) >= config["a"]:
+                raise ValueError("bad step")
+            return {"loss": 1.0}
+
+        model.train_batch = train_batch
+        return model
+
+    with pytest.raises(RunError) as caught:
+        cerebro.search(build, {"a": [20]}, train, validation=held_out, run=tmp_path / "a",
+                       batch_size=4, epochs=9, n_trials=1, workers=0, progress=False)  # fmt: skip
+    assert "bad step" in str(caught.value) and "lack" not in str(caught.value)
+
+
+def test_predict_of_a_model_that_says_what_it_reads(tmp_path, written):
+    train, held_out = differing(written)
+
+    def build(config):
+        model = Maybe(False)
+        model.columns_read = config["reads"]
+        model.train_batch = lambda batch: {"loss": 1.0}
+        model.predict = lambda data: np.concatenate([b["x"] for b in data.in_order(10, "numpy")])
+        return model
+
+    frame = pd.DataFrame({"x": [3.0, 4.0], "name": ["c", "b"]})
+    reading = cerebro.search(build, {"reads": cerebro.choice([["x"]])}, train, run=tmp_path / "a",
+                             batch_size=20, epochs=1, n_trials=1, workers=0,
+                             progress=False).best  # fmt: skip
+    assert reading.predict(held_out).tolist() == list(range(40))
+    assert reading.predict(frame).tolist() == [3.0, 4.0]
+    both = cerebro.search(build, {"reads": cerebro.choice([["x", "name"]])}, train,
+                          run=tmp_path / "b", batch_size=20, epochs=1, n_trials=1, workers=0,
+                          progress=False).best  # fmt: skip
+    with pytest.raises(InputError, match="class 0 of column 'name' is 'b' here"):
+        both.predict(held_out)
+    with pytest.raises(InputError, match="has 'c' in column 'name'"):
+        both.predict(frame)
+
+
 def test_models_of_folds(tmp_path, written):
     trial = search(named, FRAME, cerebro.KFold(2), tmp_path / "a").best
     for fold in trial.folds:
         assert classes(fold.predict(NEW)) == [1, 0]
         with pytest.raises(InputError, match="class 0 of column 'city'"):
             fold.predict(written(NEW))
+
+
+def test_tables_with_dictionaries_of_their_own(tmp_path):
+    """The order of labels in an Arrow dictionary is that of their first rows."""
+    pa = pytest.importorskip("pyarrow")
+
+    def table(labels, kind=None):
+        column = pa.array(labels).dictionary_encode()
+        return pa.table({"y": column.cast(kind) if kind else column})
+
+    labels, others = ["mid", "low", "high"], ["low", "high", "mid"]
+    made = []
+    for number, kind in enumerate([None, pa.string()]):
+        train = cerebro.shard(table(labels, kind), tmp_path / f"train{number}")
+        rows = write(
+            table(others, kind), tmp_path / f"rows{number}", train, shards=1, shuffle=False
+        )
+        names = train.classes["y"]
+        assert [names[code] for code in rows.shard(0)["y"]] == others
+        held_out = cerebro.shard(table(others, kind), tmp_path / f"held_out{number}")
+        made.append((train, held_out))
+    assert made[0][0].classes["y"] == labels
+    assert made[0][1].classes["y"] == others  # which a search refuses
+    assert made[1][0].classes == made[1][1].classes
 
 
 def test_numbers_are_not_codes(tmp_path, written):

@@ -9,7 +9,8 @@ import pytest
 
 import cerebro
 from cerebro.errors import InputError, RunError
-from cerebro.worker.diagnosis.data import not_finite
+from cerebro.machine.objects import StorageError
+from cerebro.worker.diagnosis.data import in_words, not_finite
 
 torch = pytest.importorskip("torch")
 
@@ -46,8 +47,8 @@ def held_out(tmp_path):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_in_training(tmp_path, workers):
     _, row = held_out(tmp_path)
-    named = rf"column 'x' has NaN \(1 value in 240 rows, first in row {row}\): fill them"
-    with pytest.raises(RunError, match=rf"loss became nan in epoch 0, batch \d+: {named}"):
+    named = rf"column 'x' has NaN \(1 value in 240 rows, first in row {row}\), which may be the ca"
+    with pytest.raises(RunError, match=rf"loss became nan in epoch 0, batch \d+; {named}"):
         search(rows(row), tmp_path / "a", workers=workers)
     assert f"first in row {row})" in str(cerebro.check(build, SPACE, rows(row), validation=0.2))
 
@@ -56,7 +57,7 @@ def test_in_training(tmp_path, workers):
 def test_in_validation(tmp_path, workers):
     row, _ = held_out(tmp_path)
     named = rf"column 'x' has NaN \(1 value in 60 rows, first in row {row}\)"
-    with pytest.warns(UserWarning, match=f"the validation loss is nan: {named}") as seen:
+    with pytest.warns(UserWarning, match=f"the validation loss is nan; {named}") as seen:
         result = search(rows(row), tmp_path / "a", workers=workers)
     assert sum("validation loss" in str(each.message) for each in seen) == 1
     assert result.status == "finished"
@@ -66,15 +67,33 @@ def test_in_validation(tmp_path, workers):
     assert f"in validation, column 'x' has NaN (1 value in 60 rows, first in row {row})" in said
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_validation_loss_under_filters_that_make_errors(tmp_path, workers, value):
+    def build_wrong(config):
+        model = build(config)
+        model.eval_batch = lambda batch: {"loss": value, "acc": 0.5}
+        return model
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("error")
+        result = cerebro.search(build_wrong, SPACE, rows(), run=tmp_path / "a", epochs=1,
+                                n_trials=2, validation=0.2, workers=workers, metric="acc",
+                                progress=False)  # fmt: skip
+    assert [trial.status for trial in result.trials] == ["finished"] * 2
+    assert sum(f"the validation loss is {value}" in str(each.message) for each in seen) == 1
+    assert result.best.metrics["acc"] == 0.5
+
+
 def test_infinity_and_separate_validation_data(tmp_path):
     x, y = rows()
     bad, _ = rows([5, 7], np.inf)
     named = r"column 'x' has infinity \(2 values in 300 rows, first in row 5\)"
-    with pytest.raises(RunError, match=f"loss became nan .*: {named}"):
+    with pytest.raises(RunError, match=f"loss became nan .*; {named}"):
         search((bad, y), tmp_path / "a", validation=(x, y))
     bad[9, 0] = np.nan
     named = r"column 'x' has NaN and infinity \(3 values in 300 rows, first in row 5\)"
-    with pytest.warns(UserWarning, match=f"the validation loss is nan: {named}"):
+    with pytest.warns(UserWarning, match=f"the validation loss is nan; {named}"):
         search((x, y), tmp_path / "b", validation=(bad, y))
 
 
@@ -101,7 +120,7 @@ def test_a_target_and_a_model_that_reads_whole_batches(tmp_path):
     y[[250, 30]] = np.nan
     named = r"column 'y' has NaN \(2 values in 300 rows, first in row 30\)"
     for number, make in enumerate([regression, stepping]):
-        with pytest.raises(RunError, match=f"loss became nan .*: {named}"):
+        with pytest.raises(RunError, match=f"loss became nan .*; {named}"):
             cerebro.search(make, {"batch_size": [300]}, (rows()[0], y), epochs=1, n_trials=1,
                            workers=0, run=tmp_path / f"{number}", progress=False)  # fmt: skip
         said = cerebro.check(make, {"batch_size": [300]}, (rows()[0], y))
@@ -120,6 +139,78 @@ def test_a_loss_without_such_data_is_not_blamed_on_them(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         search(rows(), tmp_path / "b")
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), StorageError("not reached")])
+def test_a_look_that_fails_leaves_the_error_of_the_loss(tmp_path, monkeypatch, error):
+    looks = []
+
+    def failing(data, names):
+        looks.append(names)
+        raise error
+
+    def build_wrong(config):
+        model = build(config)
+        if config["bad"]:
+            model.train_batch = lambda batch: {"loss": float("inf")}
+        return model
+
+    monkeypatch.setattr("cerebro.worker.runner.not_finite", failing)
+    result = cerebro.search(build_wrong, {"bad": [True, False], "n": [0, 1]}, rows(), epochs=1,
+                            searcher="grid", run=tmp_path / "a", validation=0.2, workers=0,
+                            batch_size=32, progress=False)  # fmt: skip
+    bad = [trial for trial in result.trials if trial.config["bad"]]
+    assert [trial.status for trial in bad] == ["diverged"] * 2
+    assert all(trial.error.endswith("became inf in epoch 0, batch 0") for trial in bad)
+    assert looks[0] == ["x", "y"] and not any(looks[1:])  # each column once in a process
+    assert result.best.status == "finished"
+
+
+def test_a_divergence_is_not_blamed_on_values_that_the_model_handles(tmp_path):
+    def diverging(config):
+        net = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 1e6)
+
+        def step(net, batch):
+            output = net(torch.nan_to_num(batch["x"]))
+            return {"loss": torch.nn.functional.mse_loss(output[:, 0], batch["y"].float())}
+
+        return cerebro.torch.Model(net, optimizer=optimizer, step=step)
+
+    said = (
+        r"column 'x' has NaN \(1 value in 300 rows, first in row 7\), which may be the cause: fill"
+    )
+    with pytest.raises(RunError, match=rf"the training loss became .*; {said}"):
+        cerebro.search(diverging, SPACE, rows(7), epochs=9, n_trials=1, workers=0,
+                       run=tmp_path / "a", progress=False)  # fmt: skip
+    found = cerebro.check(diverging, SPACE, rows(7)).findings
+    (finding,) = [each for each in found if each.code == "loss-not-finite"]
+    assert str(finding).endswith("or choose a smaller learning rate, scale inputs and targets, or "
+                                 "give clip_norm")  # fmt: skip
+    assert "which may be the cause" in str(finding)
+
+
+def test_all_columns_share_what_is_read(tmp_path, monkeypatch):
+    wide = np.zeros((50, 6), "float32")
+    wide[[3, 40]] = np.nan
+    source = {"a": wide, "b": wide[:, 0], "l": [[0.0], [np.nan]] * 25, "n": np.arange(50)}
+    data = cerebro.shard(source, tmp_path / "d", shards=2, shuffle=False)
+    assert "in 50 rows, first in row 3" in not_finite(data, "ab")["b"]
+    monkeypatch.setattr("cerebro.worker.diagnosis.data.READ_BYTES", 10 * (24 + 4))
+    assert not_finite(data, "ab") == {
+        "a": "column 'a' has NaN (6 values in 10 rows, first in row 3)",
+        "b": "column 'b' has NaN (1 value in 10 rows, first in row 3)",
+    }
+    assert "in 10 rows" not in not_finite(data, "b")["b"]
+    ragged = not_finite(data, "bl")["l"]
+    assert "first in row 1)" in ragged and "in 50 rows" not in ragged
+
+
+def test_few_columns_are_named():
+    found = {name: f"column {name!r} has NaN" for name in "abcde"}
+    assert in_words({}) == ""
+    assert in_words({"a": found["a"]}) == "column 'a' has NaN"
+    assert in_words(found).endswith("'b' has NaN; column 'c' has NaN; so have 2 more columns")
 
 
 def test_where_the_values_are(tmp_path):

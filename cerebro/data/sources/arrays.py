@@ -17,6 +17,7 @@ class ArraysSource(Source):
 
     kind = "arrays"
     whole = True
+    declaration = "{}: pandas.Categorical(...)"
 
     def __init__(self, columns: Mapping[Any, Any]) -> None:
         if not columns:

@@ -49,6 +49,7 @@ class ArrowSource(Source):
         import pyarrow as pa
 
         self.whole = isinstance(source, (pa.Table, pa.RecordBatch))
+        self.declaration = "table[{}].dictionary_encode()" if self.whole else ""
         self._source = source
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:

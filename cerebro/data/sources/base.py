@@ -28,6 +28,9 @@ class Source:
     """The columns whose binary values ``dtypes=`` describes; in other columns they are an error."""
     text: Collection[str] = ()
     """The columns that ``dtypes=`` reads as text, in a source whose cells have no types."""
+    declaration = ""
+    """For errors: the user's code that declares a column of text as categories; ``{}``: the name's
+    ``repr``. Empty if the source's type cannot."""
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         """Yield tables that all have the columns `wanted` (None: all columns of the source)."""

@@ -29,6 +29,7 @@ class HuggingFaceSource(Source):
     """A dataset, in its original order."""
 
     kind = "huggingface"
+    declaration = "dataset.class_encode_column({})"
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, dict):

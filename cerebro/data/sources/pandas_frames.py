@@ -28,6 +28,7 @@ class PandasSource(Source):
 
     kind = "pandas"
     whole = True
+    declaration = "frame[{}].astype('category')"
 
     def __init__(self, frame: Any) -> None:
         self.frame = frame
@@ -62,7 +63,12 @@ def frame_column(name: str, frame: Any) -> ColumnData:
     labels = [str(label) for label in frame.columns]
     parts = [_part(name, label, frame.iloc[:, at]) for at, label in enumerate(labels)]
     for label, part in zip(labels, parts, strict=True):
-        check_numbers(label, part)
+        check_numbers(
+            label,
+            part,
+            "; if its cells are names or codes, give the frame itself as the source, with "
+            f"{PandasSource.declaration.format(repr(label))}",
+        )
     if all(part.names is not None for part in parts):
         return _names_together(name, frame, labels, parts)
     for label, part in zip(labels, parts, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +22,9 @@ MANY_SAMPLED_ROWS = 20_000
 LEAST_ROWS = 50
 """The fewest rows to compare: with fewer, two columns may be equal by chance."""
 READ_BYTES = 1 << 30
-"""The most bytes of a column that are searched for values that are not finite."""
+"""The most bytes, of all columns together, that are searched for values that are not finite."""
+MOST_NAMED = 3
+"""The most columns of such values that are named."""
 SAMPLED_BYTES = 4096
 """The row size, in bytes, above which fewer rows are sampled."""
 
@@ -96,31 +98,47 @@ def of_columns(
 
 
 def not_finite(data: Dataset, names: Iterable[str]) -> dict[str, str]:
-    """Find NaN and infinite values in columns of floats.
+    """Find NaN and infinite values in columns of floats, in shards that are here already.
 
     Returns
     -------
     dict
         By column: what it has, how many of it, and the first row, as a text.
     """
+    columns = [data.columns[name] for name in names if name in data.columns]
+    floats = [column for column in columns if column.dtype.startswith(("float", "bfloat"))]
+    most = max(1, int(READ_BYTES / max(1.0, sum(_row_bytes(data, column) for column in floats))))
     found = {}
-    for name in names:
-        column = data.columns.get(name)
-        if column is not None and column.dtype.startswith(("float", "bfloat")):
-            with contextlib.suppress(InputError):  # some rows are on another machine
-                if text := _not_finite(data, column):
-                    found[name] = text
+    for column in floats:
+        with contextlib.suppress(InputError):  # some rows are on another machine
+            if text := _not_finite(data, column, most):
+                found[column.name] = text
     return found
 
 
-def _not_finite(data: Dataset, column: Column) -> str:
-    """Return the text of `not_finite` for one column; "" if all its values are finite."""
-    left = max(1, READ_BYTES // max(1, column.item_bytes))
+def in_words(found: Mapping[str, str]) -> str:
+    """Return the first of the texts of `not_finite`, and how many more there are; "" if none."""
+    more = len(found) - MOST_NAMED
+    named = "; ".join([*found.values()][:MOST_NAMED])
+    return named + (f"; so have {more} more columns" if more > 0 else "")
+
+
+def _row_bytes(data: Dataset, column: Column) -> float:
+    """Return the mean size of a column's rows, without reading them."""
+    if not column.ragged:
+        return column.item_bytes
+    files = [entry.files[name].bytes for entry in data._shards for name in column.file_names]
+    return float(sum(files)) / max(1, data._manifest.rows)
+
+
+def _not_finite(data: Dataset, column: Column, most: int) -> str:
+    """Return the text of `not_finite` for one column's first rows; "" if they are finite."""
+    left = most
     rows, count, first = 0, 0, []
     has_nan = has_infinity = False
     for shard, (start, whole) in enumerate(zip(data._first_rows(), data._rows, strict=True)):
         part = cut(whole, 0, min(left, part_rows(whole)))
-        if not part_rows(part):
+        if not part_rows(part) or not data._is_here(shard):
             continue
         values, row_of = _floats(data, column, shard, part)
         bad = ~np.isfinite(values)

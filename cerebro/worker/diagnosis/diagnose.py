@@ -167,7 +167,7 @@ class _Diagnosis:
         if losses and not np.isfinite(losses).all():
             names = [*self._columns.inputs, *filter(None, [self._columns.target])]
             names = names or list(self._train_data.columns)  # the user's code chooses
-            missing = "; ".join(data.not_finite(self._train_data, names).values())
+            missing = data.in_words(data.not_finite(self._train_data, names))
         at_once = bool(losses) and not np.isfinite(losses[0])
         yield from training.of_infinite(losses, missing, at_once)
         if self._is_ill:

@@ -73,12 +73,11 @@ def of_infinite(losses: Sequence[float], columns: str, missing: bool) -> Iterato
     if bad is None:
         return
     message = f"the loss is {bad} in the first training steps"
-    if columns:
-        cure = f"{columns}: fill them, or drop these rows"
-    elif missing:
-        cure = "look for log(0), a division by 0, or a square root of 0 in the loss"
-    else:
+    cure = "look for log(0), a division by 0, or a square root of 0 in the loss"
+    if not missing:
         cure = "choose a smaller learning rate, scale inputs and targets, or give clip_norm"
+    if columns:  # which the model may handle
+        cure = f"{columns}, which may be the cause: fill them, or drop these rows; or {cure}"
     yield Finding("loss-not-finite", message, cure)
 
 

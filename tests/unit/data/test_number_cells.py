@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cerebro import InputError, shard
+from cerebro.data.given_rows import write
 from cerebro.data.number_cells import bad_cell, first_text
 
 CELLS = ["130", "95", "?", "165"]
@@ -17,6 +18,9 @@ NAMED = (
     r"column 'p' holds numbers, but '\?' in row 2: correct the cell"
     r"|column 'p', row 2 is str, but others are numbers: it is '\?': correct the cell"
 )
+
+
+TICKETS = [str(row) if row % 4 else f"A/5 {row}" for row in range(100)]
 
 
 def csv(folder: Path) -> Any:
@@ -62,7 +66,6 @@ def huggingface(_: Path) -> Any:
         lambda _: {"p": np.array([130, 95, "?", 165], object)},
         lambda _: {"p": np.array([["1", "2"], ["3", "4"], ["?", "5"]])},
         lambda _: {"p": np.array([[1, 2], [3, 4], ["?", 5]], object)},
-        lambda _: {"p": [["1", "2"], ["3"], ["4", "?"]]},
         lambda _: [{"p": cell} for cell in CELLS],
         lambda _: ({"p": cell} for cell in CELLS),
     ],
@@ -98,6 +101,12 @@ def test_the_cell_is_named_under_any_layout(tmp_path: Path, options: dict[str, A
         (["1", "2", "3+", "4"], 2, r"3\+"),
         (["?"] * 7 + ["1", "2", "3"], 0, r"\?"),  # most of its different cells are numbers
         (["1", "2", " "], 2, " "),
+        (["nan", "1", "x", "2", "nan"], 2, "x"),
+        (["36", "38", "M"], 2, "M"),
+        ([*map(str, range(98)), "NA", "?"], 98, "NA"),
+        ([*map(str, range(90)), *map("u{}".format, range(10))], 90, "u0"),  # a tenth
+        ([*map(str, range(8)), *"ABCDE"], 8, "A"),  # five different ones
+        ([f"{number}%" for number in range(50)], 0, "0%"),
     ],
 )
 def test_numbers_that_are_written_for_readers(
@@ -118,6 +127,12 @@ def test_numbers_that_are_written_for_readers(
         ["18-25", "26-35", "36-50"],
         ["1", "2", "3"],  # their type says that they are text
         ["true", "false", "1", "0"],
+        ["nan", "NaN", "C85", "NaN"],
+        ["inf", "C", "infinity"],
+        ["-inf", "NAN", "x"],
+        ["nan", "nan", "1", "x", "y"],
+        TICKETS,
+        [*map(str, range(8)), *"ABCDEF"],
     ],
 )
 def test_text_stays_categories(tmp_path: Path, cells: list[str]) -> None:
@@ -127,9 +142,18 @@ def test_text_stays_categories(tmp_path: Path, cells: list[str]) -> None:
     assert [classes[code] for code in data.shard(0)["p"]] == cells
 
 
+@pytest.mark.parametrize("cells", [["nan", "NaN", "C85", "NaN"], ["inf", "C", "infinity"]])
+def test_names_of_no_number_make_no_column_of_numbers(tmp_path: Path, cells: list[str]) -> None:
+    (tmp_path / "a.csv").write_text("p,y\n" + "".join(f"{cell},0\n" for cell in cells))
+    pd = pytest.importorskip("pandas")
+    for number, source in enumerate([tmp_path / "a.csv", pd.DataFrame({"p": cells}, dtype=object)]):
+        data = shard(source, tmp_path / f"d{number}")
+        assert data.classes["p"] == sorted(set(cells))
+
+
 def test_one_text_after_many_numbers(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("p\n" + "\n".join(map(str, range(20_000))) + "\nx\n")
-    with pytest.raises(InputError, match="'p' holds numbers, but 'x' in row 20000:"):
+    (tmp_path / "a.csv").write_text("p\n" + "\n".join(map(str, range(200_000))) + "\nx\n")
+    with pytest.raises(InputError, match="'p' holds numbers, but 'x' in row 200000:"):
         shard(tmp_path / "a.csv", tmp_path / "d")
 
     def rows(first: Any, then: Any) -> Iterator[dict[str, Any]]:
@@ -140,6 +164,42 @@ def test_one_text_after_many_numbers(tmp_path: Path) -> None:
         shard(rows(1, "x"), tmp_path / "d")
     with pytest.raises(InputError, match=r"begins with strings \('x'\), and row 4096 has numbers"):
         shard(rows("x", 1), tmp_path / "d")
+
+
+def test_lists_of_tokens_are_text(tmp_path: Path) -> None:
+    for number, lists in enumerate([[["the", "1", "2"], ["3"]], [["1", "2"], ["3", "?"]]]):
+        data = shard({"p": lists}, tmp_path / f"d{number}", shards=1)
+        assert data.columns["p"].ragged
+        assert data.classes["p"] == sorted({cell for cells in lists for cell in cells})
+    rows = {"p": [["1", "2"], ["3", "?"]], "t": TICKETS[:2], "v": [1, 2]}
+    for stack in (["p", "v"], ["t", "v"]):
+        with pytest.raises(InputError, match=r"is text .* cannot be stacked into 'x' with numbers"):
+            shard(rows, tmp_path / "d", columns={"x": stack})
+    for name in "pt":
+        with pytest.raises(InputError, match=f"column '{name}' holds categories .*: float32"):
+            shard(rows, tmp_path / "d", dtypes={name: "float32"})
+
+
+def test_a_column_in_memory_can_be_declared(tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas")
+    pa = pytest.importorskip("pyarrow")
+    frame, table = pd.DataFrame({"p": CELLS, "v": [1, 2, 3, 4]}), pa.table({"p": CELLS})
+    declared = frame.assign(p=frame["p"].astype("category"))
+    for number, (source, cure, cured) in enumerate(
+        [
+            (frame, r"frame\['p'\].astype\('category'\)", declared),
+            (table, r"table\['p'\].dictionary_encode\(\)",
+             pa.table({"p": table["p"].dictionary_encode()})),
+            ({"p": CELLS}, r"'p': pandas.Categorical\(...\)", {"p": pd.Categorical(CELLS)}),
+        ]
+    ):  # fmt: skip
+        folder = tmp_path / f"{number}"
+        with pytest.raises(InputError, match=f"'p' holds numbers, .*, declare the column: {cure}$"):
+            write(source, folder)
+        assert set(write(cured, folder).classes["p"] or ()) == set(CELLS)
+    cure = r"give the frame itself as the source, with frame\['p'\].astype\('category'\)$"
+    with pytest.raises(InputError, match=f"'p' holds numbers, .*{cure}"):
+        write({"x": frame}, tmp_path / "d")
 
 
 def test_codes_can_be_read_as_text(tmp_path: Path) -> None:
