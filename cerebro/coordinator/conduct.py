@@ -149,7 +149,7 @@ def conduct(
 
 
 def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) -> None:
-    """Check that the first configuration's model reports the metrics that the search needs.
+    """Check that a model whose arguments fix its metrics reports those that the search needs.
 
     Raises
     ------
