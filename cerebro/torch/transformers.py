@@ -141,7 +141,7 @@ class TransformersModel(Model):
         return Words("training step", "validation", training, validation, by_step=True)
 
     @property
-    def declares_metrics(self) -> bool:
+    def declares_metrics(self) -> bool:  # type: ignore[override]
         """Whether the arguments fix the names of all metrics."""
         return self._compute_metrics is None
 

@@ -109,10 +109,44 @@ def build_unvalidated(config):
 def build_keras(config):
     import keras
 
-    net = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    return compiled(keras.Sequential, config)
+
+
+def build_keras_step(config):
+    import keras
+
+    class Net(keras.Sequential):
+        def test_step(self, *arguments):
+            return super().test_step(*arguments)
+
+    return compiled(Net, config)
+
+
+def compiled(kind, config):
+    import keras
+
+    net = kind([keras.layers.Input((3,)), keras.layers.Dense(2)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile(optimizer=keras.optimizers.SGD(config["lr"]), loss=loss)
     return cerebro.keras.Model(net)
+
+
+def build_jax(config, **options):
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+
+    def apply(params, x):
+        return x @ params
+
+    def loss(output, target):
+        return optax.softmax_cross_entropy_with_integer_labels(output, target).mean()
+
+    options = options or {"loss": loss}
+    params = jax.numpy.zeros((3, 2))
+    return cerebro.jax.Model(apply, params, optimizer=optax.sgd(config["lr"]), **options)
+
+
+def build_jax_step(config):
+    return build_jax(config, step=lambda params, batch: {"loss": (batch["x"] @ params).mean()})
 
 
 def search(build, folder, **options):
@@ -129,6 +163,7 @@ def search(build, folder, **options):
         (build_torch, "accuracy", "add it to metrics= of cerebro.torch.Model, or give metric="),
         (build_sklearn, "f1", "add it to metrics= of cerebro.sklearn.Model, or give metric="),
         (build_skorch, "f1", "add it to metrics= of from_skorch, or give metric='accuracy'"),
+        (build_jax, "accuracy", "add it to metrics= of cerebro.jax.Model, or give metric='loss'"),
         (build_keras, "accuracy", "add it to net.compile(metrics=[...]), or give metric='loss'"),
     ],
 )
@@ -155,6 +190,8 @@ def test_it_is_said_in_the_callers_words_before_training(
     ("build", "metric", "cure"),
     [
         (build_step, "accuracy", "return it from step, or give metric='loss'"),
+        (build_jax_step, "accuracy", "return it from step, or give metric='loss'"),
+        (build_keras_step, "accuracy", "add it to net.compile(metrics=[...]), or give metric="),
         (build_own, "accuracy", "return it from train_batch and eval_batch, or give metric="),
         (build_gan, "loss", "log it in validation_step with self.log, or rank by metric='d_loss'"),
         (
@@ -164,8 +201,11 @@ def test_it_is_said_in_the_callers_words_before_training(
         ),
     ],
 )
-def test_a_step_of_the_user_is_asked_in_training(tmp_path, build, metric, cure):
+def test_a_step_of_the_user_is_asked_in_training(tmp_path, monkeypatch, build, metric, cure):
     """It may report the metric in other batches or epochs."""
+    if build is build_keras_step:
+        monkeypatch.setenv("KERAS_BACKEND", os.environ.get("KERAS_BACKEND", "torch"))
+        pytest.importorskip("keras")
     with pytest.raises(cerebro.RunError) as caught:
         search(build, tmp_path / "run", metric=metric)
     failed = caught.value.result.trials[0]
