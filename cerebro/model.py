@@ -274,6 +274,20 @@ def named_metrics(model: object) -> list[str]:
     return [*names, *(f"train_{name}" for name in names)]
 
 
+_REPORTING = ("train_batch", "eval_batch", "evaluate", "training_metrics", "end_epoch")
+"""The methods whose results are metrics."""
+
+
+def declares_metrics(model: object) -> bool:
+    """Return whether the arguments of a model fix the names of all metrics that it reports.
+
+    A method or step of the user may report a metric in some batches or epochs only.
+    """
+    methods = [getattr(model, name) for name in _REPORTING if hasattr(model, name)]
+    own = [str(getattr(method, "__module__", "")).startswith("cerebro.") for method in methods]
+    return all(own) and bool(getattr(model, "declares_metrics", False))
+
+
 def is_cpu_only(model: object) -> bool:
     """Return whether the model declares that it never computes on a GPU."""
     return bool(getattr(model, "cpu_only", False))
@@ -470,6 +484,8 @@ class BaseModel:
     framework: str
     columns_read: list[str] | None = None
     words = Words()
+    declares_metrics = False
+    """See the function `declares_metrics`."""
     _inputs: Columns
     _target: Columns | None
     _epoch_metrics: Mapping[str, Callable[..., Any]]

@@ -80,6 +80,7 @@ class Model:
 
     framework = "dlpack"
     words = Words.of_metrics("this model has no others")
+    declares_metrics = True
     loads_in_place = True
     overlaps = True  # on a GPU, with other units of its process; see `cerebro.machine.turns`
 

@@ -149,7 +149,7 @@ def conduct(
 
 
 def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) -> None:
-    """Check that the first configuration's model reports the metrics that the search needs.
+    """Check that a model whose arguments fix its metrics reports those that the search needs.
 
     Raises
     ------
@@ -325,7 +325,9 @@ def how_to_resume(result: Result) -> str:
         command = f"cerebro.resume({path!r}, build)"
         script = own_script(saved)
         if script is not None:  # only it has build, and it would start the search again
-            by_name = f"python -m cerebro resume {shlex.quote(path)} --build {shlex.quote(script)}"
+            by_name = f"python -m cerebro resume {shlex.quote(path)}"
+            if not saved.recipe.script_is_unchanged:
+                by_name += f" --build {shlex.quote(script)}"
             command = f"{by_name}\n\nor, where build is defined:\n\n  {command}"
     return f"{what_is_kept(result)}. To resume it:\n\n  {command}"
 

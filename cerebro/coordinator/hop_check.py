@@ -38,7 +38,7 @@ class HopCheck:
     environment: Mapping[str, Any] | None = None
     """The workers' environment, if known."""
     metrics: tuple[str, ...] | None = None
-    """The metrics that the model reports, by full name; None if it could not be trained."""
+    """The metrics of all epochs, by full name; None if they are not known before training."""
     read: ReadNames | None = None
     """What ``build`` has read of the configuration, if it could be trained."""
     words: Words = field(default_factory=Words)
@@ -149,8 +149,8 @@ def check_hop(
                 if event.error is not None and event.unfit:  # for every model of this `build`
                     raise UnfitDataError(event.error)
                 if event.state_bytes:
-                    tried.metrics, tried.words = event.metrics, event.words
-                    tried.read = event.read
+                    tried.metrics = event.metrics if event.declares_metrics else None
+                    tried.words, tried.read = event.words, event.read
                 if event.error is not None and event.state_bytes:  # it trains, so no trial fails
                     tried.findings.append(unchecked_hop(event.error))
                 # A configuration that cannot be trained at all fails only its own trial.

@@ -110,6 +110,11 @@ class Model(BaseModel):
             return Words("step", "step", "return it from step", "return it from step")
         return Words.of_metrics("add it to metrics= of cerebro.jax.Model")
 
+    @property
+    def declares_metrics(self) -> bool:  # type: ignore[override]
+        """Whether the arguments fix the names of all metrics."""
+        return self._step is None
+
     def __init__(
         self,
         apply: Callable[..., Any] | None,

@@ -128,6 +128,13 @@ class Model(BaseModel):
             self._build(batch)
             break
 
+    @property
+    def declares_metrics(self) -> bool:  # type: ignore[override]
+        """Whether ``net.compile`` fixes the names of all metrics."""
+        net = self.net
+        reporting = (net.train_step, net.test_step, net.compute_metrics, net.get_metrics_result)
+        return all(method.__module__.startswith("keras.") for method in reporting)
+
     # --- training and evaluation ----------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:

@@ -119,7 +119,7 @@ class Recipe:
         if self.module == "__main__":
             if main is not None and self._is_in(main):
                 return main
-            if self._script_is_unchanged:
+            if self.script_is_unchanged:
                 script = self._script()
                 if source_hash(_at(script, self.qualname)) == self.source_hash:
                     return script
@@ -145,7 +145,7 @@ class Recipe:
         return self.source_hash is not None and source_hash(found) == self.source_hash
 
     @property
-    def _script_is_unchanged(self) -> bool:
+    def script_is_unchanged(self) -> bool:
         """Whether the recorded file is there, as it was."""
         return self.file_hash is not None and _hash_of(self.file) == self.file_hash
 
@@ -164,7 +164,7 @@ class Recipe:
         if self.file is None or self.file_hash is None:
             return f"{self.qualname}() was defined in a script or notebook: {again}{_PASS_IT}"
         there = f"{self.qualname}() was defined in {self.file}"
-        if self._script_is_unchanged:
+        if self.script_is_unchanged:
             return f"{there}, which cannot be imported here ({text_of(error)}): {again}{_PASS_IT}"
         if not Path(self.file).is_file():
             return f"{there}, which is not there any more: {again}{_PASS_IT}"

@@ -121,6 +121,7 @@ class Model(BaseModel):
     framework = "numpy"
     cpu_only = True
     words = Words.of_metrics("add it to metrics= of cerebro.sklearn.Model")
+    declares_metrics = True
     _pass_rows = 4096
 
     def __init__(

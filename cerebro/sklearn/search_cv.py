@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 ROWS_PER_SHARD = 10_000
 MAX_SHARDS = 8
 SCORE = "score"
+MAX_TRIED = 64
+"""How many configurations are drawn to find one that learns by batch."""
 
 
 class ScoredModel(Model):
@@ -153,9 +155,7 @@ class BuildEstimator:
 
     def configured(self, config: Mapping[str, Any]) -> Any:
         """Return a fresh estimator with these parameters."""
-        values = restored(config, self.originals)
-        values.pop("batch_size", None)
-        return clone(self.estimator).set_params(**values)
+        return _configured(self.estimator, config, self.originals)
 
 
 class Given:
@@ -335,9 +335,10 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             it.
         """
         refuse(f"{type(self).__name__}.fit")
-        columns = self._columns(X, y, fit_params)
         space, originals = as_choices(self.space)
-        _check_choices(self.estimator, space, originals)
+        learning = _learning(self.estimator, space, originals)
+        columns = self._columns(X, y, fit_params, learning)
+        _check_choices(learning, space, originals)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
         self.multimetric_ = False
         seed = _seed_of(self.random_state)
@@ -384,8 +385,11 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             self.result_ = result
         return self
 
-    def _columns(self, X: Any, y: Any, fit_params: dict[str, Any]) -> dict[str, Any]:
-        """Check the arguments of `fit` and of the search; return the rows as columns."""
+    def _columns(self, X: Any, y: Any, fit_params: dict[str, Any], learning: Any) -> dict[str, Any]:
+        """Check the arguments of `fit` and of the search; return the rows as columns.
+
+        `learning` is the estimator with parameters with which it learns by batch, if there are any.
+        """
         sample_weight = fit_params.pop("sample_weight", None)
         if fit_params:
             raise InputError(
@@ -393,7 +397,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 f"{', '.join(sorted(fit_params))}: scikit-learn's other metadata are not "
                 "supported. Use cerebro.search with your own model, or GridSearchCV"
             )
-        if kind_of(self.estimator) not in ("classifier", "regressor"):
+        if kind_of(learning) not in ("classifier", "regressor"):
             raise InputError(
                 f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "
                 "use cerebro.search with cerebro.sklearn.Model"
@@ -401,8 +405,8 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         x, target = self._validated(X, y)
         columns = {"x": x, "y": target}
         if sample_weight is not None:
-            if not takes_weights(self.estimator):
-                name = type(steps_of(self.estimator)[-1][1]).__name__
+            if not takes_weights(learning):
+                name = type(steps_of(learning)[-1][1]).__name__
                 raise InputError(
                     f"{name}.partial_fit takes no sample_weight: leave out sample_weight"
                 )
@@ -581,6 +585,30 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         tags.input_tags.sparse = False
         tags.array_api_support = False
         return tags
+
+
+def _configured(estimator: Any, config: Mapping[str, Any], originals: Originals) -> Any:
+    """Return a fresh estimator with a configuration's parameters."""
+    values = restored(config, originals)
+    values.pop("batch_size", None)
+    return clone(estimator).set_params(**values)
+
+
+def _learning(estimator: Any, space: Space, originals: Originals) -> Any:
+    """Return the estimator if it learns by batch, else with parameters of the space that make it.
+
+    If none are found, return it as it is, for its own error.
+    """
+    for number in range(-1, MAX_TRIED):
+        try:
+            made = estimator
+            if number >= 0:
+                made = _configured(estimator, space.sample(0, number), originals)
+            kind_of(made)
+        except Exception:  # also of parameters that the estimator does not have
+            continue
+        return made
+    return estimator
 
 
 def _check_choices(estimator: Any, space: Space, originals: Originals) -> None:

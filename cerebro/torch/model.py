@@ -229,6 +229,11 @@ class Model(BaseModel):
             return Words("step", "step", "return it from step", "return it from step")
         return Words.of_metrics(add)
 
+    @property
+    def declares_metrics(self) -> bool:  # type: ignore[override]
+        """Whether the arguments fix the names of all metrics."""
+        return self._step is None and self._train_step is None
+
     @answers(TORCH_MODEL, name="cerebro.torch.Model")
     def __init__(
         self,

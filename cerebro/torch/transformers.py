@@ -140,6 +140,11 @@ class TransformersModel(Model):
         training = f"give validation=, because training reports only the loss, and {validation}"
         return Words("training step", "validation", training, validation, by_step=True)
 
+    @property
+    def declares_metrics(self) -> bool:  # type: ignore[override]
+        """Whether the arguments fix the names of all metrics."""
+        return self._compute_metrics is None
+
     def train_batch(self, batch: Batch) -> dict[str, Any]:
         """Collate a batch and train on it; see :meth:`cerebro.torch.Model.train_batch`."""
         return super().train_batch(self._collated(batch))

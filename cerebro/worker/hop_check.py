@@ -19,7 +19,7 @@ import numpy as np
 import cerebro._core as _core
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
-from cerebro.model import BaseModel, is_cpu_only, named_metrics, words_of
+from cerebro.model import BaseModel, declares_metrics, is_cpu_only, named_metrics, words_of
 from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
@@ -83,6 +83,7 @@ def check_hop(
         runner.worker,
         (),
         metrics=tuple(sorted({*metrics, *named_metrics(straight.live.model)})),
+        declares_metrics=declares_metrics(straight.live.model),
         state_bytes=memoryview(straight.packed()).nbytes,
         cpu_only=is_cpu_only(straight.live.model),
         parameter_order=parameter_order(straight.live.model),

@@ -321,6 +321,8 @@ class CheckDone:
     unfit: bool = False
     """Whether the error is that the model reads columns that are unfit for validation."""
     metrics: tuple[str, ...] = ()
+    declares_metrics: bool = False
+    """Whether the model's arguments fix the names of all metrics."""
     state_bytes: int = 0
     """The size of the packed state after a few batches; 0 if unknown."""
     environment: Mapping[str, Any] | None = None

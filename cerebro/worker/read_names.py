@@ -2,12 +2,15 @@
 
 ``build`` gets a dict that notes each read, in the hop check and in the first unit of trials that
 have a name which no trial has read so far; everywhere else it gets a plain dict. What is not seen
-counts as read: a configuration that ``build`` iterates over, copies or passes on to the model.
+counts as read: a configuration that ``build`` iterates over or copies. If the model keeps the dict,
+or ``build`` fails because of it, the model is built again with a plain one: no model is trained,
+checked or packed with a dict that notes, and everything counts as read.
 """
 
 from __future__ import annotations
 
 import copy
+import gc
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -45,11 +48,10 @@ class Reads:
         return self._nested(config, "")
 
     def _nested(self, values: Mapping[str, Any], prefix: str) -> _Noted:
-        made = _Noted(
-            {
-                name: self._nested(value, f"{prefix}{name}.") if type(value) is dict else value
-                for name, value in values.items()
-            }
+        made = dict.__new__(_Noted)
+        made.update(
+            (name, self._nested(value, f"{prefix}{name}.") if type(value) is dict else value)
+            for name, value in values.items()
         )
         made.prefix, made.reads = prefix, self
         self._given.append(weakref.ref(made))
@@ -59,16 +61,38 @@ class Reads:
         """Note that a name was read, or sought in vain."""
         (self._read if found else self._sought).add(name)
 
+    def is_held(self) -> bool:
+        """Return whether something still has a dict that was given to ``build``."""
+        if self._is_alive():
+            gc.collect()  # build's inner functions may refer to it and to each other
+        return self._is_alive()
+
+    def _is_alive(self) -> bool:
+        return any(given() is not None for given in self._given)
+
+    def may_have_caused(self, error: BaseException) -> bool:
+        """Return whether ``build`` may have raised an error because its dict is not a plain one.
+
+        Some code takes only plain dicts, such as ``jax.jit`` and ``yaml.safe_dump``. It raises a
+        TypeError or AssertionError, or shows the dict or its class in the message.
+        """
+        held = [each for given in self._given if (each := given()) is not None]
+        shown = [_Noted.__name__, *map(repr, held)]
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, (TypeError, AssertionError)):
+                return True
+            if any(text in str(cause) for text in shown):
+                return True
+            cause = cause.__cause__ or cause.__context__
+        return False
+
     def give_up(self) -> None:
         """Count everything as read."""
         self._gave_up = True
 
     def names(self, config: Mapping[str, Any]) -> ReadNames:
         """Return what was read of a configuration, once ``build`` has returned."""
-        for given in self._given:
-            held = given()
-            if held is not None:  # by the model, which may read it at any time
-                held.note_all()
         if self._gave_up:
             return ReadNames()
         unread = tuple(name for name in names_of(config) if name not in self._read)
@@ -78,8 +102,14 @@ class Reads:
 class _Noted(dict[str, Any]):
     """A dict that notes what is read from it; its copies and pickles are plain dicts."""
 
+    __slots__ = ("__weakref__", "prefix", "reads")  # no other attributes, as a plain dict
+
     prefix: str
     reads: Reads
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Return a plain dict: ``type(config)(...)`` makes a dict that nobody notes."""
+        return dict(*args, **kwargs)
 
     def _note(self, key: Any) -> None:
         self.reads.add(f"{self.prefix}{key}", found=dict.__contains__(self, key))

@@ -644,13 +644,10 @@ class UnitRunner:
         What ``build`` reads of the configuration is noted in `reads`.
         """
         info = self.info_of(trial, config, epochs)
-        made = None
-        if reads is not None:
-            with contextlib.suppress(Exception):
-                made = build_model(self.context, trial, config, info, reads.noted)
-            if made is None:  # `build` may need a plain dict, as yaml.safe_dump and jax.jit do
-                reads.give_up()
-        model, torch = made or build_model(self.context, trial, config, info)
+        if reads is None:
+            model, torch = build_model(self.context, trial, config, info)
+        else:
+            model, torch = self._build_noting(trial, config, info, reads)
         if self._clock is not None:
             self._clock.built()
         if not self._tried and is_gpu(where := self.device_of(model)):
@@ -668,6 +665,27 @@ class UnitRunner:
             keras=keras_settings.keras_settings(),
             jax=jax_settings.jax_settings(),
         )
+
+    def _build_noting(
+        self, trial: int, config: Mapping[str, Any], info: Info, reads: Reads
+    ) -> tuple[Any, bool]:
+        """Build a model while noting what ``build`` reads; see `cerebro.worker.read_names`."""
+        output: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        try:
+            made = build_model(self.context, trial, config, info, reads.noted)
+        except Exception as error:
+            if not reads.may_have_caused(error):
+                raise
+        else:
+            if not reads.is_held():
+                return made
+            del made
+            output = self.output_of(None)  # the first build's output has been logged
+        reads.give_up()
+        DROPPED.add(None)
+        DROPPED.free()
+        with output:
+            return build_model(self.context, trial, config, info)
 
     def begin_again(self, live: LiveModel, epoch: int) -> None:
         """Call ``begin_epoch`` before a state is loaded; its output has been logged before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 
@@ -93,6 +94,32 @@ def test_the_script_of_a_run_is_found(trained):
     )
     done = python(trained, "-W", "ignore", "elsewhere.py")
     assert done.stdout.endswith("True\n"), done.stderr
+
+
+INTERRUPTED = SCRIPT.replace(
+    '        self["w"] +=',
+    """        if Path("then").exists() and self["w"] == 0.2 * SCALE:
+            if Path("then").read_text() == "edit":
+                Path(__file__).write_text(Path(__file__).read_text() + "# another idea")
+            raise KeyboardInterrupt
+        self["w"] +=""",
+).replace("import sys", "import sys\nfrom pathlib import Path")
+"""Is interrupted in its second trial, and perhaps edited before, while there is a file `then`."""
+
+
+@pytest.mark.parametrize("then", ["stop", "edit"])
+def test_who_interrupts_a_script_is_told_the_command_that_goes_on(tmp_path, then):
+    """The script is named only if the run would not find `build` in it."""
+    (tmp_path / "my train.py").write_text(INTERRUPTED)
+    (tmp_path / "then").write_text(then)
+    done = python(tmp_path, "-W", "ignore", "my train.py", "3")
+    (told,) = re.findall(r"python -m cerebro resume (.*)", done.stderr)
+    assert told == ("runs/x" if then == "stop" else "runs/x --build 'my train.py'")
+    assert "cerebro.resume('runs/x', build)" in done.stderr
+    (tmp_path / "then").unlink()
+    done = command(tmp_path, "resume", *shlex.split(told))
+    assert done.returncode == 0, done.stderr
+    assert cerebro.open(tmp_path / "runs" / "x").status == "finished"
 
 
 def test_a_script_that_has_changed_is_named(trained):

@@ -1,4 +1,4 @@
-"""A search that ranks by a metric that no model reports ends before it trains, with the cure."""
+"""A metric that no model reports is told with the cure, before training where it is certain."""
 
 from __future__ import annotations
 
@@ -109,10 +109,44 @@ def build_unvalidated(config):
 def build_keras(config):
     import keras
 
-    net = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])
+    return compiled(keras.Sequential, config)
+
+
+def build_keras_step(config):
+    import keras
+
+    class Net(keras.Sequential):
+        def test_step(self, *arguments):
+            return super().test_step(*arguments)
+
+    return compiled(Net, config)
+
+
+def compiled(kind, config):
+    import keras
+
+    net = kind([keras.layers.Input((3,)), keras.layers.Dense(2)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     net.compile(optimizer=keras.optimizers.SGD(config["lr"]), loss=loss)
     return cerebro.keras.Model(net)
+
+
+def build_jax(config, **options):
+    jax, optax = pytest.importorskip("jax"), pytest.importorskip("optax")
+
+    def apply(params, x):
+        return x @ params
+
+    def loss(output, target):
+        return optax.softmax_cross_entropy_with_integer_labels(output, target).mean()
+
+    options = options or {"loss": loss}
+    params = jax.numpy.zeros((3, 2))
+    return cerebro.jax.Model(apply, params, optimizer=optax.sgd(config["lr"]), **options)
+
+
+def build_jax_step(config):
+    return build_jax(config, step=lambda params, batch: {"loss": (batch["x"] @ params).mean()})
 
 
 def search(build, folder, **options):
@@ -127,16 +161,9 @@ def search(build, folder, **options):
         (build_with_acc, "accuracy", "did you mean metric='acc'?"),
         (build_with_acc, "val_accuracy", "did you mean metric='val_acc'?"),
         (build_torch, "accuracy", "add it to metrics= of cerebro.torch.Model, or give metric="),
-        (build_step, "accuracy", "return it from step, or give metric='loss'"),
-        (build_own, "accuracy", "return it from train_batch and eval_batch, or give metric="),
         (build_sklearn, "f1", "add it to metrics= of cerebro.sklearn.Model, or give metric="),
         (build_skorch, "f1", "add it to metrics= of from_skorch, or give metric='accuracy'"),
-        (build_gan, "loss", "log it in validation_step with self.log, or rank by metric='d_loss'"),
-        (
-            build_unvalidated,
-            "accuracy",
-            "in validation: log it in validation_step with self.log, or rank by metric=",
-        ),
+        (build_jax, "accuracy", "add it to metrics= of cerebro.jax.Model, or give metric='loss'"),
         (build_keras, "accuracy", "add it to net.compile(metrics=[...]), or give metric='loss'"),
     ],
 )
@@ -156,7 +183,110 @@ def test_it_is_said_in_the_callers_words_before_training(
     assert said.startswith(f"no trial can be ranked: the model reports no metric {metric!r}")
     assert cure in said
     assert caught.value.result.units() == []  # nothing was trained
-    assert "_batch" not in said or build is build_own
+    assert "_batch" not in said
+
+
+@pytest.mark.parametrize(
+    ("build", "metric", "cure"),
+    [
+        (build_step, "accuracy", "return it from step, or give metric='loss'"),
+        (build_jax_step, "accuracy", "return it from step, or give metric='loss'"),
+        (build_keras_step, "accuracy", "add it to net.compile(metrics=[...]), or give metric="),
+        (build_own, "accuracy", "return it from train_batch and eval_batch, or give metric="),
+        (build_gan, "loss", "log it in validation_step with self.log, or rank by metric='d_loss'"),
+        (
+            build_unvalidated,
+            "accuracy",
+            "in validation: log it in validation_step with self.log, or rank by metric=",
+        ),
+    ],
+)
+def test_a_step_of_the_user_is_asked_in_training(tmp_path, monkeypatch, build, metric, cure):
+    """It may report the metric in other batches or epochs."""
+    if build is build_keras_step:
+        monkeypatch.setenv("KERAS_BACKEND", os.environ.get("KERAS_BACKEND", "torch"))
+        pytest.importorskip("keras")
+    with pytest.raises(cerebro.RunError) as caught:
+        search(build, tmp_path / "run", metric=metric)
+    failed = caught.value.result.trials[0]
+    assert failed.status == "failed"
+    assert failed.error.startswith(f"the model reports no metric {metric!r}")
+    assert cure in failed.error
+
+
+class OfSomeBatches:
+    """Reports a recall, under a name of its configuration, of batches that have a positive row."""
+
+    def __init__(self, config):
+        self.w = np.zeros(1)
+        self.name = config.get("name", "recall")
+
+    def train_batch(self, batch):
+        self.w += 1
+        return {"loss": float(self.w[0])}
+
+    def eval_batch(self, batch):
+        return {"loss": 1.0, **({self.name: 0.5} if np.asarray(batch["y"]).any() else {})}
+
+    def state_dict(self):
+        return {"w": self.w}
+
+    def load_state_dict(self, state):
+        self.w = np.array(state["w"])
+
+
+class OfSomeEpochs(OfSomeBatches):
+    """Reports its metric at the end of the second epoch."""
+
+    def eval_batch(self, batch):
+        return {"loss": 1.0}
+
+    def end_epoch(self, epoch, metrics):
+        return {"probe": 1.0} if epoch == 1 else {}
+
+
+class StepOfTheUser(cerebro.torch.Model):
+    """The same with a subclass, whose words are those of its framework otherwise."""
+
+    def __init__(self, config):
+        net, optimizer = parts({"lr": 0.1})
+        super().__init__(net, optimizer=optimizer, loss=F.cross_entropy)
+
+    def end_epoch(self, epoch, metrics):
+        return {**super().end_epoch(epoch, metrics), **({"probe": 1.0} if epoch else {})}
+
+
+POSITIVE_LATE = (DATA[0], np.arange(60) >= 55)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_metric_of_some_batches_of_the_user(tmp_path, workers):
+    x, y = POSITIVE_LATE
+    result = cerebro.search(
+        OfSomeBatches, {"lr": [0.1, 0.2]}, (x, y), validation=(x + 1, y), epochs=3, batch_size=10,
+        searcher="grid", metric="recall", mode="max", workers=workers, progress=False,
+        run=tmp_path / "run", stop=cerebro.EarlyStopping("recall", patience=1, mode="max"),
+    )  # fmt: skip
+    assert [trial.status for trial in result.trials] == ["stopped"] * 2
+    assert result.best.history[0]["metrics"]["recall"] == 0.5
+
+
+def test_a_metric_of_some_configurations(tmp_path):
+    x, y = POSITIVE_LATE
+    result = cerebro.search(
+        OfSomeBatches, {"name": ["recall_", "recall"]}, (x, y), validation=(x + 1, y), epochs=1,
+        searcher="grid", metric="recall", mode="max", workers=0, progress=False, batch_size=10,
+        run=tmp_path / "run",
+    )  # fmt: skip
+    assert [trial.status for trial in result.trials] == ["failed", "finished"]
+    assert "did you mean metric='recall_'?" in result.trials[0].error
+
+
+@pytest.mark.parametrize("build", [OfSomeEpochs, StepOfTheUser])
+def test_a_metric_of_some_epochs_fails_its_trial(tmp_path, build):
+    with pytest.raises(cerebro.RunError) as caught:
+        search(build, tmp_path / "run", metric="probe", mode="max")
+    assert "no metric 'probe'" in caught.value.result.trials[0].error
 
 
 def test_the_same_without_validation(tmp_path):

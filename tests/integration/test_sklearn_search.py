@@ -326,6 +326,38 @@ def test_what_cannot_be_searched(digits: Any, make: Any, error: Any, message: st
         make().fit(*digits)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "space"),
+    [
+        (MLPClassifier(solver="lbfgs"), {"solver": ["adam", "sgd"]}),
+        (MLPClassifier(solver="lbfgs"), {"alpha": [0.1, 0.2], "solver": "adam"}),
+        (
+            MLPClassifier(solver="lbfgs", early_stopping=True),
+            {"alpha": [0.1, 0.2], "solver": ["adam"], "early_stopping": [False]},
+        ),
+        (SGDClassifier(class_weight="balanced"), {"class_weight": [None, {0: 1.0}]}),
+        (
+            make_pipeline(StandardScaler(), MLPClassifier(solver="lbfgs")),
+            {"mlpclassifier__solver": ["adam", "sgd"]},
+        ),
+    ],
+)
+def test_the_space_replaces_a_parameter_that_cannot_be_searched(
+    digits: Any, estimator: Any, space: Any
+) -> None:
+    found = search_cv(estimator, space).fit(*digits)
+    assert set(found.cv_results_["status"]) == {"finished"}
+    assert found.best_estimator_.predict(digits[0]).shape == digits[1].shape
+
+
+def test_a_choice_is_named_beside_a_base_that_cannot_be_searched(digits: Any) -> None:
+    space = {"alpha": [0.1], "solver": ["lbfgs", "adam"]}
+    with pytest.raises(InputError, match=r"^space: solver='lbfgs': MLPClassifier has no partial"):
+        search_cv(MLPClassifier(solver="lbfgs"), space).fit(*digits)
+    with pytest.raises(InputError, match=r"^MLPClassifier has no partial_fit with solver='lbfgs'"):
+        search_cv(MLPClassifier(solver="lbfgs"), {"alpha": [0.1, 0.2]}).fit(*digits)
+
+
 def test_the_best_configuration_has_not_failed_later(digits: Any) -> None:
     x, y = digits
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import random
 import warnings
 
 import numpy as np
@@ -43,6 +44,55 @@ class Keeping(Model):
 
     def train_batch(self, batch):
         return {"loss": self.config["lr"] + self.config["rare"]}
+
+
+class Packing(Keeping):
+    """Has its configuration, which must be a plain dict, in its state."""
+
+    def train_batch(self, batch):
+        assert type(self.config) is type(self.config.get("part", {})) is dict
+        return {"loss": self.config["lr"]}
+
+    eval_batch = train_batch
+
+    def state_dict(self):
+        return {"w": self.w, "config": self.config}
+
+
+def build_packing(config):
+    return Packing(config)
+
+
+def build_packing_a_part(config):
+    return Packing(dict(config))
+
+
+def build_closing_over(config):
+    """Reads its configuration in a function that the model keeps, as steps do."""
+    model = Model(config["lr"])
+
+    def train_batch(batch):
+        assert type(config) is dict
+        return {"loss": config["lr"]}
+
+    model.train_batch = train_batch
+    return model
+
+
+def build_random(keep):
+    def build(config):
+        drawn = [random.random(), np.random.random(), *torch_numbers(2)]
+        model = Keeping(config) if keep else Model(config["lr"])
+        model.w = np.array(drawn)
+        model.train_batch = model.eval_batch = lambda batch: {"loss": drawn[0]}
+        return model
+
+    return build
+
+
+def torch_numbers(count):
+    torch = pytest.importorskip("torch")
+    return torch.rand(count).tolist()
 
 
 def build_misspelt(config):
@@ -117,6 +167,42 @@ def test_a_misspelt_name_is_told_once(tmp_path, workers):
 )
 def test_what_a_trial_may_have_read_is_no_fault(tmp_path, workers, build, space):
     assert searched(build, space, tmp_path, workers=workers)[1] == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("build", [build_packing, build_packing_a_part, build_closing_over])
+def test_a_model_that_keeps_its_configuration_has_a_plain_dict(tmp_path, workers, build):
+    """Also a later trial, whose branch of the space has names that no trial has read."""
+    rest = {
+        "kind": ["a", "b"],
+        "more": cerebro.when("kind", "b", {"depth": [1], "part": {"size": [1]}}),
+    }
+    result, shown = searched(build, {"lr": [0.1], **rest}, tmp_path, workers=workers)
+    assert shown == [] and len(result.trials) == 2
+    config = {"batch_size": 10, "lr": 0.1, "part": {"size": 1}}
+    checked = cerebro.check(build, config, DATA, validation=0.2)
+    assert checked.ok, checked
+
+
+def test_a_model_that_is_built_again_begins_with_the_same_numbers(tmp_path):
+    def numbers(keep, name):
+        (tmp_path / name).mkdir()
+        result, _ = searched(build_random(keep), {"lr": [0.1, 0.2]}, tmp_path / name)
+        return [trial.load().w.tolist() for trial in result.trials]
+
+    assert numbers(True, "kept") == numbers(False, "read")
+
+
+def test_a_build_that_fails_is_not_called_again_for_its_reads(tmp_path):
+    calls = []
+
+    def build(config):
+        calls.append(type(config))
+        raise ValueError("always")
+
+    with pytest.raises(cerebro.RunError, match="always"):
+        searched(build, {"lr": [0.1]}, tmp_path)
+    assert len(calls) == 2  # in the check before the search, and in the trial
 
 
 def test_names_without_a_likeness_get_another_cure(tmp_path):

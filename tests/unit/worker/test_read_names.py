@@ -21,13 +21,21 @@ NAMES = ("lr", "optimizer.name", "optimizer.momentum", "sizes")
 def read_by(build: Callable[[Any], object]) -> ReadNames:
     reads = Reads()
     kept = build(reads.noted(CONFIG))
-    found = reads.names(CONFIG)
+    if reads.is_held():
+        reads.give_up()
     del kept
-    return found
+    return reads.names(CONFIG)
 
 
 def take(**given: Any) -> object:
     return given["lr"]
+
+
+def in_a_circle(config: Any) -> object:
+    def walk(depth: int) -> object:
+        return walk(depth - 1) if depth else config["lr"]
+
+    return walk(2)
 
 
 def match(config: Any) -> object:
@@ -44,6 +52,7 @@ def match(config: Any) -> object:
         (lambda c: c.pop("lr"), NAMES[1:]),
         (lambda c: c.setdefault("lr", 1), NAMES[1:]),
         (match, NAMES[1:]),
+        (in_a_circle, NAMES[1:]),  # a function that refers to itself and to the configuration
         (lambda c: c["optimizer"]["name"], ("lr", "optimizer.momentum", "sizes")),
         (lambda c: take(**c["optimizer"], lr=1), ("lr", "sizes")),
         (lambda c: dict(c)["optimizer"]["name"], ("optimizer.momentum",)),
@@ -61,7 +70,8 @@ def match(config: Any) -> object:
         (lambda c: c, ()),  # kept: it may be read later
         (lambda c: SimpleNamespace(hparams=c), ()),
         (lambda c: lambda: c["lr"], ()),
-        (lambda c: c["optimizer"], ("lr", "sizes")),
+        (lambda c: c["optimizer"], ()),
+        (lambda c: iter(c), ()),
         (repr, NAMES),  # printing it is no use
         (len, NAMES),
     ],
@@ -109,6 +119,10 @@ def test_it_is_a_dict_in_every_way() -> None:
     del given["sizes"]
     assert given.pop("none", 5) == 5 and given.popitem() == ("more", 3)
     assert given == {"lr": 2, "batch_size": 8, "optimizer": CONFIG["optimizer"]}
+    for made in (type(given)(lr=1), type(given)({"lr": 1}), type(given).fromkeys(["lr"], 1)):
+        assert type(made) is dict and made == {"lr": 1}
+    with pytest.raises(AttributeError):
+        given.lr = 3  # type: ignore[attr-defined]
 
 
 def test_the_configuration_itself_is_not_changed() -> None:
@@ -124,3 +138,42 @@ def test_nothing_is_unread_once_it_is_given_up() -> None:
     reads.noted(CONFIG)
     reads.give_up()
     assert reads.names(CONFIG) == ReadNames()
+
+
+def raised(act: Callable[[Any], object]) -> bool:
+    """Return whether an error that `act` raises may be due to the dict that it gets."""
+    reads = Reads()
+    try:
+        act(reads.noted(CONFIG))
+    except Exception as error:
+        return reads.may_have_caused(error)
+    pytest.fail("nothing was raised")
+
+
+def fail(error: Exception) -> None:
+    raise error
+
+
+def fail_because(config: Any) -> None:
+    try:
+        fail(TypeError("not a dict"))
+    except TypeError as error:
+        raise ValueError("no model") from error
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (lambda c: c + 1, True),
+        (lambda c: c.lr, True),
+        (fail_because, True),
+        (lambda c: fail(ValueError(f"want a dict, not {type(c)}")), True),
+        (lambda c: fail(ValueError("cannot represent", c)), True),  # as yaml.safe_dump
+        (lambda c: fail(ValueError(f"cannot represent {c['optimizer']}")), True),
+        (lambda c: fail(ValueError("always")), False),
+        (lambda c: c["rate"], False),
+        (lambda c: 1 / 0, False),
+    ],
+)
+def test_which_errors_may_be_due_to_the_dict(act: Callable[[Any], object], expected: bool) -> None:
+    assert raised(act) == expected
