@@ -102,6 +102,7 @@ class Model(BaseModel):
     """
 
     framework = "jax"
+    _array_types = (jax.Array, np.ndarray)
 
     @property
     def words(self) -> Words:  # type: ignore[override]
