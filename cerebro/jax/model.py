@@ -102,7 +102,6 @@ class Model(BaseModel):
     """
 
     framework = "jax"
-    _array_types = (jax.Array, np.ndarray)
 
     @property
     def words(self) -> Words:  # type: ignore[override]

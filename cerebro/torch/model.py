@@ -213,7 +213,6 @@ class Model(BaseModel):
 
     framework = "torch"
     overlaps = True  # other units may run between its batches; see `cerebro.machine.turns`
-    _array_types = (torch.Tensor, np.ndarray)
     loads_in_place = True
     _steps_by_update = False  # whether scheduler_step="batch" means after every update
     _made_by = "cerebro.torch.Model"  # the function that the user has called
