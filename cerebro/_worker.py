@@ -36,7 +36,7 @@ from cerebro.machine.jax_settings import begin_jax
 from cerebro.machine.turns import Turns
 from cerebro.worker import streams
 from cerebro.worker.jobs import execute
-from cerebro.worker.log import flush_output, log_path
+from cerebro.worker.log import flush_output, log_path, make_streams_last
 from cerebro.worker.messages import (
     CheckDone,
     Event,
@@ -68,6 +68,7 @@ HEARING_SECONDS = 1e-4
 def main(arguments: list[str]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     guard.enter_worker()  # an imported script must not start a search
+    make_streams_last()
     faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
     given = list(map(int, arguments))
     process = Process(Turns(streams.KEPT) if len(given) > 2 else None)

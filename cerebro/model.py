@@ -489,7 +489,6 @@ class BaseModel:
     _inputs: Columns
     _target: Columns | None
     _epoch_metrics: Mapping[str, Callable[..., Any]]
-    _array_types: tuple[type, ...] = (np.ndarray,)  # taken as the only input column
     _pass_rows = 256
 
     @property
@@ -573,7 +572,7 @@ class BaseModel:
 
     def _batches(self, data: Any, batch_size: int | None) -> Iterable[Batch]:
         rows = self._pass_rows if batch_size is None else batch_size
-        if isinstance(data, self._array_types):
+        if hasattr(data, "__dlpack__"):  # an array, of whichever library
             names = column_names("inputs", self._inputs)
             if len(names) > 1:
                 raise InputError(

@@ -107,10 +107,22 @@ def arguments_of(run: Any, file: str | Path | None) -> list[str]:
 
 
 def imported(file: str | Path, *sought: str) -> ModuleType:
-    """Import a user's file; if the file itself starts a search, the import ends there."""
+    """Import a user's file; if the file itself starts a search, the import ends there.
+
+    Raises
+    ------
+    InputError
+        If the file ends the process, which would look like success.
+    """
     from cerebro.run.recipe import import_file
 
-    return import_file(file, sought=sought)
+    try:
+        return import_file(file, sought=sought)
+    except SystemExit as error:
+        raise InputError(
+            f"{file} ends the process while it is imported (sys.exit({error})): put a script's "
+            "actions behind if __name__ == '__main__'"
+        ) from error
 
 
 def build_of(file: str | None) -> Callable[..., Any] | None:

@@ -35,10 +35,11 @@ class LinkError(CorruptDataError, OSError):
 def expanded(path: str) -> str:
     """Replace ``~`` and variables such as ``$HOME`` in a path, as a shell would.
 
-    Variables that are not set stay as they are, and so do those in a path that exists as written.
+    Variables that are not set stay as they are, and so does a path that exists as written.
     """
-    path = os.path.expanduser(path)  # noqa: PTH111
-    return path if "$" not in path or os.path.lexists(path) else os.path.expandvars(path)
+    if os.path.lexists(path):
+        return path
+    return os.path.expandvars(os.path.expanduser(path))  # noqa: PTH111
 
 
 def path_of(argument: str, value: Any) -> Path:
@@ -49,9 +50,13 @@ def path_of(argument: str, value: Any) -> Path:
             "in object storage, and cerebro.resume() takes the URL of a run's copy"
         )
     try:
-        return Path(expanded(os.fspath(Path(value))))
+        text = expanded(os.fspath(value))
+        path = Path(text)
     except TypeError:
         raise InputError(f"{argument} must be a path, not {value!r}") from None
+    # Path drops the ./ of "./~", and whoever expands that again would find the home.
+    is_bare = str(path).startswith("~") and not text.startswith("~")
+    return path.absolute() if is_bare else path
 
 
 def is_plain_name(name: object) -> bool:

@@ -248,13 +248,20 @@ def _hidden(error: BaseException) -> str:
     text = str(error)
     ran = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     for name in sorted(sys.stdlib_module_names):
-        file = getattr(sys.modules.get(name), "__file__", None)
-        if file is None:  # it has failed, and is not imported
-            file = next((file for file in ran if Path(file).stem == name), None)
+        file = _found_at(name)
         is_cause = file in ran or f"'{name}'" in text or getattr(error, "name", None) == name
         if file is not None and is_cause and not is_library(file) and not file.startswith(_OWN):
             return _said(file, name)
     return ""
+
+
+def _found_at(name: str) -> str | None:
+    """Return the file that an import of a module finds; None if there is none."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return spec.origin if spec is not None and spec.has_location else None
 
 
 def imported_shadows(error: BaseException) -> str:

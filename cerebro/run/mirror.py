@@ -157,9 +157,11 @@ class Uploader:
         """
         before: tuple[str, ...] = ()
         with self._room() as room:
+            is_own = room.is_relative_to(self._folder)
             for _ in range(TRIES):
                 try:
-                    return self._upload(room, whole)
+                    # A copy takes as much room as the states, so it is made only if it must be.
+                    return self._upload(room, whole, copies=bool(before) and is_own)
                 except _Overtaken as overtaken:
                     if overtaken.args == before:  # a snapshot never names what the run removed
                         file, _, what = before
@@ -183,19 +185,20 @@ class Uploader:
         with made as room:
             yield Path(room)
 
-    def _upload(self, room: Path, whole: bool) -> bool:
+    def _upload(self, room: Path, whole: bool, *, copies: bool) -> bool:
+        if self._is_first:
+            self._claim()
         snapshot = room / FILE
         snapshot.unlink(missing_ok=True)
         with reader(self._folder) as connection:
             done = _progress(connection)
             if done == self._done and not whole:
                 return False
-            run = str(read_meta(connection)["id"])
+            run = _id(connection)
             needed = {state_object(*state): state for state in _states(connection).items()}
             for name in sorted(needed.keys() - self._there):
-                self._hold(*needed[name], room)
+                self._hold(*needed[name], room, copies=copies)
             copy_store(connection, snapshot)
-        self._claim(run, done[0])
         for name in sorted(needed.keys() - self._there):
             self._put_state(name, *needed[name], room)
         rows = set(self._put_rows())
@@ -214,10 +217,10 @@ class Uploader:
         self._there -= old
         return True
 
-    def _claim(self, run: str, epochs: int) -> None:
-        """At the first upload, make sure that the place is free or has this run."""
-        if not self._is_first:
-            return
+    def _claim(self) -> None:
+        """Make sure that the place is free or has this run; note what is there already."""
+        with reader(self._folder) as connection:
+            run, epochs = _id(connection), _progress(connection)[0]
         found = read_pointer(self.objects)
         if found is not None and found.run != run:
             raise InputError(f"{self.objects.url} holds a different run: choose another URL")
@@ -245,8 +248,11 @@ class Uploader:
             "copied there"
         )
 
-    def _hold(self, file: str, state_hash: str, room: Path) -> None:
-        """Keep a state until it is uploaded, whatever the run removes meanwhile."""
+    def _hold(self, file: str, state_hash: str, room: Path, *, copies: bool) -> None:
+        """Keep a state until it is uploaded, whatever the run removes meanwhile.
+
+        Where there are no links, it is kept only if `copies`.
+        """
         path, held = self._folder / "states" / file, room / f"{state_hash}-{file}"
         if held.exists():  # since the last attempt
             return
@@ -256,14 +262,18 @@ class Uploader:
             except FileNotFoundError:
                 raise
             except OSError:  # another file system, or one without links
-                held.write_bytes(read_bytes(path))
+                if copies:
+                    held.write_bytes(read_bytes(path))
         except FileNotFoundError:
             raise _Overtaken(file, state_hash, "is missing") from None
 
     def _put_state(self, name: str, file: str, state_hash: str, room: Path) -> None:
         held = room / f"{state_hash}-{file}"
-        packed = read_bytes(held)
-        held.unlink()
+        try:
+            packed = read_bytes(held if held.exists() else self._folder / "states" / file)
+        except FileNotFoundError:
+            raise _Overtaken(file, state_hash, "is missing") from None
+        held.unlink(missing_ok=True)
         if _core.hash_state(packed) != state_hash:
             # Perhaps it was trained again, and the snapshot was taken before its row was written.
             raise _Overtaken(file, state_hash, "is damaged: its checksum differs")
@@ -294,6 +304,10 @@ class Uploader:
                         name = f"trials/{entry.name}"
                         self._put(name, read_bytes(Path(entry.path)))
                         self._logs[entry.name] = now
+
+
+def _id(connection: sqlite3.Connection) -> str:
+    return str(read_meta(connection)["id"])
 
 
 def _progress(connection: sqlite3.Connection) -> tuple[Any, ...]:

@@ -94,11 +94,17 @@ class Recipe:
             found: Any = self._module()
             for part in self.qualname.split("."):
                 found = getattr(found, part)
-        except (ImportError, AttributeError, OSError) as error:
+        except CerebroError:
+            raise
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # such as that of a script that reads its arguments
+            why = _reason(error)
             if self.module == "__main__":
-                raise InputError(f"this run's {self._not_found(error)}") from error
+                raise InputError(f"this run's {self._not_found(why)}") from error
             raise InputError(
-                f"this run's build(), {self.name}, cannot be imported here ({error}): {_PASS_IT}"
+                f"this run's build(), {self.name}, cannot be imported here ({why}): {_PASS_IT}"
             ) from error
         self.warn_if_changed(found)
         return found  # type: ignore[no-any-return]
@@ -120,7 +126,7 @@ class Recipe:
             if main is not None and self._is_in(main):
                 return main
             if self.script_is_unchanged:
-                script = self._script()
+                script = import_file(str(self.file), sought=(self._first_name,))
                 if source_hash(_at(script, self.qualname)) == self.source_hash:
                     return script
             if main is not None and is_interactive():
@@ -149,23 +155,14 @@ class Recipe:
         """Whether the recorded file is there, as it was."""
         return self.file_hash is not None and _hash_of(self.file) == self.file_hash
 
-    def _script(self) -> ModuleType:
-        """Import the recorded file."""
-        try:
-            return import_file(str(self.file), sought=(self._first_name,))
-        except CerebroError:
-            raise
-        except Exception as error:  # such as that of a script that reads its arguments
-            raise ImportError(f"{type(error).__name__}: {text_of(error)}") from error
-
-    def _not_found(self, error: Exception) -> str:
+    def _not_found(self, why: str) -> str:
         """Say where the function of a script or notebook was defined, and what to do."""
         again = "run the cell that defines it, or " if is_interactive() else ""
         if self.file is None or self.file_hash is None:
             return f"{self.qualname}() was defined in a script or notebook: {again}{_PASS_IT}"
         there = f"{self.qualname}() was defined in {self.file}"
         if self.script_is_unchanged:
-            return f"{there}, which cannot be imported here ({text_of(error)}): {again}{_PASS_IT}"
+            return f"{there}, which cannot be imported here ({why}): {again}{_PASS_IT}"
         if not Path(self.file).is_file():
             return f"{there}, which is not there any more: {again}{_PASS_IT}"
         return (
@@ -177,6 +174,15 @@ class Recipe:
     def _first_name(self) -> str:
         """The module-level name of the function, or of the class that contains it."""
         return self.qualname.partition(".")[0]
+
+
+def _reason(error: BaseException) -> str:
+    """Say why an import has failed."""
+    if isinstance(error, SystemExit):
+        return f"it ends the process: sys.exit({text_of(error)})"
+    if isinstance(error, (ImportError, AttributeError, OSError)):  # their texts say it
+        return text_of(error)
+    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def _name_of(build: Any) -> tuple[str, str]:
@@ -238,11 +244,7 @@ def import_file(
     is imported under a different name, its folder is put last, and workers receive its code.
 
     If the names in `sought` are defined by then, the import of a script stops at its search.
-
-    Raises
-    ------
-    InputError
-        If the file ends the process, which would look like success.
+    Whatever the file raises is raised.
     """
     file = Path(path).resolve()
     wanted = name or _name_in_package(file)
@@ -267,13 +269,8 @@ def import_file(
     try:
         with finding(*sought, target=str(file)):
             spec.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException:
         del sys.modules[own_name]
-        if isinstance(error, SystemExit):
-            raise InputError(
-                f"{path} ends the process while it is imported (sys.exit({error})): put a script's "
-                "actions behind if __name__ == '__main__'"
-            ) from error
         raise
     if own_name != file.stem:  # workers cannot import it by its own name
         sources.sent_whole.add(own_name)

@@ -155,7 +155,6 @@ class LightningModel(BaseModel):
     loads_in_place = True
     begins_once = True
     evaluates_whole = True
-    _array_types = (torch.Tensor, np.ndarray)
 
     def __init__(
         self,

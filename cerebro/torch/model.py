@@ -20,7 +20,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 import cerebro._core as _core
@@ -213,7 +212,6 @@ class Model(BaseModel):
 
     framework = "torch"
     overlaps = True  # other units may run between its batches; see `cerebro.machine.turns`
-    _array_types = (torch.Tensor, np.ndarray)
     loads_in_place = True
     _steps_by_update = False  # whether scheduler_step="batch" means after every update
     _made_by = "cerebro.torch.Model"  # the function that the user has called

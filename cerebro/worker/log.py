@@ -2,7 +2,8 @@
 
 In a worker process, file descriptors 1 and 2 point to the trial's log while its unit runs. The log
 receives the output of ``print``, ``logging``, warnings, C libraries and subprocesses, and the
-traceback of a crash.
+traceback of a crash. `sys.stdout` and `sys.stderr` are streams that no trial can close; one that a
+trial puts in their place is removed after the unit.
 
 In the user's process, the descriptors stay unchanged. There, `sys.stdout`, `sys.stderr` and the
 logging handlers that write to them are redirected to the log, with what is written to their bytes
@@ -54,6 +55,66 @@ def remove_if_empty(path: Path) -> None:
 # --- in a worker process ------------------------------------------------------
 
 
+class _LastingBytes(io.BufferedWriter):
+    """The stream of bytes of a `_LastingStream`, which collects text itself."""
+
+    def write(self, data: Any) -> int:
+        written = super().write(data)
+        self.flush()
+        return written
+
+    def close(self) -> None:
+        """Only flush: a stream over this one closes it when it is freed."""
+        self.flush()
+
+
+class _LastingStream(io.TextIOWrapper):
+    """A standard stream of a worker, which later trials need, too."""
+
+    def close(self) -> None:
+        """Only flush."""
+        self.flush()
+
+    def detach(self) -> Any:
+        """Return the stream of bytes, for a new stream over it."""
+        self.flush()
+        return self.buffer
+
+
+_lasting: dict[str, TextIO] = {}
+_replaced: list[Any] = []
+"""The streams before: libraries may have kept them, and they would be closed if they were freed."""
+
+
+def make_streams_last() -> None:
+    """Keep the standard streams of this process from being closed by trials."""
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        before = getattr(sys, name)
+        if before is None:  # the process has no such descriptor
+            continue
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        raw.name = before.name
+        stream: Any = _LastingStream(
+            _LastingBytes(raw),
+            before.encoding,
+            before.errors,
+            line_buffering=before.line_buffering,
+            write_through=before.write_through,
+        )
+        stream.mode = before.mode
+        for known in (name, f"__{name}__"):
+            setattr(sys, known, stream)
+        _replaced.append(before)
+        _lasting[name] = stream
+
+
+def _put_back() -> None:
+    """Replace the streams that a trial has put in the place of this process's."""
+    flush_output()
+    for name, stream in _lasting.items():
+        setattr(sys, name, stream)  # another one may close its descriptor now, if it is freed
+
+
 @contextlib.contextmanager
 def redirected_descriptors(path: Path) -> Iterator[None]:
     """Redirect file descriptors 1 and 2 of this process to the end of a file."""
@@ -71,7 +132,7 @@ def redirected_descriptors(path: Path) -> Iterator[None]:
         os.close(log)
         yield
     finally:
-        flush_output()
+        _put_back()
         for descriptor, before in zip((1, 2), saved, strict=True):
             os.dup2(before, descriptor)
             os.close(before)
@@ -92,7 +153,7 @@ def _duplicates(descriptors: tuple[int, ...]) -> list[int]:
 
 def flush_output() -> None:
     """Flush all output streams; if the disk is full, the output is lost."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, *_lasting.values()):
         # A trial may have closed or replaced a stream.
         with contextlib.suppress(Exception):
             stream.flush()

@@ -149,3 +149,32 @@ def test_a_script_that_cannot_be_imported_says_why(trained, monkeypatch):
     said = f"{script}, which cannot be imported here (ValueError: could not convert string to float"
     with pytest.raises(InputError, match=re.escape(said)):
         cerebro.open(trained / "runs" / "x").best.load()
+
+
+@pytest.mark.parametrize("as_module", [True, False])
+def test_a_script_that_ends_the_process_says_how_to_pass_build(tmp_path, as_module):
+    """As `argparse` does without a required option; a library call does not end the program."""
+    options = "import argparse\nparser = argparse.ArgumentParser()\n"
+    options += "parser.add_argument('--scale', type=float, required=True)\n"
+    script = tmp_path / "options_for_build.py"
+    script.write_text(SCRIPT.replace("float(sys.argv[1])", "parser.parse_args().scale").replace(
+        "SCALE =", f"{options}SCALE =", 1
+    ))  # fmt: skip
+    program = ["-m", script.stem] if as_module else [script.name]
+    done = python(tmp_path, "-W", "ignore", *program, "--scale", "3")
+    assert done.returncode == 0, done.stderr
+    where = (
+        f"build(), {script.stem}:build," if as_module else f"build() was defined in {script}, which"
+    )
+    said = (
+        f"this run's {where} cannot be imported here (it ends the process: sys.exit(2)): pass it "
+        "as build=... (on the command line: --build FILE)"
+    )
+    for call in ("cerebro.open('runs/x').best.load()", "cerebro.replay('runs/x', 0)"):
+        code = f"import cerebro\ntry: {call}\nexcept cerebro.errors.InputError as e: print(e)"
+        (tmp_path / "other.py").write_text(code)
+        assert python(tmp_path, "-W", "ignore", "other.py").stdout.splitlines()[-1] == said
+    own = "import cerebro; cerebro.open('runs/x', build=dict).best.load()"
+    assert "options_for_build" not in python(tmp_path, "-c", own).stderr
+    # The command line gives the script the run's arguments.
+    assert command(tmp_path, "replay", "runs/x", "--trial", "0").returncode == 0

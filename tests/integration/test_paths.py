@@ -48,6 +48,58 @@ def test_variables_that_exist_are_expanded(tmp_path, monkeypatch, home):
     assert expanded(f"{tmp_path}/$HOME") == f"{tmp_path}/$HOME"
 
 
+@pytest.fixture
+def tilde(home, monkeypatch):
+    """A folder named ``~`` in the working directory, which is another one than that of `home`."""
+    folder = home.parent / "elsewhere"
+    (folder / "~").mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    yield folder / "~"
+    monkeypatch.chdir(home.parent / "here")
+
+
+def test_what_exists_under_its_very_name_is_meant_before_the_home(home, tilde, monkeypatch):
+    assert path_of("run", "~/x") == home / "x"
+    (tilde / "x").mkdir()
+    (tilde / "$HOME").symlink_to("nowhere")
+    for path in ("~/x", Path("~/x"), "~", "~/$HOME"):
+        assert expanded(str(path)) == str(path)
+        assert path_of("run", path).absolute() == tilde.parent / path
+    for path in ("~/y", Path("~/y")):
+        assert path_of("run", path) == home / "y"
+
+
+def test_a_tilde_after_a_folder_is_never_the_home(home, tilde):
+    for path in ("./~", "./~/x", "././~/x", ".//~/x", "./~/~/x", f"{tilde}/x"):
+        once = path_of("run", path)
+        assert once.absolute() == path_of("run", once).absolute() == tilde.parent / Path(path), path
+    assert expanded("./~/x") == "./~/x"
+    data = cerebro.shard({"x": np.ones((8, 3))}, "./~/data", shards=2, progress=False)
+    assert data.path.absolute() == cerebro.Dataset("./~/data").path.absolute() == tilde / "data"
+    assert main(["shard", "./~/data/../rows.npz", "./~/no", "--shards", "2"]) == 1
+    np.savez(tilde / "rows.npz", x=np.ones((8, 3)))
+    assert main(["shard", "./~/rows.npz", "./~/again", "--shards", "2"]) == 0
+    assert main(["verify", "./~/again"]) == 0
+    assert names(tilde) == {"data", "rows.npz", "again"} and names(home) == set()
+
+
+def test_a_run_in_a_folder_named_tilde(home, tilde):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    cerebro.search(
+        resumable.build, {"lr": [0.1]}, {"x": x, "y": x.sum(axis=1)}, epochs=1, batch_size=8,
+        searcher="grid", validation=0.25, workers=0, run="./~/x", state_dir="./~/slots",
+        progress=False, callbacks=[CSV("./~/m.csv")],
+    )  # fmt: skip
+    found = cerebro.open("./~/x", build=resumable.build)
+    assert found.path.absolute() == tilde / "x"
+    found.best.export("./~/best.safetensors")
+    for command in (["show", "./~/x"], ["verify", "./~/x"], ["report", "./~/x", "--out=./~/r.html"],
+                    ["export", "./~/x", "--out=./~/e.safetensors"]):  # fmt: skip
+        assert main(command) == 0, command
+    assert {"x", "m.csv", "best.safetensors", "r.html", "e.safetensors"} <= names(tilde)
+    assert names(home) <= {".cache", ".config"}  # Matplotlib's
+
+
 def test_every_path_of_a_run(home, capsys):
     x = np.random.default_rng(0).normal(size=(40, 3))
     np.savez(home / "rows.npz", x=x, y=x.sum(axis=1))

@@ -175,7 +175,7 @@ def faults_of_a_kept_stream():
     faulthandler.dump_traceback(file=sys.stdout)
 
 def children():
-    print("before")
+    print("before", flush=True)
     command = "echo child; echo child-error >&2"
     subprocess.run(["sh", "-c", command], stdout=sys.stdout, stderr=sys.stderr, check=True)
     print("after")
@@ -188,6 +188,7 @@ def descriptors():
 
 def written():
     sys.stdout.write("text ")
+    sys.stdout.flush()
     sys.stdout.buffer.write(b"bytes ")
     sys.stdout.buffer.flush()
     sys.stdout.writelines(["lines\\n"])
@@ -225,26 +226,48 @@ def closed():
     sys.stdout.flush()
     with contextlib.suppress(io.UnsupportedOperation):
         sys.stdout.read()
+    sys.stdout.close()
     sys.stderr.close()
+
+def entered():
+    with sys.stdout:
+        print("entered")
+
+def of_its_descriptor():
+    sys.stdout = os.fdopen(sys.stdout.fileno(), "w", 1)
+    print("of its descriptor")
+
+def replaced():
+    with open(os.devnull, "w") as sys.stdout:
+        print("nowhere")
 """
 
 KINDS = [
     *("faults", "faults_of_a_kept_stream", "children", "descriptors", "written", "settings"),
     *("wrong_settings", "facts"),
 ]
-CLOSING = {"wrapped": "wrapped é\nstill there\n", "detached": "detached é\n", "closed": ""}
-"""Uses that leave a worker's stream closed, also for its other trials, and what they print."""
+CLOSING = {
+    "wrapped": "wrapped é\nstill there\n",
+    "detached": "detached é\n",
+    "closed": "",
+    "entered": "entered\n",
+    "replaced": "",
+}
+"""Uses that would leave a stream closed, also for later trials, and what they print;"""
+CLOSES_DESCRIPTOR = {"of_its_descriptor": "of its descriptor\n"}
+"""the same of a worker's descriptor."""
 
 
 @pytest.fixture(scope="module")
 def with_streams(tmp_path_factory):
-    """Train one trial for each kind of use of a stream, with 0 and 2 workers."""
+    """Train one trial for each kind of use of a stream, without and with a worker."""
     folder = tmp_path_factory.mktemp("streams")
     (folder / "streams_user.py").write_text(textwrap.dedent(STREAMS))
     module = import_file(folder / "streams_user.py")
     data = cerebro.shard({"x": np.arange(8.0)}, folder / "data", shards=1, progress=False)
     results = {}
-    for workers, kinds in ((0, [*CLOSING, *KINDS]), (2, KINDS)):
+    for workers in (0, 1):
+        kinds = [*(CLOSES_DESCRIPTOR if workers else []), *CLOSING, *KINDS]
         results[workers] = cerebro.search(
             module.build, {"what": kinds}, data, epochs=3, searcher="grid", batch_size=8,
             workers=workers, run=folder / f"run-{workers}", progress=False,
@@ -261,7 +284,7 @@ def log_of(result, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_streams_of_the_users_process_are_as_whole_as_a_workers(with_streams, kind):
-    inline, worker = (log_of(with_streams[workers], kind) for workers in (0, 2))
+    inline, worker = (log_of(with_streams[workers], kind) for workers in (0, 1))
     if kind.startswith("faults"):  # their lines differ: these are stacks
         assert b"begin_epoch" in inline and b"begin_epoch" in worker
     else:
@@ -269,22 +292,28 @@ def test_streams_of_the_users_process_are_as_whole_as_a_workers(with_streams, ki
     assert inline
 
 
+@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("kind", CLOSING)
-def test_streams_of_the_users_process_stay_open(with_streams, kind):
+def test_streams_stay_open_for_later_trials(with_streams, kind, workers):
     encoding = "latin-1" if kind == "detached" else "utf-8"
-    assert log_of(with_streams[0], kind).decode(encoding) == CLOSING[kind]
+    assert log_of(with_streams[workers], kind).decode(encoding) == CLOSING[kind]
+
+
+def test_a_workers_descriptors_stay_open_for_later_trials(with_streams):
+    for kind, said in CLOSES_DESCRIPTOR.items():
+        assert log_of(with_streams[1], kind).decode() == said
 
 
 def test_a_descriptor_that_a_library_keeps_never_points_to_another_file(tmp_path, capfd):
     """After its unit, it points to the stream that is replaced; later, to the log of the time."""
     stream = SwitchedStream("stdout")
-    with stream.redirected_to(tmp_path / "0.log"):
+    with stream.redirected_to(tmp_path / "0.log", []):
         kept = sys.stdout.fileno()
         os.write(kept, b"first\n")
     os.write(kept, b"between\n")
     others = [os.open(tmp_path / f"other-{n}", os.O_CREAT | os.O_WRONLY) for n in range(4)]
     assert kept not in others
-    with stream.redirected_to(tmp_path / "1.log"):
+    with stream.redirected_to(tmp_path / "1.log", []):
         os.write(kept, b"second\n")
         assert sys.stdout.fileno() == kept and not os.get_inheritable(kept)
     for other in (*others, kept):
@@ -298,7 +327,7 @@ def test_a_descriptor_that_a_library_keeps_never_points_to_another_file(tmp_path
 def test_a_stream_over_one_without_a_descriptor_has_one(tmp_path, monkeypatch, behind):
     monkeypatch.setattr(sys, "stdout", behind)
     stream = SwitchedStream("stdout")
-    with stream.redirected_to(tmp_path / "0.log"):
+    with stream.redirected_to(tmp_path / "0.log", []):
         os.write(kept := sys.stdout.fileno(), b"unit\n")
         assert sys.stdout.buffer.write(memoryview(b"bytes\n")) == 6
     stream.write("text ")

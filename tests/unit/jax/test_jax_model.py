@@ -448,6 +448,8 @@ def test_predictions_come_in_the_order_of_the_rows(tmp_path):
         model.predict(data, batch_size=5), model.predict(whole, batch_size=5)
     )
     np.testing.assert_allclose(model.predict({"x": x}, batch_size=7), want, rtol=1e-6)
+    for given in (jnp.asarray(x), {"x": jnp.asarray(x)}):
+        np.testing.assert_array_equal(model.predict(given, batch_size=20), want)
 
 
 def test_inputs_and_targets_of_several_kinds():

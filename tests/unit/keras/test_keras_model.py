@@ -359,7 +359,8 @@ def test_evaluation_and_prediction_change_nothing(data):
     assert model.eval_batch(batch) == model.eval_batch(batch)
     first = model.predict({"x": X})
     assert isinstance(first, np.ndarray) and first.shape == (96, 1)
-    np.testing.assert_array_equal(first, model.predict(X))
+    for given in (X, keras.ops.convert_to_tensor(X)):
+        np.testing.assert_array_equal(first, model.predict(given))
     assert _core.hash_state(_core.pack_state(model.state_dict())) == before
 
 

@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -189,15 +190,15 @@ class Overtakes:
             return connection.execute("SELECT count(*) FROM epochs").fetchone()[0]
 
 
+def refuse(*_, **__):
+    raise PermissionError(1, "Operation not permitted")
+
+
 @pytest.mark.parametrize("has_links", [True, False])
 def test_a_copy_is_made_although_epochs_are_shorter_than_an_upload(
     url, data, tmp_path, monkeypatch, has_links
 ):
     """States that the run removes during an upload are uploaded all the same."""
-
-    def refuse(*_, **__):
-        raise PermissionError(1, "Operation not permitted")
-
     if not has_links:
         monkeypatch.setattr("os.link", refuse)
     overtakes = Overtakes(monkeypatch, tmp_path / "run")
@@ -218,6 +219,50 @@ def test_a_copy_is_made_although_epochs_are_shorter_than_an_upload(
     same(cerebro.open(tmp_path / "copy", build=resumable.build), found)
 
 
+@pytest.mark.parametrize("can_write", [True, False])
+def test_where_links_are_refused_an_upload_needs_no_room_for_states(
+    url, data, tmp_path, monkeypatch, can_write
+):
+    """Neither in the run's folder nor, if that cannot be written, in the temporary one."""
+    run = resumable.search(tmp_path / "run", data)
+    monkeypatch.setattr("os.link", refuse)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    make = tempfile.TemporaryDirectory
+    rooms, written, write = [], [], Objects.write
+
+    def made(*, dir=None, **options):
+        if dir is not None and not can_write:
+            raise PermissionError(13, "Permission denied")
+        rooms.append(make(dir=dir, **options))
+        return rooms[-1]
+
+    def watched(self, name, content):
+        written.append(name)
+        assert {path.name for path in Path(rooms[-1].name).iterdir()} <= {"run.sqlite"}
+        write(self, name, content)
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", made)
+    monkeypatch.setattr(Objects, "write", watched)
+    for _ in range(2):
+        Mirror(url).upload(run)
+        assert [Path(room.name).parent for room in rooms] == [
+            tmp_path / ("run/states" if can_write else "temporary")
+        ] * len(rooms)
+    states = [name for name in written if name.startswith("states/")]
+    assert len(states) == len(set(states)) == len(list((tmp_path / "run/states").iterdir()))
+    download(Objects(url), tmp_path / "copy")
+
+
+def test_states_that_are_there_already_are_not_held_again(url, data, tmp_path, monkeypatch):
+    run = resumable.search(tmp_path / "run", data)
+    Mirror(url).upload(run)
+    linked, link = [], os.link
+    monkeypatch.setattr("os.link", lambda *a, **k: linked.append(a) or link(*a, **k))
+    Mirror(url).upload(run)
+    assert linked == []
+
+
 def test_a_state_that_is_really_missing_is_named(url, data, tmp_path):
     run = resumable.search(tmp_path / "run", data)
     state = next((tmp_path / "run" / "states").glob("1-epoch-*"))
@@ -234,9 +279,14 @@ def test_a_state_that_is_really_missing_is_named(url, data, tmp_path):
     assert read_pointer(Objects(url)).epochs == resumable.TRIALS * resumable.EPOCHS
 
 
-def test_a_snapshot_that_the_run_has_overtaken_is_taken_again(url, data, tmp_path, monkeypatch):
-    """The first one names a state that is removed before it gets its second name."""
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_snapshot_that_the_run_has_overtaken_is_taken_again(
+    url, data, tmp_path, monkeypatch, has_links
+):
+    """The first one names a state that is removed before it gets its second name, or is read."""
     run = resumable.search(tmp_path / "run", data)
+    if not has_links:
+        monkeypatch.setattr("os.link", refuse)
     states = module_of_uploads._states
     asked = []
 

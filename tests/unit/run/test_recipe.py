@@ -198,6 +198,27 @@ def test_a_file_called_like_another_module_does_not_take_its_place(tmp_path, mon
     del sys.modules[module.__name__]
 
 
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("raise SystemExit(2)", r"it ends the process: sys\.exit\(2\)"),
+        ("exit('usage: x\\ny')", r"it ends the process: sys\.exit\(usage: x.*y\)"),
+        ("int('x')", "ValueError: invalid literal.*"),
+        ("{}['x']", "KeyError: 'x'"),
+        ("import no_such_module_at_all", "No module named 'no_such_module_at_all'"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_any_more_must_be_passed(
+    tmp_path, monkeypatch, statement, why
+):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = tmp_path / "gone_wrong_for_recipe.py"
+    file.write_text(f"import sys\nfrom sys import exit\n{statement}\ndef build(config): pass\n")
+    recipe = dataclasses.replace(Recipe.of(build), module=file.stem, file=str(file))
+    with pytest.raises(InputError, match=rf"cannot be imported here \({why}\): pass it as build="):
+        recipe.find()
+
+
 def test_a_file_that_fails_leaves_no_module(tmp_path):
     file = tmp_path / "broken_for_recipe.py"
     file.write_text("raise RuntimeError('no')\n")
