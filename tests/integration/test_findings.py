@@ -159,6 +159,14 @@ def test_the_summary_offers_what_saves_a_minute(data, tmp_path, monkeypatch):
         build_small, {}, data, epochs=1, batch_size=8, validation=0.3, run=tmp_path / "run",
         workers=0, progress=False, n_trials=1,
     )  # fmt: skip
-    assert "graph=True" not in result.summary()
-    monkeypatch.setattr("cerebro.report.summary.LEAST_SAVED", 0.0)
-    assert "- graph=True would make a training step" in result.summary()
+    trained = sum(entry["seconds"] for entry in result.trials[0].history)
+    for gain, least, is_offered in (
+        ((0.004, 0.001), 0.74 * trained, True),
+        ((0.004, 0.001), 0.76 * trained, False),
+        ((0.004, 0.0039), 0.0, False),
+    ):
+        monkeypatch.setitem(result.saved.meta, "graph_gain", gain)
+        monkeypatch.setattr("cerebro.report.summary.LEAST_SAVED", least)
+        offer = "- graph=True would make a training step 4.0 times as fast (1 instead of 4 ms"
+        summary = result.summary()
+        assert (offer in summary) == ("graph=True" in summary) == is_offered

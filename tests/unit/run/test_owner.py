@@ -195,15 +195,20 @@ def test_the_owner_leaves_a_folder_that_is_gone_alone(tmp_path):
 
 
 def test_a_fork_does_not_keep_a_dead_owners_mark(tmp_path):
-    code = HOLD.replace("sys.stdin.read()", "import os, time\nos.fork() or time.sleep(1000)")
+    # The fork lives until the test closes its standard input.
+    code = HOLD.replace("sys.stdin.read()", "import os\nos.fork() or sys.stdin.read()")
     with subprocess.Popen(
-        [sys.executable, "-c", code + "\nos._exit(0)", tmp_path], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code + "\nos._exit(0)", tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout.readline() == "taken\n"
         assert process.wait(60) == 0
         assert owner_of(tmp_path) is None
         Owner.take(tmp_path).release()
-        process.stdout.close()
+        process.stdin.close()
+        assert process.stdout.read() == ""  # until the fork has ended
 
 
 def test_an_owner_that_has_ended_but_is_not_reaped_is_none(tmp_path, holder):
