@@ -181,6 +181,7 @@ class SwitchedStream(io.TextIOBase):
         self._path: Path | None = None
         self._file: TextIO | None = None
         self._descriptor = -1
+        self._pointed: tuple[int, int] | None = None  # the device and inode it was pointed at
         self._settings: dict[str, Any] = {}
         self.buffer = _Bytes(self)
 
@@ -210,10 +211,22 @@ class SwitchedStream(io.TextIOBase):
 
         Descriptors 1 and 2 are the user's, and the log's own is closed after each unit.
         """
-        if self._descriptor < 0:
+        if not self._has_descriptor():
             self._descriptor = os.open(os.devnull, os.O_WRONLY)
         self._point()
         return self._descriptor
+
+    def _has_descriptor(self) -> bool:
+        """Return whether the descriptor is still this stream's.
+
+        A trial may have closed it, as by ``os.fdopen(sys.stdout.fileno())``, and its number may be
+        that of another file since, which must not be replaced.
+        """
+        if self._descriptor < 0:
+            return False
+        with contextlib.suppress(OSError):
+            return _identity(self._descriptor) == self._pointed
+        return False
 
     def reconfigure(self, **settings: Any) -> None:
         """Change the encoding or the buffering of the log, as of `io.TextIOWrapper`."""
@@ -265,9 +278,11 @@ class SwitchedStream(io.TextIOBase):
         for stream in candidates:
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 os.dup2(stream.fileno(), self._descriptor, inheritable=False)  # type: ignore[union-attr]
+                self._pointed = _identity(self._descriptor)
                 return
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             os.dup2(nowhere.fileno(), self._descriptor, inheritable=False)
+        self._pointed = _identity(self._descriptor)
 
     @contextlib.contextmanager
     def redirected_to(self, path: Path, every: list[logging.StreamHandler[Any]]) -> Iterator[None]:
@@ -279,7 +294,7 @@ class SwitchedStream(io.TextIOBase):
         for handler in handlers:
             handler.stream = self
         try:
-            if self._descriptor >= 0:
+            if self._has_descriptor():
                 self._point()
             yield
         finally:
@@ -292,8 +307,13 @@ class SwitchedStream(io.TextIOBase):
                 with contextlib.suppress(OSError):  # if the disk is full, the rest is lost
                     self._file.close()
                 self._file = None
-            if self._descriptor >= 0:
+            if self._has_descriptor():
                 self._point()
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    info = os.fstat(descriptor)
+    return info.st_dev, info.st_ino
 
 
 class _Bytes(io.BufferedIOBase):

@@ -161,6 +161,11 @@ def kill_one(executor):
     os.kill(max(executor.processes().values()), signal.SIGKILL)
 
 
+def kill_all(executor):
+    for process in executor.processes().values():
+        os.kill(process, signal.SIGKILL)
+
+
 def load(project, layout):
     write(project, LAYOUTS[layout])
     return importlib.import_module("op_user").build
@@ -283,7 +288,7 @@ def test_a_module_that_is_not_kept_must_not_change(data, tmp_path, project):
         (project / f"a{number}.py").write_text("")
     build = importlib.import_module("op_user").build
     executor = LocalExecutor(2, 1, fresh=True)
-    acts = (4, lambda: edit(project)), (8, lambda: kill_one(executor))
+    acts = (4, lambda: edit(project)), (8, lambda: kill_all(executor))
     with pytest.raises(CorruptDataError, match=r"op_\w+\.py has changed since the search began"):
         search(data, tmp_path / "run", build, *acts, executor=executor)
     write(project, LATE)

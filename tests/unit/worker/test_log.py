@@ -7,6 +7,7 @@ import gc
 import io
 import logging
 import logging.config
+import os
 import sys
 import weakref
 from collections.abc import Iterator
@@ -98,3 +99,22 @@ def test_handlers_are_not_kept_alive(tmp_path: Path, terminal: io.StringIO) -> N
 def test_paths_of_logs(tmp_path: Path) -> None:
     assert log_path(str(tmp_path), 12) == tmp_path / "12.log"
     assert log_path(str(tmp_path), None) == Path("/dev/null")
+
+
+def test_a_descriptor_that_a_trial_has_closed_is_not_pointed_again(tmp_path: Path) -> None:
+    """Its number may be that of the user's file since."""
+    mine = tmp_path / "mine"
+    with redirected_streams(tmp_path / "1.log"):
+        number = sys.stdout.fileno()
+        os.close(number)
+        file = os.open(mine, os.O_WRONLY | os.O_CREAT)
+        if file != number:
+            os.dup2(file, number)
+            os.close(file)
+        print("printed")
+    with redirected_streams(tmp_path / "2.log"):
+        os.write(number, b"of the user")
+        os.write(sys.stdout.fileno(), b"of the trial")
+    os.close(number)
+    assert mine.read_bytes() == b"of the user"
+    assert (tmp_path / "2.log").read_bytes() == b"of the trial"
