@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,25 +34,6 @@ def usage(process: str = "self") -> Usage | None:
         os.close(file)
     resident, shared = int(words[1]), int(words[2])
     return Usage(resident * PAGE_BYTES, max(0, resident - shared) * PAGE_BYTES)
-
-
-class RecentUsage:
-    """This process's memory usage, measured at most once a second; to be called.
-
-    A measurement takes as long as other parts of a short unit. What happens within a second counts
-    towards the unit in which it ends.
-    """
-
-    def __init__(self) -> None:
-        self._last: Usage | None = None
-        self._measured = -math.inf
-
-    def __call__(self, *, anew: bool = False) -> Usage | None:
-        """Return the last measurement, or a new one: after a second, or with `anew`."""
-        now = time.monotonic()
-        if anew or now - self._measured >= 1:
-            self._last, self._measured = usage(), now
-        return self._last
 
 
 def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:

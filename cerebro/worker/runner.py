@@ -207,7 +207,6 @@ class UnitRunner:
         self._not_exact: set[int] = set()  # trials with operations that are not deterministic
         self._last_trial: int | None = None  # the trial whose generators are in place
         self._tries: dict[int, int] = {}  # by trial: tried states of a new structure
-        self._memory = memory.RecentUsage()
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
@@ -352,7 +351,7 @@ class UnitRunner:
         live = unit.live
         metrics, packed_hash = self._commit(task, slots, unit)
         untold, self._untold = self._untold - {task.trial}, set()
-        after = self._usage = self._memory()
+        after = self._usage = memory.usage()
         ends_epoch = metrics is not None
         state_file = self._saved(task, slots, packed_hash) if ends_epoch else None
         return UnitDone(
@@ -389,7 +388,7 @@ class UnitRunner:
         live, loaded, built = self._model_of(task, slots)
         # A worker process does not grow between units.
         kept = not (built or loaded)
-        before = last if self._own_process and kept else self._memory(anew=not kept)
+        before = last if self._own_process and kept else memory.usage()
         if turns.is_shared():
             before = None  # the process also grows by other units
             self._allow_overlap(task, live)

@@ -237,20 +237,6 @@ def test_memory_of_this_process():
     assert memory.usage("no such process") is None
 
 
-def test_memory_is_measured_once_a_second(monkeypatch):
-    measured, now = iter("abcd"), 100.0
-    monkeypatch.setattr(memory, "usage", lambda: next(measured))
-    monkeypatch.setattr(memory.time, "monotonic", lambda: now)
-    recent = memory.RecentUsage()
-    assert [recent(), recent()] == ["a", "a"]
-    now = 100.9
-    assert [recent(), recent(anew=True)] == ["a", "b"]
-    now = 101.8
-    assert recent() == "b"
-    now = 101.95
-    assert [recent(), recent()] == ["c", "c"]
-
-
 # --- types that do not fit ------------------------------------------------------
 
 COLUMNS = {
