@@ -332,7 +332,7 @@ def test_early_stopping_ends_a_trial(data, tmp_path):
 
 
 def test_a_time_limit_ends_the_run(data, tmp_path):
-    result = run(data, tmp_path / "run", n_trials=None, time_limit=0.5, epochs=1)
+    result = run(data, tmp_path / "run", n_trials=None, time_limit=2.0, epochs=1)
     assert result.status == "stopped"
     assert any(trial.status == "finished" for trial in result.trials)
     assert all(trial.status in ("finished", "stopped") for trial in result.trials)
