@@ -253,8 +253,7 @@ def words_of(model: object) -> Words:
     Words of a framework do not fit a subclass that reports the metrics by itself.
     """
     evaluate = "eval_batch" if hasattr(model, "eval_batch") else "evaluate"
-    methods = [getattr(type(model), name, None) for name in ("train_batch", evaluate)]
-    if all(str(getattr(method, "__module__", "")).startswith("cerebro.") for method in methods):
+    if all(_is_ours(getattr(type(model), name, None)) for name in ("train_batch", evaluate)):
         return getattr(model, "words", Words())
     if evaluate == "eval_batch":
         return Words()
@@ -283,9 +282,13 @@ def declares_metrics(model: object) -> bool:
 
     A method or step of the user may report a metric in some batches or epochs only.
     """
-    methods = [getattr(model, name) for name in _REPORTING if hasattr(model, name)]
-    own = [str(getattr(method, "__module__", "")).startswith("cerebro.") for method in methods]
-    return all(own) and bool(getattr(model, "declares_metrics", False))
+    ours = all(_is_ours(getattr(model, name)) for name in _REPORTING if hasattr(model, name))
+    return ours and bool(getattr(model, "declares_metrics", False))
+
+
+def _is_ours(method: object) -> bool:
+    """Return whether Cerebro defines a method, not a user's class."""
+    return str(getattr(method, "__module__", "")).startswith("cerebro.")
 
 
 def is_cpu_only(model: object) -> bool:

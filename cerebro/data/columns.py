@@ -505,7 +505,7 @@ def _mixed(column: str, items: Sequence[Any], first_row: int = 0, width: int = 1
 
 
 def _stray(items: Sequence[Any]) -> int | None:
-    """Return the place of the first string that is no number, if most items are numbers."""
+    """Return the place of the first string that is not a number, if most items are numbers."""
     texts = [place for place, item in enumerate(items) if isinstance(item, str)]
     strays = [place for place in texts if not is_number(items[place])] or texts
     return strays[0] if 0 < 2 * len(strays) < len(items) else None

@@ -35,7 +35,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 
 
 def constant(array: Array) -> Array:
-    """Return a copy whose memory is that of ``bytes``: nobody can make it writable again.
+    """Return a copy in the memory of a ``bytes`` object, which cannot be made writable again.
 
     The core checks row numbers once, and copies arrays that could still change.
     """

@@ -229,7 +229,7 @@ def _single(name: str, data: ColumnData, dtype: str | None) -> OutputColumn:
 
 
 def _first_cell(data: ColumnData) -> str:
-    """Return the first cell of a category column that is no number, and its row, for an error."""
+    """Return the first cell of a category column that is not a number, and its row."""
     assert data.names is not None
     if not data.values.size:
         return "no cell"

@@ -44,7 +44,7 @@ def shown(cell: object) -> str:
 
 
 def bad_cell(names: Sequence[str], codes: Array) -> int | None:
-    """Return the place of the first cell that is no number in a column of numbers, or None.
+    """Return the place of the first cell that is not a number in a column of numbers, or None.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def bad_cell(names: Sequence[str], codes: Array) -> int | None:
 
 
 def first_text(names: Sequence[str], codes: Array) -> int:
-    """Return the place of the first cell that is no number; 0 if all are numbers."""
+    """Return the place of the first cell that is not a number; 0 if all are numbers."""
     return _first(np.array([not is_number(name) for name in names], bool), codes.reshape(-1)) or 0
 
 

@@ -75,7 +75,7 @@ def shard(
     categories (sorted names and int64 codes; see `Dataset.classes`). Types that declare categories
     (pandas' and Arrow's categorical types, Hugging Face's class labels) keep them all, in their
     order. A missing value (None, null, an empty cell) is NaN in a column of floats and an error in
-    any other column. A cell that is no number, such as "?", is an error in a column of numbers. A
+    any other column. In a column of numbers, a cell such as "?" that is not one is an error. A
     list of sequences becomes a ragged column. Images are turned as their EXIF orientation says.
     Sources that are read row by row or in batches may be larger
     than memory; writing them takes disk space for one more copy.

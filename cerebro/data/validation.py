@@ -378,8 +378,8 @@ def unfit_columns(
 ) -> dict[str, str]:
     """Return the columns of `data` that a model trained on `train` would misread.
 
-    A column is unfit if it is missing, or if its codes stand for other categories. Each dataset
-    that is written separately numbers only the categories of its own rows.
+    A column is unfit if it is missing, or if its codes stand for other categories: a dataset
+    numbers only the categories of its own rows.
 
     Parameters
     ----------

@@ -54,7 +54,7 @@ def path_of(argument: str, value: Any) -> Path:
         path = Path(text)
     except TypeError:
         raise InputError(f"{argument} must be a path, not {value!r}") from None
-    # Path drops the ./ of "./~", and whoever expands that again would find the home.
+    # Path drops the "./" of "./~", which would then be expanded to the home folder.
     is_bare = str(path).startswith("~") and not text.startswith("~")
     return path.absolute() if is_bare else path
 

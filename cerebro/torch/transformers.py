@@ -129,7 +129,7 @@ class TransformersModel(Model):
         self._labels = [name for name in self._accepted if "label" in name] or [
             name for name in self._accepted if name in ("start_positions", "end_positions")
         ]
-        # The code of these models could not be proven to do the same for every batch.
+        # Their steps are ordinary: nobody has said that they do the same for every batch.
         super().__init__(model, inputs=inputs or "input_ids", target=None, graph=False, **options)
 
     @property

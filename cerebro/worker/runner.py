@@ -387,8 +387,7 @@ class UnitRunner:
         last, self._usage = self._usage, None  # stays None unless the unit succeeds
         live, loaded, built = self._model_of(task, slots)
         # A worker process does not grow between units.
-        kept = not (built or loaded)
-        before = last if self._own_process and kept else memory.usage()
+        before = last if self._own_process and not built and not loaded else memory.usage()
         if turns.is_shared():
             before = None  # the process also grows by other units
             self._allow_overlap(task, live)

@@ -6,10 +6,9 @@
  *
  * No borrowed reference and no address of an object's memory lives across a
  * call into Python, because that may run any code: conversions (__float__,
- * __index__,
- * __fspath__), attributes, comparisons of keys, the methods of subclasses. Take
- * a reference before such a call, and addresses after it. What a tuple of our
- * own or the caller's arguments hold stays. */
+ * __index__, __fspath__), attributes, comparisons of keys, the methods of
+ * subclasses. Take a reference before such a call, and addresses after it. What
+ * a tuple of our own or the caller's arguments hold stays. */
 #ifndef CER_MODULE_H
 #define CER_MODULE_H
 

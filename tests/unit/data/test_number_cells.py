@@ -1,4 +1,4 @@
-"""A cell that is no number in a column of numbers is named, wherever the column comes from."""
+"""In a column of numbers, a cell that is not one is named, wherever the column comes from."""
 
 from __future__ import annotations
 
