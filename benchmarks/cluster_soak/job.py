@@ -50,9 +50,9 @@ class OnAgents(Reporting, AgentsExecutor):
 
 
 @contextlib.contextmanager
-def no_token(folder: Path) -> Iterator[tuple[str, str]]:
-    """A path sought by a node that does not see the run's folder."""
-    yield "/nowhere", "nothing"
+def no_token(folder: Path) -> Iterator[str]:
+    """A folder sought by a node that does not see the run's folder."""
+    yield "/nowhere"
 
 
 def executor(spec: dict[str, Any]) -> Any:

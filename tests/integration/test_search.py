@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+import time
 import warnings
 from pathlib import Path
 
@@ -331,11 +332,19 @@ def test_early_stopping_ends_a_trial(data, tmp_path):
     assert result.trials[0].epoch == 2
 
 
-def test_a_time_limit_ends_the_run(data, tmp_path):
-    result = run(data, tmp_path / "run", n_trials=None, time_limit=2.0, epochs=1)
+def test_a_time_limit_ends_the_run(data, tmp_path, monkeypatch):
+    real, passed = time.perf_counter, 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: real() + passed)
+
+    class HourLater:
+        def on_trial_end(self, trial):
+            nonlocal passed
+            passed = 3600.0
+
+    settings = {"n_trials": None, "time_limit": 3600.0, "epochs": 1, "callbacks": [HourLater()]}
+    result = run(data, tmp_path / "run", **settings)
     assert result.status == "stopped"
-    assert any(trial.status == "finished" for trial in result.trials)
-    assert all(trial.status in ("finished", "stopped") for trial in result.trials)
+    assert {trial.status for trial in result.trials} == {"finished", "stopped"}
 
 
 @pytest.mark.parametrize("limit", [1e12, float("inf")])
