@@ -6,7 +6,7 @@ is perfect; one trial per worker gives 1.33 for 3 configurations. Bars: 1.03 for
 5.
 
 Then two searches of small networks against a loop written by hand (`benchmarks.plain_search`), with
-each setting of `graph`. Bars of ``graph=True``: 0.35 for networks 64-w-10, 0.55 for those above.
+each setting of `graph`.
 
 The cost of durable states: the time of 16 configurations with a durable state after every epoch
 (`keep="best"`) over the same without, from the first unit's start until the run is closed. Bar:

@@ -1,11 +1,12 @@
 """``python -m benchmarks.comparison``: run every rival on every workload, and write the record.
 
-Cells run one at a time, in the order in which they matter: a round over all workloads, in the
-first of which a worker is then killed, and two more rounds. The slow rivals, which communicate at
-every step or start a job for every configuration, take 6 to 12 times as long as the others. They
-run once, twice in the first workload, and not in those that differ only in their configurations.
-With ``--quick`` there is one round, the slow ones have only the first workload, and the killed
-workers come last. When the time is up the remaining cells are named in the record.
+Cells run one at a time, in the order in which they matter: a round over all workloads, in the first
+of which a worker is then killed, and two more rounds, with another kill in each. The slow rivals,
+which communicate at every step or start a job for every configuration, take 6 to 12 times as long
+as the others. They run once, twice in the first workload, and not in those that differ only in
+their configurations. With ``--quick`` there is one round, the slow ones have only the first
+workload, and the killed workers come last, once each. When the time is up the remaining cells are
+named in the record.
 ``--page`` writes `docs/comparison.md` and its pictures from the record.
 """
 
@@ -38,7 +39,6 @@ LIKE_IT = ("uneven", "three", "nine")
 def plan(size: str) -> list[tuple[str, str, int, bool]]:
     """Return all cells in order: workload, rival, round, whether a worker is killed."""
     cells = []
-    killed = [(KILLED, rival, 0, True) for rival in RIVALS]
     for number in range(ROUNDS[size]):
         names = [name for name in WORKLOADS if number == 0 or name != "large"]
         for workload in names:
@@ -47,9 +47,14 @@ def plan(size: str) -> list[tuple[str, str, int, bool]]:
                 for name, rival in RIVALS.items()
                 if not rival.is_slow or number < rounds_of_slow(workload, size)
             ]
-            if number == 0 and workload == KILLED and size == "full":
-                cells += killed
-    return cells if size == "full" else cells + killed
+            if workload == KILLED and size == "full":
+                cells += kills(number)
+    return cells if size == "full" else cells + kills(0)
+
+
+def kills(number: int) -> list[tuple[str, str, int, bool]]:
+    """Return a round's cells in which a worker is killed."""
+    return [(KILLED, rival, number, True) for rival in RIVALS]
 
 
 def rounds_of_slow(workload: str, size: str) -> int:
@@ -79,8 +84,7 @@ class Comparison:
             start = time.monotonic()
             place = self.folder / kind
             place.mkdir()
-            rows = next(w.rows[self.size] for w in WORKLOADS.values() if w.kind == kind)
-            write(kind, rows, place)
+            write(next(w for w in WORKLOADS.values() if w.kind == kind), self.size, place)
             self.kept[kind] = place
             self.prepared[kind] = round(time.monotonic() - start, 1)
         return self.kept[kind]
