@@ -567,35 +567,20 @@ cer_schedule_unit_continued(cer_schedule *s, uint32_t worker, double now,
     return CER_OK;
 }
 
-/* The worker's unit must be retried, and its model is not trusted. */
-static cer_status
-unit_again(cer_schedule *s, uint32_t worker, cer_unit *unit, cer_error *err)
+cer_status
+cer_schedule_unit_failed(cer_schedule *s, uint32_t worker, double now,
+                         cer_unit *unit, cer_error *err)
 {
     uint32_t slot;
     cer_status status = end_unit(s, worker, unit, &slot, err);
 
+    (void)now;
     if (status != CER_OK)
         return status;
     schedule_forget_live(s, worker, slot);
     s->trials[slot].attempt++;
     release(s, worker, slot);
     return CER_OK;
-}
-
-cer_status
-cer_schedule_unit_failed(cer_schedule *s, uint32_t worker, double now,
-                         cer_unit *unit, cer_error *err)
-{
-    (void)now;
-    return unit_again(s, worker, unit, err);
-}
-
-cer_status
-cer_schedule_unit_lost(cer_schedule *s, uint32_t worker, double now,
-                       cer_unit *unit, cer_error *err)
-{
-    (void)now;
-    return unit_again(s, worker, unit, err);
 }
 
 cer_status
@@ -607,7 +592,7 @@ cer_schedule_remove_worker(cer_schedule *s, uint32_t worker, cer_error *err)
     if (status != CER_OK)
         return status;
     if (w->trial != NONE)
-        (void)unit_again(s, worker, NULL, NULL);
+        (void)cer_schedule_unit_failed(s, worker, 0, NULL, NULL);
     schedule_remove(s, worker);
     return CER_OK;
 }

@@ -81,7 +81,7 @@ cer_status cer_schedule_new(const cer_schedule_options *options,
 void cer_schedule_free(cer_schedule *schedule); /* NULL allowed */
 
 /* Workers are numbered 0, 1, 2 and up in order of arrival; numbers are not
- * reused. Removing a worker loses its unit (see unit_lost). */
+ * reused. The unit of a worker that is removed has failed. */
 cer_status cer_schedule_add_worker(cer_schedule *schedule, uint32_t *worker,
                                    cer_error *err);
 cer_status cer_schedule_remove_worker(cer_schedule *schedule, uint32_t worker,
@@ -104,7 +104,7 @@ cer_status cer_schedule_add_trial(cer_schedule *schedule, uint32_t trial,
 cer_status cer_schedule_extend_trial(cer_schedule *schedule, uint32_t trial,
                                      uint32_t epochs, cer_error *err);
 /* Ends a trial. The worker keeps a running unit of it until unit_done,
- * unit_failed or unit_lost. */
+ * unit_failed. */
 cer_status cer_schedule_drop_trial(cer_schedule *schedule, uint32_t trial,
                                    cer_error *err);
 /* Frees a dropped trial's slot for new trials, as if it had never been added;
@@ -137,16 +137,13 @@ cer_status cer_schedule_next_here(const cer_schedule *schedule, uint32_t worker,
                                   bool *stays, cer_unit *unit, cer_error *err);
 
 /* The unit of `worker` ended, and its worker is idle. done: the trial continues
- * with its next unit. failed, lost: the unit is retried with the next attempt
- * number; the worker's live model of the trial is gone. failed means that the
- * unit itself failed, lost that its outcome is unknown. *unit (may be NULL) is
- * the unit that ended. */
+ * with its next unit. failed, also if the outcome is unknown: the unit is
+ * retried with the next attempt number, and the worker's live model of the
+ * trial is gone. *unit (may be NULL) is the unit that ended. */
 cer_status cer_schedule_unit_done(cer_schedule *schedule, uint32_t worker,
                                   double now, cer_unit *unit, cer_error *err);
 cer_status cer_schedule_unit_failed(cer_schedule *schedule, uint32_t worker,
                                     double now, cer_unit *unit, cer_error *err);
-cer_status cer_schedule_unit_lost(cer_schedule *schedule, uint32_t worker,
-                                  double now, cer_unit *unit, cer_error *err);
 
 /* The unit of `worker` is done, and the worker has begun the trial's next unit
  * (see cer_schedule_next_here), even if the trial was held or dropped in the

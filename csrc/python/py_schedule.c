@@ -577,23 +577,13 @@ next_here(PyObject *self, PyObject *worker_arg)
 PyDoc_STRVAR(
     unit_failed_doc,
     "unit_failed(worker, now, /)\n--\n\n"
-    "Mark the unit as failed, to run again with the next attempt number;\n"
+    "Mark the unit as failed or lost, to run again with the next attempt;\n"
     "return its (trial, epoch, step).");
 
 static PyObject *
 unit_failed(PyObject *self, PyObject *const *args, Py_ssize_t n)
 {
     return event(self, args, n, "unit_failed", cer_schedule_unit_failed);
-}
-
-PyDoc_STRVAR(unit_lost_doc,
-             "unit_lost(worker, now, /)\n--\n\n"
-             "Mark the unit as cancelled or lost; otherwise as unit_failed.");
-
-static PyObject *
-unit_lost(PyObject *self, PyObject *const *args, Py_ssize_t n)
-{
-    return event(self, args, n, "unit_lost", cer_schedule_unit_lost);
 }
 
 PyDoc_STRVAR(
@@ -679,8 +669,6 @@ static PyMethodDef schedule_methods[] = {
     {"next_here", next_here, METH_O, next_here_doc},
     {"unit_failed", (PyCFunction)(void (*)(void))unit_failed, METH_FASTCALL,
      unit_failed_doc},
-    {"unit_lost", (PyCFunction)(void (*)(void))unit_lost, METH_FASTCALL,
-     unit_lost_doc},
     {"remaining", remaining, METH_NOARGS, remaining_doc},
     {NULL, NULL, 0, NULL},
 };

@@ -173,7 +173,7 @@ def test_a_trial_goes_back_only_at_rest_and_never_forward() -> None:
     assert schedule.next(1.0) == ("run", 0, 0, 0, 0, 0, 1)
 
 
-def test_failed_and_lost_units_run_again_with_the_next_attempt() -> None:
+def test_failed_units_run_again_with_the_next_attempt() -> None:
     schedule = new(2, shards=2)
     schedule.add_trial(0, epochs=1)
     assert schedule.next(0.0) == ("run", 0, 0, 0, 0, 0, 0)
@@ -181,7 +181,7 @@ def test_failed_and_lost_units_run_again_with_the_next_attempt() -> None:
     assert schedule.unit_failed(0, 1.0) == (0, 0, 0)
     assert schedule.live(0) == []
     assert schedule.next(1.0) == ("run", 0, 0, 0, 0, 0, 1)
-    assert schedule.unit_lost(0, 2.0) == (0, 0, 0)
+    assert schedule.unit_failed(0, 2.0) == (0, 0, 0)
     assert schedule.next(2.0) == ("run", 0, 0, 0, 0, 0, 2)
     schedule.remove_worker(0, 3.0)
     assert schedule.next(3.0) == ("run", 1, 0, 0, 0, 0, 3)

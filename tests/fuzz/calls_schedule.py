@@ -181,8 +181,7 @@ class Model:
     def unit_repeated(self) -> None:
         """A unit that has failed, or whose result is lost, is due again."""
         worker = self.any_worker()
-        end = self.rng.choice([self.schedule.unit_failed, self.schedule.unit_lost])
-        end(worker, self.now)
+        self.schedule.unit_failed(worker, self.now)
         self.trials[self.running.pop(worker).trial].worker = None
 
     def unit_continued(self) -> None:
