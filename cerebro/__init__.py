@@ -93,7 +93,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-# Names for ``from cerebro import *``. Left out are `open`, which would replace the built-in, and
+# Names for ``from cerebro import *``, without `open`, which would replace the built-in, and without
 # the modules that need a framework.
 
 __all__ = [
@@ -173,31 +173,42 @@ _PLACES = {
     "data": ("Dataset", "images", "shard"),
     "data.validation": ("KFold",),
     "errors": (
-        *("CerebroError", "CorruptDataError", "DeviceError", "InputError", "RunError"),
-        *("StateError", "WorkerError"),
+        "CerebroError",
+        "CorruptDataError",
+        "DeviceError",
+        "InputError",
+        "RunError",
+        "StateError",
+        "WorkerError",
     ),
     "model": ("Info",),
     "results.result": ("Result",),
     "results.trial": ("Trial",),
     "searchers": (
-        *("ASHA", "PBT", "TPE", "GaussianProcess", "GridSearch", "Hyperband", "MedianStopping"),
-        *("QuasiRandomSearch", "RandomSearch", "SuccessiveHalving"),
+        "ASHA",
+        "PBT",
+        "TPE",
+        "GaussianProcess",
+        "GridSearch",
+        "Hyperband",
+        "MedianStopping",
+        "QuasiRandomSearch",
+        "RandomSearch",
+        "SuccessiveHalving",
     ),
     "searchers.base": ("DONE", "Decision", "Searcher", "Suggestion"),
     "searchers.stopping": ("EarlyStopping",),
     "space": ("Space", "choice", "integer", "loguniform", "normal", "uniform", "when"),
 }
 _LATER = {name: module for module, names in _PLACES.items() for name in names}
-"""By name: the module that defines it. It is imported on first use, unless it was imported above.
-Most programs do not use those of `api.plan`, `api.refit` and `api.replay`.
-"""
+"""The module of each name; it is imported on first use, unless it was imported above."""
 
 
 def __getattr__(name: str) -> Any:
     if name in _LATER:
-        found = getattr(importlib.import_module(f"cerebro.{_LATER[name]}"), name)
-        globals()[name] = found
-        return found
+        value = getattr(importlib.import_module(f"cerebro.{_LATER[name]}"), name)
+        globals()[name] = value
+        return value
     if name in _MODULES:
         return importlib.import_module(f"cerebro.{name}")
     if name == "__version__":

@@ -5,15 +5,10 @@ import sys
 
 
 def put_working_directory_last(path: list[str]) -> None:
-    """Keep files in the working directory, such as ``torch.py``, from replacing libraries.
-
-    ``python -m`` puts the working directory first. It stays in the path, but last, because
-    ``build`` may be in a module there. The folder of the file passed to ``run`` is put first, as
-    for a script.
-    """
+    """Keep files in the working directory, such as ``torch.py``, from replacing libraries."""
     if path and path[0] in ("", os.getcwd()):  # noqa: PTH109
         del path[0]
-        path.append("")
+        path.append("")  # `build` may be in a module there
 
 
 if __name__ == "__main__":

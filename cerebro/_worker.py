@@ -70,10 +70,10 @@ def main(arguments: list[str]) -> NoReturn:
     guard.enter_worker()  # an imported script must not start a search
     make_streams_last()
     faulthandler.enable(STANDARD_ERROR)  # a crash in C code writes its traceback to the log
-    given = list(map(int, arguments))
-    process = Process(Turns(streams.KEPT) if len(given) > 2 else None)
+    descriptors = list(map(int, arguments))
+    process = Process(Turns(streams.KEPT) if len(descriptors) > 2 else None)
     workers = []
-    for socket, page in zip(given[::2], given[1::2], strict=True):
+    for socket, page in zip(descriptors[::2], descriptors[1::2], strict=True):
         connection, beat = Connection(socket), _core.BeatPage(page)
         beat.start_beating(BEAT_MILLISECONDS, connection.fileno())
         workers.append(Worker(connection, beat, process))
@@ -83,7 +83,6 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 def work(worker: Worker) -> NoReturn:
-    """Handle a worker's messages until the process ends."""
     try:
         while True:
             worker.handle_next()
@@ -97,13 +96,7 @@ def work(worker: Worker) -> NoReturn:
 
 
 class Process:
-    """What the workers of one process share.
-
-    Parameters
-    ----------
-    turns
-        Whose turn it is; None if there is one worker.
-    """
+    """What the workers of one process share; `turns` is None if there is only one worker."""
 
     def __init__(self, turns: Turns | None = None) -> None:
         self.turns = turns
@@ -124,8 +117,8 @@ class Process:
 class BeatClock:
     """Reports a task's start to the coordinator, and dumps a late task's traceback to the log.
 
-    The time for importing libraries does not count as a unit's time, so the first `build` of a
-    process gets extra time. Nor does the time count in which a task waits for its turn.
+    Neither importing libraries, for which a process's first `build` gets extra time, nor waiting
+    for a turn counts as a task's time.
     """
 
     def __init__(self, beat: _core.BeatPage, process: Process | None = None) -> None:
@@ -218,8 +211,6 @@ class BeatClock:
 
 
 class Worker:
-    """Handles the messages that arrive on the socket."""
-
     def __init__(self, connection: Connection, beat: _core.BeatPage, process: Process) -> None:
         self._connection = connection
         self._beat = beat
@@ -235,7 +226,6 @@ class Worker:
         self._sources: Sources = dict(fork_server.imported)
 
     def handle_next(self) -> None:
-        """Wait for a message, then for the turn, and handle the message."""
         message = self._connection.recv_bytes()
         shared = self._process.turns
         with nullcontext() if shared is None else shared.taken(self._clock.wait_for_turn):

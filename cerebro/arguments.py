@@ -42,26 +42,11 @@ def whole_number(
 def whole_number(
     name: str, value: Any, least: int, most: float | None = None, *, optional: bool = False
 ) -> int | None:
-    """Return an argument as an int.
+    """Return an argument as an int; raise InputError if it is not an integer within the bounds.
 
-    NumPy integers and floats such as 5.0 are accepted as integers, too; bools and text are not.
-
-    Parameters
-    ----------
-    name
-        The argument's name, for messages.
-    value
-        The argument's value.
-    least, most
-        The bounds, inclusive; if `most` is None, the upper bound is that of an int32, as in the C
-        core.
-    optional
-        Whether to return None for None.
-
-    Raises
-    ------
-    InputError
-        If the value is not an integer within the bounds.
+    NumPy integers and floats such as 5.0 are accepted, bools and text are not. The bounds `least`
+    and `most` are inclusive; ``most=None`` means the largest int32, as in the C core. With
+    `optional`, None gives None.
     """
     if value is None and optional:
         return None
@@ -109,39 +94,27 @@ def real_number(
     finite: bool = False,
     optional: bool = False,
 ) -> float | None:
-    """Return an argument as a float; accept anything that `float` accepts, except bools.
+    """Return an argument as a float; raise InputError if it is no number or out of bounds.
 
-    Parameters
-    ----------
-    name, value, optional
-        As for :func:`whole_number`.
-    above, below
-        Exclusive bounds.
-    least, most
-        Inclusive bounds.
-    finite
-        Whether to reject infinity and NaN.
-
-    Raises
-    ------
-    InputError
-        If the value is not a number, or is out of bounds.
+    Everything that `float` accepts is a number, except bools. `above` and `below` are exclusive
+    bounds, `least` and `most` inclusive ones. `finite` rejects infinity and NaN. With `optional`,
+    None gives None.
     """
     if value is None and optional:
         return None
     try:
-        found = float(value)
-        wrong = isinstance(value, bool) or (finite and math.isnan(found))
+        number = float(value)
+        wrong = isinstance(value, bool) or (finite and math.isnan(number))
     except (TypeError, ValueError, OverflowError):
         wrong = True
     if wrong:
         raise InputError(f"{name} must be a number, not {_shown(value)}")
-    if finite and math.isinf(found):
+    if finite and math.isinf(number):
         raise InputError(f"{name} must be finite, not {_shown(value)}")
-    given = {"above": above, "at least": least, "below": below, "at most": most}
-    bounds = {word: bound for word, bound in given.items() if bound is not None}
-    if all(_COMPARED[word](found, bound) for word, bound in bounds.items()):
-        return found
+    limits = {"above": above, "at least": least, "below": below, "at most": most}
+    bounds = {word: bound for word, bound in limits.items() if bound is not None}
+    if all(_COMPARED[word](number, bound) for word, bound in bounds.items()):
+        return number
     allowed = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items())
     if least is not None and most is not None:
         allowed = f"from {least:g} to {most:g}"
@@ -436,31 +409,22 @@ def answers(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that explains wrong keywords and shortens tracebacks.
 
-    A call with an unknown keyword raises KeywordError; its message names the intended keyword.
-
-    Parameters
-    ----------
-    words
-        The keywords of other libraries for the function's arguments.
-    passes_to
-        The function that receives its ``**options``.
-    also
-        Further names that it accepts as ``**options``.
-    name
-        The function's name in messages; default: its own name.
+    A call with an unknown keyword raises KeywordError, which names the intended keyword. `words`
+    has the keywords of other libraries. The function passes its ``**options`` to `passes_to`, and
+    accepts those in `also`, too. `name` is the function's name in messages, if not its own.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        own = _names(function)
+        keywords = _names(function)
         passed = (() if passes_to is None else _names(passes_to)) + also
-        known = {*own, *passed} - (words.keys() - set(own) if passes_to else set())
+        accepted = {*keywords, *passed} - (words.keys() - set(keywords) if passes_to else set())
         called = name or function.__name__
 
         @functools.wraps(function)
         def answering(*args: P.args, **kwargs: P.kwargs) -> R:
-            if not known.issuperset(kwargs):
-                wrong = next(key for key in kwargs if key not in known)
-                raise KeywordError(_answer(called, wrong, words, sorted(known)))
+            if not accepted.issuperset(kwargs):
+                wrong = next(key for key in kwargs if key not in accepted)
+                raise KeywordError(_answer(called, wrong, words, sorted(accepted)))
             return function(*args, **kwargs)
 
         return plainly(answering)
@@ -502,10 +466,7 @@ def _answer(called: str, wrong: str, words: Words, known: list[str]) -> str:
 def switched_on(variable: str, *, default: bool) -> bool:
     """Return whether an environment variable is 1, and not 0; `default` if it is not set.
 
-    Raises
-    ------
-    InputError
-        If it has another value.
+    Raises InputError if it has another value.
     """
     value = os.environ.get(variable, str(int(default)))
     if value not in ("0", "1"):

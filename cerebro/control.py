@@ -46,19 +46,12 @@ class Command:
     trial: int | None = None
 
     def to_json(self) -> str:
-        """Return the content of the command's file."""
         trial = {} if self.trial is None else {"trial": self.trial}
         return json.dumps({"command": self.verb, **trial})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Command:
-        """Parse a command strictly.
-
-        Raises
-        ------
-        ValueError
-            If the text is not a command; the message gives the reason in a few words.
-        """
+        """Parse a command strictly; raise ValueError with the reason, in a few words."""
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):

@@ -94,8 +94,8 @@ class Executor(ConnectionExecutor):
         way, _, rest = self._connection.scheduler.address.partition("://")
         if way == "inproc":  # the workers are threads in this process
             return super()._listen()
-        own = own_address(rest.rpartition(":")[0].strip("[]"))
-        return ("127.0.0.1" if own == "127.0.0.1" else "0.0.0.0"), 0, own
+        address = own_address(rest.rpartition(":")[0].strip("[]"))
+        return ("127.0.0.1" if address == "127.0.0.1" else "0.0.0.0"), 0, address
 
 
 def _distributed() -> Any:
@@ -106,12 +106,7 @@ class LongTasks:
     """Agents as Dask tasks, each pinned to a worker; an `Engine`.
 
     Dask repeats a task whose agent fails up to `RETRIES` times. When a worker is lost, its tasks
-    are released, and other tasks start on free workers.
-
-    Parameters
-    ----------
-    gpu_share
-        The share of a GPU that each agent uses; 0: none.
+    are released, and other tasks start on free workers. `gpu_share` is each agent's share of a GPU.
     """
 
     def __init__(
@@ -175,12 +170,11 @@ class LongTasks:
         )
 
     def _workers(self) -> dict[str, Any]:
-        """Return the descriptions of the Dask workers, by their addresses."""
-        found: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
-        return found
+        """Return the descriptions of the Dask workers by address."""
+        workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
+        return workers
 
     def _room(self, worker: dict[str, Any]) -> int:
-        """Return how many agents a Dask worker has room for."""
         by_threads = max(1, int(worker["nthreads"]) // self._threads)
         if not self._gpu_share:
             return by_threads
@@ -216,17 +210,13 @@ class LongTasks:
 
 
 def _gpus(worker: dict[str, Any]) -> int:
-    """Return the number of GPUs of a Dask worker."""
     return int(worker.get("resources", {}).get("GPU", 1))
 
 
 def _long_task(text: str, gpu: int | None = None) -> None:
     """Run an agent in a Dask worker, while the worker's thread stays free for other tasks.
 
-    Parameters
-    ----------
-    gpu
-        The position of its GPU among those that this process sees; None: it uses none.
+    `gpu` is the position of its GPU among those that this process sees; None: it uses none.
     """
     _distributed().secede()
     be_agent(text, None if gpu is None else visible_gpu(gpu))

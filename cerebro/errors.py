@@ -162,17 +162,17 @@ def shorten(error: BaseException) -> None:
 
 def _shortened(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback without Cerebro's frames and the frames of Python's library below them."""
-    kept: list[TracebackType] = []
+    entries: list[TracebackType] = []
     inside = False
     while traceback is not None:
         name = traceback.tb_frame.f_code.co_filename
         is_python = name.startswith(_PYTHONS) and not name.startswith(_PACKAGES)
         inside = name.startswith(_OURS) or (inside and (is_python or name.startswith("<frozen")))
         if not inside:
-            kept.append(traceback)
+            entries.append(traceback)
         traceback = traceback.tb_next
     short: TracebackType | None = None
-    for entry in reversed(kept):
+    for entry in reversed(entries):
         short = TracebackType(short, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return short
 

@@ -152,10 +152,7 @@ _REQUIRED = {
 
 
 def check_model(model: object) -> None:
-    """Raise InputError if `model` lacks a method that Cerebro needs.
-
-    The message names the type that `build` returned and the first missing method.
-    """
+    """Raise InputError if `model` lacks a method that Cerebro needs."""
     if model is None:
         raise InputError(
             "build returned None; return a model, such as cerebro.torch.Model(...). A function "
@@ -224,11 +221,7 @@ def framework_of(model: object) -> str:
 
 @dataclass(frozen=True)
 class Words:
-    """What a model's users call what Cerebro calls ``train_batch`` and so on, for messages.
-
-    The defaults are for models that users have written for Cerebro; the models of each framework
-    have their own, as the attribute ``words``.
-    """
+    """The terms that messages use for a model's methods; the defaults fit users' own classes."""
 
     train: str = "train_batch"
     evaluate: str = "eval_batch"
@@ -248,10 +241,7 @@ class Words:
 
 
 def words_of(model: object) -> Words:
-    """Return the words for messages about a model.
-
-    Words of a framework do not fit a subclass that reports the metrics by itself.
-    """
+    """Return a model's words; a subclass that reports metrics by itself gets the defaults."""
     evaluate = "eval_batch" if hasattr(model, "eval_batch") else "evaluate"
     if all(_is_ours(getattr(type(model), name, None)) for name in ("train_batch", evaluate)):
         return getattr(model, "words", Words())
@@ -265,10 +255,7 @@ def words_of(model: object) -> Words:
 
 
 def named_metrics(model: object) -> list[str]:
-    """Return the metrics that a model has besides those of the batches seen so far, by full name.
-
-    It may leave a metric out of a batch on which it cannot be computed.
-    """
+    """Return the full names of the metrics that a model may leave out of a batch."""
     names = list(getattr(model, "metric_names", ()))
     return [*names, *(f"train_{name}" for name in names)]
 
@@ -278,10 +265,8 @@ _REPORTING = ("train_batch", "eval_batch", "evaluate", "training_metrics", "end_
 
 
 def declares_metrics(model: object) -> bool:
-    """Return whether the arguments of a model fix the names of all metrics that it reports.
-
-    A method or step of the user may report a metric in some batches or epochs only.
-    """
+    """Return whether the arguments of a model fix the names of all metrics that it reports."""
+    # A user's method may report a metric in some batches or epochs only.
     ours = all(_is_ours(getattr(model, name)) for name in _REPORTING if hasattr(model, name))
     return ours and bool(getattr(model, "declares_metrics", False))
 
@@ -297,11 +282,7 @@ def is_cpu_only(model: object) -> bool:
 
 
 def whole_pass(model: object) -> Callable[[Iterable[dict[str, Any]]], Mapping[str, Any]] | None:
-    """Return `model.evaluate` if validation must use it, else None.
-
-    A model with `evaluate` may declare ``evaluates_whole = False``: `eval_batch` then gives the
-    same metrics.
-    """
+    """Return `model.evaluate` if validation must use it instead of `eval_batch`, else None."""
     evaluate = getattr(model, "evaluate", None)
     if callable(evaluate) and getattr(model, "evaluates_whole", True):
         return evaluate  # type: ignore[no-any-return]
@@ -314,13 +295,7 @@ Columns = str | Sequence[str] | Mapping[str, str]
 
 
 def column_names(what: str, columns: Any) -> list[str]:
-    """Return the names of the columns in `columns`, the value of the argument named `what`.
-
-    Raises
-    ------
-    InputError
-        The argument is not a column's name, a list or a mapping.
-    """
+    """Return the column names in the argument `what`; raise InputError if it is invalid."""
     if isinstance(columns, str):
         return [columns]
     if columns is None and what == "target":
@@ -336,18 +311,14 @@ def column_names(what: str, columns: Any) -> list[str]:
 
 
 def read_columns(model: Any, columns: Mapping[str, Any]) -> list[str] | None:
-    """Return the dataset's columns that a model reads, in the dataset's order; None: all.
-
-    If the model names a missing column, return None, so that the model's error can list all
-    columns.
-    """
+    """Return the stored columns that a model reads, in the dataset's order; None: all."""
     named = getattr(model, "columns_read", None)
     if named is None:
         return None
-    wanted = {stored_column(name, columns) for name in named}
-    if not wanted <= columns.keys():
-        return None
-    return [name for name in columns if name in wanted]
+    stored = {stored_column(name, columns) for name in named}
+    if not stored <= columns.keys():
+        return None  # the model's error then lists all columns
+    return [name for name in columns if name in stored]
 
 
 def stored_column(name: str, columns: Mapping[str, Any]) -> str:
@@ -374,9 +345,9 @@ def make_getter(columns: Columns) -> Callable[[Batch], Any]:
 
 def check_batch(batch: Any, inputs: Columns, target: Columns | None) -> None:
     """Raise InputError if a batch lacks a column that a model's arguments name."""
-    wanted = [("inputs", name) for name in column_names("inputs", inputs)]
-    wanted += [("target", name) for name in column_names("target", target)]
-    for what, name in wanted:
+    columns = [("inputs", name) for name in column_names("inputs", inputs)]
+    columns += [("target", name) for name in column_names("target", target)]
+    for what, name in columns:
         if isinstance(batch, Mapping) and name not in batch:
             raise InputError(
                 f"{what} names the column {name!r}, but the data has {', '.join(batch)}"
@@ -413,19 +384,13 @@ def check_metrics(
         raise InputError("step replaces loss and metrics: return them from step instead")
     if step is not None and whole:
         raise InputError("epoch_metrics need outputs, which step does not return: give loss")
-    both = metrics.keys() & whole.keys()
-    if both or "loss" in {**metrics, **whole}:
-        raise InputError(f"two metrics are called {next(iter(both), 'loss')!r}: rename one")
+    common = metrics.keys() & whole.keys()
+    if common or "loss" in {**metrics, **whole}:
+        raise InputError(f"two metrics are called {next(iter(common), 'loss')!r}: rename one")
 
 
 def rows_of_all(columns: Mapping[str, Any]) -> int:
-    """Return the number of rows, which must be the same in all columns.
-
-    Raises
-    ------
-    InputError
-        If the columns differ in their number of rows.
-    """
+    """Return the number of rows; raise InputError if it differs between columns."""
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InputError(f"the columns have different numbers of rows: {lengths}")
@@ -433,36 +398,21 @@ def rows_of_all(columns: Mapping[str, Any]) -> int:
 
 
 class Means:
-    """Means of metrics over batches, summed in float64 in the order of the batches.
-
-    Parameters
-    ----------
-    floats
-        Converts a list of numbers on any device to floats. Called once, after the last batch.
-    """
+    """Means of metrics over batches, summed in float64 in the order of the batches."""
 
     def __init__(self, floats: Callable[[list[Any]], list[float]]) -> None:
-        self._floats = floats
+        self._floats = floats  # called after the last batch, with numbers on any device
         self._pairs: dict[str, list[tuple[Any, Any]]] = {}
 
     def add(self, batch: Batch, values: Mapping[str, Any]) -> None:
-        """Add a batch's metrics: means over its rows, or ``(mean, weight)``.
-
-        A mean of weight 0 does not count, even if it is NaN.
-        """
+        """Add a batch's metrics: means over its rows, or ``(mean, weight)``."""
         rows = len(next(iter(batch.values())))
         for name, value in values.items():
             pair = value if isinstance(value, tuple) else (value, rows)
             self._pairs.setdefault(name, []).append(pair)
 
     def take(self) -> dict[str, float]:
-        """Return the means by name.
-
-        Raises
-        ------
-        InputError
-            If there was no batch.
-        """
+        """Return the means by name; raise InputError if there was no batch."""
         if not self._pairs:
             raise InputError("there are no rows to evaluate")
         return {name: self._mean(pairs) for name, pairs in self._pairs.items()}
@@ -478,11 +428,7 @@ class Means:
 
 
 class BaseModel:
-    """Evaluation and prediction over all rows, for the models of torch, JAX and scikit-learn.
-
-    A subclass implements `_measure` and `predict_batch`, for one batch. Only the default methods of
-    this class read `_target` and `_epoch_metrics`.
-    """
+    """Evaluation and prediction over all rows; a subclass has `_measure` and `predict_batch`."""
 
     framework: str
     columns_read: list[str] | None = None
@@ -490,6 +436,7 @@ class BaseModel:
     declares_metrics = False
     """See the function `declares_metrics`."""
     _inputs: Columns
+    # Only the default methods of this class read these two.
     _target: Columns | None
     _epoch_metrics: Mapping[str, Callable[..., Any]]
     _pass_rows = 256
@@ -527,15 +474,17 @@ class BaseModel:
             If `data` has no rows, or is of a different type.
         """
         means = Means(self._floats)
-        kept: list[tuple[Any, ...]] = []
+        outputs: list[tuple[Any, ...]] = []
         for batch in self._batches(data, batch_size):
             values, parts = self._measure(batch)
             means.add(batch, values)
             if self._keeps_outputs:
-                kept.append(parts)
+                outputs.append(parts)
         result = means.take()
-        if kept:
-            result.update(self._whole([self._join(list(each)) for each in zip(*kept, strict=True)]))
+        if outputs:
+            result.update(
+                self._whole([self._join(list(pieces)) for pieces in zip(*outputs, strict=True)])
+            )
         return result
 
     def predict_batch(self, batch: Batch) -> Any:
@@ -600,17 +549,14 @@ class BaseModel:
     # --- what differs between frameworks ----------------------------------------
 
     def _measure(self, batch: Batch) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
-        """Return a batch's metrics, and the arrays that `_whole` needs from the batch.
-
-        The arrays may be left out if the model has no metrics computed over a whole pass.
-        """
+        """Return a batch's metrics, and the arrays that `_whole` needs, if any."""
         raise NotImplementedError
 
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
         """Return metrics over a whole pass from its arrays, by default outputs and targets."""
         arguments = parts[:1] if self._target is None else parts
-        found = {name: self._call(f, *arguments) for name, f in self._epoch_metrics.items()}
-        return {name: float(v[0] if isinstance(v, tuple) else v) for name, v in found.items()}
+        values = {name: self._call(f, *arguments) for name, f in self._epoch_metrics.items()}
+        return {name: float(v[0] if isinstance(v, tuple) else v) for name, v in values.items()}
 
     def _call(self, metric: Callable[..., Any], *arguments: Any) -> Any:
         return metric(*arguments)

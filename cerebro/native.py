@@ -107,7 +107,7 @@ class Model:
         first, second = _whole_numbers("filters", filters, 2)
         try:
             self._net = _core.NativeNet(
-                *(channels, height, width, first, second, classes), *_place(device)
+                channels, height, width, first, second, classes, *_place(device)
             )
         except (TypeError, ValueError) as error:
             raise InputError(f"cerebro.native.Model: {error}") from None
@@ -176,7 +176,7 @@ class Model:
         return {"loss": loss, "accuracy": accuracy}
 
     def _computing(self) -> AbstractContextManager[None]:
-        """Return the context of a call that waits for the GPU: other units run meanwhile."""
+        """Return the context of a call that waits for the GPU; other units run meanwhile."""
         return nullcontext() if self.cpu_only else turns.away()
 
     def _pictures(self, batch: Batch) -> _Array:
@@ -225,9 +225,9 @@ class Model:
             *_matched("values", self._values, state),
             *_matched("momenta", self._momenta, state),
         ]
-        for own, other in pairs:
-            if own is not other:
-                own[...] = other
+        for array, other in pairs:
+            if array is not other:
+                array[...] = other
         self._net.push()
 
 

@@ -154,12 +154,12 @@ def optimize(
     check_build(build)
     if define is not None and not callable(define):
         raise InputError(f"define must be a function, not {define!r}")
-    told = _several("callbacks", callbacks, callable, "functions")
+    observers = _several("callbacks", callbacks, callable, "functions")
     caught = _several("catch", catch, _is_exception, "exceptions' classes")
     if_exists: Literal["error", "resume"] = "error" if run is None else "resume"
     rows = is_rows(data) or is_rows(validation)
-    given = rows_written(data, validation, run, if_exists) if rows else None
-    with given or contextlib.nullcontext((data, validation, run)) as (data, validation, run):
+    written = rows_written(data, validation, run, if_exists) if rows else None
+    with written or contextlib.nullcontext((data, validation, run)) as (data, validation, run):
         train, held_out, folds = views_of(data, validation)
         folder = None if run is None else path_of("run", run)
         stagger = bool(options.get("stagger", True))
@@ -169,7 +169,7 @@ def optimize(
             study, build, first, order_of(first, order, 0, stagger=stagger),
             drop_last=bool(options.get("drop_last", False)),
             define=define, n_trials=n_trials, epochs=epochs, metric=metric, batch_size=batch_size,
-            timeout=timeout, catch=caught, callbacks=told, run=str(folder or ""),
+            timeout=timeout, catch=caught, callbacks=observers, run=str(folder or ""),
         )  # fmt: skip
         try:
             result = search(
@@ -203,13 +203,7 @@ def optimize(
 
 
 def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
-    """Raise InputError for a study that cannot be optimized; warn of likely mistakes.
-
-    Raises
-    ------
-    InputError
-        If a setting of the study is invalid; the message names a fix.
-    """
+    """Raise InputError for a study that cannot be optimized; warn of likely mistakes."""
     if not isinstance(study, optuna.Study):
         raise InputError(
             f"study must be an optuna.Study, not {study!r}: make one with optuna.create_study(...)"
@@ -248,10 +242,10 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
 
 def _several(name: str, given: Any, fits: Callable[[Any], bool], kind: str) -> tuple[Any, ...]:
     """Return one value or an iterable of them as a tuple; raise InputError if any is invalid."""
-    found = tuple(given) if hasattr(given, "__iter__") else (given,)
-    if not all(map(fits, found)):
+    values = tuple(given) if hasattr(given, "__iter__") else (given,)
+    if not all(map(fits, values)):
         raise InputError(f"{name} must be a list of {kind}, not {given!r}")
-    return found
+    return values
 
 
 def _is_exception(kind: Any) -> bool:
@@ -271,7 +265,6 @@ class Watcher:
                 self._searcher.note_pruned(trial.number)
 
     def on_trial_end(self, trial: Any) -> None:
-        """Inform the searcher if a trial was pruned or failed."""
         if asks_to_stop(trial.record.raised):
             self._searcher.note_pruned(trial.number)
         elif trial.status == "failed":
@@ -330,7 +323,6 @@ class StudySearcher(Searcher):
         self._pruned: set[int] = set()  # raised TrialPruned, not yet told
 
     def setup(self, space: Space, *, seed: int, **_: Any) -> None:
-        """Prepare for a search."""
         self._seed = seed
         self._count, self._lost, self._open, self._told, self._pruned = 0, 0, {}, {}, set()
         self._study._stop_flag = self.cut_short = False
@@ -362,7 +354,7 @@ class StudySearcher(Searcher):
         return DONE
 
     def _has_all_trials(self) -> bool:
-        """Return whether `n_trials` trials have been added to the study, trained or not."""
+        """Return whether the run has added `n_trials` trials to the study, trained or not."""
         return self._wanted is not None and self._count + self._lost >= self._wanted
 
     def trials_to_come(self) -> int | None:
@@ -375,21 +367,19 @@ class StudySearcher(Searcher):
         n_trials_before: int | None,
         n_trials: int | None,
     ) -> bool:
-        """Return whether `optimize` asks for more trials than before; warn if for fewer.
-
-        The search's own ``n_trials`` is None, because it does not count trials without training.
-        """
+        """Return whether `optimize` asks for more trials than before; warn if for fewer."""
+        # The search's `n_trials` is None: it does not count trials without training.
         if not state:  # nothing was suggested yet
             return False
         added = int(state["count"]) + int(state["lost"])
-        wanted = math.inf if self._wanted is None else self._wanted
-        if wanted < added:
+        target = math.inf if self._wanted is None else self._wanted
+        if target < added:
             warnings.warn(
-                f"n_trials={wanted}, but the run {self._run} has added {added} trials to the study "
+                f"n_trials={target}, but the run {self._run} has added {added} trials to the study "
                 "and adds no more; give another run= to add more",
                 stacklevel=users_level(),
             )
-        return wanted > added and bool(self._wanted != state["wanted"])
+        return target > added and bool(self._wanted != state["wanted"])
 
     def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
         """Return a trial's configuration; None if defining it raised a caught exception."""
@@ -451,7 +441,8 @@ class StudySearcher(Searcher):
                 "build looks at info"
             )
         return make_info(
-            *(self._data, replace(self._order, seed=self._seed)),
+            self._data,
+            replace(self._order, seed=self._seed),
             trial=number,
             epochs=self._epochs,
             cut=Cut(size, self._drop_last),
@@ -488,11 +479,11 @@ class StudySearcher(Searcher):
 
     def _answer_again(self, trial: int, epoch: int) -> Decision:
         """Return the decision of a dead process that told the study but did not store it."""
-        told = self._told[trial]
-        if epoch < (told.last_step or 0) and told.state is not TrialState.FAIL:
+        frozen = self._told[trial]
+        if epoch < (frozen.last_step or 0) and frozen.state is not TrialState.FAIL:
             return Decision.CONTINUE
         del self._told[trial]
-        return Decision.CONTINUE if told.state is TrialState.COMPLETE else Decision.STOP
+        return Decision.CONTINUE if frozen.state is TrialState.COMPLETE else Decision.STOP
 
     def _storage_errors(self) -> contextlib.AbstractContextManager[None]:
         study = self._study
@@ -514,17 +505,10 @@ class StudySearcher(Searcher):
                 callback(self._study, copy.deepcopy(frozen))
 
     def note_pruned(self, number: int) -> None:
-        """Remember that a trial has raised `optuna.TrialPruned`."""
         self._pruned.add(number)
 
     def note_failure(self, number: int, error: str, raised: Raised) -> None:
-        """End the search if a trial raised an exception that is not caught.
-
-        Raises
-        ------
-        RunError
-            With the trial's error.
-        """
+        """Raise RunError if `catch` does not cover a trial's exception, which ends the search."""
         if not is_caught(raised, self._catch):
             asked = self._open.get(number)
             which = f"trial {number}"
@@ -533,7 +517,7 @@ class StudySearcher(Searcher):
             raise RunError(f"{which} failed: {error} (catch=(...) continues after such failures)")
 
     def close(self) -> None:
-        """Fail the study's trials that are still RUNNING but are no longer trained."""
+        """Fail the study's trials that are RUNNING but no longer trained."""
         for trial in self._open.values():
             self._set_system_attr(trial, INTERRUPTED, True)
             self._tell(trial, TrialState.FAIL)
@@ -551,23 +535,17 @@ class StudySearcher(Searcher):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resume the study's trials; restart those that ended after the state was saved.
-
-        Raises
-        ------
-        InputError
-            If the study does not have the run's trials.
-        """
+        """Resume the study's trials; restart those that ended after the state was saved."""
         with self._storage_errors():
             self._load(state)
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self._count = int(state["count"])
         self._lost = int(state["lost"])
-        known = {trial.number: trial for trial in self._study.get_trials(deepcopy=False)}
-        self._check_study(known.values())
+        trials = {trial.number: trial for trial in self._study.get_trials(deepcopy=False)}
+        self._check_study(trials.values())
         for number, asked, params in state["open"]:
-            frozen = known.get(asked)
+            frozen = trials.get(asked)
             if frozen is None or not self._is_ours(frozen, number, params):
                 raise self._other_study(asked)
             if frozen.state is TrialState.RUNNING:
@@ -598,11 +576,7 @@ class StudySearcher(Searcher):
         return same and mark_of(frozen).get("trial") == number
 
     def _begun_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
-        """Add a running copy of `frozen` to the study, where `frozen` itself has already failed.
-
-        The copy is not enqueued: another process could take it from the queue, and trials that were
-        enqueued earlier would come first.
-        """
+        """Add a running copy of `frozen`, which has already failed, to the study."""
         ours = (ATTRIBUTE, INTERRUPTED)
         system = {name: value for name, value in frozen.system_attrs.items() if name not in ours}
         template = FrozenTrial(
@@ -618,11 +592,12 @@ class StudySearcher(Searcher):
             system_attrs={**system, ATTRIBUTE: self._mark(number)},
             intermediate_values=frozen.intermediate_values,
         )
+        # Not enqueued: another process could take the copy, and earlier trials would come first.
         study = self._study
         return optuna.Trial(study, study._storage.create_new_trial(study._study_id, template))
 
     def _fail_orphans(self) -> None:
-        """Fail the trials that a dead process of this run left RUNNING."""
+        """Fail trials that a dead process of this run left RUNNING."""
         ours = {trial.number for trial in self._open.values()}
         for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
             if mark_of(trial).get("run") == self._run and trial.number not in ours:
@@ -651,18 +626,16 @@ def mark_of(frozen: FrozenTrial) -> Mapping[str, Any]:
 
 def storable_items(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial's attributes that a run can store; an in-memory study allows any value."""
-    known = {}
+    storable = {}
     for name, value in attributes.items():
         with contextlib.suppress(Exception):
             encode(value)
-            known[name] = value
-    return known
+            storable[name] = value
+    return storable
 
 
 def is_caught(raised: Raised, catch: Sequence[type[Exception]]) -> bool:
-    """Return whether `catch` covers a trial's failure.
-
-    A failure that no exception caused, such as the loss of workers, is an `Exception`.
-    """
+    """Return whether `catch` covers a trial's failure."""
+    # A failure without an exception, such as the loss of workers, counts as an `Exception`.
     names = raised.bases or (class_name(Exception),)
     return any(class_name(kind) in names for kind in catch)

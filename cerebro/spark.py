@@ -145,14 +145,9 @@ class Executor(ConnectionExecutor):
 class PlainStage:
     """Agents as the tasks of a Spark job, in its own job group; an `Engine`.
 
-    Parameters
-    ----------
-    wanted
-        The number of agents; None: as many as there are task slots now.
-    profile
-        The stage's resource profile, which Spark has registered; None: the application's default.
-    on_gpus
-        Whether each agent uses the GPU that Spark gives its task.
+    `wanted` is the number of agents; None: as many as there are task slots now. `profile` is the
+    stage's registered resource profile; None: the application's default. `on_gpus` says whether
+    each agent uses the GPU of its task.
     """
 
     def __init__(
@@ -229,23 +224,19 @@ def _check_profile(profile: Any, share: float) -> None:
 def _own_profile(context: Any, threads: int, share: float) -> Any:
     """Return a profile whose tasks have what a worker needs; None: the application's suffice.
 
-    More cores than an executor has would never be free. If their number is unknown, tasks keep the
-    application's.
-
-    Raises
-    ------
-    InputError
-        If the application's executors have too few GPUs, or Spark refuses the profile.
+    Raises InputError if the executors have too few GPUs, or Spark refuses the profile.
     """
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     conf = context.getConf()
     cpus = int(conf.get(TASK_CPUS, "1"))
-    wanted = max(cpus, min(threads, _cores_of_executors(context)))
-    given = float(conf.get(TASK_GPUS, "0"))
-    if share in (0, given) and wanted == cpus:
+    # More cores than an executor has would never be free. If their number is unknown, tasks keep
+    # the application's.
+    cores = max(cpus, min(threads, _cores_of_executors(context)))
+    gpus_per_task = float(conf.get(TASK_GPUS, "0"))
+    if share in (0, gpus_per_task) and cores == cpus:
         return None
-    requests = TaskResourceRequests().cpus(wanted)
+    requests = TaskResourceRequests().cpus(cores)
     if share:
         gpus = float(conf.get(EXECUTOR_GPUS, "0"))
         if gpus < 1:
@@ -255,13 +246,14 @@ def _own_profile(context: Any, threads: int, share: float) -> Any:
                 "executors with GPUs"
             )
         requests = requests.resource(GPU, share)
-    elif given:
-        requests = requests.resource(GPU, given)  # an executor's GPUs bound its tasks as before
+    elif gpus_per_task:
+        # An executor's GPUs bound its tasks as before.
+        requests = requests.resource(GPU, gpus_per_task)
     profile = ResourceProfileBuilder().require(requests).build
     try:
         return _accepted(context, profile)
     except InputError as error:
-        if share in (0, given):  # only the cores differ, which do not change results
+        if share in (0, gpus_per_task):  # only the cores differ, which do not change results
             return None
         raise InputError(
             f"gpus={share:g}, but {TASK_GPUS} of this application is {conf.get(TASK_GPUS)}, and "
@@ -270,22 +262,19 @@ def _own_profile(context: Any, threads: int, share: float) -> Any:
 
 
 def _cores_of_executors(context: Any) -> int:
-    """Return the cores of each of the application's executors; 0: unknown."""
+    """Return the cores of each executor of the application; 0: unknown."""
     cores = context.getConf().get(EXECUTOR_CPUS)
     if cores is not None:
         return int(cores)
-    found = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*\]", context.master)
-    return int(found[1]) if found else 0
+    match = re.fullmatch(r"local-cluster\[\s*\d+\s*,\s*(\d+)\s*,.*\]", context.master)
+    return int(match[1]) if match else 0
 
 
 def _accepted(context: Any, profile: Any) -> Any:
     """Return a profile as Spark has registered it.
 
-    Raises
-    ------
-    InputError
-        If Spark refuses it. For example, a profile that requests executors needs dynamic
-        allocation.
+    Raises InputError if Spark refuses it. For example, a profile that requests executors needs
+    dynamic allocation.
     """
     try:
         return context.parallelize([0], 1).withResources(profile).getResourceProfile()
@@ -306,26 +295,19 @@ def _slots(context: Any, profile: Any) -> int:
 
 
 def _task(text: str, on_gpu: bool, number: int, rows: Iterator[Any]) -> Iterator[Any]:
-    """Run an agent in a Spark task."""
     be_agent(text, _gpu_of_task() if on_gpu else None)
     return iter(())
 
 
 def _gpu_of_task() -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for the GPU that Spark has given this task.
-
-    Raises
-    ------
-    InputError
-        If it has given none.
-    """
+    """Return ``CUDA_VISIBLE_DEVICES`` for this task's GPU; raise InputError if it has none."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
-    found = None if task is None else task.resources().get("gpu")
-    if found is None or not found.addresses:
+    resource = None if task is None else task.resources().get("gpu")
+    if resource is None or not resource.addresses:
         raise InputError(f"Spark has given the task no GPU: set {TASK_GPUS}")
-    return str(found.addresses[0])
+    return str(resource.addresses[0])
 
 
 # --- what Spark says ----------------------------------------------------------
@@ -340,8 +322,8 @@ def _cause(error: Exception) -> str:
         text = str(error)
     except Exception:  # the session has ended, which would have to be asked
         return text_of(error)
-    found = [line for line in _RAISED.findall(text) if not line.startswith(("org.", "java."))]
-    return one_line(str(found[0]) if found else _first_line(text))
+    lines = [line for line in _RAISED.findall(text) if not line.startswith(("org.", "java."))]
+    return one_line(str(lines[0]) if lines else _first_line(text))
 
 
 def _message_of(error: Exception) -> str:

@@ -180,6 +180,6 @@ def failing_curve(config: Mapping[str, Any], trial: int, epoch: int) -> float:
 def _same(expected: list[SimulatedTrial], found: list[SimulatedTrial], why: str) -> None:
     if len(expected) != len(found):
         raise ContractError(f"{why} gives {len(found)} trials instead of {len(expected)}")
-    for one, other in zip(expected, found, strict=True):
-        if one != other:
-            raise ContractError(f"{why} changes trial {one.number}:\n{one}\n{other}")
+    for trial, other in zip(expected, found, strict=True):
+        if trial != other:
+            raise ContractError(f"{why} changes trial {trial.number}:\n{trial}\n{other}")

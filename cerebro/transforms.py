@@ -328,7 +328,7 @@ _IMAGE_KINDS = (ToCHW, RandomCrop, RandomHorizontalFlip)
 
 
 def transform_from_json(value: Mapping[str, Any]) -> Transform:
-    """Return the transform that `to_json` encoded as `value`; raise InputError if it is unknown."""
+    """Return the transform that `to_json` encoded; raise InputError if it is unknown."""
     arguments = dict(value)
     kind = _KINDS.get(arguments.pop("name", ""))
     if kind is None:
@@ -348,28 +348,15 @@ def compile(
 ) -> list[dict[str, Any]]:
     """Check every chain against its column and return the plan for `_core.Loader`.
 
-    Parameters
-    ----------
-    columns
-        All columns by name, in the order of the batches.
-    transforms
-        The chains by column.
-    augment
-        False for evaluation: take crops from the middle and flip nothing.
-    channels_last
-        For images with the transform `ToCHW`: leave the channels last in memory, and return tensors
-        of shape (channels, height, width) with the strides of PyTorch's ``channels_last``.
-
-    Raises
-    ------
-    InputError
-        A chain is for a missing column or does not fit its column; the message names the column.
+    The columns are in the order of the batches. Without `augment`, crops are taken from the middle
+    and nothing is flipped. With `channels_last`, images with `ToCHW` become tensors of shape
+    (channels, height, width) with the strides of PyTorch's ``channels_last``.
     """
     for name in transforms:
         if name not in columns:
-            known = ", ".join(columns)
+            names = ", ".join(columns)
             raise InputError(
-                f"transforms for column {name!r}, which does not exist; there are {known}"
+                f"transforms for column {name!r}, which does not exist; there are {names}"
             )
     _check_names(columns.values())
     plan = []

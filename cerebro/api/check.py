@@ -130,7 +130,9 @@ def check(
         with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
             data, validation = written(data, validation, Path(rows))
             return check(
-                *(build, space, data),
+                build,
+                space,
+                data,
                 validation=validation,
                 batch_size=batch_size,
                 seed=seed,
@@ -148,7 +150,12 @@ def check(
     executor = LocalExecutor(1, 1, seats=seats([device], 1))
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
         context = _context(
-            *(build, train, held_out, folds, device, folder),
+            build,
+            train,
+            held_out,
+            folds,
+            device,
+            folder,
             seed=seed,
             batch_size=batch_size,
             deterministic=deterministic,
@@ -206,7 +213,7 @@ def _done(event: Event) -> CheckDone:
 
 
 def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
-    """Let one worker carry out a task before a run, and end the worker; return its answer."""
+    """Let one worker carry out a task before a run, then end the worker; return its answer."""
     try:
         (worker,) = executor.start(context)
         executor.submit(worker, task)

@@ -22,14 +22,8 @@ def idle_advice(
 ) -> str | None:
     """Return how many workers are idle and what would use them; None if all have work.
 
-    Parameters
-    ----------
-    at_once
-        The most trials that train at a time, counting each fold; None: unknown.
-    threads
-        The current number of threads of each worker.
-    elsewhere
-        Whether an executor has the workers. Their nodes may have no cores for more threads.
+    `at_once` is the most trials that train at a time, counting each fold; None: unknown. With
+    `elsewhere`, an executor has the workers, whose nodes may have no cores for more threads.
     """
     if at_once is None or not 0 < at_once < workers:
         return None

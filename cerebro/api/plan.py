@@ -173,11 +173,11 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     InputError
         If an argument is invalid, as for `cerebro.search`, or the searcher never ends.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     if is_rows(data) or is_rows(validation):
         with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
-            given["data"], given["validation"] = written(data, validation, Path(rows))
-            return plan(**given)
+            arguments["data"], arguments["validation"] = written(data, validation, Path(rows))
+            return plan(**arguments)
     views = views_of(data, validation)
     train, _ = views.of_trial(0)
     the_threads = whole_number("threads", threads, 1)
@@ -233,8 +233,8 @@ class _Memory:
         data = (views.train, views.held_out, seated)
         together = are_together(seated)
         places = placed(*data, order=order, together=together)
-        kept = kept_bytes(*data, dealt=places.stay, together=together)
-        return cls(places, memory_of(devices), kept)
+        resident = kept_bytes(*data, dealt=places.stay, together=together)
+        return cls(places, memory_of(devices), resident)
 
 
 class _PlannedRun(SimulatedRun):
@@ -270,10 +270,9 @@ class _PlannedRun(SimulatedRun):
         return super().to_end()
 
     def end_trial(self, trial: int) -> None:
-        """Continue a search when a fold has trained all epochs assigned so far.
+        """Report a configuration's epoch once all its folds have trained it; continue the search.
 
-        Once all folds of a configuration have done this, report their epoch; end the folds if the
-        configuration ends.
+        If the configuration ends, end its folds.
         """
         whole = trial // self._each
         self._done[whole] += 1

@@ -87,24 +87,24 @@ def refit(
     """
     refuse("cerebro.refit")
     searched = open_run(run, build=build)
-    chosen = _trial_of(searched, trial)
+    the_trial = _trial_of(searched, trial)
     if data is None:
         if searched.saved.folds() is None:
             raise InputError(
                 f"{searched.path}: without folds, the run's rows are those that trial "
-                f"{chosen.number} was already trained on: give data=, such as the dataset before "
-                "it was split"
+                f"{the_trial.number} was already trained on: give data=, such as the dataset "
+                "before it was split"
             )
         data = searched.saved.dataset("data")
     settings = searched.settings
-    metric, mode = _ranking_of(chosen, searched.metric, searched.mode)
+    metric, mode = _ranking_of(the_trial, searched.metric, searched.mode)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "no validation data", UserWarning)
         return search(
             searched.saved.find_build(build),
-            {name: choice([value]) for name, value in chosen.config.items()},
+            {name: choice([value]) for name, value in the_trial.config.items()},
             data,
-            epochs=_epochs_of(chosen, searched.select) if epochs is None else epochs,
+            epochs=_epochs_of(the_trial, searched.select) if epochs is None else epochs,
             n_trials=1,
             metric=metric,
             mode=mode,
@@ -138,17 +138,16 @@ def _trial_of(result: Result, trial: int | Trial | None) -> Trial:
 def _ranking_of(trial: Trial, metric: str, mode: str) -> tuple[str, Any]:
     """Return a metric that the model reports in training, the search's if possible, and its mode.
 
-    One trial needs no ranking, but `search` refuses a metric that the model does not report, and
-    `Result.best` needs one that is finite.
+    `search` refuses a metric that the model does not report; `Result.best` needs a finite one.
     """
     metrics = trial.metrics
     trained = [name for name in metrics if math.isfinite(metrics.get(f"train_{name}", math.nan))]
-    own = metric.removeprefix("val_").removeprefix("train_")
-    if own in trained:
-        return own, mode
+    short = metric.removeprefix("val_").removeprefix("train_")
+    if short in trained:
+        return short, mode
     # With folds, there are also standard deviations, which a run without folds lacks. Their names
     # come after those of their metrics.
-    other = "loss" if "loss" in trained else min(trained, default=own)
+    other = "loss" if "loss" in trained else min(trained, default=short)
     return other, known_mode(other) or mode
 
 

@@ -185,17 +185,17 @@ def replay(
         retries = result.settings["max_retries"]
         with closing(Retraining(context, retries, seats(devices, 1))) as retraining:
             now = retraining.environment(record.config)
-            known = known_differences(result, context, now)
-            for text in known:
+            differences = known_differences(result, context, now)
+            for text in differences:
                 warnings.warn(
                     f"{result.path} was trained differently: {text}", stacklevel=users_level()
                 )
             parts = [part for part in record.folds if part.epochs] or [record]
-            found = [_train_line(retraining, result, part, asked, known) for part in parts]
-    one = found[0] if not record.folds else _together(record, found)
-    if not one.identical and environment.HASH_SEED not in result.environment["variables"]:
-        known.append(_OWN_SEED)
-    return replace(one, differences=known)
+            replays = [_train_line(retraining, result, part, asked, differences) for part in parts]
+    outcome = replays[0] if not record.folds else _together(record, replays)
+    if not outcome.identical and environment.HASH_SEED not in result.environment["variables"]:
+        differences.append(_OWN_SEED)
+    return replace(outcome, differences=differences)
 
 
 def _train_line(
@@ -206,14 +206,14 @@ def _train_line(
     known: list[str],
 ) -> Replay:
     """Train a trial after its ancestors; add differences in the ancestors' states to `known`."""
-    wanted = len(record.epochs) if asked is None else min(asked, len(record.epochs))
+    count = len(record.epochs) if asked is None else min(asked, len(record.epochs))
     retraining.begin()
-    line = lineage(result.saved.records, record.number, wanted)
-    *ancestors, found = [retraining.train(*member) for member in line]
+    line = lineage(result.saved.records, record.number, count)
+    *ancestors, last = [retraining.train(*member) for member in line]
     for ancestor in ancestors:
         if not ancestor.identical:
             known += [f"its parent: {text}" for text in str(ancestor).splitlines()]
-    return found
+    return last
 
 
 def _together(record: TrialRecord, folds: list[Replay]) -> Replay:
@@ -237,17 +237,14 @@ def _together(record: TrialRecord, folds: list[Replay]) -> Replay:
 def lineage(
     records: Sequence[TrialRecord], number: int, epochs: int
 ) -> list[tuple[TrialRecord, int]]:
-    """Return the trials to train for a replay: a trial's ancestors, oldest first, then itself.
-
-    Each trial is paired with its number of epochs to train, not counting its parent's.
-    """
+    """Return a trial's ancestors, oldest first, and itself, each with its own epochs to train."""
     record = records[number]
-    wanted = [(record, epochs)]
+    line = [(record, epochs)]
     while record.parent is not None and record.parent_epoch is not None:
         parent = records[record.parent]
-        wanted.insert(0, (parent, record.parent_epoch + 1 - parent.first_epoch))
+        line.insert(0, (parent, record.parent_epoch + 1 - parent.first_epoch))
         record = parent
-    return wanted
+    return line
 
 
 def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
@@ -276,10 +273,7 @@ def _by_number(result: Result, number: int | None) -> TrialRecord:
 def known_differences(
     result: Result, context: RunContext, now: Mapping[str, Any] | None
 ) -> list[str]:
-    """List the differences from the run that are known before training.
-
-    `now` is the environment of the replaying worker; see `cerebro.machine.environment`.
-    """
+    """List the known differences from the run; `now` is the replaying worker's environment."""
     lines = [] if now is None else environment.differences(result.environment, now)
     recipe = result.saved.recipe
     source = type(recipe).of(context.build)
@@ -304,14 +298,7 @@ def known_differences(
 class Retraining:
     """A new worker that trains a trial again from its beginning, after its ancestors.
 
-    Parameters
-    ----------
-    context
-        The run's context, with separate folders for states and logs.
-    retries
-        How often a unit is retried after the worker died, as in the run.
-    seats
-        The worker's device; see `cerebro.executors.local.LocalExecutor`.
+    The context is the run's, with separate folders for states and logs.
     """
 
     def __init__(
@@ -355,11 +342,11 @@ class Retraining:
         if self._problem is None:
             file = epoch_state_file(record.number, record.first_epoch + epochs - 1)
             self._parent = CloneOf(str(Path(self._context.epoch_dir, file)), hashes[-1])
-        epochs_found = [
+        replayed = [
             ReplayedEpoch(recorded.epoch, recorded.state_hash, state_hash)
             for recorded, state_hash in zip(record.epochs, hashes, strict=False)
         ]
-        return Replay(record.number, epochs_found, [], self._problem, record.first_epoch)
+        return Replay(record.number, replayed, [], self._problem, record.first_epoch)
 
     def _run_unit(self, record: TrialRecord, position: int, first: int, last: int) -> Event:
         for _ in range(self._retries + 1):
@@ -394,5 +381,4 @@ class Retraining:
         )
 
     def close(self) -> None:
-        """End the worker."""
         self._executor.close(kill=True)

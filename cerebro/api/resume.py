@@ -143,28 +143,22 @@ def resume(
             progress=progress,
         )
         if executor is not None:
-            wanted = "auto" if are_gpus(recorded(saved.settings)) else CPU
+            kind = "auto" if are_gpus(recorded(saved.settings)) else CPU
             settings = replace(
                 settings,
                 executor=check_executor(executor),
-                devices=devices_of(wanted, None, executor),
+                devices=devices_of(kind, None, executor),
             )
         return train_rest(saved, owner, with_epochs(settings, request), request, None)
 
 
 def downloaded(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
-    """Make a run's folder from its copy in object storage.
-
-    Returns
-    -------
-    tuple
-        The folder; and the callbacks, with one that keeps the copy up to date.
-    """
+    """Download a run; return its folder, and the callbacks with one that updates the copy."""
     callbacks = check_callbacks(callbacks)
     objects = Objects(url)
     folder = unused_folder(Path("runs", objects.url.rpartition("/")[2]))
     pointer = download(objects, folder)
-    mirrors = [one for one in callbacks if isinstance(one, Mirror) and one.url == objects.url]
+    mirrors = [item for item in callbacks if isinstance(item, Mirror) and item.url == objects.url]
     mirror = mirrors[0] if mirrors else Mirror(url)
     mirror.continues(pointer)
     return folder, callbacks if mirrors else (*callbacks, mirror)
@@ -173,18 +167,9 @@ def downloaded(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
 def resume_search(settings: Settings, searcher: Searcher) -> Result:
     """Resume the run that a search with the same arguments started.
 
-    Parameters
-    ----------
-    settings
-        The settings of the new search, which may have more epochs or trials than before.
-    searcher
-        A new searcher that has not been set up.
-
-    Raises
-    ------
-    InputError
-        If the settings would have produced different trials, if the searcher cannot add trials to
-        those that there are, or if another process trains the run.
+    The new settings may have more epochs or trials than before; the searcher has not been set up.
+    Raises InputError if the settings would have produced different trials, if the searcher cannot
+    add trials, or if another process trains the run.
     """
     saved = SavedRun(settings.folder, build=settings.build)
     with Owner.take_over(saved.folder) as owner:
@@ -207,27 +192,23 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
 
 
 def is_over(saved: SavedRun, request: ResumeRequest) -> bool:
-    """Return whether nothing is left to train."""
     return saved.meta["status"] == "finished" and not any(map(request.includes, saved.records))
 
 
 def ask_again(saved: SavedRun) -> None:
-    """Let the searcher be asked although it once had nothing more to suggest."""
+    """Make the search loop ask the searcher again, although it had nothing more to suggest."""
     loop = saved.meta.get("search_loop")
     if loop:
         saved.meta["search_loop"] = {**loop, "is_exhausted": False}
 
 
 def record_new_places(saved: SavedRun, data: Any, validation: Any) -> None:
-    """Record where the data of a finished run is now, for loading its models.
-
-    The run itself needs no data any more, so data that is not the run's is ignored.
-    """
-    for name, given in {"data": (data,), "validation": (validation, data)}.items():
-        if all(place is None for place in given):
+    """Record where the data of a finished run is now; ignore data that is not the run's."""
+    for name, places in {"data": (data,), "validation": (validation, data)}.items():
+        if all(place is None for place in places):
             continue
         with contextlib.suppress(InputError):
-            moved = saved.new_places({name: moved_view(saved, name, *given)})
+            moved = saved.new_places({name: moved_view(saved, name, *places)})
             if moved:
                 with contextlib.closing(Store.open(saved.folder)) as store:
                     store.set_meta(name, moved[name])
@@ -271,12 +252,8 @@ def train_rest(
 ) -> Result:
     """Train the rest of a run that this process owns.
 
-    Parameters
-    ----------
-    searcher
-        A searcher that has not been set up; None: recreate it from the run's record.
-    more
-        Whether the searcher has more to suggest, even if the run is finished.
+    `searcher` has not been set up; None recreates it from the run's record. `more` says whether it
+    has more to suggest, even if the run is finished.
     """
     the_searcher = searcher_of(saved, settings, request, searcher, more=more)
     if more:
@@ -290,8 +267,8 @@ def train_rest(
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
     # Workers get the settings with which the run started.
-    given = ("torch.", "jax.", *(f"keras.{name} " for name in KERAS_DEFAULTS))
-    lines = [line for line in lines if not line.startswith(given)]
+    prefixes = ("torch.", "jax.", *(f"keras.{name} " for name in KERAS_DEFAULTS))
+    lines = [line for line in lines if not line.startswith(prefixes)]
     if lines:
         warnings.warn(
             f"{saved.path} is resumed in a different environment, which can change its states from "
@@ -311,11 +288,8 @@ def searcher_of(
 ) -> Searcher:
     """Return the run's searcher in the state in which the run ended.
 
-    Raises
-    ------
-    InputError
-        If the searcher cannot be recreated, or if it still has to decide on trials that are to be
-        trained further.
+    Raises InputError if it cannot be recreated, or still has to decide on trials that are to be
+    trained further.
     """
     description = saved.meta["searcher_class"]
     over = has_decided_all(saved)
@@ -335,20 +309,20 @@ def searcher_of(
         )
     if over or request.trials is not None:
         return NoSearcher()
-    made = searcher or make_again(description)
-    if made is None or settings.space_json is None:
+    the_searcher = searcher or make_again(description)
+    if the_searcher is None or settings.space_json is None:
         if not description["adaptive"] and settings.n_trials == len(saved.configurations):
             return NoSearcher()
         raise InputError(
             f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
             f"record: run the original script again, with {same_call(saved)}"
         )
-    made = make_searcher(made)
-    set_up(made, Space.from_json(settings.space_json), settings)
+    the_searcher = make_searcher(the_searcher)
+    set_up(the_searcher, Space.from_json(settings.space_json), settings)
     if "searcher" in saved.meta:
-        made.load_state_dict(saved.meta["searcher"])
-        catch_up(saved, made, settings.ranking, settings.stop)
-    return made
+        the_searcher.load_state_dict(saved.meta["searcher"])
+        catch_up(saved, the_searcher, settings.ranking, settings.stop)
+    return the_searcher
 
 
 MAY_DIFFER = {
@@ -378,19 +352,9 @@ def settings_of(
 ) -> Settings:
     """Return the settings with which a run started.
 
-    Parameters
-    ----------
-    data, validation
-        The datasets, if they have moved.
-    workers
-        None: as many as the run had.
-
-    Raises
-    ------
-    InputError
-        If the data or ``build`` cannot be found or has changed.
-    CorruptDataError
-        If the record is damaged.
+    `data` and `validation` are given if they have moved. With ``workers=None``, the run has as many
+    as before. Raises InputError if the data or ``build`` is missing or has changed, and
+    CorruptDataError if the record is damaged.
     """
     meta = saved.meta
     record = meta["settings"]
@@ -428,22 +392,15 @@ def settings_of(
 def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     """Return the run's ``"data"`` or ``"validation"``, from its new path if it has moved.
 
-    Parameters
-    ----------
-    given
-        Datasets, paths or None. The first is the new path of this dataset, the second that of the
-        training data, which may be another part of the same dataset.
-
-    Raises
-    ------
-    InputError
-        If the data is missing, or is not the data on which the run was trained.
+    `given` has datasets, paths or None: first the new path of this dataset, then that of the
+    training data, which may be another part of the same dataset. Raises InputError if the data is
+    missing, or is not the run's.
     """
     spec = saved.meta[name]
     if spec is None:
         return None
-    own, *others = given
-    place = own
+    moved, *others = given
+    place = moved
     if place is None and others and spec["path"] == saved.meta["data"]["path"]:
         place = others[0]
     if isinstance(place, Dataset):
@@ -455,7 +412,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     path = spec["path"] if place is None else place
     try:
         view = Dataset.from_spec({**spec, "path": str(path)})
-        if isinstance(own, Dataset) and not own._holds(view):
+        if isinstance(moved, Dataset) and not moved._holds(view):
             raise InputError("its rows or transforms are not those of the run")
         return view
     except InputError as error:
@@ -470,13 +427,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
 
 
 def refuse_changes(saved: SavedRun, settings: Settings) -> None:
-    """Reject settings that would have produced different trials.
-
-    Raises
-    ------
-    InputError
-        If settings differ; the message names them.
-    """
+    """Raise InputError if the settings would have produced different trials."""
     differences = list(_differences(saved, settings))
     if differences:
         raise InputError(
@@ -502,11 +453,11 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
     for name in ("epochs", "n_trials"):
         if _number(now[name]) < _number(recorded[name]):
             yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it can only be increased)"
-    for name, known, value in (
+    for name, before, value in (
         ("points", saved.meta["points"], list(settings.points)),
         ("space", saved.meta["space"], settings.space_json),
     ):
-        if known != as_recorded(value):
+        if before != as_recorded(value):
             yield f"{name} has changed"
     yield from _searchers(saved.meta["searcher_class"], as_recorded(settings.searcher_class))
     views = {"data": settings.train, "validation": settings.validation}
@@ -542,7 +493,6 @@ def _number(value: int | None) -> float:
 
 
 def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:
-    """Check the numbers of the trials to continue."""
     if trials is None:
         return None
     if isinstance(trials, int) and not isinstance(trials, bool):

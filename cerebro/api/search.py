@@ -71,7 +71,7 @@ P = ParamSpec("P")
 def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
     """Decorate a search: data given in memory is first written to the run's folder.
 
-    The argument ``progress`` must already be a display, as `shows_progress` provides it.
+    The argument ``progress`` must already be a display, which `shows_progress` provides.
     """
     signature = inspect.signature(function)
 
@@ -79,14 +79,14 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
     def taking(*args: P.args, **kwargs: P.kwargs) -> Result:
         refuse("cerebro.search")  # reject the call before anything is written
         try:
-            given: Any = signature.bind(*args, **kwargs).arguments
+            bound: Any = signature.bind(*args, **kwargs).arguments
         except TypeError:
             return function(*args, **kwargs)  # its message names the function
-        where = given.get("run"), given.get("if_exists", "error")
-        phase = given["progress"].phase
-        with rows_written(given["data"], given.get("validation"), *where, phase) as written_to:
+        where = bound.get("run"), bound.get("if_exists", "error")
+        phase = bound["progress"].phase
+        with rows_written(bound["data"], bound.get("validation"), *where, phase) as written_to:
             views = dict(zip(("data", "validation", "run"), written_to, strict=True))
-            return function(**{**given, **views})  # type: ignore[call-arg]
+            return function(**{**bound, **views})  # type: ignore[call-arg]
 
     return taking
 
@@ -99,21 +99,10 @@ def rows_written(
     if_exists: Any,
     phase: Callable[[str], object] = lambda _: None,
 ) -> Iterator[tuple[Any, Any, Any]]:
-    """Choose a run's folder, and write data given in memory to it.
+    """Choose a run's folder, write data given in memory to it, and yield the search's arguments.
 
-    The data is removed again at the end of the block if no run was created in it.
-
-    Parameters
-    ----------
-    data, validation, run, if_exists
-        The arguments of a search.
-    phase
-        Is told that the data is being written.
-
-    Yields
-    ------
-    tuple
-        The data, the validation data and the run's folder to search with.
+    These are the data, the validation data and the folder. The data is removed at the end of the
+    block if no run was created. `phase` is told that the data is being written.
     """
     with reserved(run, if_exists) as run:
         if not (is_rows(data) or is_rows(validation)):
@@ -122,7 +111,7 @@ def rows_written(
         folder = new_run_folder(run, if_exists)
         if if_exists == "error" and gives_way(folder):
             make_way(folder)
-        made = [
+        created = [
             path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()
         ]
         claim(folder)
@@ -133,7 +122,7 @@ def rows_written(
         finally:
             rows_in.reset(token)
             if not (folder / FILE).exists():
-                remove_rows(made)
+                remove_rows(created)
 
 
 def remove_rows(made: Sequence[Path]) -> None:
@@ -446,11 +435,8 @@ def run_search(
 ) -> Result:
     """Run a search whose arguments have been checked.
 
-    Parameters
-    ----------
-    cpu_workers
-        The number of workers if training moves to the CPU because the model is ``cpu_only``. None:
-        training stays on the devices in `settings`.
+    If the model is ``cpu_only``, training moves to `cpu_workers` workers on the CPU, unless that is
+    None.
     """
     set_up(the_searcher, space, settings)
     first = the_searcher.suggest()
@@ -485,7 +471,7 @@ def _warn_if_mixed(devices: Sequence[str]) -> None:
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration's model is ``cpu_only``, that is, never computes on a GPU.
+    """Return whether a configuration's model never computes on a GPU (``cpu_only``).
 
     The model is built in a worker with a GPU, which stays warm for the search.
     """

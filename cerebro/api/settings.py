@@ -18,12 +18,10 @@ from cerebro.searchers.stopping import EarlyStopping
 EVAL_ROWS = 256
 
 MOST_VALUES = 2**16
-"""The most values in a row with which validation uses `EVAL_ROWS`: an image of 128 x 128 in color
-has fewer.
-"""
+"""The most values per row for `EVAL_ROWS`; an image of 128 x 128 in color has 49,152."""
 
 MOST_NUMBERED = 16
-"""The most integers in a row that are not taken as the tokens of a sequence."""
+"""The most integers in a row that are not the tokens of a sequence."""
 
 
 def check_points(points: Any) -> tuple[dict[str, Any], ...]:
@@ -40,7 +38,6 @@ def check_points(points: Any) -> tuple[dict[str, Any], ...]:
 
 
 def check_stop(stop: Any) -> EarlyStopping | None:
-    """Check that `stop` is a rule, not a number of epochs."""
     if stop is None or isinstance(stop, EarlyStopping):
         return stop
     raise InputError(
@@ -79,13 +76,13 @@ def check_executor(executor: Any) -> Any:
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:
     """Check `devices` and return their names; with an executor, those of its machines."""
-    wanted = named(devices)
+    names = named(devices)
     if executor is not None:
-        return _devices_of_executor(wanted, devices, workers_per_device, executor)
-    chosen = choose(devices)
-    if workers_per_device is not None and chosen == (CPU,) and wanted != ["auto"]:
+        return _devices_of_executor(names, devices, workers_per_device, executor)
+    resolved = choose(devices)
+    if workers_per_device is not None and resolved == (CPU,) and names != ["auto"]:
         raise InputError("workers_per_device is for GPUs, but devices='cpu': give workers= instead")
-    return chosen
+    return resolved
 
 
 def _devices_of_executor(
@@ -129,9 +126,8 @@ def seconds_per_unit(unit_timeout: float | None, workers: int, executor: Any) ->
 def eval_rows(data: Dataset) -> int | None:
     """Return the default of ``eval_batch_size`` for a dataset; None: the trial's batch size.
 
-    Large images and sequences of tokens keep the trial's batch size, because larger batches might
-    not fit in memory: for each token, a language model returns as many numbers as its vocabulary
-    has words.
+    Large images and sequences of tokens might not fit in memory in larger batches: a language model
+    returns one number per word of its vocabulary for each token.
     """
     values = 0
     for column in data.columns.values():

@@ -11,20 +11,15 @@ from cerebro.machine.devices import CPU, MAX_WORKERS, count_workers
 
 
 def own_workers(workers: Any, executor: Any) -> Any:
-    """Return the number of workers that a call names, in `workers` or in its executor.
+    """Return the number of workers that `workers` or the executor names; None: neither names one.
 
-    None: it names none. An executor then starts as many as fit, and only it knows how many. Warns
-    if `workers` is another number than the executor's, which counts.
-
-    Raises
-    ------
-    InputError
-        If `workers` is not a number of workers.
+    The executor's number counts; warns if `workers` differs from it. Without a number, an executor
+    starts as many workers as fit.
     """
     count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
-    own = getattr(executor, "workers", count)  # an executor need not have a number
-    if count is not None and count != own:
-        starts = "as many as fit" if own is None else own
+    number = getattr(executor, "workers", count)  # an executor need not have a number
+    if count is not None and count != number:
+        starts = "as many as fit" if number is None else number
         cure = "leave workers= out"
         if count > 0:
             cure += f", or give the number to the executor, as in Executor(workers={count})"
@@ -33,7 +28,7 @@ def own_workers(workers: Any, executor: Any) -> Any:
             f"{cure}",
             stacklevel=users_level(),
         )
-    return own
+    return number
 
 
 def worker_count(
@@ -41,5 +36,7 @@ def worker_count(
 ) -> int:
     """Return the number of workers to start: `workers`, or by default one per core or GPU."""
     count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
-    each = whole_number("workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True)
-    return count_workers(devices, count, each, threads)
+    per_device = whole_number(
+        "workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True
+    )
+    return count_workers(devices, count, per_device, threads)

@@ -20,8 +20,8 @@ class CSV(Observer):
 
     The columns are ``trial``, ``epoch`` (from 0), ``seconds``, ``state_hash``, the metrics, and the
     settings as ``config.lr``. The file is complete after every epoch. In the run's folder, it is
-    created when the first epoch ends. When a run is resumed, the
-    file is written again from the run's record.
+    created when the first epoch ends. When a run is resumed, the file is written again from the
+    run's record.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class CSV(Observer):
         self._rows = [_row(trial, epoch) for trial in run.trials for epoch in trial.history]
         if self._rows or self.path is not None:
             self._write_all()
-        # Otherwise later: a new search replaces a run that has only the run's own files.
+        # Else the first epoch writes it: a new search replaces a run that has no other files.
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
         """Append the epoch's row."""
@@ -64,7 +64,7 @@ class CSV(Observer):
             self._file = None
 
     def _write_all(self) -> None:
-        """Write the file again, because a row has new columns."""
+        """Write the whole file, because a row has new columns."""
         self.close()
         for row in self._rows:
             self._columns.update(dict.fromkeys(row))

@@ -145,8 +145,8 @@ class Mirror(Observer):
         not_before, last_tries = 0.0, LAST_TRIES
         while True:
             self._changed.wait()
-            while not self._is_ending and (left := not_before - time.monotonic()) > 0:
-                time.sleep(min(left, 0.2))
+            while not self._is_ending and (seconds := not_before - time.monotonic()) > 0:
+                time.sleep(min(seconds, 0.2))
             self._changed.clear()
             is_last = self._is_ending
             try:

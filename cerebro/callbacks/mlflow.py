@@ -14,11 +14,7 @@ from cerebro.machine.mappings import flatten
 
 ENDED = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "diverged": "FAILED"}
 RUN, SEARCH, TRIAL = "cerebro.run", "cerebro.search", "cerebro.trial"
-"""The tags by which a resumed search finds its runs.
-
-`RUN` has the search's id in all of them, `SEARCH` only in the search's own, `TRIAL` the number in a
-trial's.
-"""
+"""Tags of the runs: `RUN` of all, `SEARCH` of the search's own, `TRIAL` of a trial's."""
 
 
 class MLflow(Observer):
@@ -58,9 +54,11 @@ class MLflow(Observer):
         import mlflow
 
         self._client = mlflow.MlflowClient(self.tracking_uri)
-        known = self._client.get_experiment_by_name(self.experiment)
+        experiment = self._client.get_experiment_by_name(self.experiment)
         self._experiment = (
-            known.experiment_id if known else self._client.create_experiment(self.experiment)
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(self.experiment)
         )
         self._id = str(run.saved.meta["id"])
         self._name = Path(run.path).name
@@ -116,24 +114,23 @@ class MLflow(Observer):
         return self._children[trial.number]
 
     def _search_run(self) -> str:
-        """Return the id of the search's own run."""
         return self._run({SEARCH: self._id}, self._name)
 
     def _run(self, tags: Mapping[str, str], name: str) -> str:
-        """Return the id of the run with these tags; a run before a resume may have created it."""
+        """Return the id of the run with these tags, which may exist since before a resume."""
         tags = {RUN: self._id, **tags}
-        for found in self._found(tags):
-            self._client.update_run(found.info.run_id, status="RUNNING")
-            return str(found.info.run_id)
-        made = self._client.create_run(self._experiment, tags=tags, run_name=name)
-        return str(made.info.run_id)
+        for run in self._found(tags):
+            self._client.update_run(run.info.run_id, status="RUNNING")
+            return str(run.info.run_id)
+        new_run = self._client.create_run(self._experiment, tags=tags, run_name=name)
+        return str(new_run.info.run_id)
 
     def _found(self, tags: Mapping[str, str]) -> Iterator[Any]:
         """Yield the runs with these tags, newest first; MLflow returns them in pages."""
-        wanted = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
+        query = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
         token = None
         while True:
-            page = self._client.search_runs([self._experiment], wanted, page_token=token)
+            page = self._client.search_runs([self._experiment], query, page_token=token)
             yield from page
             token = page.token
             if not token:
@@ -143,8 +140,8 @@ class MLflow(Observer):
         from mlflow.entities import Param
 
         flat = {name: str(value)[:500] for name, value in flatten(values).items()}
-        known = self._client.get_run(run).data.params
-        new = [Param(name, value) for name, value in flat.items() if name not in known]
+        logged = self._client.get_run(run).data.params
+        new = [Param(name, value) for name, value in flat.items() if name not in logged]
         for start in range(0, len(new), 100):  # MLflow's limit for one call
             self._client.log_batch(run, params=new[start : start + 100])
 

@@ -64,7 +64,7 @@ class WandB(Observer):
         if trial.number not in self._runs:
             import wandb
 
-            given = {
+            arguments = {
                 "project": self.project,
                 "group": self._name,
                 "name": f"{self._name}-{trial.number}",
@@ -73,5 +73,5 @@ class WandB(Observer):
                 "config": trial.config,
                 "reinit": "create_new",
             }
-            self._runs[trial.number] = wandb.init(**{**given, **self.settings})
+            self._runs[trial.number] = wandb.init(**{**arguments, **self.settings})
         return self._runs[trial.number]

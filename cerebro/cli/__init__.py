@@ -49,9 +49,24 @@ from cerebro.machine.imports import imported_shadows, raised_at
 from cerebro.machine.signals import INTERRUPTED, READER_LEFT
 
 COMMANDS = (
-    *(demo, shard, plan, run, resume, control),
-    *(runs, show, logs, compare, plot, report, replay, verify, export),
-    *(agent, doctor, completion),
+    demo,
+    shard,
+    plan,
+    run,
+    resume,
+    control,
+    runs,
+    show,
+    logs,
+    compare,
+    plot,
+    report,
+    replay,
+    verify,
+    export,
+    agent,
+    doctor,
+    completion,
 )
 
 TRAINING = (demo.main, run.main, resume.main, replay.main)
@@ -61,18 +76,7 @@ MESSAGE_LIMIT = 2000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Parameters
-    ----------
-    argv
-        The command's arguments; None: those of this process.
-
-    Returns
-    -------
-    int
-        The exit status.
-    """
+    """Run one command, by default that of this process, and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -81,13 +85,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     trains = False
     show_traceback = "--traceback" in arguments or bool(os.environ.get("CEREBRO_TRACEBACK"))
     try:
-        given = [argument for argument in arguments if argument != "--traceback"]
+        words = [argument for argument in arguments if argument != "--traceback"]
         parser = make_parser()
-        if not given:
+        if not words:
             parser.print_help()
             return 0
-        _check_command(parser, given)
-        options = parser.parse_args(given)
+        _check_command(parser, words)
+        options = parser.parse_args(words)
         expand_paths(options)
         trains = options.command in TRAINING
         status = options.command(options)
@@ -140,7 +144,6 @@ class Parser(argparse.ArgumentParser):
     """The names of all commands."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise InputError instead of ending the process."""
         raise InputError(f"{message}; see {self.prog} --help")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:

@@ -19,7 +19,6 @@ AGAIN = 3
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "agent", main, "be a worker of a search on another machine")
     parser.add_argument("--connect", metavar="HOST:PORT", help="where the search listens")
     parser.add_argument(

@@ -12,17 +12,14 @@ from cerebro.machine.strict_json import strict_json
 
 
 def json_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON, for other programs")
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
     print(strict_json(value))
 
 
 def run_record(result: Any) -> dict[str, Any]:
-    """Describe a run: its settings, its environment and all its trials."""
     best = result.top(1)
     return {
         "path": result.path,

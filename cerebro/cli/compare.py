@@ -15,7 +15,6 @@ WIDTH = 40
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "compare", main, "print how two or more runs differ")
     parser.add_argument("first", metavar="RUN", help="the folder of a run")
     parser.add_argument("others", metavar="RUN", nargs="+", help="the folders of other runs")
@@ -23,12 +22,11 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print how runs differ."""
     import cerebro
     from cerebro.report import summary
 
     results = [cerebro.open(path) for path in (options.first, *options.others)]
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "runs": [str(result.path) for result in results],
         "results": _differing([_outcome(result) for result in results], always=True),
         "settings": _differing([flatten(result.settings) for result in results]),
@@ -36,16 +34,16 @@ def main(options: argparse.Namespace) -> int:
         "states": [_states(results[0], other) for other in results[1:]],
     }
     if options.json:
-        print_json(found)
+        print_json(report)
         return 0
-    rows = [[name, *_cells(values)] for name, values in found["results"].items()]
-    parts = [summary.table(["", *found["runs"]], rows)]
+    rows = [[name, *_cells(values)] for name, values in report["results"].items()]
+    parts = [summary.table(["", *report["runs"]], rows)]
     for what in ("settings", "environment"):
-        rows = [[name, *_cells(values)] for name, values in found[what].items()]
+        rows = [[name, *_cells(values)] for name, values in report[what].items()]
         parts.append(
-            summary.table([what, *found["runs"]], rows) if rows else f"{what}: no difference"
+            summary.table([what, *report["runs"]], rows) if rows else f"{what}: no difference"
         )
-    parts.append("\n".join(_state_line(states) for states in found["states"]))
+    parts.append("\n".join(_state_line(states) for states in report["states"]))
     print("\n\n".join(parts))
     return 0
 
@@ -70,9 +68,9 @@ def _differing(
     names = dict.fromkeys(name for record in records for name in record)
     values = {name: [record.get(name) for record in records] for name in names}
     return {
-        name: each
-        for name, each in values.items()
-        if always or len({repr(value) for value in each}) > 1
+        name: row
+        for name, row in values.items()
+        if always or len({repr(value) for value in row}) > 1
     }
 
 
@@ -101,7 +99,6 @@ def _states(first: Any, other: Any) -> dict[str, Any]:
 
 
 def _hashes(trial: Any) -> dict[int, str]:
-    """Return the hash of a trial's state after each epoch."""
     return {entry["epoch"]: entry["state_hash"] for entry in trial.history}
 
 
@@ -122,13 +119,13 @@ def _state_line(states: Mapping[str, Any]) -> str:
 def _cells(values: Sequence[Any]) -> list[str]:
     """Write a row of values; long ones are cut around their first difference."""
     texts = [_text(value) for value in values]
-    known = [text for text, value in zip(texts, values, strict=True) if value is not None]
+    present = [text for text, value in zip(texts, values, strict=True) if value is not None]
     begin = 0
-    if len(set(known)) > 1 and max(map(len, known)) > WIDTH:
-        columns = enumerate(zip(*known, strict=False))
-        differs = (at for at, each in columns if len(set(each)) > 1)
-        begin = max(0, next(differs, min(map(len, known))) - WIDTH // 2)
-    return [_cut(text, begin if text in known else 0) for text in texts]
+    if len(set(present)) > 1 and max(map(len, present)) > WIDTH:
+        columns = enumerate(zip(*present, strict=False))
+        differs = (at for at, column in columns if len(set(column)) > 1)
+        begin = max(0, next(differs, min(map(len, present))) - WIDTH // 2)
+    return [_cut(text, begin if text in present else 0) for text in texts]
 
 
 def _cut(text: str, begin: int) -> str:

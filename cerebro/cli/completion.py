@@ -12,7 +12,6 @@ SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(
         commands, "completion", main, "print a script that completes commands in a shell"
     )
@@ -24,7 +23,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the script."""
     shtab = import_extra("shtab", "completion", "shell completion needs shtab")
     print(shtab.complete(options.make_parser("cerebro"), options.shell))
     return 0

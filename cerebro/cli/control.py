@@ -16,7 +16,6 @@ HELP = {
 
 
 def add(commands: Any) -> None:
-    """Add the three commands to the parser."""
     for verb, text in HELP.items():
         parser = new_command(commands, verb, main, text)
         parser.set_defaults(verb=verb)
@@ -25,7 +24,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Send the command to the process that is training the run."""
     import cerebro.control as control
 
     control.send(options.run, control.Command(options.verb, options.trial))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "demo", main, "search 16 small models on handwritten digits")
     parser.add_argument("--quick", action="store_true", help="a few seconds: two epochs")
     parser.add_argument("--epochs", type=count, help="epochs per trial (12)")
@@ -47,7 +46,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Search 16 small models on the digits."""
     from cerebro.cli import demo as demonstration
 
     epochs = options.epochs
@@ -74,13 +72,7 @@ SIDE = 8  # pixels
 
 
 def digits(path: str | Path) -> cerebro.Dataset:
-    """Write scikit-learn's 1,797 handwritten digits as shards, or open existing shards.
-
-    Returns
-    -------
-    Dataset
-        Column ``x``: uint8 of shape (1, 8, 8), 0 to 16; column ``y``: int64, 0 to 9.
-    """
+    """Return scikit-learn's 1,797 handwritten digits: ``x``, uint8 (1, 8, 8), and ``y``, int64."""
     table = _digits_table()
     arrays = {
         "x": table[:, :-1].astype("uint8").reshape(-1, 1, SIDE, SIDE),
@@ -90,18 +82,10 @@ def digits(path: str | Path) -> cerebro.Dataset:
 
 
 def _digits_table() -> NDArray[Any]:
-    """Read scikit-learn's digits: one row per image, with its pixels followed by its digit.
-
-    scikit-learn itself is not imported, because with SciPy this takes longer than the demo's first
-    epochs.
-
-    Raises
-    ------
-    InputError
-        If scikit-learn is not installed, or does not have the file.
-    """
-    found = importlib.util.find_spec("sklearn")
-    for folder in (found and found.submodule_search_locations) or ():
+    """Read scikit-learn's digits: one row per image, its pixels and then its digit."""
+    # Importing scikit-learn, with SciPy, takes longer than the first epochs of the demo.
+    package = importlib.util.find_spec("sklearn")
+    for folder in (package and package.submodule_search_locations) or ():
         file = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if file.exists():
             with gzip.open(file, "rt", encoding="ascii") as lines:
@@ -127,7 +111,6 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def network(config: dict[str, Any]) -> torch.nn.Module:
-    """Return the network of a configuration."""
     from torch import nn
 
     if config["arch"] == "mlp":
@@ -156,7 +139,6 @@ def network(config: dict[str, Any]) -> torch.nn.Module:
 
 
 def build(config: dict[str, Any], info: Any) -> Any:
-    """Return the model of one trial; called in the workers."""
     import torch
 
     net = network(config)

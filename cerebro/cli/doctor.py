@@ -21,7 +21,6 @@ from cerebro.report import format as fmt
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "doctor", main, "print what this machine offers")
     parser.add_argument("path", nargs="?", default=".", help="the folder for data and runs (.)")
     parser.add_argument(
@@ -48,13 +47,13 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_json(options: argparse.Namespace) -> int:
-    found: dict[str, Any] = {"gpus": []}
+    findings: dict[str, Any] = {"gpus": []}
     for name, text in _machine_rows(options.path):
         if name == "gpu":
-            found["gpus"].append(text)
+            findings["gpus"].append(text)
         else:
-            found[name] = text
-    found["extras"] = {
+            findings[name] = text
+    findings["extras"] = {
         extra: {"purpose": purpose, "missing": _missing(modules)}
         for extra, (purpose, modules) in EXTRAS.items()
     }
@@ -64,8 +63,8 @@ def _print_json(options: argparse.Namespace) -> int:
 
         lines: list[str] = []
         status = proof.main(lines.append)
-        found["train"] = {"passed": status == 0, "lines": lines}
-    print_json(found)
+        findings["train"] = {"passed": status == 0, "lines": lines}
+    print_json(findings)
     return status
 
 
@@ -96,13 +95,7 @@ LOW_DISK_BYTES = 5_000_000_000
 
 
 def report(path: str | os.PathLike[str] = ".") -> str:
-    """Describe the machine as text.
-
-    Parameters
-    ----------
-    path
-        The folder for data and runs.
-    """
+    """Describe the machine as text; `path` is the folder for data and runs."""
     rows = _machine_rows(path)
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in [*rows, *_extras(width)])
@@ -215,17 +208,17 @@ def _cudnn(runtime: int) -> str:
     major = runtime // 1000
     install = f"pip install nvidia-cudnn-cu{major}"
     try:
-        found = cuda.find_cudnn()
+        library = cuda.find_cudnn()
     except DeviceError as error:
         return str(error)
-    if found is None:
+    if library is None:
         return f"missing; only cerebro.native needs it: {install}"
-    version = found["version"]
+    version = library["version"]
     text = (
         f"{version // 10000}.{version % 10000 // 100}.{version % 100} for CUDA "
-        f"{cuda.version_text(found['cuda'])} ({found['path']})"
+        f"{cuda.version_text(library['cuda'])} ({library['path']})"
     )
-    if found["cuda"] // 1000 != major:
+    if library["cuda"] // 1000 != major:
         text += f", which is not this runtime's: {install}"
     return text
 

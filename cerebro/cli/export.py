@@ -21,7 +21,6 @@ ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "onnx": ".onnx"}
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "export", main, "write a trial's weights into a file")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
     parser.add_argument("--trial", type=count, metavar="N", help="which trial (the best)")
@@ -49,7 +48,6 @@ def _epoch(text: str) -> str | int:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write a trial's weights."""
     import cerebro
 
     result = cerebro.open(options.run)

@@ -13,7 +13,6 @@ SECONDS = 0.5
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "logs", main, "print what trials have printed and logged")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
     parser.add_argument("--trial", type=count, metavar="N", help="only this trial")
@@ -23,7 +22,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the output of a run's trials."""
     import cerebro
 
     result = cerebro.open(options.run)

@@ -20,7 +20,6 @@ from cerebro.machine.signals import INTERRUPTED, uninterrupted
 def new_command(
     commands: Any, name: str, function: Callable[[argparse.Namespace], int], text: str
 ) -> argparse.ArgumentParser:
-    """Add a command that calls `function` with its arguments."""
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=text[0].upper() + text[1:] + "."
     )
@@ -29,7 +28,6 @@ def new_command(
 
 
 def progress_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--progress``."""
     parser.add_argument(
         "--progress",
         choices=["auto", "table", "lines", "none"],
@@ -38,7 +36,7 @@ def progress_option(parser: argparse.ArgumentParser) -> None:
 
 
 def progress(value: str | None) -> str | bool:
-    """Convert the option's value to a value of ``progress=``."""
+    """Convert the option to a value of ``progress=``."""
     return False if value == "none" else value or "auto"
 
 
@@ -79,7 +77,6 @@ def expand_paths(options: argparse.Namespace) -> None:
 
 
 def build_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--build``."""
     parser.add_argument(
         "--build", metavar="FILE", help="the file that defines build, if it has moved"
     )
@@ -107,18 +104,12 @@ def arguments_of(run: Any, file: str | Path | None) -> list[str]:
 
 
 def imported(file: str | Path, *sought: str) -> ModuleType:
-    """Import a user's file; if the file itself starts a search, the import ends there.
-
-    Raises
-    ------
-    InputError
-        If the file ends the process, which would look like success.
-    """
+    """Import a user's file; if the file itself starts a search, the import ends there."""
     from cerebro.run.recipe import import_file
 
     try:
         return import_file(file, sought=sought)
-    except SystemExit as error:
+    except SystemExit as error:  # which would look like success
         raise InputError(
             f"{file} ends the process while it is imported (sys.exit({error})): put a script's "
             "actions behind if __name__ == '__main__'"
@@ -126,13 +117,6 @@ def imported(file: str | Path, *sought: str) -> ModuleType:
 
 
 def build_of(file: str | None) -> Callable[..., Any] | None:
-    """Import ``build`` from the file given by ``--build``.
-
-    Raises
-    ------
-    InputError
-        If the file does not define ``build``.
-    """
     if file is None:
         return None
     build: Callable[..., Any] | None = getattr(imported(file, "build"), "build", None)
@@ -142,13 +126,7 @@ def build_of(file: str | None) -> Callable[..., Any] | None:
 
 
 def trial_of(result: Any, number: int) -> Any:
-    """Return the trial given by ``--trial``.
-
-    Raises
-    ------
-    InputError
-        If the run does not have this trial.
-    """
+    """Return the trial given by ``--trial``; raise InputError if the run does not have it."""
     if number < len(result.trials):
         return result.trials[number]
     has = f"trials 0 to {len(result.trials) - 1}" if result.trials else "no trials yet"
@@ -156,11 +134,7 @@ def trial_of(result: Any, number: int) -> Any:
 
 
 def say(text: object = "") -> None:
-    """Print text in a command that trains, whose status is that of the search.
-
-    If standard output is lost, as after ``| head`` or on a full disk, this text and all later
-    output are dropped.
-    """
+    """Print text in a command that trains; if the output is lost, drop it from now on."""
     try:
         print(text, flush=True)
     except OSError:
@@ -174,10 +148,7 @@ def complain(text: str) -> None:
 
 
 def drop_lost_output() -> None:
-    """Send streams that cannot be written to nowhere, with the text that is not yet written.
-
-    Otherwise Python complains about them at its end, and changes the exit status.
-    """
+    """Send streams that cannot be written to nowhere, including text that is not yet written."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -185,13 +156,14 @@ def drop_lost_output() -> None:
         except ValueError:  # closed
             continue
         except OSError:
+            # Otherwise Python complains at its end, and changes the exit status.
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
 
 
 def show_result(result: Any) -> int:
-    """Print what a search has found, and return the command's exit status."""
+    """Print what a search has found; return the exit status."""
     say(f"\n{result.summary()}\n\nThe run is in {result.path}. To look at it:\n")
     say(f"  python -m cerebro show {shlex.quote(str(result.path))}")
     return status_of(result)

@@ -23,7 +23,6 @@ COUNTS = {
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "plan", main, "estimate what a search would cost")
     parser.description = (
         "Estimate what a search would cost: its searcher and scheduler run on a simulated clock, "
@@ -49,15 +48,14 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the plan of a search."""
     import cerebro
 
     with arguments([options.file]):
         module = search_file.read(options.file, ("space", "data"), "plan")
         settings = search_file.settings_of(module, options.file, options)
-        known = inspect.signature(cerebro.plan).parameters
-        given = {name: value for name, value in settings.items() if name in known}
-        plan = cerebro.plan(module.space, search_file.data_of(module), **given)
+        parameters = inspect.signature(cerebro.plan).parameters
+        plan_settings = {name: value for name, value in settings.items() if name in parameters}
+        plan = cerebro.plan(module.space, search_file.data_of(module), **plan_settings)
     if options.json:
         print_json(asdict(plan))
     else:

@@ -14,7 +14,6 @@ KINDS = ("curves", "gantt", "parallel", "importance", "slice")
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "plot", main, "draw a plot of a run, or write an HTML page")
     parser.add_argument(
         "run", nargs="?", help="the run's folder (default: the newest one under runs)"
@@ -36,7 +35,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Draw a run."""
     import cerebro
 
     result = cerebro.open(options.run)

@@ -17,7 +17,6 @@ from cerebro.cli.options import (
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(
         commands, "replay", main, "train one trial of a run again and compare every state"
     )
@@ -29,7 +28,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Train one trial again and compare every state."""
     import cerebro
 
     with arguments(arguments_of(options.run, options.build)):

@@ -13,7 +13,6 @@ NAME = "report.html"
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "report", main, "write a run as one self-contained HTML page")
     parser.add_argument(
         "run", nargs="?", help="the run's folder (default: the newest one under runs)"
@@ -23,7 +22,8 @@ def add(commands: Any) -> None:
         "--trials", type=numbers, metavar="N,N,...", help="draw only these (default: all)"
     )
     parser.add_argument(
-        *("--no-plots", "--no-pictures"),
+        "--no-plots",
+        "--no-pictures",
         action="store_true",
         help="leave out the plots (default: draw all)",
     )
@@ -33,7 +33,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write a run's page."""
     import cerebro
     from cerebro.report import plots
     from cerebro.report.page import render_page

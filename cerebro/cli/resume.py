@@ -21,7 +21,6 @@ from cerebro.cli.options import (
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(
         commands, "resume", main, "resume a run, or train a finished one for more epochs"
     )
@@ -40,7 +39,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Resume a run."""
     import cerebro
 
     shown: Any = progress(options.progress)

@@ -34,7 +34,6 @@ SOUGHT = ("build", "space", "data")
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "run", main, "search with the definitions in a Python file")
     parser.description = (
         "Search with the definitions in a Python file. The file defines build, space, data and, "
@@ -79,7 +78,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Search with the definitions in a Python file."""
     with arguments([options.file]):
         return _search(options)
 

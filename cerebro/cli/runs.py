@@ -15,14 +15,12 @@ MESSAGE_LIMIT = 100
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "list", main, "list the runs in a folder, the newest first")
     parser.add_argument("folder", nargs="?", default="runs", help="the folder of runs (runs)")
     json_option(parser)
 
 
 def main(options: argparse.Namespace) -> int:
-    """List the runs in a folder."""
     from cerebro.report import summary
 
     folder = Path(options.folder)

@@ -18,22 +18,7 @@ from cerebro.errors import InputError
 
 
 def read(name: str, sought: Sequence[str], command: str) -> ModuleType:
-    """Import the file.
-
-    Parameters
-    ----------
-    name
-        The path of the file.
-    sought
-        The names that the file must define.
-    command
-        The command that reads the file, for the warning about a file that calls a search itself.
-
-    Raises
-    ------
-    InputError
-        If the file does not exist, cannot be imported or lacks a name.
-    """
+    """Import a file for `command`; raise InputError if it does not define the names `sought`."""
     from cerebro.machine.guard import stopped_at
 
     file = Path(name)
@@ -69,13 +54,7 @@ SHUFFLE_HELP = (
 
 
 def settings_of(module: ModuleType, file: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Merge the file's settings with the options, which take precedence.
-
-    Raises
-    ------
-    InputError
-        If a setting is not a keyword of `cerebro.search`, or if ``epochs`` is missing.
-    """
+    """Merge the file's settings with the options, which take precedence."""
     settings = getattr(module, "settings", {})
     if not isinstance(settings, Mapping):
         raise InputError(
@@ -97,14 +76,14 @@ def settings_of(module: ModuleType, file: str, options: argparse.Namespace) -> d
 
 
 def _refuse_unknown(settings: dict[Any, Any], file: str) -> None:
-    """Raise InputError for a setting that cerebro.search does not accept, with a suggestion."""
+    """Raise InputError, with a suggestion, for a setting that cerebro.search does not accept."""
     from cerebro.api.search import search
 
-    known = list(inspect.signature(search).parameters)[3:]
+    keywords = list(inspect.signature(search).parameters)[3:]
     for name in settings:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}"
+        if name not in keywords:
+            near = difflib.get_close_matches(str(name), keywords, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(keywords)}"
             raise InputError(f"{file}: settings has {name!r}, which search does not take: {hint}")
 
 

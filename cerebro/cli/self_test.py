@@ -1,9 +1,8 @@
 """``python -m cerebro doctor --train``: check that this installation trains reproducibly.
 
-A small search with the network of `cerebro.native` runs twice on generated images, so it needs
-neither a framework nor a download. It runs once with two workers, between which the models hop, and
-once inline. Both searches must end in the same states, bit for bit, and the best model must have
-learned its task. With cuDNN, the same test runs on each GPU.
+A small search with the network of `cerebro.native` runs on generated images, with two workers and
+once inline. Both must end in the same states, bit for bit, and the best model must have learned its
+task. With cuDNN, the same test runs on each GPU. It needs neither a framework nor a download.
 """
 
 from __future__ import annotations
@@ -32,13 +31,7 @@ SPACE = {"lr": [0.01, 0.05], "filters": [4, 8]}
 
 
 def pictures(rows: int = ROWS) -> dict[str, NDArray[Any]]:
-    """Draw figures of random size, position and brightness on a noisy background.
-
-    Returns
-    -------
-    dict
-        ``x``: uint8 of shape (rows, 1, 16, 16); ``y``: int64, an index into `FIGURES`.
-    """
+    """Draw noisy figures: ``x``, uint8 (rows, 1, 16, 16), and ``y``, an index into `FIGURES`."""
     generator = np.random.RandomState(0)
     y = np.arange(rows) % len(FIGURES)
     size = generator.uniform(3.0, 6.0, rows)[:, None, None]
@@ -58,7 +51,6 @@ def pictures(rows: int = ROWS) -> dict[str, NDArray[Any]]:
 
 
 def build(config: dict[str, Any]) -> Any:
-    """Return the model of one trial; called in the workers."""
     filters = (config["filters"], 2 * config["filters"])
     return cerebro.native.Model(
         (1, SIDE, SIDE), len(FIGURES), filters=filters, lr=config["lr"], device=config["device"]
@@ -132,18 +124,7 @@ def prove(data: cerebro.Dataset, place: Path, device: str, say: Callable[[str], 
 
 
 def main(say: Callable[[str], object] = print) -> int:
-    """Train, compare, and report the results.
-
-    Parameters
-    ----------
-    say
-        Called with each line of output.
-
-    Returns
-    -------
-    int
-        0 if, on every device, the models learn and the states are the same; else 1.
-    """
+    """Train, compare, and `say` the results; return 0 if models learn and states agree, else 1."""
     names, problem = devices()
     with tempfile.TemporaryDirectory(prefix="cerebro-doctor-") as folder:
         place = Path(folder)

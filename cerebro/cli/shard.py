@@ -14,7 +14,6 @@ PROGRESS: dict[str, str | bool] = {"auto": "auto", "bar": True, "none": False}
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "shard", main, "write a dataset as shards")
     parser.add_argument(
         "source",
@@ -52,7 +51,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write a dataset as shards."""
     import cerebro
 
     source: Any = options.source

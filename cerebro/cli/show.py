@@ -10,7 +10,6 @@ from cerebro.cli.options import count, new_command, trial_of
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(commands, "show", main, "print a run's trials and its best configuration")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
     parser.add_argument("--top", type=count, default=20, metavar="N", help="trials to list (20)")
@@ -19,7 +18,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print a run or one of its trials."""
     import cerebro
     from cerebro.report import summary
 

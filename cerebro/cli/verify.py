@@ -18,7 +18,6 @@ MESSAGE_LIMIT = 2000
 
 
 def add(commands: Any) -> None:
-    """Add the command to the parser."""
     parser = new_command(
         commands, "verify", main, "compare a dataset's or a run's files with their checksums"
     )
@@ -27,7 +26,6 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compare files with their checksums, and check a run's store for consistency."""
     if is_url(options.path):
         return _bucket(options.path, options.json)
     path = Path(options.path)
@@ -43,23 +41,23 @@ def main(options: argparse.Namespace) -> int:
 def _run(path: Path, as_json: bool) -> int:
     from cerebro.results.verify import verify_run
 
-    found = verify_run(path)
+    check = verify_run(path)
     if as_json:
         print_json(
             {
                 "path": path,
-                "problems": [vars(problem) for problem in found.problems],
-                "trials": found.trials,
-                "epochs": found.epochs,
-                "states": found.states,
-                "slots": found.slots,
-                "data": found.data,
+                "problems": [vars(problem) for problem in check.problems],
+                "trials": check.trials,
+                "epochs": check.epochs,
+                "states": check.states,
+                "slots": check.slots,
+                "data": check.data,
             }
         )
-        return 1 if found.problems else 0
-    if found:
-        print(found)
-    return _complain(path, found.problems)
+        return 1 if check.problems else 0
+    if check:
+        print(check)
+    return _complain(path, check.problems)
 
 
 def _data(path: Path, as_json: bool) -> int:

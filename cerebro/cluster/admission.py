@@ -35,11 +35,8 @@ Hired = Sequence[tuple[Node, Agent]]
 class Hiring:
     """Finds out whether agents can be used for a run.
 
-    Parameters
-    ----------
-    one_kind
-        The kind of GPU that all workers must have, if they have GPUs; empty: that of the first.
-        None: they may differ, which is noted.
+    `one_kind` is the kind of GPU that all workers must have; empty: that of the first worker. With
+    None, GPUs may differ, which is noted.
     """
 
     def __init__(self, cluster: Cluster, context: RunContext, one_kind: str | None = None) -> None:
@@ -50,10 +47,7 @@ class Hiring:
     def reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
         """Return the reports of new agents: their node, and the datasets that they can read.
 
-        Raises
-        ------
-        InputError
-            If one does not start.
+        Raises InputError if an agent does not start.
         """
         with run_token(Path(self._context.epoch_dir)) as token:
             asked = [
@@ -88,10 +82,7 @@ class Hiring:
     def check(self, reports: Sequence[NodeReport]) -> list[Note]:
         """Reject nodes that would compute different bits; note harmless differences.
 
-        Raises
-        ------
-        InputError
-            If a node is rejected; the message names the node, the difference and the fix.
+        Raises InputError, which names the node, the difference and the fix.
         """
         here = _as_in_workers(environment.describe(self._context.threads))
         notes = self._check_gpus(reports)
@@ -108,7 +99,7 @@ class Hiring:
         return notes
 
     def _check_gpus(self, reports: Sequence[NodeReport]) -> list[Note]:
-        """Raise InputError if a worker cannot use the GPU that the cluster has given it."""
+        """Raise InputError if a worker cannot use its GPU."""
         if not is_gpu(self._context.device):
             return []
         for report in reports:
@@ -141,9 +132,8 @@ class Hiring:
 def _as_in_workers(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return an environment with the variable that workers on GPUs get if their node has none.
 
-    Ray starts its actors without the variables of this process, which may have it by now: computing
-    on a GPU here, as for `cerebro.torch.features`, sets it. The hash seed is left out: workers get
-    that of the run on every node.
+    Computing on a GPU here, as for `cerebro.torch.features`, sets the variable in this process;
+    Ray's actors start without it. The hash seed is left out: workers on all nodes get the run's.
     """
     variables = {CUBLAS_VARIABLE: CUBLAS_WORKSPACE, **about["variables"]}
     variables.pop(environment.HASH_SEED, None)
@@ -152,7 +142,7 @@ def _as_in_workers(about: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def run_token(folder: Path) -> Iterator[str]:
-    """Make a temporary folder beside the run's: who can write there can write to the run.
+    """Make a temporary folder beside the run's folder: who can write there can write to the run.
 
     The run's folder is made later, in the same place, by the same user and with the same rights.
     """
@@ -168,8 +158,8 @@ def run_token(folder: Path) -> Iterator[str]:
 def remove_old_tokens(folder: Path) -> None:
     """Remove the tokens of coordinators that were killed before they could.
 
-    Those in the run's folder belong to earlier coordinators of this run; a folder beside it may
-    have tokens of other runs.
+    Tokens in the run's folder belong to earlier coordinators of this run; those beside it may
+    belong to other runs.
     """
     place = _existing(folder)
     newest = math.inf if place == folder else time.time() - OLD_TOKEN_SECONDS
@@ -186,6 +176,5 @@ def _existing(folder: Path) -> Path:
 
 
 def dismiss(hired: Hired) -> None:
-    """End unused agents."""
     for _, agent in hired:
         agent.kill()

@@ -1,11 +1,11 @@
 """``python -m cerebro agent``: a worker on a node, which connects to a coordinator.
 
-It supervises one worker process (`cerebro.cluster.supervisor`) until the coordinator tells it to
-end or closes the connection, or the program that started it ends. Restarting it is the engine's
-task.
+It supervises one worker process (`cerebro.cluster.supervisor`). It ends when the coordinator tells
+it to or closes the connection, or when the program that started it ends. Restarting it is the
+engine's task.
 
-On SIGTERM it hands its states over to the coordinator and leaves the run: only the unit in progress
-is lost.
+On SIGTERM it hands its states over to the coordinator and leaves the run, which loses only the unit
+in progress.
 """
 
 from __future__ import annotations
@@ -55,14 +55,8 @@ LEAVE_SECONDS = 25.0
 class AgentSupervisor(Supervisor):
     """The supervisor in an agent.
 
-    Parameters
-    ----------
-    node
-        The number of its node: the agent's own, unless nodes can have several agents.
-    fetcher
-        Fetches the states of other agents.
-    device
-        See `cerebro.cluster.gpus.own_gpu`.
+    `node` is the id of its node: the agent's own, unless nodes can have several agents. `fetcher`
+    fetches the states of other agents. See `cerebro.cluster.gpus.own_gpu` for `device`.
     """
 
     def __init__(self, node: str, fetcher: Fetcher, device: str = AUTO) -> None:
@@ -73,7 +67,7 @@ class AgentSupervisor(Supervisor):
         self._socket: SharedSocket | None = None
 
     def waits_with(self, socket: SharedSocket) -> None:
-        """Have the thread that waits for the process also handle what comes on a socket."""
+        """Have the thread that waits for the process also handle messages of a socket."""
         self._socket = socket
 
     def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
@@ -105,19 +99,10 @@ class AgentSupervisor(Supervisor):
 class Agent:
     """One agent; `run` returns its exit status.
 
-    Parameters
-    ----------
-    patience
-        Seconds to wait for a coordinator that does not listen yet.
-    stdin
-        A descriptor whose end means that the program that started this one is gone.
-    number
-        The number by which the coordinator knows it; None: a new one.
-    returns
-        Whether an agent of this process was cut off before. A coordinator whose port is closed is
-        gone then, and does not have to be waited for.
-    supervisor
-        Makes the supervisor of its worker, given the agent's number and the states of others.
+    `patience` is the time in seconds to wait for a coordinator that does not listen yet. The agent
+    ends when the descriptor `stdin` is at its end, because its parent is then gone. `number` is its
+    id; None: a new one. `returns` says that an agent of this process was cut off before: the agent
+    then ends if the coordinator's port is closed.
     """
 
     def __init__(
@@ -205,7 +190,7 @@ class Agent:
         self._socket.close()
 
     def release(self) -> None:
-        """After `close`, free what only the end of the process would free otherwise."""
+        """After `close`, free what otherwise only the end of the process would free."""
         self._fetcher.close()
         self._guard.stop()
         self._context.term()  # the server of states closes its socket
@@ -213,7 +198,7 @@ class Agent:
     # --- inside ----------------------------------------------------------------
 
     def _hand_over(self) -> str:
-        """Send all states to the coordinator, and wait until it has them; say what has happened."""
+        """Send all states to the coordinator and await its confirmation; return what happened."""
         if not self._is_welcome:
             return "it was in no search"
         # A queued unit would overwrite the newest state that the coordinator knows. One that the
@@ -246,7 +231,7 @@ class Agent:
         }
 
     def _receive(self, frames: list[Any]) -> None:
-        """Handle a message, in the thread that has taken it."""
+        """Handle a message, in the thread that has received it."""
         kind, *rest = frames
         if kind.bytes == b"end":
             self._end(ENDED)
@@ -273,7 +258,6 @@ class Agent:
             self._end(CUT)
 
     def _end(self, status: int) -> None:
-        """Have `run` return."""
         if self._status is None:
             self._status = status
         self._socket.give_back()
@@ -328,15 +312,11 @@ class Agent:
 def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str = AUTO) -> int:
     """Be an agent; return the exit status.
 
-    An agent that is cut off, because of the network or because one end was stopped for a while,
-    returns as a new one: the coordinator has given the first one up.
+    The coordinator gives up an agent that is cut off, because of the network or because one end was
+    stopped for a while. The agent then returns as a new one.
 
-    Raises
-    ------
-    InputError
-        If pyzmq is not installed or the address is invalid.
-    DeviceError
-        If `device` is a GPU that cannot be used.
+    Raises InputError if pyzmq is not installed or the address is invalid, and DeviceError if
+    `device` is a GPU that cannot be used.
     """
     zmq = import_zmq()
     if is_gpu(device):
@@ -365,7 +345,7 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
 
 
 def is_refused(address: str) -> bool:
-    """Return whether no program listens at ``host:port``, as its machine says."""
+    """Return whether the machine of ``host:port`` says that no program listens there."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), STEP_SECONDS).close()

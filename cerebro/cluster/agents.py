@@ -19,8 +19,6 @@ from cerebro.worker.messages import Job
 
 
 class Node(Protocol):
-    """A node of the cluster."""
-
     @property
     def id(self) -> str:
         """Its number in the cluster."""
@@ -72,12 +70,8 @@ class Cluster(Protocol):
     def choose(self, workers: int | None) -> Sequence[Node]:
         """Return the node of each first worker; None for `workers`: as many as fit.
 
-        There may be fewer than `workers` if the nodes of the others can join later.
-
-        Raises
-        ------
-        InputError
-            If they do not fit, or no node joins.
+        There may be fewer than `workers` if other nodes can join later. Raises InputError if the
+        workers do not fit, or no node joins.
         """
 
     def nodes(self) -> Sequence[Node]:
@@ -95,10 +89,7 @@ class Cluster(Protocol):
     def hire(self, node: Node) -> Agent:
         """Start or take an agent on a node; return before it is ready.
 
-        Raises
-        ------
-        WorkerError
-            If the node has no agent left.
+        Raises WorkerError if the node has no agent left.
         """
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -107,11 +98,11 @@ class Cluster(Protocol):
     def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
         """Wait up to `seconds`; return which of the descriptors in `others` are readable.
 
-        May return early, when an agent's answer has come: its future is done then.
+        May return early, once an agent's future is done.
         """
 
     def release(self) -> None:
-        """Be called before this thread waits for futures in another way than by `wait`."""
+        """Prepare for a wait of this thread on futures, other than by `wait`."""
 
     def why_no_more(self) -> str | None:
         """Return why no more nodes will join; None: some may."""

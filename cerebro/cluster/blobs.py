@@ -1,7 +1,7 @@
 """States on their way between agents: each agent serves those that its worker has made.
 
-There, a state is referred to by a number. It is a buffer that maps the worker's slot: this needs no
-copy, and the buffer stays readable after the slot's file is removed.
+An agent refers to a state by a number. The state is a buffer that maps the worker's slot: this
+needs no copy, and the buffer stays readable after the slot's file is removed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Blob:
 
 
 class Ref(Blob):
-    """A state as the coordinator refers to it: when this is collected, its agent may free it."""
+    """A state as the coordinator refers to it; its agent may free it once this is collected."""
 
     def __init__(self, address: str, number: int, frees: deque[int]) -> None:
         super().__init__(address, number)
@@ -62,7 +62,6 @@ class BlobServer:
         self._blobs.pop(number, None)
 
     def held(self) -> list[tuple[int, Any]]:
-        """Return the states that are here, with their numbers."""
         return list(self._blobs.items())
 
     def _serve(self) -> None:
@@ -86,10 +85,7 @@ class BlobServer:
 def fetch(socket: Any, number: int, is_gone: Callable[[], bool]) -> Any:
     """Return a state's bytes from the `BlobServer` that a socket is connected to.
 
-    Raises
-    ------
-    StateGone
-        If it is lost or does not arrive. The socket must then be closed.
+    Raises StateGone if the state is lost or does not arrive. The socket must then be closed.
     """
     zmq = import_zmq()
     socket.send(str(number).encode())
@@ -142,6 +138,5 @@ class Fetcher:
             raise
 
     def close(self) -> None:
-        """Close the connections."""
         while self._sockets:
             self._sockets.popitem()[1].close()

@@ -1,9 +1,9 @@
 """Whether a node computes the same bits as the coordinator's machine.
 
-A node is rejected for different versions of Cerebro, Python or a library that computes; for a
-different architecture or different vector instructions, by which libraries choose their kernels;
-and for different environment variables that choose kernels. Differences that are unlikely to matter
-are noted, such as a different CPU model with the same instructions.
+A node is rejected if it has another version of Cerebro, Python or a library that computes, another
+architecture or other vector instructions, or other environment variables by which libraries choose
+kernels. Differences that are unlikely to matter are noted, such as another CPU model with the same
+instructions.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ NOTED = ("cpu.model", "libc", "gpu")
 def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Compare a node with the coordinator's; see `cerebro.machine.environment.describe`.
 
-    Returns
-    -------
-    tuple of two lists
-        The differences that are rejected and those that are noted, one line each.
+    Returns the differences that are rejected and those that are noted, one line each.
     """
     refused, noted = [], []
     for line in environment.differences(here, there):

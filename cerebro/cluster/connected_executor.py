@@ -52,14 +52,10 @@ class EngineExecutor(ClusterExecutor):
 
 
 class ConnectionExecutor(EngineExecutor):
-    """Runs a search on a cluster to which the user has a connection, which stays open.
+    """Runs a search on a cluster to which the user has a connection, such as a client or a session.
 
-    Parameters
-    ----------
-    connection
-        The user's connection, such as a client or a session. A copy of the executor shares it.
-    workers, replicas, shared_path, gpus
-        As for `Executor`.
+    The connection stays open, and copies of the executor share it. The other parameters are those
+    of `Executor`.
     """
 
     def __init__(
@@ -80,13 +76,12 @@ class ConnectionExecutor(EngineExecutor):
         }
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
-        return f"{type(self).__module__}.Executor({self._connection!r}, {given})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self._given.items())
+        return f"{type(self).__module__}.Executor({self._connection!r}, {arguments})"
 
     def __deepcopy__(self, memo: Any) -> ConnectionExecutor:
-        """Copy this executor as an unused one, with the same connection."""
-        made: Any = type(self)
-        return made(self._connection, **self._given)  # type: ignore[no-any-return]
+        kind: Any = type(self)
+        return kind(self._connection, **self._given)  # type: ignore[no-any-return]
 
 
 class Executor(EngineExecutor):
@@ -153,8 +148,8 @@ class Executor(EngineExecutor):
 
     def __repr__(self) -> str:
         names = ("workers", "listen", "key", "replicas", "shared_path", "gpus")
-        given = ", ".join(f"{n}={v!r}" for n, v in zip(names, self._given, strict=True))
-        return f"cerebro.cluster.Executor({given})"
+        arguments = ", ".join(f"{n}={v!r}" for n, v in zip(names, self._given, strict=True))
+        return f"cerebro.cluster.Executor({arguments})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle or copy this executor as an unused one."""

@@ -49,14 +49,9 @@ class FunctionFailed(Exception):
 
 
 class MadeShards:
-    """The workers of a cluster while a dataset is derived.
+    """The workers of a cluster while a dataset is derived; a `cerebro.data.shard_work.ShardMakers`.
 
-    Implements `cerebro.data.shard_work.ShardMakers`.
-
-    Parameters
-    ----------
-    workers
-        The numbers of the workers, which have been started.
+    `workers` has the numbers of the workers, which have been started.
     """
 
     def __init__(self, executor: Makers, order: Order, workers: Iterable[int]) -> None:
@@ -77,9 +72,9 @@ class MadeShards:
                 raise WorkerError(f"derive: no worker is left, and none joins: {self._cause}")
             for event in self._executor.wait():
                 if isinstance(event, ShardMade):
-                    made = self._made(event)
+                    arrived = self._made(event)
                     self._assign()  # before the caller takes its time
-                    yield made
+                    yield arrived
                 else:
                     self._handle(event)
 
@@ -100,15 +95,15 @@ class MadeShards:
                     self._executor.submit(worker, ShardTask(shard, self._order.nbytes[shard]))
 
     def _own(self, worker: int) -> int | None:
-        """Return a shard that a worker holds, of those that the fewest others hold."""
+        """Return the shard that a worker and the fewest others hold."""
         holders = self._executor.holders()
         if holders is None:
             return next(iter(self._left), None)
-        own = [shard for shard in self._left if worker in holders[shard]]
-        return min(own, key=lambda shard: (len(holders[shard]), shard), default=None)
+        shards = [shard for shard in self._left if worker in holders[shard]]
+        return min(shards, key=lambda shard: (len(holders[shard]), shard), default=None)
 
     def _of_others(self, worker: int) -> int | None:
-        """Return a shard of others, after asking for it to be sent to a worker."""
+        """Return a shard that a worker does not hold, after asking for it to be sent there."""
         holders = self._executor.holders()
         if holders is None or not self._left:
             return None
@@ -145,10 +140,7 @@ class MadeShards:
     def _worker_lost(self, event: WorkerLost) -> None:
         """Replace a lost worker, or continue with the others; its shard is made again.
 
-        Raises
-        ------
-        WorkerError
-            The shard has ended several workers.
+        Raises WorkerError if the shard has ended several workers.
         """
         self._idle.discard(event.worker)
         shard = self._running.pop(event.worker, None)
@@ -180,12 +172,8 @@ class MadeShards:
 def context_of(order: Order) -> RunContext:
     """Describe an order to an executor as a run without trials.
 
-    The function travels as a pickle that only worker processes open.
-
-    Raises
-    ------
-    InputError
-        If the function cannot be sent to another process.
+    The function travels as a pickle that only worker processes open. Raises InputError if it cannot
+    be pickled.
     """
     work_there = order.work.on(None)
     if is_gpu(work_there.derivation.device):  # a worker sees one GPU, which may be another here
@@ -214,7 +202,6 @@ def context_of(order: Order) -> RunContext:
 
 
 def _error_of(event: ShardFailed) -> Exception:
-    """Return the error that the user gets; Cerebro's own are those of a derive in one process."""
     where = f"shard {event.task.shard}, node {event.node}"
     if event.kind == "input":
         return InputError(event.message)

@@ -30,13 +30,7 @@ class Engine(Protocol):
     """The number of agents that it starts; None: unknown."""
 
     def start(self, ticket: Ticket) -> None:
-        """Begin to start agents; return at once.
-
-        Raises
-        ------
-        InputError
-            If the agents cannot be started.
-        """
+        """Begin to start agents and return at once; raise InputError if this fails."""
 
     def failure(self) -> str | None:
         """Return why no more agents will connect; None: some may."""
@@ -54,27 +48,22 @@ class Outside:
     size: int | None = None
 
     def start(self, ticket: Ticket) -> None:
-        """Do nothing: others start the agents."""
+        pass
 
     def failure(self) -> str | None:
         return None
 
     def stop(self) -> None:
-        """Do nothing: none was started here."""
+        pass
 
     def close(self) -> None:
-        """Do nothing: the agents end by themselves."""
+        pass
 
 
 class Processes:
-    """Agents as processes on this machine. One that dies is not started again.
+    """Agents as processes on this machine; one that dies is not started again.
 
-    Parameters
-    ----------
-    count
-        The number of agents.
-    variables
-        For each, environment variables to add.
+    `variables` has the environment variables to add for each.
     """
 
     def __init__(self, count: int, variables: list[dict[str, str]] | None = None) -> None:
@@ -84,8 +73,8 @@ class Processes:
 
     def start(self, ticket: Ticket) -> None:
         for more in self._variables:
-            own = replace(ticket, variables={**ticket.variables, **more})
-            self.processes.append(start_agent(own))
+            agent_ticket = replace(ticket, variables={**ticket.variables, **more})
+            self.processes.append(start_agent(agent_ticket))
 
     def failure(self) -> str | None:
         codes = [process.poll() for process in self.processes]
@@ -94,7 +83,7 @@ class Processes:
         return f"all agents have ended, with status {', '.join(map(str, codes))}"
 
     def stop(self) -> None:
-        """Do nothing: all agents were started together."""
+        pass  # all agents were started together
 
     def close(self) -> None:
         for process in self.processes:
@@ -119,7 +108,6 @@ def start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
 
 
 def end_agent(process: subprocess.Popen[bytes]) -> int:
-    """End an agent and reap it; return its status."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
@@ -133,17 +121,8 @@ def end_agent(process: subprocess.Popen[bytes]) -> int:
 def be_agent(text: str, gpu: str | None = None) -> None:
     """Start an agent and wait for its end; for tasks of engines, in processes of theirs.
 
-    Parameters
-    ----------
-    text
-        The ticket, as one line.
-    gpu
-        ``CUDA_VISIBLE_DEVICES`` of the agent; None: that of this process.
-
-    Raises
-    ------
-    RuntimeError
-        If it ends otherwise than with its run: the engine may start it again.
+    `text` is the ticket, `gpu` the agent's ``CUDA_VISIBLE_DEVICES`` (None: that of this process).
+    Raises RuntimeError if the agent does not end with its run: the engine may start it again.
     """
     ticket = Ticket.from_json(text)
     if gpu is not None:
@@ -158,12 +137,9 @@ def be_agent(text: str, gpu: str | None = None) -> None:
 
 
 def own_address(peer: str) -> str:
-    """Return this machine's address on the way to another host; it sends nothing.
+    """Return this machine's address on the way to another host, without sending anything.
 
-    Raises
-    ------
-    InputError
-        If there is no way to the host.
+    Raises InputError if there is no way to the host.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
@@ -175,17 +151,15 @@ def own_address(peer: str) -> str:
 
 
 def environment_of(ticket: Ticket) -> dict[str, str]:
-    """Return this process's environment with the ticket's variables."""
-    found = dict(os.environ)
+    variables = dict(os.environ)
     for name, value in ticket.variables.items():
         if value is None:
-            found.pop(name, None)
+            variables.pop(name, None)
         else:
-            found[name] = value
-    return found
+            variables[name] = value
+    return variables
 
 
 def own_variables() -> dict[str, str | None]:
-    """Return this process's values of the variables that affect results, for agents elsewhere."""
     here = environment.variables()
     return {name: here.get(name) for name in environment.VARIABLES}

@@ -76,18 +76,8 @@ SILENT_LOOKS = 6
 class ClusterExecutor(ABC):
     """Runs a search on a cluster, which a subclass joins in `_join`.
 
-    Parameters
-    ----------
-    workers
-        The number of workers; None: as many as fit. New nodes are used when they join, up to this
-        number.
-    replicas
-        The number of nodes that get each shard.
-    shared_path
-        A path at which all nodes can read the data, or a URL in object storage from which each
-        copies its shards; None: the data is sent, unless it is in object storage itself.
-    gpus
-        The share of a GPU that each worker has; None: workers have none.
+    See `cerebro.cluster.Executor` for the parameters. With ``workers=None``, as many are used as
+    fit. `gpus` is each worker's share of a GPU, or None.
     """
 
     def __init__(
@@ -112,13 +102,7 @@ class ClusterExecutor(ABC):
 
     @abstractmethod
     def _join(self, context: RunContext) -> Cluster:
-        """Join or start the cluster for a run.
-
-        Raises
-        ------
-        InputError
-            If the cluster cannot be reached or started.
-        """
+        """Join or start the cluster for a run; raise InputError if this fails."""
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -226,7 +210,6 @@ class ClusterExecutor(ABC):
         return events
 
     def cancel(self, worker: int) -> None:
-        """Stop a worker's unit at the next batch."""
         remote = self._remotes.get(worker)
         if remote is not None:
             remote.agent.control("cancel")
@@ -251,10 +234,7 @@ class ClusterExecutor(ABC):
     def _another(self, lost: RemoteWorker) -> int:
         """Return a worker on a node that joins, or has room, after the last one was lost.
 
-        Raises
-        ------
-        WorkerError
-            If other workers are left, or none joins in time, or none will.
+        Raises WorkerError if other workers remain, or if no node joins in time.
         """
         others_are_left = bool(self._remotes)
         failure = None
@@ -294,10 +274,8 @@ class ClusterExecutor(ABC):
     def shard_makers(self, order: Order) -> Iterator[ShardMakers]:
         """Start the workers for a `Dataset.derive`; see `cerebro.data.shard_work`.
 
-        Raises
-        ------
-        InputError, WorkerError
-            As for a search; and if the function cannot be sent to workers.
+        Raises InputError or WorkerError as a search does, or if the function cannot be sent to
+        workers.
         """
         context = context_of(order)
         self._one_kind = order.gpu
@@ -345,7 +323,7 @@ class ClusterExecutor(ABC):
         self.traffic = traffic
 
     def nodes(self) -> dict[int, str]:
-        """Return, for each worker, the number of its node in the cluster."""
+        """Return the id of each worker's node."""
         return {number: remote.node.id for number, remote in sorted(self._remotes.items())}
 
     @property
@@ -363,13 +341,13 @@ class ClusterExecutor(ABC):
     def _start(self) -> None:
         remove_old_tokens(Path(self._context.epoch_dir))
         # A node that joins while nodes are chosen is not known, so that it is greeted later.
-        known = {node.id: node for node in self._cluster.nodes()}
-        chosen = self._cluster.choose(self.workers)
-        known |= {node.id: node for node in chosen}
-        self._known = set(known)
-        taken = Counter(node.id for node in chosen)
-        self._spare = {n for n, node in known.items() if self._cluster.room(node) > taken[n]}
-        hired = [(node, self._cluster.hire(node)) for node in chosen]
+        nodes = {node.id: node for node in self._cluster.nodes()}
+        hosts = self._cluster.choose(self.workers)
+        nodes |= {node.id: node for node in hosts}
+        self._known = set(nodes)
+        taken = Counter(node.id for node in hosts)
+        self._spare = {n for n, node in nodes.items() if self._cluster.room(node) > taken[n]}
+        hired = [(node, self._cluster.hire(node)) for node in hosts]
         try:
             reports = self._hiring.reports(hired, self._the_supply)
             self._later += self._hiring.check(reports)
@@ -393,7 +371,7 @@ class ClusterExecutor(ABC):
             for (node, agent), report in zip(hired, reports, strict=True)
         ]
         self._placement = self._the_supply.deal(
-            *(remotes, self._replicas, self._porters), derives=self._derives
+            remotes, self._replicas, self._porters, derives=self._derives
         )
         return [self._the_supply.with_data(remote) for remote in remotes]
 
@@ -422,13 +400,11 @@ class ClusterExecutor(ABC):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """Return the settings for workers, apart from data, folds and ``build``."""
         left_out = {"build", "train", "validation", "folds", "live_bytes", "loader_threads"}
         names = [f.name for f in fields(RunContext) if f.name not in left_out]
         return {name: getattr(self._context, name) for name in names}
 
     def _take_on(self, remote: RemoteWorker) -> RemoteWorker:
-        """Give a worker its number."""
         remote.number = self._next
         self._next += 1
         self._remotes[remote.number] = remote
@@ -447,7 +423,6 @@ class ClusterExecutor(ABC):
         self._fetch_lot(remote, lot, damaged=damaged)
 
     def _lot_of(self, job: Job) -> int | None:
-        """Return the lot that a task needs; None if it needs none."""
         if isinstance(job, ShardTask):
             return job.shard
         if not isinstance(job, Task):
@@ -455,7 +430,7 @@ class ClusterExecutor(ABC):
         return EVERYWHERE if job.part < 0 else self._context.order().pool_of_part[job.part]
 
     def _fetch_lot(self, remote: RemoteWorker, lot: int, *, damaged: bool = False) -> None:
-        """Send a lot to a worker's node, unless it is there or being sent."""
+        """Send a lot to a worker's node, unless it is there or on its way."""
         key = remote.place, lot
         if self._the_supply.is_there(remote, lot) or key in self._loading:
             return
@@ -483,12 +458,11 @@ class ClusterExecutor(ABC):
         self._call(remote, call, job, state)
 
     def _send_queued(self, remote: RemoteWorker, call: Call) -> None:
-        """Send a queued unit, which begins with the state that the unit before it leaves there."""
         assert isinstance(call.job, Task)
+        # It begins with the state that the unit before it leaves there.
         self._call(remote, call, self._as_sent(call.job, call.job.ended), None)
 
     def _as_sent(self, task: Task, ended: tuple[int, ...]) -> Task:
-        """Return a task as the worker gets it: a copy only if it differs."""
         keep = task.keep_state and self._shares_run
         if (ended, keep) == (task.ended, task.keep_state):
             return task
@@ -503,7 +477,7 @@ class ClusterExecutor(ABC):
         )
 
     def _begin_queued(self, remote: RemoteWorker) -> None:
-        """After a unit that is done, expect the answer of the one that was queued behind it."""
+        """After a unit is done, expect the answer of the unit that was queued behind it."""
         call = self._queued.pop(remote.number, None)
         if call is None:
             return
@@ -512,25 +486,22 @@ class ClusterExecutor(ABC):
             self._send_dropped(remote, call)
 
     def _send_dropped(self, remote: RemoteWorker, call: Call) -> None:
-        """Send a queued unit like any other, because the worker has not begun it by itself."""
+        """Send a queued unit like any other: the worker has not begun it by itself."""
         assert isinstance(call.job, Task)
         call.job = replace(call.job, after=None)
         self._send_when_loaded(remote, call)
 
     def _state_for(self, task: Task) -> StateIn | None:
-        """Return the state that a unit begins with; None if it reads it from the run's folder.
+        """Return the state that the worker must fetch for a unit, if any.
 
-        Raises
-        ------
-        LookupError
-            If it is lost.
+        Raises LookupError if the state is lost.
         """
-        kept = task.clone_of or task.origin
-        if kept is not None:
+        stored = task.clone_of or task.origin
+        if stored is not None:
             if self._shares_run:
                 return None
-            ref = self._cluster.put(read_state(kept))
-            return StateIn(ref, kept.state_hash, is_clone=task.clone_of is not None)
+            ref = self._cluster.put(read_state(stored))
+            return StateIn(ref, stored.state_hash, is_clone=task.clone_of is not None)
         if task.position == 0:
             return None
         held = self._states.at(task.trial, task.position)
@@ -633,7 +604,6 @@ class ClusterExecutor(ABC):
         self._events.append(event)
 
     def _keep(self, trial: int, held: HeldState, file: str) -> None:
-        """Copy the state at an epoch's end to this machine's disk while training continues."""
         self._keeping[trial] = held.position
         path = Path(self._context.epoch_dir, unpublished(file, held.state_hash))
         job = self._porters.submit(self._cluster.fetch_to_file, held, self._gone, path)
@@ -657,7 +627,7 @@ class ClusterExecutor(ABC):
             self._events.append(StateLost(trial, reason, position=position))
 
     def _collect(self, remote: RemoteWorker, call: Call, event: ShardMade) -> None:
-        """Fetch the files of a shard; until they are here, the worker counts as busy."""
+        """Fetch the files of a shard; the worker counts as busy until they arrive."""
         worker, serial, shard = remote.number, call.serial, event.task.shard
         folder = Path(self._context.state_dir, f"{ARRIVING}{serial}")
         event = replace(event, worker=worker, node=remote.name, folder=str(folder))
@@ -685,7 +655,6 @@ class ClusterExecutor(ABC):
             self._events.append(event)
 
     def _lose_state(self, worker: int, task: Task, reason: str) -> None:
-        """Report that the state that a unit begins with is lost."""
         del self._out[worker]
         self._queued.pop(worker, None)
         held = self._states.at(task.trial, task.position)
@@ -705,7 +674,6 @@ class ClusterExecutor(ABC):
     # --- data that arrive during the run ---------------------------------------
 
     def _loaded(self, key: tuple[str, int], receiver: RemoteWorker, done: Any) -> None:
-        """Handle the end of a lot's transfer to a place, through one of the agents there."""
         self._loading.discard(key)
         place, lot = key
         error = done.exception()
@@ -746,10 +714,10 @@ class ClusterExecutor(ABC):
         return None
 
     def _reload(self, remote: RemoteWorker, call: Call, event: UnitFailed | ShardFailed) -> bool:
-        """After a task failed on a damaged shard, send the shard to the node again.
+        """Send a damaged shard to the node again, if a task has failed because of it.
 
         Returns False, and does nothing, if the failure has another cause, if the node reads shards
-        from files, or if the task's shards were sent again before.
+        from files, or if the task's shards have already been sent again.
         """
         lot = self._lot_of(call.job)
         assert lot is not None
@@ -767,7 +735,6 @@ class ClusterExecutor(ABC):
 
     @property
     def _stores_in(self) -> str:
-        """Say where the workers of a node write states."""
         if self._shares_run:
             return "which writes to the run's folder and its own cache folder ($CEREBRO_CACHE)"
         return "which keeps states in its cache folder ($CEREBRO_CACHE)"
@@ -775,7 +742,6 @@ class ClusterExecutor(ABC):
     # --- lost workers --------------------------------------------------------
 
     def _agent_failed(self, remote: RemoteWorker, error: BaseException) -> None:
-        """Handle an agent that is lost or cannot continue."""
         remote.is_gone = True
         remote.node_is_gone = remote.node.id in self._gone_nodes or not remote.node.answers()
         cause = self._cluster.cause_of(error)
@@ -794,7 +760,8 @@ class ClusterExecutor(ABC):
         self._lose(
             remote,
             WorkerLost(
-                *(remote.number, reason),
+                remote.number,
+                reason,
                 began=began,
                 with_machine=remote.node_is_gone,
                 has_left=remote.agent.has_left,
@@ -802,7 +769,7 @@ class ClusterExecutor(ABC):
         )
 
     def _states_are_gone(self, lost: RemoteWorker) -> None:
-        """Drop the states that a lost agent held, and if its node is gone, those of all there."""
+        """Drop the states of a lost agent and, if its node is gone, those of all agents there."""
         for remote in list(self._remotes.values()):
             agent = remote.agent.id
             is_lost = remote is lost or (lost.node_is_gone and remote.node.id == lost.node.id)
@@ -828,7 +795,6 @@ class ClusterExecutor(ABC):
         self._events.append(event)
 
     def _is_used(self, place: str) -> bool:
-        """Return whether a worker on a living node reads the shards of a place."""
         return any(
             remote.place == place and remote.node.id not in self._gone_nodes
             for remote in self._remotes.values()
@@ -837,7 +803,6 @@ class ClusterExecutor(ABC):
     # --- regular checks --------------------------------------------------------
 
     def _look(self) -> None:
-        """Ping workers, and look for new and lost nodes."""
         self._next_look = time.monotonic() + LOOK_SECONDS
         for worker, remote in list(self._remotes.items()):
             # An idle worker, too: others may wait for a state that it holds.
@@ -847,7 +812,6 @@ class ClusterExecutor(ABC):
         self._relieve()
 
     def _survey(self) -> None:
-        """Look for new and lost nodes."""
         alive = {node.id: node for node in self._cluster.nodes()}
         for remote in [h for h in self._remotes.values() if h.node.id not in alive]:
             self._gone_nodes.add(remote.node.id)
@@ -873,7 +837,6 @@ class ClusterExecutor(ABC):
         )
 
     def _relieve(self) -> None:
-        """Copy a lot to a place that needs relief, one at a time."""
         if self._placement is None or self._loading or not self._is_training or self._derives:
             return
         wish = self._placement.relief(self._pace.speeds())
@@ -887,7 +850,6 @@ class ClusterExecutor(ABC):
                 self._fetch_lot(remote, lot)
 
     def _greet(self, node: Node) -> None:
-        """Begin to use a node that has joined the cluster."""
         room = self._cluster.room(node)
         room -= sum(remote.node.id == node.id for remote in self._remotes.values())
         if self.workers is not None:
@@ -952,7 +914,6 @@ class ClusterExecutor(ABC):
 
 
 def _gone(remote: RemoteWorker) -> str:
-    """Say how a worker was lost together with its agent."""
     if remote.agent.has_left:
         return f"node {remote.name} has left: its agent was told to end"
     return f"node {remote.name} is gone"

@@ -21,10 +21,7 @@ AUTO = "auto"
 def check_gpus(gpus: Any) -> float:
     """Return the share of a GPU that each worker gets; None gives 0.
 
-    Raises
-    ------
-    InputError
-        Unless it is a number above 0, and at most 1.
+    Raises InputError unless it is a number above 0 and at most 1.
     """
     if gpus is None:
         return 0.0
@@ -42,18 +39,11 @@ def check_gpus(gpus: Any) -> float:
 
 
 def workers_on(gpus: float, share: float) -> int:
-    """Return how many workers fit on a number of GPUs, each with its share of one."""
     return int(gpus) * int(1 / share + 1e-9)
 
 
 def gpu_at(found: Found, index: int) -> Device:
-    """Return a GPU of this machine.
-
-    Raises
-    ------
-    DeviceError
-        If no GPU has this index.
-    """
+    """Return a GPU of this machine; raise DeviceError if it does not exist."""
     if index >= len(found.devices):
         raise DeviceError(found.problem or f"there is no GPU {index}")
     return found.devices[index]
@@ -62,36 +52,26 @@ def gpu_at(found: Found, index: int) -> Device:
 def own_gpu(device: str) -> Device:
     """Return the GPU of this agent.
 
-    Parameters
-    ----------
-    device
-        The agent's ``--device``: "auto" or "cuda" for the only one that it sees, or such as
-        "cuda:1"; or "cpu".
-
-    Raises
-    ------
-    DeviceError
-        If it has none that it can use, or was not told which one is its own.
+    `device` is the agent's ``--device``: "auto" or "cuda" for the only GPU that it sees, a name
+    such as "cuda:1", or "cpu". Raises DeviceError if the agent has no usable GPU, or was not told
+    which one is its own.
     """
     if device == CPU:
         raise DeviceError("its agent was started with --device cpu")
-    found = devices.lookup()
+    gpus = devices.lookup()
     _, _, index = device.partition(":")
-    if not index and len(found.devices) > 1:
+    if not index and len(gpus.devices) > 1:
         raise DeviceError(
-            f"its agent sees {len(found.devices)} GPUs and was not told which one is its own: "
+            f"its agent sees {len(gpus.devices)} GPUs and was not told which one is its own: "
             f"start it with --device cuda:0 and so on, or with one of them in {VISIBLE}"
         )
-    return gpu_at(found, int(index or 0))
+    return gpu_at(gpus, int(index or 0))
 
 
 def visible_gpu(index: int) -> str:
-    """Return ``CUDA_VISIBLE_DEVICES`` for a process that sees only one of those of this process.
+    """Return ``CUDA_VISIBLE_DEVICES`` for a process that sees only one of this process's GPUs.
 
-    Raises
-    ------
-    InputError
-        If the variable names fewer.
+    Raises InputError if the variable names fewer.
     """
     visible = os.environ.get(VISIBLE)
     try:
@@ -103,29 +83,22 @@ def visible_gpu(index: int) -> str:
 
 
 def gpus_of_agents(workers: int | None, share: float) -> list[dict[str, str]]:
-    """Return the variables of each agent on this machine, which give it its GPU.
+    """Return the variables that give each agent on this machine its GPU.
 
-    Parameters
-    ----------
-    workers
-        The number of agents; None: as many as fit.
-
-    Raises
-    ------
-    InputError
-        If there is no GPU here, or they do not fit.
+    With ``workers=None`` there are as many agents as fit. Raises InputError if there is no GPU
+    here, or the agents do not fit.
     """
-    found = devices.lookup()
-    if not found.devices:
+    gpus = devices.lookup()
+    if not gpus.devices:
         raise InputError(
-            f"gpus={share:g}: no GPU can be used here ({found.problem}); leave gpus= out, or run "
+            f"gpus={share:g}: no GPU can be used here ({gpus.problem}); leave gpus= out, or run "
             "`python -m cerebro doctor` to see what is missing"
         )
-    room = workers_on(len(found.devices), share)
-    wanted = room if workers is None else workers
-    if wanted > room:
+    room = workers_on(len(gpus.devices), share)
+    count = room if workers is None else workers
+    if count > room:
         raise InputError(
-            f"{wanted} worker(s) with {share:g} GPU each do not fit on this machine, which has "
-            f"{len(found.devices)}: ask for fewer workers=, or for smaller parts with gpus="
+            f"{count} worker(s) with {share:g} GPU each do not fit on this machine, which has "
+            f"{len(gpus.devices)}: ask for fewer workers=, or for smaller parts with gpus="
         )
-    return [{VISIBLE: found.devices[i % len(found.devices)].visible} for i in range(wanted)]
+    return [{VISIBLE: gpus.devices[i % len(gpus.devices)].visible} for i in range(count)]

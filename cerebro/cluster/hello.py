@@ -14,7 +14,7 @@ PROTOCOL = 4
 
 
 def versions() -> dict[str, str]:
-    """Return what must be the same at both ends for messages to be understood."""
+    """Return the versions that both ends must share to understand messages."""
     return {
         "protocol": str(PROTOCOL),
         "cerebro": version(),

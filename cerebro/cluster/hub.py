@@ -29,9 +29,9 @@ from cerebro.machine.signals import uninterrupted
 from cerebro.worker.messages import Job, Task
 
 START_SECONDS = 120.0
-"""The time within which agents must connect;"""
+"""The time within which the first agents must connect."""
 LATE_SECONDS = 20.0
-"""and the time that a run waits for the others after the first."""
+"""The time after which a run begins with fewer agents than it wants."""
 LEAVE_SECONDS = 10.0
 """The time within which agents must disconnect after they are told to end."""
 STEP_SECONDS = 0.2
@@ -46,7 +46,7 @@ class AgentError(Exception):
 
 
 class Line:
-    """The connection of one agent, which is an agent of `cerebro.cluster.agents`, and a node.
+    """The connection of one agent; an `Agent` and a `Node` of `cerebro.cluster.agents`.
 
     Calls that are made before the agent has connected are sent when it does.
     """
@@ -92,7 +92,6 @@ class Line:
         return self._hub.send(self, "ordered", "run", (job, state), has_state=True)
 
     def ref(self, number: int) -> Ref:
-        """Return a reference to the state that a call leaves."""
         ref = self.refs[number] = Ref(self._states, number, self.frees)
         return ref
 
@@ -103,17 +102,8 @@ class Line:
 class Hub:
     """Accepts agents, and calls them; a `cerebro.cluster.agents.Cluster`.
 
-    Parameters
-    ----------
-    engine
-        What starts the agents; closed with the hub.
-    host, port
-        Where to listen; port 0: any free one.
-
-    Raises
-    ------
-    InputError
-        If it cannot listen there.
+    `engine` starts the agents and is closed with the hub. Port 0 is any free one. Raises InputError
+    if the hub cannot listen there.
     """
 
     errors: tuple[type[BaseException], ...] = (AgentError,)
@@ -152,13 +142,13 @@ class Hub:
     # --- as a cluster --------------------------------------------------------
 
     def choose(self, workers: int | None) -> Sequence[Node]:
-        wanted = workers if workers is not None else self._engine.size
+        needed = workers if workers is not None else self._engine.size
         begun = time.monotonic()
         with self._lock:
             while True:
                 free = [line for line in self._lines.values() if not line.is_taken]
-                if free and len(free) >= (wanted or 1):
-                    return free[:wanted]
+                if free and len(free) >= (needed or 1):
+                    return free[:needed]
                 failure = self._engine.failure()
                 waited = time.monotonic() - begun
                 if waited > START_SECONDS or failure or (free and waited > LATE_SECONDS):
@@ -219,7 +209,6 @@ class Hub:
         return "is its machine overloaded, or its disk slow? Use fewer workers="
 
     def close(self) -> None:
-        """Tell all agents to end, wait until they disconnect, and close the engine."""
         with contextlib.suppress(Exception):
             self._engine.stop()
         self._socket.give_back()
@@ -245,7 +234,7 @@ class Hub:
             self._expected[line.id] = line
 
     def lose(self, line: Line, error: AgentError) -> None:
-        """Consider an agent lost, also one that has not connected."""
+        """Consider an agent lost, whether it has connected or not."""
         with self._lock:
             self._expected.pop(line.id, None)
         self._left(line, error)
@@ -308,7 +297,6 @@ class Hub:
             self._left(line)
 
     def _hear(self, event: dict[str, Any]) -> None:
-        """Handle the beginning or the end of a connection."""
         fd = event["value"]
         if event["event"] == import_zmq().EVENT_ACCEPTED:
             self._cut.discard(fd)
@@ -368,11 +356,11 @@ class Hub:
         """Accept an agent, or reject it by name; its hello is JSON, which cannot run code."""
         try:
             hello = json.loads(frame.bytes)
-            own = versions()
+            here = versions()
             wrong = [
-                f"{name} is {hello['versions'].get(name)} there and {own[name]} here"
-                for name in own
-                if hello["versions"].get(name) != own[name]
+                f"{name} is {hello['versions'].get(name)} there and {here[name]} here"
+                for name in here
+                if hello["versions"].get(name) != here[name]
             ]
             number, host = str(hello["id"]), str(hello["host"])
             if not wrong:

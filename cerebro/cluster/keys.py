@@ -35,13 +35,7 @@ def import_zmq() -> Any:
 
 
 class Keys:
-    """The key pairs of a cluster.
-
-    Parameters
-    ----------
-    key
-        The key, `KEY_BYTES` long.
-    """
+    """The key pairs that are derived from a cluster's key of `KEY_BYTES`."""
 
     def __init__(self, key: bytes) -> None:
         zmq = import_zmq()
@@ -66,10 +60,7 @@ def _derived(key: bytes, purpose: bytes) -> bytes:
 def parse_key(text: str, source: str) -> bytes:
     """Return the key in a text.
 
-    Raises
-    ------
-    InputError
-        If the text is not a key; the message names `source` and does not show the text.
+    Raises InputError, which names `source` and does not show the text.
     """
     with contextlib.suppress(ValueError):
         key = bytes.fromhex(text.strip())
@@ -84,12 +75,8 @@ def parse_key(text: str, source: str) -> bytes:
 def key_at(path: Path, *, create: bool = False) -> bytes:
     """Return the key in a file; with `create`, write a new key if the file does not exist.
 
-    Warns if others can read or replace it: who has the key can run code here.
-
-    Raises
-    ------
-    InputError
-        If the file does not exist and cannot be created, cannot be read, or does not contain a key.
+    Warns if others can read or replace the file: who has the key can run code here. Raises
+    InputError if there is no readable file with a key, or it cannot be created.
     """
     if create:
         try:
@@ -111,10 +98,7 @@ def key_at(path: Path, *, create: bool = False) -> bytes:
 def parse_address(text: Any, source: str) -> tuple[str, int]:
     """Return the host, without brackets, and the port of ``host:port``.
 
-    Raises
-    ------
-    InputError
-        If the text is not an address; the message names `source`.
+    Raises InputError, which names `source`.
     """
     host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if host.startswith("[") and host.endswith("]"):
@@ -126,7 +110,7 @@ def parse_address(text: Any, source: str) -> tuple[str, int]:
 
 
 def address_at(host: str, port: int) -> str:
-    """Return ``host:port``, with brackets around a host of IPv6."""
+    """Return ``host:port``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -143,7 +127,6 @@ class Ticket:
     """The address of its machine at which it serves states to other agents."""
 
     def to_json(self) -> str:
-        """Return the ticket as one line."""
         return json.dumps(
             {
                 "address": self.address,

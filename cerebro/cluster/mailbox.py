@@ -28,11 +28,9 @@ class Mailbox:
             self._pipe.wake()
 
     def take(self) -> list[Any]:
-        """Remove and return all messages, in order."""
         self._reader = threading.get_ident()
         self._pipe.clear()
         return [self._queue.get() for _ in range(self._queue.qsize())]
 
     def close(self) -> None:
-        """Stop waking the reader; later messages are not read."""
         self._pipe.close()

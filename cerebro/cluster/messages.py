@@ -29,9 +29,9 @@ class NodeReport:
     at: tuple[str | None, ...] = ()
     """The path at which it can read each dataset; None: it cannot."""
     gpu: str = ""
-    """The model of the GPU that the cluster has given the worker, if it uses one;"""
+    """The model of the worker's GPU, if it uses one."""
     no_gpu: str = ""
-    """or why the GPU cannot be used."""
+    """Why the worker's GPU cannot be used."""
 
     @property
     def name(self) -> str:
@@ -41,7 +41,7 @@ class NodeReport:
     def is_beside(self, other: NodeReport) -> bool:
         """Return whether both are on one machine, and share its memory and cores.
 
-        Containers of one machine have names of their own, and limits of their own.
+        Containers of one machine have separate names and limits.
         """
         return (self.machine, self.host) == (other.machine, other.host)
 
@@ -69,11 +69,11 @@ class Begin:
     shares_run: bool
     """Whether the worker writes states and logs into the run's folder."""
     path: tuple[str, ...]
-    """The coordinator's `sys.path`,"""
+    """The coordinator's `sys.path`; only entries that exist are used."""
     argv: tuple[str, ...]
-    """its arguments,"""
+    """The coordinator's arguments."""
     directory: str
-    """and its working directory: used where they exist."""
+    """The coordinator's working directory, which is used if it exists."""
     workers_here: int
     """Workers on this node's machine, which share its memory and cores."""
     folds: Mapping[str, Any] | None = None
@@ -96,8 +96,6 @@ class StateIn:
 
 @dataclass(frozen=True)
 class JobResult:
-    """The result of a task."""
-
     event: Event | None
     """None: the task's first state could not be fetched, or the task was dropped."""
     missing: str = ""

@@ -13,13 +13,7 @@ from cerebro.executors.received import opened
 
 
 class Sent:
-    """A pickle; unpickling this object returns its content.
-
-    Parameters
-    ----------
-    message
-        Bytes of `cloudpickle`.
-    """
+    """A pickle of `cloudpickle`; unpickling this object returns its content."""
 
     def __init__(self, message: bytes) -> None:
         self.message = message

@@ -23,13 +23,7 @@ MARGIN = 1.15
 
 @dataclass
 class Placement:
-    """The lots of a run and their places.
-
-    Parameters
-    ----------
-    rows
-        The rows of each lot.
-    """
+    """The lots of a run, with their rows, and their places."""
 
     rows: Sequence[int]
     workers: dict[int, str] = field(default_factory=dict)
@@ -47,7 +41,6 @@ class Placement:
         self.workers.pop(worker, None)
 
     def remove_place(self, place: str) -> None:
-        """Remove a place with all of its lots."""
         self.lots.pop(place, None)
         for worker in [w for w, p in self.workers.items() if p == place]:
             del self.workers[worker]
@@ -59,7 +52,6 @@ class Placement:
         return lot in self.lots.get(place, ())
 
     def holders(self) -> dict[int, list[int]]:
-        """Return the workers that can read each lot."""
         return {
             lot: [w for w, place in sorted(self.workers.items()) if self.has(place, lot)]
             for lot in range(len(self.rows))
@@ -70,12 +62,8 @@ class Placement:
     ) -> dict[str, list[int]]:
         """Distribute the lots; return those of each place.
 
-        Parameters
-        ----------
-        replicas
-            The number of places for each lot, at most the number of places.
-        cached
-            The lots that places have from earlier runs.
+        Each lot gets `replicas` places, at most all. `cached` has the lots that places already
+        have.
         """
         places = self._counts()
         order = list(places)
@@ -98,17 +86,14 @@ class Placement:
                 give(place, lot)
         for lot in largest_first:
             while sum(self.has(place, lot) for place in places) < copies:
-                left = [place for place in order if not self.has(place, lot)]
-                give(min(left, key=lambda p: (after(p, lot), order.index(p))), lot)
+                others = [place for place in order if not self.has(place, lot)]
+                give(min(others, key=lambda p: (after(p, lot), order.index(p))), lot)
         return {place: sorted(self.lots[place]) for place in places}
 
     def relief(self, speeds: Mapping[int, float] | None = None) -> tuple[int, str] | None:
         """Return a lot and the place to copy it to; None if no place needs relief.
 
-        Parameters
-        ----------
-        speeds
-            Relative rows per second of each worker; 1 if unknown.
+        `speeds` are relative rows per second of each worker, 1 if unknown.
         """
         places = self._counts(speeds)
         if len(places) < 2:
@@ -120,15 +105,14 @@ class Placement:
         fast = min(load, key=lambda p: load[p])
         if load[slow] <= MARGIN * mean:
             return None
-        wanted = [s for s in sorted(alone[slow]) if not self.has(fast, s)]
+        lots = [s for s in sorted(alone[slow]) if not self.has(fast, s)]
         gap = (load[slow] - load[fast]) * places[fast]
-        fitting = [s for s in wanted if self.rows[s] / PIECES <= gap]
+        fitting = [s for s in lots if self.rows[s] / PIECES <= gap]
         if not fitting:
             return None
         return max(fitting, key=lambda s: (self.rows[s], -s)), fast
 
     def _counts(self, speeds: Mapping[int, float] | None = None) -> dict[str, float]:
-        """Return the total speed of each place's workers."""
         counts: dict[str, float] = {}
         for worker, place in sorted(self.workers.items()):
             counts[place] = counts.get(place, 0.0) + (speeds or {}).get(worker, 1.0)
@@ -160,7 +144,6 @@ class Pace:
         self._workers: dict[int, tuple[int, float]] = {}  # units, and seconds relative to that
 
     def add(self, worker: int, trial: int, rows: int, seconds: float) -> None:
-        """Add a unit's time."""
         if rows <= 0 or seconds <= 0:
             return
         rate = seconds / rows
@@ -174,7 +157,6 @@ class Pace:
             self._trials[trial] = before + (rate - before) / 8
 
     def forget(self, worker: int) -> None:
-        """Remove a worker."""
         self._workers.pop(worker, None)
 
     def speeds(self) -> dict[int, float]:

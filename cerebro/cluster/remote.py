@@ -32,14 +32,11 @@ class RemoteWorker:
 
     @property
     def name(self) -> str:
-        """The node's name in messages."""
         return self.report.name
 
 
 @dataclass
 class Call:
-    """A task that a worker runs."""
-
     serial: int
     job: Job
     packed: Any = None

@@ -33,17 +33,9 @@ LOOK_SECONDS = 0.1
 class SharedSocket:
     """A socket with its monitor; see the module's docstring.
 
-    Parameters
-    ----------
-    socket
-        A socket that only this object uses from now on.
-    events
-        The events of its connection to monitor.
-    handle
-        Called with each message's frames, in order, by one thread at a time.
-    heard
-        Called with each event of the monitor. Of what happened before a message was taken, all
-        events come before the message.
+    From now on only this object uses `socket`. `handle` is called with each message's frames, in
+    order, by one thread at a time; `heard` with each of the connection's monitored `events`. Events
+    that happen before a message is received are handled before it.
     """
 
     def __init__(
@@ -96,11 +88,10 @@ class SharedSocket:
             self.stir()
 
     def stir(self) -> None:
-        """Make the descriptor readable."""
         self._stirred.wake()
 
     def take(self) -> None:
-        """Handle all messages and events that have come, without waiting."""
+        """Handle all messages and events that have arrived, without waiting."""
         with self._handling:
             self._stirred.clear()
             while True:
@@ -115,7 +106,7 @@ class SharedSocket:
     def attend(self, seconds: float, others: Sequence[int] = ()) -> set[int]:
         """Wait up to `seconds` as the background thread; return which of `others` are readable.
 
-        Handles what comes, unless another thread has borrowed the socket.
+        Handles what arrives, unless another thread has borrowed the socket.
         """
         is_lent = self._is_lent
         descriptors = [self._returned.fileno(), *others]
@@ -129,7 +120,7 @@ class SharedSocket:
         return ready
 
     def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
-        """Wait up to `seconds` as a borrower, handle what comes, and return as `attend` does.
+        """Wait up to `seconds` as a borrower, handle what arrives, and return as `attend` does.
 
         Ctrl-C interrupts the waiting, but not the handling: a message would be lost.
         """
@@ -153,7 +144,7 @@ class SharedSocket:
         self._returned.wake()
 
     def close(self) -> None:
-        """Close the socket, which the other end sees as hanging up."""
+        """Close the socket; the other end sees a disconnect."""
         with self._handling, self._using:
             if self._is_closed:
                 return

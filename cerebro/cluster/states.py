@@ -1,8 +1,8 @@
 """The states of live trials: which are held, and where.
 
 An agent holds the states that its worker has made. Two states of each trial are kept: the newest,
-and the newest one from a different node, or else from a different agent. If an agent is lost, so
-are its states. The trial then returns to its other state and repeats the units since.
+and the newest from a different node, or else from a different agent. If an agent is lost, its
+states are, too. The trial then returns to its other state and repeats the units since.
 """
 
 from __future__ import annotations
@@ -54,36 +54,31 @@ class HeldStates:
         self._states[trial] = [*elsewhere[-1:], state]
 
     def at(self, trial: int, position: int) -> HeldState | None:
-        """Return the state after `position` units."""
-        found = [s for s in self._states.get(trial, []) if s.position == position]
-        return found[-1] if found else None
+        states = [s for s in self._states.get(trial, []) if s.position == position]
+        return states[-1] if states else None
 
     def newest(self, trial: int) -> HeldState | None:
-        """Return the newest state of a trial."""
         states = self._states.get(trial)
         return states[-1] if states else None
 
     def lose(self, trial: int, position: int) -> int | None:
         """Remove a lost state; return the position of the one before it, if any."""
-        left = [s for s in self._states.get(trial, []) if s.position < position]
+        earlier = [s for s in self._states.get(trial, []) if s.position < position]
         if trial in self._states:
-            self._states[trial] = left
-        return left[-1].position if left else None
+            self._states[trial] = earlier
+        return earlier[-1].position if earlier else None
 
     def lose_agent(self, agent: str) -> None:
-        """Remove the states that were lost with an agent."""
         for trial, states in self._states.items():
             self._states[trial] = [
                 s for s in states if s.agent != agent or s.nbytes <= CARRIED_BYTES or s.is_here
             ]
 
     def forget(self, trial: int) -> None:
-        """Drop a trial that has ended, so that its states can be freed."""
         self._states.pop(trial, None)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all held states."""
         return sum(state.nbytes for states in self._states.values() for state in states)
 
 
@@ -96,14 +91,9 @@ class StateGone(Exception):
 
 
 def write_checked(packed: Any, state_hash: str, path: Path) -> None:
-    """Write a state that was fetched to a file.
+    """Write a fetched state to a file.
 
-    Raises
-    ------
-    CorruptDataError
-        If the state is damaged.
-    OSError
-        If the file cannot be written.
+    Raises CorruptDataError if the state is damaged, OSError if the file cannot be written.
     """
     if _core.hash_state(packed) != state_hash:
         raise CorruptDataError("its hash differs")

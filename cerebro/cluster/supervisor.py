@@ -1,12 +1,12 @@
 """Supervises one worker process on a node, for a coordinator on another.
 
-The process is the same as on one machine, with the same protection: heartbeats, a time limit per
-unit, redirected output, and it ends with its parent. The supervisor passes tasks to it, and states
-to and from other nodes. It is cheap: it imports neither PyTorch nor the user's code, and survives a
-crash of a trial. It is part of an agent (`cerebro.cluster.agent`).
+The process has the same protection as on one machine: heartbeats, a time limit per unit, redirected
+output, and it ends with its parent. The supervisor, a part of an agent (`cerebro.cluster.agent`),
+passes tasks to it, and states to and from other nodes. It imports neither PyTorch nor the user's
+code, and survives a crash of a trial.
 
-Every unit carries the trial's dispatch number, which only grows, so that the supervisor can reject
-a call that arrives late or twice.
+Every unit carries the trial's dispatch number, which only grows. The supervisor can therefore
+reject a call that arrives late or twice.
 """
 
 from __future__ import annotations
@@ -70,11 +70,7 @@ class LateCall(Exception):
 
 
 class Supervisor(ABC):
-    """One worker on a node; see the module's docstring.
-
-    A subclass implements what depends on the cluster: the node's number, its GPU, how states are
-    fetched, and how a thread waits for the process.
-    """
+    """One worker on a node; subclasses implement what depends on the cluster."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -115,14 +111,8 @@ class Supervisor(ABC):
     ) -> NodeReport:
         """Describe this node.
 
-        Parameters
-        ----------
-        token
-            The path of a folder that the coordinator has made beside the run's folder.
-        data
-            For each dataset, its possible paths and its checksum.
-        on_gpu
-            Whether the worker uses a GPU, which the report then describes.
+        `token` is a folder that the coordinator has made beside the run's folder. `data` has the
+        possible paths and the checksum of each dataset. `on_gpu` adds the worker's GPU.
         """
         gpu = no_gpu = ""
         if on_gpu:
@@ -145,33 +135,29 @@ class Supervisor(ABC):
         )
 
     def begin_data(self, manifest: bytes) -> list[int]:
-        """Store a dataset's manifest; return the shards in the cache."""
+        """Store a dataset's manifest; return the shards that are in the cache."""
         with self._lock:
             return self._the_cache.begin(manifest)
 
     def receive(self, checksum: str, shard: int, name: str, offset: int, piece: Any) -> None:
-        """Store a piece of a shard's file."""
         with self._lock:
             self._the_cache.receive(checksum, shard, name, offset, piece)
 
     def finish(self, checksum: str, shard: int) -> None:
-        """Check a received shard and make it usable."""
         with self._lock:
             self._the_cache.finish(checksum, shard)
 
     def pull(self, url: str, checksum: str, shards: Sequence[int]) -> int:
         """Copy shards from object storage into the cache; return the number of bytes.
 
-        Other calls are served meanwhile.
+        Does not block other calls.
         """
         return self._the_cache.pull(Objects(url), checksum, shards)
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
-        """Delete the damaged ones among the shards."""
         self._the_cache.forget_damaged(checksum, shards)
 
     def data_folders(self, checksums: Sequence[str]) -> list[str]:
-        """Return the folders of datasets in the cache."""
         return [str(self._the_cache.data(checksum)) for checksum in checksums]
 
     def begin(self, begin: Begin) -> None:
@@ -196,10 +182,10 @@ class Supervisor(ABC):
         self._shares_run = begin.shares_run
         threads = int(begin.settings["threads"])
         settings = dict(begin.settings)
-        for name, own in (("state_dir", "slots"), ("epoch_dir", "epochs"), ("log_dir", "trials")):
+        for name, sub in (("state_dir", "slots"), ("epoch_dir", "epochs"), ("log_dir", "trials")):
             if name == "state_dir" or not begin.shares_run:
-                (self._folder / own).mkdir(exist_ok=True)
-                settings[name] = str(self._folder / own)
+                (self._folder / sub).mkdir(exist_ok=True)
+                settings[name] = str(self._folder / sub)
         settings |= {
             "live_bytes": available_memory() // (2 * begin.workers_here),
             "loader_threads": int(resources.usable_cores() > begin.workers_here * threads),
@@ -225,12 +211,8 @@ class Supervisor(ABC):
     def run(self, task: Job, state: StateIn | None) -> tuple[JobResult, Any]:
         """Run a task; return its result and the packed state that it left.
 
-        Raises
-        ------
-        WorkerError
-            If there is no process to run it.
-        LateCall
-            If a later task of the same trial arrived before it.
+        Raises WorkerError if there is no process, and LateCall if a later task of the same trial
+        arrived before.
         """
         self._runner = threading.get_ident()
         if self._local is None and self._data_trouble:
@@ -281,7 +263,7 @@ class Supervisor(ABC):
         return JobResult(event, log=self._take_log(task.trial), fetched=fetched), packed
 
     def offer(self, task: Job) -> None:
-        """Pass a queued unit on at once, if the process runs the one before; `run` then awaits it.
+        """Queue a unit at the process if it runs the unit before; `run` then awaits the answer.
 
         May be called by another thread than `run`.
         """
@@ -296,13 +278,11 @@ class Supervisor(ABC):
         return self._passed is not None
 
     def made_piece(self, shard: int, name: str, offset: int, size: int) -> bytes:
-        """Return a piece of a file that a `ShardTask` has left here."""
         with (self._state_dir / shard_folder(shard) / name).open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
     def drop_made(self, shard: int) -> None:
-        """Delete the files of a `ShardTask`, which the coordinator has."""
         shutil.rmtree(self._state_dir / shard_folder(shard), ignore_errors=True)
 
     def keep_made(self, manifest: bytes, shards: Sequence[int]) -> None:
@@ -311,7 +291,6 @@ class Supervisor(ABC):
             self._the_cache.adopt(self._state_dir, manifest, shards)
 
     def restart(self) -> None:
-        """Start a new process to replace the lost one."""
         if self._local is not None:
             try:
                 self._inner = self._local.replace(self._inner)
@@ -319,13 +298,11 @@ class Supervisor(ABC):
                 self._local, self._trouble = None, text_of(error)
 
     def cancel(self) -> None:
-        """Stop the running unit at its next batch."""
         if self._local is not None:
             with contextlib.suppress(KeyError):
                 self._local.cancel(self._inner)
 
     def agent_is_gone(self, agent: str) -> None:
-        """Stop waiting for states that a lost agent holds."""
         self._gone.add(agent)
 
     def ping(self) -> int:
@@ -341,7 +318,7 @@ class Supervisor(ABC):
         self._wake_runner()
 
     def end_process(self) -> None:
-        """End the process. No other thread may be in `run`: it would use what is closed here."""
+        """End the process. No other thread may be in `run`, which uses what is closed here."""
         if self._local is not None:
             self._local.close(kill=True)
             self._local = None
@@ -359,23 +336,17 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _node(self) -> str:
-        """Return this node's number in the cluster."""
+        """Return the node's id in the cluster."""
 
     @abstractmethod
     def _fetch(self, state: StateIn) -> Any:
-        """Return a packed state.
-
-        Raises
-        ------
-        StateGone
-            If it is lost.
-        """
+        """Return a packed state; raise StateGone if it is lost."""
 
     @abstractmethod
     def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
-        """Pass a unit on that is offered (`_pass_on`), and return the process's events.
+        """Queue the offered unit (`_pass_on`), and return the process's events.
 
-        Returns none if `_wake_runner` was called.
+        Returns none after `_wake_runner`.
         """
 
     @abstractmethod
@@ -383,13 +354,7 @@ class Supervisor(ABC):
         """Have `_wait` return; may be called by another thread."""
 
     def _given_gpu(self) -> Device:
-        """Return the GPU that this worker has been given.
-
-        Raises
-        ------
-        DeviceError
-            If it cannot be used.
-        """
+        """Return the worker's GPU; raise DeviceError if it cannot be used."""
         raise DeviceError("this kind of cluster gives workers no GPU")
 
     # --- inside ------------------------------------------------------------
@@ -402,7 +367,7 @@ class Supervisor(ABC):
             return self._cache
 
     def _carry_out(self, task: Job) -> Event:
-        """Run a task in the process, or await the one that was passed on; return its event."""
+        """Run a task in the process, or await it if it was passed on; return its event."""
         assert self._local is not None
         passed, self._passed = self._passed, None
         if passed is None and not self.is_ending:
@@ -417,7 +382,6 @@ class Supervisor(ABC):
         return event
 
     def _pass_on(self, running: Job) -> None:
-        """Queue the offered task at the process if it follows the running one."""
         assert self._local is not None
         offered = self._offered
         if not isinstance(running, Task) or offered is None:
@@ -449,7 +413,6 @@ class Supervisor(ABC):
         return slots.view(task.position + 1)
 
     def _forget(self, trial: int) -> None:
-        """Drop a trial that has ended, or whose newest state is on a different worker."""
         self._made.pop(trial, None)
         slots = self._slots.pop(trial, None)
         if slots is not None:
@@ -474,13 +437,13 @@ class Supervisor(ABC):
             return b""
         if len(text) > MAX_LOG_BYTES:
             half = MAX_LOG_BYTES // 2
-            left = f"\n... {len(text) - MAX_LOG_BYTES} bytes ...\n".encode()
-            text = text[:half] + left + text[-half:]
+            gap = f"\n... {len(text) - MAX_LOG_BYTES} bytes ...\n".encode()
+            text = text[:half] + gap + text[-half:]
         return text
 
 
 def _open_data(data: DataAt) -> Dataset:
-    """Open a dataset; raise CorruptDataError if this node cannot."""
+    """Open a dataset; raise CorruptDataError if this fails."""
     kind = PlacedDataset if data.in_parts else Dataset
     try:
         return kind.from_spec(data.spec)
@@ -509,7 +472,7 @@ def _find_data(paths: Sequence[str], checksum: str) -> str | None:
 def _writes_like_its_owner(folder: str) -> bool:
     """Return whether files that this process makes in a folder belong to the folder's owner.
 
-    Those of another user might be read-only for the coordinator, or its files for them.
+    Otherwise the coordinator and this process might not be able to write each other's files.
     """
     try:
         with tempfile.TemporaryFile(dir=folder) as file:

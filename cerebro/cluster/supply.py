@@ -46,15 +46,8 @@ EVERYWHERE = -1
 class Supply:
     """The data of a run on the nodes of a cluster; see the module's docstring.
 
-    Parameters
-    ----------
-    lots
-        The shards of each lot.
-    shared_path
-        The path at which all nodes read the data, or the URL at which they find it in object
-        storage; None: the data is sent, unless it is in object storage itself.
-    traffic
-        Counts the bytes that are sent.
+    `lots` has the shards of each lot. Nodes read the data at `shared_path`, a path or a URL in
+    object storage; if it is None, shards are sent. `traffic` counts the bytes that are sent.
     """
 
     def __init__(
@@ -80,7 +73,6 @@ class Supply:
         self._written: Dataset | None = None  # the rows of the validation view
 
     def close(self) -> None:
-        """Remove the temporary files."""
         if self._cache is not None:
             self._cache.close()
 
@@ -89,10 +81,7 @@ class Supply:
     def asked(self, node: Node) -> list[tuple[list[str], str]]:
         """Return each dataset's possible paths on a node, and its checksum.
 
-        Raises
-        ------
-        InputError
-            If a dataset is not at the shared URL.
+        Raises InputError if a dataset is not at the shared URL.
         """
         _ = self._urls  # here, in the thread that starts the run
         return [(self._paths(node, data), data._manifest.checksum) for data in self._datasets()]
@@ -100,21 +89,21 @@ class Supply:
     @cached_property
     def _urls(self) -> dict[str, str]:
         """The URLs of the datasets in object storage, by checksum."""
-        found = {}
+        urls = {}
         for data in self._datasets():
             url = data.url
             if url is None and self._shared_url is not None:
                 url = find_at(self._shared_url, data)
             if url is not None:
-                found[data._manifest.checksum] = url
-        return found
+                urls[data._manifest.checksum] = url
+        return urls
 
     def check_reads(self, report: NodeReport) -> None:
         """Raise InputError if a node does not see the shared data."""
         if self._shared_path is None:
             return
-        for data, found in zip(self._datasets(), report.at, strict=True):
-            if found is None:
+        for data, path in zip(self._datasets(), report.at, strict=True):
+            if path is None:
                 raise InputError(
                     f"node {report.name} does not find the dataset {data.path.name} at "
                     f"shared_path={str(self._shared_path)!r}: mount the same folder on every node, "
@@ -143,12 +132,8 @@ class Supply:
     ) -> Placement | None:
         """Send every place its lots; return the placement, or None if all places read all data.
 
-        In a search every place gets a lot, even if there are fewer lots than places.
-
-        Raises
-        ------
-        InputError
-            If a node cannot store its shards.
+        In a search every place gets a lot, even if there are fewer lots than places. Raises
+        InputError if a node cannot store its shards.
         """
         senders = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
         asked = {place: threads.submit(self.introduce, remote) for place, remote in senders.items()}
@@ -194,7 +179,6 @@ class Supply:
         return [EVERYWHERE, *(n for n, lot in enumerate(self._lots) if begun.issuperset(lot))]
 
     def is_there(self, remote: RemoteWorker, lot: int) -> bool:
-        """Whether a worker can read a lot."""
         return remote.reads_all or lot in self.arrived.get(remote.place, ())
 
     def send(self, remote: RemoteWorker, lots: Sequence[int]) -> None:
@@ -203,8 +187,8 @@ class Supply:
             self._send_everywhere(remote)
         with self._lock:
             have = self._have.setdefault(remote.place, set())
-            wanted = {shard for lot in lots if lot != EVERYWHERE for shard in self._lots[lot]}
-            missing = sorted(wanted - have)
+            shards = {shard for lot in lots if lot != EVERYWHERE for shard in self._lots[lot]}
+            missing = sorted(shards - have)
         sent = self._move(remote, self._train, missing)
         with self._lock:
             have.update(missing)
@@ -223,7 +207,6 @@ class Supply:
         return 0
 
     def _needs_whole(self) -> bool:
-        """Whether every place needs all shards of the training data."""
         source = self._everywhere
         return source is not None and source.checksum == self._train.checksum
 
@@ -294,7 +277,6 @@ class Supply:
             self._note(remote.place, [EVERYWHERE] if missing else [], sent)
 
     def forget(self, place: str) -> None:
-        """Forget the data of a place that is gone."""
         self.arrived.pop(place, None)
         with self._lock:
             self._have.pop(place, None)
@@ -307,14 +289,10 @@ class Supply:
             self._traffic.data_bytes += sent
 
     def _finished(self, job: Any) -> Any:
-        """Wait until data has been sent; return the result of `job`.
+        """Return a transfer's result.
 
-        Raises
-        ------
-        InputError
-            If a node cannot store the data.
-        CorruptDataError
-            If data in object storage is damaged.
+        Raises InputError if a node cannot store the data, CorruptDataError if the data in object
+        storage is damaged.
         """
         try:
             return job.result()
@@ -365,19 +343,11 @@ class LocalData:
 def find_at(shared: str, data: Dataset) -> str:
     """Return the URL of a dataset's copy in object storage.
 
-    Parameters
-    ----------
-    shared
-        Its URL, or that of the folder that it is in.
-
-    Raises
-    ------
-    InputError
-        If it is not there.
+    It is `shared`, or in the folder `shared`. Raises InputError if it is at neither.
     """
     for url in (shared.rstrip("/"), f"{shared.rstrip('/')}/{data.path.name}"):
-        found = read_manifest_at(Objects(url))[1]
-        if found is not None and found.checksum == data._manifest.checksum:
+        manifest = read_manifest_at(Objects(url))[1]
+        if manifest is not None and manifest.checksum == data._manifest.checksum:
             return url
     raise InputError(
         f"the dataset {data.path.name} is not at shared_path={shared!r}: upload it, or leave out "
@@ -394,14 +364,8 @@ def begin_data(agent: Agent, source: LocalData, timeout: float) -> list[int]:
 def send_shards(agent: Agent, source: LocalData, shards: Iterable[int]) -> int:
     """Send shards to a node, which checks them; return the number of bytes.
 
-    Raises
-    ------
-    CorruptDataError
-        If a file here does not match the manifest.
-    The cluster's errors
-        If the node is gone.
-    OSError
-        If a file here cannot be read.
+    Raises CorruptDataError or OSError because of a file here, and the cluster's errors if the node
+    is gone.
     """
     sent = 0
     for shard in shards:
@@ -428,19 +392,8 @@ def send_shards(agent: Agent, source: LocalData, shards: Iterable[int]) -> int:
 def fetch_shard(agent: Agent, shard: int, files: Mapping[str, FileEntry], folder: Path) -> int:
     """Fetch the files of a shard that a node has made; return the number of bytes.
 
-    Parameters
-    ----------
-    folder
-        The target, which must not exist. What arrives is not compared with its hashes.
-
-    Raises
-    ------
-    CorruptDataError
-        If a file does not have the name of a file.
-    The cluster's errors
-        If the node is gone.
-    OSError
-        If a file cannot be written here.
+    `folder` must not exist. Hashes are not checked. Raises CorruptDataError for an invalid file
+    name, OSError if a file cannot be written here, and the cluster's errors if the node is gone.
     """
     folder.mkdir()
     for name, entry in files.items():

@@ -110,7 +110,7 @@ def frames_of_answer(answer: Any) -> list[Any]:
 
 
 def message_of(messages: list[Any]) -> Any:
-    """Return the message that an authenticated peer has sent in these frames."""
+    """Return the message in the frames of an authenticated peer."""
     if len(messages) == 1:
         return pickle.loads(messages[0].buffer)
     return pickle.loads(b"".join(message.buffer for message in messages))

@@ -17,14 +17,8 @@ class Hooks:
     """Calls the hooks of a run's callbacks and remembers which callback failed.
 
     Exceptions raised by callbacks propagate unchanged; `cause_of` names the callback. Exceptions
-    raised by observers do not propagate; an observer that fails is not called again.
-
-    Parameters
-    ----------
-    callbacks
-        Objects that have any of the hooks.
-    view
-        Converts a record into the `Trial` passed to callbacks: a copy of the trial as it is now.
+    raised by observers do not propagate; an observer that fails is not called again. `view`
+    converts a record into the `Trial` passed to callbacks: a copy of the trial as it is now.
     """
 
     def __init__(self, callbacks: Sequence[Any], view: Callable[[TrialRecord], Any]) -> None:
@@ -64,8 +58,8 @@ class Hooks:
     @property
     def of_commits(self) -> list[Callable[[], None]]:
         """What observers have called after each commit of the store."""
-        observers = [one for one in self._callbacks if isinstance(one, Observer)]
-        return [one.on_commit for one in observers if hasattr(one, "on_commit")]
+        observers = [callback for callback in self._callbacks if isinstance(callback, Observer)]
+        return [callback.on_commit for callback in observers if hasattr(callback, "on_commit")]
 
     def run_closed(self) -> None:
         """Tell the observers that the run's folder is complete and released."""
@@ -91,7 +85,7 @@ class Hooks:
         self, callback: Any, hook: str, method: Callable[..., None], arguments: tuple[Any, ...]
     ) -> None:
         if all(
-            callback is not one for one in self._callbacks
+            callback is not other for other in self._callbacks
         ):  # an observer that failed after the call was postponed
             return
         try:

@@ -23,8 +23,6 @@ MAX_NOTES = 1000
 
 
 class Commanded(Protocol):
-    """The part of a run that commands act on."""
-
     @property
     def trials(self) -> Mapping[int, LiveTrial]:
         """The trials that have not ended, by number."""
@@ -46,17 +44,7 @@ class Commanded(Protocol):
 
 
 class Commands:
-    """Carries out the commands that arrive.
-
-    Parameters
-    ----------
-    folder
-        The run's ``control`` folder.
-    note
-        Called with a line for the run's events.
-    clock
-        Returns seconds.
-    """
+    """Carries out the commands that arrive; `note` is called with a line for the run's events."""
 
     def __init__(
         self,
@@ -87,7 +75,6 @@ class Commands:
         return min(limits)
 
     def carry_out(self, run: Commanded) -> None:
-        """Carry out the pending commands in order."""
         for item in self._inbox.take():
             note = self._carry_out(item, run) if isinstance(item, Command) else item
             self._notes += 1
@@ -95,7 +82,6 @@ class Commands:
                 self._note(note)
 
     def close(self) -> None:
-        """Accept no more commands."""
         self._inbox.close()
 
     def _carry_out(self, command: Command, run: Commanded) -> str:
@@ -135,14 +121,9 @@ LOOK_SECONDS = 1.0
 
 
 class Inbox:
-    """The commands that arrive in a run's folder during training.
+    """The commands that arrive in a run's folder during training; creates the folder if missing.
 
     Files already there at the start were meant for an earlier process and are discarded.
-
-    Parameters
-    ----------
-    folder
-        The run's ``control`` folder; created if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -160,9 +141,9 @@ class Inbox:
     def take(self) -> Iterator[Command | str]:
         """Yield pending commands by file name; for an invalid file, yield why it was rejected.
 
-        A file is removed when the next item is requested, that is, after its command was carried
-        out. If nothing has arrived, a call takes a few microseconds. On a network file system,
-        where each read is a round trip, the folder is read at most once in `LOOK_SECONDS`.
+        A file is removed when the next item is requested, after its command was carried out. On a
+        network file system, where each read is a round trip, the folder is read at most once in
+        `LOOK_SECONDS`.
         """
         if not self._is_due():
             return
@@ -177,7 +158,6 @@ class Inbox:
             self._remove(name)
 
     def discard(self) -> None:
-        """Remove all files."""
         for name in self._names():
             self._remove(name)
 

@@ -63,23 +63,11 @@ def conduct(
 ) -> Result:
     """Train until the searcher is done, the time is up, or the user stops the run.
 
-    Parameters
-    ----------
-    settings, searcher
-        The search's settings and its searcher, already set up.
-    first
-        The searcher's first suggestion, for a new run.
-    previous
-        The state that an earlier process left, for a resumed run.
+    `first` is the first suggestion for a new run; `previous` is what an earlier process left of a
+    resumed one. The searcher is already set up.
 
-    Raises
-    ------
-    RunError
-        If no trial can be trained.
-    KeyboardInterrupt
-        On Ctrl-C, after the run was closed; the message says how to resume it.
-    SystemExit
-        On SIGTERM, with status 143, after printing the same message.
+    Raise RunError if no trial can be trained. Raise KeyboardInterrupt on Ctrl-C, and SystemExit
+    with status 143 on SIGTERM, after the run was closed, with a message that says how to resume it.
     """
     warn_of_edits()
     with exit_on_sigterm():
@@ -112,8 +100,15 @@ def conduct(
             result.saved.before_reading = store.flush
             session.hooks = hooks = Hooks(settings.callbacks, result.trial_of)
             session.coordinator = coordinator = Coordinator(
-                *(settings, context, searcher, executor, store, hooks, session.progress),
-                *(first, restored),
+                settings,
+                context,
+                searcher,
+                executor,
+                store,
+                hooks,
+                session.progress,
+                first,
+                restored,
             )
             hooks.notify("on_run_start", result)
             store.listeners = hooks.of_commits
@@ -151,12 +146,8 @@ def conduct(
 def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) -> None:
     """Check that a model whose arguments fix its metrics reports those that the search needs.
 
-    Raises
-    ------
-    RunError
-        If trials cannot be ranked: training them would be in vain.
-    InputError
-        If early stopping monitors another metric.
+    Raise RunError if trials cannot be ranked, and InputError if early stopping monitors another
+    metric.
     """
     missing = missing_metric(settings.metric, metrics, validated=settings.validates, words=words)
     if missing is not None:
@@ -166,7 +157,7 @@ def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) ->
 
 
 def warn_of_edits() -> None:
-    """Warn if the user has edited a module, but this process still has the one before."""
+    """Warn if the user has edited a module, but this process still has the old version."""
     edited = edited_since_import()
     if edited:
         them, names = ("it", "them")[len(edited) > 1], ", ".join(edited)
@@ -209,9 +200,9 @@ def exit_on_sigterm() -> Iterator[None]:
 class RunSession:
     """Holds the resources of a process that trains a run, and closes them at the end.
 
-    If no exception is raised, the workers end and the run gets the coordinator's status. On any
-    exception, the workers are killed, and all finished work is kept. In both cases the run's owner
-    lock is released last.
+    Without an exception, the workers end and the run gets the coordinator's status. On any
+    exception, the workers are killed, and all finished work is kept. The run's owner lock is
+    released last.
     """
 
     def __init__(self, settings: Settings, context: RunContext) -> None:
@@ -296,19 +287,15 @@ def close(opened: OwnedRun, state_dir: Path) -> None:
 
 
 def explain(error: BaseException, result: Result) -> None:
-    """Complete the error that ended a run.
-
-    A RunError gets the closed run as its result; a KeyboardInterrupt also gets a message with the
-    command that resumes the run.
-    """
+    """Complete the error that ended a run: add its result, or how to resume it after Ctrl-C."""
     result.refresh()
     if isinstance(error, RunError):
         error.result = result
     elif isinstance(error, KeyboardInterrupt):
         # A build that the user has not written says what can be done without it.
-        own = getattr(result.saved.known_build, "lines_on_interrupt", None)
-        if own is not None:
-            lines = own(what_is_kept(result), str(result.path))
+        lines_for = getattr(result.saved.known_build, "lines_on_interrupt", None)
+        if lines_for is not None:
+            lines = lines_for(what_is_kept(result), str(result.path))
             explain_interrupt(error, lines, "\n".join(lines), result)
         else:
             explain_interrupt(error, in_three_lines(result), how_to_resume(result), result)
@@ -388,23 +375,19 @@ def default_executor(settings: Settings) -> Executor:
 
 
 def device_of(settings: Settings) -> str:
-    """Return the device's name as a worker sees it; a worker sees only its own GPU."""
+    """Return the device's name in a worker, which sees only its own GPU."""
     return settings.devices[0] if trains_here(settings) else in_worker(settings.devices)
 
 
 def trains_here(settings: Settings) -> bool:
-    """Return whether this process itself trains."""
     return settings.executor is None and settings.workers == 0
 
 
 def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
     """Return the part of the run's settings that workers need.
 
-    Parameters
-    ----------
-    recorded
-        The environment in which a resumed run began, for its settings of PyTorch, Keras and JAX;
-        default: the environment of this process.
+    `recorded` is the environment in which a resumed run began, for its settings of PyTorch, Keras
+    and JAX; the default is this process's.
     """
     workers = max(1, settings.workers)
     cores = resources.usable_cores()

@@ -76,11 +76,8 @@ MAX_LOST_STATES = 10
 class Coordinator:
     """Trains one run to its end.
 
-    `run` restores the trials of an earlier process, if any, and asks the searcher for the first
-    trials. Then it repeats these steps until nothing is left to do: carry out the user's commands,
-    send the workers the units chosen by the scheduler, wait for events, record each event, and
-    report finished epochs to the searcher, which continues, pauses or ends trials and suggests new
-    ones. Finally, it ends the trials that are still paused and marks open trials as stopped.
+    Until nothing is left to do, it carries out the user's commands, sends workers the units that
+    the scheduler chose, records events, and reports finished epochs to the searcher.
     """
 
     def __init__(
@@ -106,7 +103,10 @@ class Coordinator:
         self._restored = restored
         self._hooks = hooks
         self._overview = Overview(
-            *(settings.ranking, settings.folder, progress, self._now),
+            settings.ranking,
+            settings.folder,
+            progress,
+            self._now,
             Forecaster(_parts_of(context), settings.epochs),
             self._to_come,
             settings.time_limit,
@@ -123,7 +123,7 @@ class Coordinator:
         self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
         self._searched = self._trials if self._folded is None else self._folded
         self._loop = SearchLoop(
-            *(LoopSettings.of(settings), searcher, store, hooks, self._searched, first)
+            LoopSettings.of(settings), searcher, store, hooks, self._searched, first
         )
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
@@ -151,8 +151,12 @@ class Coordinator:
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
         return LiveTrials(
-            *(TrialSettings.of(self.settings, self.context), self.store, self._schedule),
-            *(self._overview, self._overview.ended, self._hooks.notify_of),
+            TrialSettings.of(self.settings, self.context),
+            self.store,
+            self._schedule,
+            self._overview,
+            self._overview.ended,
+            self._hooks.notify_of,
             stepwise=searcher.adaptive,
             pinned=searcher.pinned,
         )
@@ -163,13 +167,16 @@ class Coordinator:
         return FoldedTrials(
             TrialSettings.of(self.settings, self.context),
             self.settings.trials_each,
-            *(self.store, self._schedule, self._overview, self._hooks),
+            self.store,
+            self._schedule,
+            self._overview,
+            self._hooks,
             pinned=searcher.pinned,
         )
 
     def _to_come(self) -> ToCome:
         """Return the work of trials that the searcher has not suggested yet."""
-        searcher, each = self._loop.searcher, self.settings.trials_each
+        searcher, folds = self._loop.searcher, self.settings.trials_each
         if self._loop.is_exhausted:
             return ToCome(trials=0)
         epochs, trials = searcher.epochs_to_come(), searcher.trials_to_come()
@@ -177,7 +184,7 @@ class Coordinator:
             expected = expected_trials(searcher, self.settings.n_trials)
             trials = None if expected is None else max(0, expected - self._loop.begun)
         return ToCome(
-            None if epochs is None else epochs * each, None if trials is None else trials * each
+            None if epochs is None else epochs * folds, None if trials is None else trials * folds
         )
 
     # --- the run ---------------------------------------------------------
@@ -185,12 +192,8 @@ class Coordinator:
     def run(self, workers: Sequence[int]) -> None:
         """Train until no trial is left.
 
-        Raises
-        ------
-        RunError
-            If the first trials all failed for the same reason, or every trial failed.
-        CorruptDataError
-            If a data file is damaged; the message names it.
+        Raise RunError if every trial fails or the first ones fail alike, and CorruptDataError if a
+        data file is damaged.
         """
         for worker in workers:
             self._add_worker(worker)
@@ -240,7 +243,6 @@ class Coordinator:
             self._handle_cluster_event(event)
 
     def _resume_run(self, restored: RestoredRun) -> None:
-        """Continue a run where an earlier process left it."""
         self._loop.restore(restored.loop, restored.decision_count)
         for number, epochs in restored.lost.items():
             trial = self._trials.by_number[number]
@@ -257,12 +259,9 @@ class Coordinator:
                 self._stop_siblings(trial)
 
     def _wait_to_resume(self) -> bool:
-        """Wait if only a command or an outside event, awaited by the searcher, can resume the run.
-
-        Return False if nothing is left to do.
-        """
-        known = self._trials.by_number.values()
-        trials = [trial for trial in known if trial.record.status not in ENDED]
+        """Wait for what can resume the run; return False if nothing is left to do."""
+        all_trials = self._trials.by_number.values()
+        trials = [trial for trial in all_trials if trial.record.status not in ENDED]
         rests = any(trial.held and not trial.paused_by_searcher for trial in trials)
         if self._commands.paused and (trials or not self._loop.is_exhausted):
             rests = True
@@ -326,7 +325,10 @@ class Coordinator:
             is_first = trial.position == trial.first_position
             task = self._task(
                 trial,
-                *(epoch, step, part, trial.position),
+                epoch,
+                step,
+                part,
+                trial.position,
                 attempt=attempt,
                 origin=trial.origin,
                 clone_of=trial.clone_of if is_first else None,
@@ -641,15 +643,15 @@ class Coordinator:
 
     def note_first_warnings(self, warned: Sequence[Warned]) -> None:
         """Show and record the warnings of the hop check, which tries trial 0's configuration."""
-        for each in warned:
-            self.store.add_event(self._now(), EVENT, str(each))
+        for warning in warned:
+            self.store.add_event(self._now(), EVENT, str(warning))
         self._shown_warnings.show(warned, self._name_of(0))
 
     def note_findings(self, findings: Sequence[Finding]) -> None:
         """Show and record each mistake that the hop check found, once."""
-        for each in findings:
-            self.store.add_event(self._now(), EVENT, str(each))
-            show_finding(each, self.settings.build, f"{self._name_of(0)}: ")
+        for finding in findings:
+            self.store.add_event(self._now(), EVENT, str(finding))
+            show_finding(finding, self.settings.build, f"{self._name_of(0)}: ")
 
     def _add_read(self, event: UnitDone | UnitFailed) -> None:
         if event.task.notes_reads:
@@ -665,10 +667,10 @@ class Coordinator:
     def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
         """Record a trial's warnings, and show those that no other trial has raised."""
         number = trial.record.number
-        for each in warned:
-            if each not in trial.warned:  # another worker may have raised it before
-                trial.warned.add(each)
-                self.store.add_event(self._now(), EVENT, str(each), number)
+        for warning in warned:
+            if warning not in trial.warned:  # another worker may have raised it before
+                trial.warned.add(warning)
+                self.store.add_event(self._now(), EVENT, str(warning), number)
         self._shown_warnings.show(warned, self._name_of(number))
 
     def _name_of(self, number: int) -> str:
@@ -679,7 +681,6 @@ class Coordinator:
         return f"trial {number // len(folds)}, fold {number % len(folds)}"
 
     def _note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
-        """Record that a trial used a non-deterministic operation."""
         for name in operations:
             if name not in trial.not_exact:
                 trial.not_exact.add(name)
@@ -692,7 +693,7 @@ class Coordinator:
                 )
 
     def _note_unlike(self, trial: LiveTrial, unlike: str) -> None:
-        """Record that a trial's recorded step was wrong, which its earlier units have used, too."""
+        """Record that a trial's recorded step, which its earlier units used, was wrong."""
         number = trial.record.number
         text = (
             f"{self._name_of(number)}, {unlike}. Earlier units have used that step, so the results "
@@ -704,10 +705,10 @@ class Coordinator:
 
     def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
         """Record the first epoch in which a trial's validation metric is not finite."""
-        found = not_finite(trial.record.epochs[-1].metrics)
-        if found and not trial.not_finite:
+        problem = not_finite(trial.record.epochs[-1].metrics)
+        if problem and not trial.not_finite:
             trial.not_finite = True
-            text = f"trial {trial.record.number}, epoch {epoch}: {found}"
+            text = f"trial {trial.record.number}, epoch {epoch}: {problem}"
             self.store.add_event(self._now(), "not finite", text, trial.record.number)
 
     def _note_moved(self, why: str) -> None:
@@ -732,12 +733,9 @@ class Coordinator:
     # --- the user's commands ---------------------------------------------
 
     def pause_trial(self, number: int) -> None:
-        """Pause a trial after its current unit, and a queued one, until :meth:`continue_trial`.
+        """Pause a trial after its current or queued unit, until :meth:`continue_trial`.
 
-        Raises
-        ------
-        InputError
-            If there is no such trial, or it has ended.
+        Raise InputError if there is no such trial, or it has ended.
         """
         whole, trials = self._searched.named(number, "paused")
         whole.held = True
@@ -746,13 +744,7 @@ class Coordinator:
             self._apply_commands(trial)
 
     def continue_trial(self, number: int) -> None:
-        """Continue a trial that was paused by :meth:`pause_trial`.
-
-        Raises
-        ------
-        InputError
-            If there is no such trial, it has ended, or the user has not paused it.
-        """
+        """Continue a trial; raise InputError if :meth:`pause_trial` has not paused it."""
         whole, trials = self._searched.named(number, "continued")
         if not whole.held:
             raise InputError(f"trial {number} is {whole.record.status}: no command has paused it")
@@ -761,12 +753,9 @@ class Coordinator:
             self._trials.release(trial)
 
     def stop_trial(self, number: int) -> None:
-        """End a trial permanently after its current unit, and a queued one.
+        """End a trial permanently after its current or queued unit.
 
-        Raises
-        ------
-        InputError
-            If there is no such trial, or it has ended.
+        Raise InputError if there is no such trial, or it has ended.
         """
         whole, trials = self._searched.named(number, "stopped")
         whole.stopping = True
@@ -787,7 +776,6 @@ class Coordinator:
                 cancel(worker)
 
     def _take_commands(self) -> None:
-        """Carry out the commands that have arrived."""
         self._commands.carry_out(self)
         if self._commands.paused != self._overview.paused:
             self._overview.paused = self._commands.paused
@@ -811,7 +799,6 @@ class Coordinator:
         return time.perf_counter() - self._started
 
     def _seconds_here(self) -> float:
-        """Return the seconds for which this process has trained the run."""
         return time.perf_counter() - self._begun
 
     def _check_time(self) -> None:
@@ -823,8 +810,8 @@ class Coordinator:
     def _wait_seconds(self) -> float:
         """Return how long to wait for events before something else is due."""
         limit = self.settings.time_limit
-        left = None if limit is None or self.out_of_time else max(0.0, limit - self._seconds_here())
-        return self._commands.wait_seconds(left)
+        rest = None if limit is None or self.out_of_time else max(0.0, limit - self._seconds_here())
+        return self._commands.wait_seconds(rest)
 
     # --- the state of the run --------------------------------------------
 
@@ -850,12 +837,11 @@ class Coordinator:
     def status(self) -> str:
         """The run's status after :meth:`run` has returned."""
         trained = self._trials.by_number.values()
-        left = self.is_stopped or any(trial.record.is_open for trial in trained)
+        unfinished = self.is_stopped or any(trial.record.is_open for trial in trained)
         partly = self._restored is not None and self._restored.partly
-        return "stopped" if left or partly or self._loop.searcher.cut_short else "finished"
+        return "stopped" if unfinished or partly or self._loop.searcher.cut_short else "finished"
 
     def end_open_trials(self) -> None:
-        """Mark the trials that the run leaves unfinished as stopped."""
         self._trials.mark_open_as_stopped()
 
 
@@ -867,7 +853,6 @@ def _parts_of(context: RunContext) -> EpochParts:
 
 
 def _epoch_of(trial: LiveTrial, last: UnitDone) -> EpochRecord:
-    """Return the record of an epoch whose last unit is done."""
     assert last.metrics is not None and last.state_hash is not None
     return EpochRecord(
         last.task.epoch, last.metrics, trial.epoch_seconds, last.state_hash, last.state_file

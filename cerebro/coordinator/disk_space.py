@@ -20,8 +20,7 @@ from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, expected_trials
 
 TAIL = 3
-"""The number of live trials per worker near the end of a run, when the last ones run in parallel.
-"""
+"""The live trials per worker near the end of a run, when the last ones run in parallel."""
 
 
 @dataclass(frozen=True)
@@ -39,18 +38,9 @@ class Demand:
 class StateDemand:
     """The values that determine how much space a run needs for states.
 
-    Parameters
-    ----------
-    state_bytes
-        The size of a trial's state in bytes.
-    trials
-        The number of trials; None if only the time limit ends the search.
-    live
-        The largest number of trials with slots at the same time, by the search's settings.
-    workers, epochs, keep
-        As for `cerebro.search`.
-    may_end_early
-        Whether trials may end before their last epoch.
+    `trials` is None if only the time limit ends the search. `live` is the largest number of trials
+    with slots at the same time. `may_end_early` says whether trials may end before their last
+    epoch.
     """
 
     state_bytes: int
@@ -92,11 +82,7 @@ class _Place:
 def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None:
     """Reject a run whose states cannot fit on the disk; warn if they might not fit.
 
-    Raises
-    ------
-    InputError
-        If the states cannot fit; the message names the folder, the bytes needed and free, and the
-        fix.
+    Raise InputError with the folder, the bytes needed and free, and the fix.
     """
     plan = _demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
@@ -108,8 +94,8 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
     ]
     if device_of(states) == device_of(slots):
         cure = "put the states of live trials elsewhere with state_dir=, or all with run="
-        both = plan.slots()
-        places = [_Place(states, plan.kept() + both, thrifty + both, cure)]
+        slot_demand = plan.slots()
+        places = [_Place(states, plan.kept() + slot_demand, thrifty + slot_demand, cure)]
     for place in places:
         free = free_bytes(place.folder)
         if place.needs.least > free:
@@ -123,11 +109,11 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
 
 def _demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
     expected = expected_trials(searcher, settings.n_trials)
-    each, workers = settings.trials_each, max(1, settings.workers)
-    trials = None if expected is None else expected * each
-    tail = TAIL * workers * each
+    folds, workers = settings.trials_each, max(1, settings.workers)
+    trials = None if expected is None else expected * folds
+    tail = TAIL * workers * folds
     # Trials paused by an adaptive searcher keep their slots.
-    live = (trials or settings.width * each) if searcher.adaptive else min(trials or tail, tail)
+    live = (trials or settings.width * folds) if searcher.adaptive else min(trials or tail, tail)
     return StateDemand(
         state_bytes,
         trials,

@@ -27,20 +27,11 @@ _NO_METRIC = "the model reports no metric"
 
 
 def raise_if_alike(first: Sequence[TrialRecord], folder: Path | None = None) -> None:
-    """Raise RunError if the first trials, by number, all failed for the same reason.
+    """Raise RunError with the first error if the first trials, by number, all failed alike.
 
     Later trials do not count, so the result does not depend on the number of workers. A trial that
-    finished an epoch proves that the code works.
-
-    Parameters
-    ----------
-    folder
-        The run's folder, whose logs have the traceback; None if it will be removed.
-
-    Raises
-    ------
-    RunError
-        Names the first trial's error.
+    finished an epoch proves that the code works. `folder` is the run's folder, whose logs have the
+    traceback; None if it will be removed.
     """
     if len(first) < ALIKE_FAILURES:
         return
@@ -58,14 +49,7 @@ def raise_if_all_failed(
 ) -> None:
     """Raise RunError if every trial of a run failed, or if the run had no trial.
 
-    Parameters
-    ----------
-    records
-        The run's trials, or at least its first ones.
-    others
-        The number of remaining trials, by status.
-    folder
-        As for `raise_if_alike`.
+    `records` has at least the first trials, and `others` the number of remaining trials by status.
     """
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
@@ -76,7 +60,6 @@ def raise_if_all_failed(
 
 
 def _all_failed(first: TrialRecord, total: int) -> str:
-    """Return a message that all trials failed, with the first error."""
     if total == 1:
         return f"the only trial failed: {first.error}"
     which = "both" if total == 2 else f"all {_WORDS.get(total, total)}"
@@ -93,10 +76,9 @@ def _traceback_at(first: TrialRecord, folder: Path | None) -> str:
 
 
 def failure_kind(record: TrialRecord) -> tuple[str, ...]:
-    """Return a key that is equal for failures of the same kind.
+    """Return a key for failures of the same kind: the exception's type and the user's line.
 
-    The key consists of the exception's type and the line of the user's code that raised it. If no
-    line of the user's code is involved, the key is the message without its numbers.
+    If no line of the user's code is involved, the key is the message without its numbers.
     """
     raised = record.raised
     if raised.place:
@@ -110,15 +92,13 @@ def asks_to_stop(raised: Raised) -> bool:
 
 
 def worst(mode: str) -> float:
-    """Return the worst possible value of a metric."""
     return math.inf if mode == "min" else -math.inf
 
 
 def comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
     """Return a trial's metrics as searchers receive them.
 
-    If the ranking metric is NaN, it is replaced by the worst value, because sorting by NaN would be
-    arbitrary.
+    If the ranking metric is NaN, it is replaced by the worst value, because NaN cannot be sorted.
     """
     reported = dict(metrics)
     if math.isnan(reported.get(metric, 0.0)):
@@ -137,33 +117,27 @@ def missing_metric(
 ) -> str | None:
     """Return why an epoch's metrics cannot rank the trial; None if they can.
 
-    With validation data, the ranking metric must come from validation.
-
-    Parameters
-    ----------
-    metrics
-        The names of the metrics, also those with ``train_`` and ``val_``.
-    words
-        What the model's users call its methods.
+    With validation data, the ranking metric must come from validation. `metrics` are all names,
+    also those with ``train_`` and ``val_``. `words` has what the model's users call its methods.
     """
     names = set(metrics)
     if _ranks(name, names, validated=validated):
         return None
-    ranking = [each for each in sorted(names) if _ranks(each, names, validated=validated)]
-    validating = next((each for each in ranking if not each.startswith("train_")), None)
+    ranking = [metric for metric in sorted(names) if _ranks(metric, names, validated=validated)]
+    validating = next((metric for metric in ranking if not metric.startswith("train_")), None)
     if name in names:
         return (
             f"{_NO_METRIC} {name!r} in validation: {words.report_in_validation}, or rank by "
             f"metric={validating or f'train_{name}'!r}"
         )
-    found = f"{_NO_METRIC} {name!r}; it reports {', '.join(sorted(names)) or 'none'}"
+    problem = f"{_NO_METRIC} {name!r}; it reports {', '.join(sorted(names)) or 'none'}"
     how = words.report_in_validation if validated and words.by_step else words.report
     near = nearest(name, ranking)
     if near is not None and name != "loss":
-        return f"{found}: did you mean metric={near!r}?"
+        return f"{problem}: did you mean metric={near!r}?"
     other = near or validating
     instead = "choose another metric=" if other is None else f"give metric={other!r}"
-    return f"{found}: {how}, or {instead}"
+    return f"{problem}: {how}, or {instead}"
 
 
 def _ranks(name: str, names: Collection[str], *, validated: bool) -> bool:
@@ -190,14 +164,9 @@ class LostWorkers:
     """Counts lost workers and decides whether to retry units and replace workers.
 
     If the worker had begun a unit, that unit may have killed it: the unit is retried at most
-    `max_retries` times. If the worker had not begun its unit, the machine is to blame: the unit is
-    dispatched again, and the loss does not count against it. After several such losses in a row,
-    lost workers are no longer replaced.
-
-    Parameters
-    ----------
-    max_retries
-        How often a unit is retried.
+    `max_retries` times. Otherwise the machine is to blame: the unit is dispatched again, and the
+    loss does not count against it. After several such losses in a row, lost workers are not
+    replaced.
     """
 
     def __init__(self, max_retries: int) -> None:
@@ -233,7 +202,6 @@ class LostWorkers:
         return Verdict(text, f"{event.reason} in {where}, {times}{trace}")
 
     def unit_done(self, worker: int, task: Task) -> None:
-        """Record that a worker has finished a unit."""
         self._deaths.pop((task.trial, task.epoch, task.step), None)
         if worker > self._last_lost:  # this worker was started after the last loss
             self._lost_at_start = 0

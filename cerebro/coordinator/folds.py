@@ -2,11 +2,10 @@
 
 `FoldedTrials` connects the search loop, which works on configurations, with `LiveTrials`, whose
 trials are folds. The folds of a configuration advance together: no fold begins an epoch until all
-folds have finished the previous epoch, and the searcher or `EarlyStopping` has received the mean
-metrics. So decisions do not depend on timing, and no fold trains an epoch that a decision would
-have made unnecessary. A fold that fails ends its configuration: the other folds finish the epoch in
-which it failed. If they also fail in this epoch, the error names the failed fold with the lowest
-number.
+folds have finished the previous one, and the searcher or `EarlyStopping` has received the mean
+metrics. So decisions do not depend on timing, and no fold trains an unnecessary epoch. A fold that
+fails ends its configuration, once the other folds have finished the epoch in which it failed. If
+they fail in it, too, the error names the failed fold with the lowest number.
 """
 
 from __future__ import annotations
@@ -55,14 +54,9 @@ class FoldedTrial(LiveTrial):
 
 
 class FoldedTrials(TrialTable[FoldedTrial]):
-    """Holds all configurations of a run; see the module's docstring.
+    """Holds all configurations of a run, each with `each` folds; see the module's docstring.
 
-    Parameters
-    ----------
-    each
-        The number of folds per configuration.
-    pinned
-        The trials and epochs whose states the searcher wants to keep.
+    `pinned` has trials and epochs whose states the searcher needs.
     """
 
     def __init__(
@@ -81,8 +75,12 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self._hooks = hooks
         self._each = each
         self.folds = LiveTrials(
-            *(settings, store, schedule, overview),
-            *(EndedTrials(settings.ranking), self._notify_of_fold),
+            settings,
+            store,
+            schedule,
+            overview,
+            EndedTrials(settings.ranking),
+            self._notify_of_fold,
             stepwise=True,
             best_epoch=self._best_epoch,
             pinned=pinned,
@@ -92,7 +90,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
     # --- called by the search loop -----------------------------------------
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new configuration, or a clone, whose folds are clones of its parent's folds."""
+        """Add a configuration, or a clone, whose folds are clones of its parent's folds."""
         folds = [self.folds.add(self._of_fold(suggestion, fold)) for fold in range(self._each)]
         trial = self._take(folds)
         if trial.record.status in ENDED:  # its configuration is invalid
@@ -101,23 +99,19 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return trial
 
     def extend(self, trial: LiveTrial) -> None:
-        """Let all folds train the next epoch."""
         for fold in self._decided(trial):
             self.folds.extend(fold)
 
     def pause(self, trial: LiveTrial) -> None:
-        """Pause a configuration for the searcher."""
         for fold in self._decided(trial):
             self.folds.pause(fold)
         update(trial.record)
 
     def shelve(self, trial: LiveTrial) -> None:
-        """Free the slots and live models of a paused configuration."""
         for fold in self._decided(trial):
             self.folds.shelve(fold)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Resume a configuration that the searcher paused, to train until `epochs` are done."""
         for fold in self._decided(trial):
             self.folds.resume(fold, epochs)
         update(trial.record)
@@ -129,7 +123,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         trial.record.target_epochs = epochs
 
     def clear_pause(self, trial: LiveTrial) -> None:
-        """Clear the searcher's pause before the configuration is resumed or dropped."""
         trial.paused_by_searcher = False
         self._over[trial.record.number] = None
         for fold in self._folds(trial):
@@ -137,7 +130,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
                 self.folds.clear_pause(fold)
 
     def end(self, trial: LiveTrial, status: Status) -> None:
-        """End a configuration permanently."""
         for fold in self._decided(trial):
             self.folds.end(fold, status)
         update(trial.record)
@@ -148,10 +140,8 @@ class FoldedTrials(TrialTable[FoldedTrial]):
     def update_from(self, fold: LiveTrial) -> LiveTrial | None:
         """Update the configuration of a fold that has finished an epoch or ended.
 
-        Returns
-        -------
-        LiveTrial or None
-            The configuration, once all its folds have finished the epoch or have ended; else None.
+        Return the configuration once all its folds have finished the epoch or have ended, else
+        None.
         """
         trial = self.by_number.get(fold.record.number // self._each)
         if trial is None or trial.record.status in ENDED:
@@ -171,21 +161,20 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return trial if new else None
 
     def siblings(self, fold: LiveTrial) -> list[LiveTrial]:
-        """Return the open folds of the configuration to which a fold belongs."""
         trial = self.by_number.get(fold.record.number // self._each)
         return [] if trial is None else self._trained(trial)
 
     def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; `answers` are given per configuration."""
-        each = self._each
+        n_folds = self._each
         spread = {
-            number * each + fold: answer
+            number * n_folds + fold: answer
             for number, answer in answers.items()
-            for fold in range(each)
+            for fold in range(n_folds)
         }
         self.folds.restore(folds, spread)
-        for first in range(0, len(folds), each):
-            trial = self._take(folds[first : first + each])
+        for first in range(0, len(folds), n_folds):
+            trial = self._take(folds[first : first + n_folds])
             trial.reported = folds[first].reported
             trial.paused_by_searcher = folds[first].paused_by_searcher
             if trial.record.status in ENDED:
@@ -201,16 +190,13 @@ class FoldedTrials(TrialTable[FoldedTrial]):
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
         """Forget ended configurations and folds that are not needed; return the folds' numbers.
 
-        Parameters
-        ----------
-        is_expected
-            Returns whether a configuration still has a report to be delivered.
+        `is_expected` returns whether a configuration still has a report to be delivered.
         """
-        each = self._each
-        gone = self.folds.forget_ended(lambda number: is_expected(number // each))
+        n_folds = self._each
+        gone = self.folds.forget_ended(lambda number: is_expected(number // n_folds))
         self.folds.ended.shown()
         # Folds ask their configuration for its best epoch, so it is forgotten after its last fold.
-        self._over.update(dict.fromkeys(number // each for number in gone))
+        self._over.update(dict.fromkeys(number // n_folds for number in gone))
         self._forget_unused(is_expected, self._has_folds)
         return gone
 
@@ -224,7 +210,6 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         return [fold for fold in trial.folds if fold.record.status not in ENDED]
 
     def _has_folds(self, number: int) -> bool:
-        """Return whether at least one fold of the configuration is still in the table."""
         folds = self.by_number[number].folds
         return any(fold.record.number in self.folds.by_number for fold in folds)
 
@@ -258,15 +243,12 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         self._hooks.notify_of(trial.record, "on_trial_end")
 
     def _best_epoch(self, record: TrialRecord) -> int | None:
-        """Return the best epoch of a fold's configuration, the one whose state the fold keeps."""
+        """Return the best epoch of a fold's configuration, whose state the fold keeps."""
         trial, by = self.by_number.get(record.number // self._each), self._ranking
         return None if trial is None else trial.record.best_epoch(by.metric, by.mode)
 
     def _notify_of_fold(self, fold: TrialRecord, hook: str, *_: Any) -> None:
-        """Call `on_trial_start` when the first fold of a configuration starts.
-
-        `update_from` calls `on_epoch_end`, and `_note_end` calls `on_trial_end`.
-        """
+        """Call `on_trial_start` for the first fold of a configuration, and no other hook."""
         trial = self.by_number.get(fold.number // self._each)
         if hook == "on_trial_start" and trial is not None and not trial.started:
             trial.started = True

@@ -9,14 +9,13 @@ on three parts:
 - *Pruning* by a searcher, a rule, a failure or the user reduces both. Its effect is estimated from
   the trials so far: for each number of epochs, the share of trials that ended there among those
   that reached it (Kaplan and Meier's estimator). Later trials have a larger weight, because
-  searchers become stricter as they learn more. Each share is smoothed towards the mean of all
-  shares, with the weight of one trial. So a single stop does not dominate, and a number of epochs
-  that no trial has reached also gets a share.
+  searchers become stricter as they learn. Each share is smoothed towards the mean of all shares,
+  with the weight of one trial, so that a single stop does not dominate.
 
-Each trial has its own pace: that of its latest epoch. Trials without one get the mean of all
-trials. A worker's first unit is not timed, because it imports libraries. The time left is that of
-the best schedule (McNaughton's): the work divided by the number of workers, assuming that they stay
-as busy as they have been, but at least the time of the longest trial alone.
+Each trial has the pace of its latest epoch. Trials without one get the mean of all trials. A
+worker's first unit is not timed, because it imports libraries. The time left is that of the best
+schedule (McNaughton's): the work divided by the number of workers, assuming that they stay as busy
+as they have been, but at least the time of the longest trial alone.
 
 Pure logic: no clocks or files.
 """
@@ -34,8 +33,7 @@ from cerebro.coordinator.trial import LiveTrial
 from cerebro.run.records import ENDED
 
 FORGET = 0.9
-"""Each later decision at the same number of epochs multiplies a decision's weight by this factor.
-"""
+"""The factor of a decision's weight for each later decision at the same number of epochs."""
 
 MIN_UNITS = 2
 """The number of units per worker that must be timed before a forecast is made."""
@@ -45,12 +43,7 @@ MIN_UNITS = 2
 class EpochParts:
     """Describes an epoch: training units of equal size, then one validation unit, if any.
 
-    Parameters
-    ----------
-    train_units
-        The number of training units.
-    evaluation
-        The validation's share of an epoch's work, 0 to 1; 0 without validation.
+    `evaluation` is the validation's share of an epoch's work, from 0 to 1.
     """
 
     train_units: int
@@ -58,11 +51,9 @@ class EpochParts:
 
     @property
     def units(self) -> int:
-        """The number of units in an epoch."""
         return self.train_units + (self.evaluation > 0)
 
     def of_unit(self, step: int) -> float:
-        """Return a unit's share of the work of its epoch."""
         if step >= self.train_units:
             return self.evaluation
         return (1.0 - self.evaluation) / self.train_units
@@ -77,12 +68,7 @@ class EpochParts:
 class ToCome:
     """The work of trials that the searcher has not suggested yet.
 
-    Parameters
-    ----------
-    epochs
-        The number of epochs to come, beyond the targets of the trials so far; None if unknown.
-    trials
-        The number of trials to come, used if `epochs` is None; None if unknown.
+    `epochs` count beyond the targets of the trials so far; `trials` is used if `epochs` is None.
     """
 
     epochs: float | None = None
@@ -135,17 +121,10 @@ class Pruning:
 class FurtherEpochs:
     """Gives how many further epochs to expect of a trial, by the number of those already trained.
 
-    The number is that before the decision whether the trial continues. What this takes depends on
-    the decisions so far, not on the target: a target may be a million epochs, to be stopped early.
-
-    Parameters
-    ----------
-    target
-        The trial's target epochs.
-    usual
-        The share of trials that end after a number of epochs without decisions.
-    shares
-        The share that ends, by number of epochs.
+    The number is that before the decision whether the trial continues. The cost depends on the
+    number of decisions so far, not on the target, which may be a million epochs. `shares` has the
+    share of trials that end, by number of epochs, and `usual` the share where there were no
+    decisions.
     """
 
     def __init__(self, target: int, usual: float, shares: Mapping[int, float]) -> None:
@@ -159,7 +138,7 @@ class FurtherEpochs:
         return self._before(self._known[bisect_left(self._known, done)], done)
 
     def _before(self, known: int, done: int) -> float:
-        """Return the value for `done`, given that none from there to `known` had decisions."""
+        """Return the value for `done`; there were no decisions from there to `known`."""
         count, further = known - done, self._further[known]
         if count == 0 or self._usual == 0.0:
             return count + further
@@ -171,13 +150,7 @@ class FurtherEpochs:
 
 
 class Paces:
-    """Keeps the pace of each trial: the seconds per epoch, from its latest epoch.
-
-    Parameters
-    ----------
-    parts
-        The parts of an epoch.
-    """
+    """Keeps the pace of each trial: the seconds per epoch, from its latest epoch."""
 
     def __init__(self, parts: EpochParts) -> None:
         self._parts = parts
@@ -189,7 +162,6 @@ class Paces:
         """The number of units that were timed."""
 
     def add(self, trial: int, step: int, seconds: float) -> None:
-        """Add the time of one unit."""
         latest = self._latest.setdefault(trial, deque(maxlen=self._parts.units))
         latest.append((seconds, self._parts.of_unit(step)))
         self._pace[trial] = sum(s for s, _ in latest) / sum(share for _, share in latest)
@@ -215,7 +187,6 @@ class Paces:
 
     @property
     def mean(self) -> float | None:
-        """The mean pace of all trials."""
         count = self._gone + len(self._pace)
         return (self._sum_of_gone + sum(self._pace.values())) / count if count else None
 
@@ -223,12 +194,7 @@ class Paces:
 class Forecaster:
     """Observes a run's units and trials and forecasts the rest; see the module's docstring.
 
-    Parameters
-    ----------
-    parts
-        The parts of an epoch.
-    epochs
-        The number of epochs of a trial that is not stopped.
+    `epochs` is the number of epochs of a trial that is not stopped.
     """
 
     def __init__(self, parts: EpochParts, epochs: int) -> None:
@@ -248,7 +214,6 @@ class Forecaster:
     # --- events ----------------------------------------------------------
 
     def unit_begins(self, trial: int, worker: int, now: float) -> None:
-        """Note that a unit was sent to a worker."""
         self._began[worker] = trial, now
         self._of_trial[trial] = now
 
@@ -270,7 +235,6 @@ class Forecaster:
         self.done -= self.parts.at(before) - self.parts.at(position)
 
     def epoch_done(self, trial: LiveTrial) -> None:
-        """Note that a trial has finished an epoch."""
         self.pruning.passed(trial.record.done - 1)
 
     def trial_restored(self, trial: LiveTrial) -> None:
@@ -291,7 +255,6 @@ class Forecaster:
         self.done += max(trained, record.done - record.first_epoch)
 
     def trial_ended(self, trial: LiveTrial) -> None:
-        """Note that a trial has ended."""
         record = trial.record
         if record.done < self._epochs and record.number not in self._paused:
             self.pruning.ended(record.done)
@@ -299,12 +262,10 @@ class Forecaster:
         self._paces.forget(record.number)
 
     def trial_paused(self, trial: LiveTrial) -> None:
-        """Note that the searcher pauses a trial."""
         self._paused.add(trial.record.number)
         self.pruning.ended(trial.record.done)
 
     def trial_resumed(self, trial: LiveTrial) -> None:
-        """Note that the searcher resumes a trial that it had paused."""
         self._resumes = True
         if trial.record.number in self._paused:
             self._paused.remove(trial.record.number)
@@ -313,7 +274,6 @@ class Forecaster:
     # --- the forecast ----------------------------------------------------
 
     def busy_seconds(self, now: float) -> float:
-        """Return the time for which workers had a unit, summed over the workers."""
         return self._busy + sum(now - began for _, began in self._began.values())
 
     def forecast(
@@ -326,19 +286,8 @@ class Forecaster:
     ) -> Forecast:
         """Return the remaining work and time.
 
-        Parameters
-        ----------
-        trials
-            All trials that may be open.
-        to_come
-            The work of trials that are still to come.
-        workers
-            The number of workers.
-        now
-            The time on the same clock as in `unit_begins`.
-        capacity
-            The seconds since the first unit in which workers could have worked, summed over the
-            workers.
+        `now` is on the clock of `unit_begins`. `capacity` is how many seconds workers could have
+        worked since the first unit, summed over the workers.
         """
         exact = to_come.epochs is not None
         further: dict[int, FurtherEpochs] = {}
@@ -356,16 +305,16 @@ class Forecaster:
             epochs = self._left(trial, target, further.get(target))
             work += epochs
             pace = self._paces.of(record.number) or mean or 0.0
-            own = epochs * pace
+            trial_seconds = epochs * pace
             if record.number in self._of_trial:
                 unit = pace * self.parts.of_unit(trial.position % self.parts.units)
-                own -= min(unit, now - self._of_trial[record.number])
-            seconds += own
-            longest = max(longest, own)
+                trial_seconds -= min(unit, now - self._of_trial[record.number])
+            seconds += trial_seconds
+            longest = max(longest, trial_seconds)
         coming = to_come.epochs
         if coming is None and to_come.trials is not None:
-            each = self.pruning.expected(self._epochs)[0]
-            coming = to_come.trials * each
+            epochs_per_trial = self.pruning.expected(self._epochs)[0]
+            coming = to_come.trials * epochs_per_trial
         if coming is None:
             return Forecast()
         work += coming
@@ -377,7 +326,6 @@ class Forecaster:
         return Forecast(work, max(seconds / rate, longest))
 
     def _left(self, trial: LiveTrial, target: int, further: FurtherEpochs | None) -> float:
-        """Return the expected number of epochs that a trial has left."""
         at = self.parts.at(trial.position)
         if further is None:
             return max(0.0, target - at)

@@ -29,8 +29,7 @@ MAX_START_LOSSES = 2
 class HopCheck:
     """The outcome of a hop check on the workers of a run."""
 
-    workers: list[int] = field(default_factory=list)
-    """Workers that are ready to train."""
+    workers: list[int] = field(default_factory=list)  # ready to train
     problems: Sequence[str] = ()
     """The parts of the state that are lost in a hop, one line each."""
     state_bytes: int = 0
@@ -52,10 +51,10 @@ class HopCheck:
     """What ``graph=True`` would bring; see `CheckDone.gain`."""
 
     def findings_to_show(self) -> list[Finding]:
-        """Return the findings that a search shows, except those PyTorch already warns about."""
-        told = any(each.text.startswith("Using a target size") for each in self.warned)
+        """Return the findings that a search shows, without those that PyTorch warns about."""
+        torch_warns = any(warning.text.startswith("Using a target size") for warning in self.warned)
         shown = [finding for finding in self.findings if finding.matters]
-        return [finding for finding in shown if not (told and finding.code == "broadcast")]
+        return [finding for finding in shown if not (torch_warns and finding.code == "broadcast")]
 
     def raise_if_broken(self) -> None:
         """Raise StateError if a hop would lose parts of a model's state."""
@@ -87,16 +86,16 @@ class HopCheck:
 
 def ranked_wrongly(metric: str, mode: str) -> list[Finding]:
     """Return a finding if `mode` ranks the worst trials of a well-known metric first."""
-    known = known_mode(metric)
-    if known in (None, mode):
+    usual = known_mode(metric)
+    if usual in (None, mode):
         return []
     size = "largest" if mode == "max" else "smallest"
     message = f"mode={mode!r} ranks trials with the {size} {metric!r} first"
-    return [Finding("wrong-mode", message, f"give mode={known!r}, or leave mode out")]
+    return [Finding("wrong-mode", message, f"give mode={usual!r}, or leave mode out")]
 
 
 def unchecked_hop(error: str) -> Finding:
-    """Return the finding that a model trains, but could not be compared with itself after a hop."""
+    """Return the finding that a model trains, but could not be compared after a hop."""
     return Finding(
         "unchecked-hop",
         f"the model trains, but the check of a hop failed: {error}",
@@ -109,16 +108,12 @@ def check_hop(
 ) -> HopCheck:
     """Try a configuration on the first worker while the others import the model's libraries.
 
-    A worker that joins meanwhile imports them too. A lost worker is replaced. If no replacement can
-    be started, another worker takes over its check. The first problem ends the hop check; no worker
+    A worker that joins meanwhile imports them too. A lost worker is replaced; if that is
+    impossible, another worker takes over its check. The first problem ends the hop check; no worker
     is ready then.
 
-    Raises
-    ------
-    InputError
-        If the model reads columns of the validation data that do not fit the training data.
-    WorkerError
-        If no worker is left.
+    Raise InputError if the model reads validation columns that do not fit the training data, and
+    WorkerError if no worker is left.
     """
     tried = HopCheck()
     unchecked: CheckTask | None = None
@@ -137,7 +132,7 @@ def check_hop(
                 submit(event.worker, CheckTask(config, build_only=True))
             if not isinstance(event, Event):
                 continue
-            given = pending.pop(event.worker, None)
+            task = pending.pop(event.worker, None)
             if isinstance(event, CheckDone):
                 tried.workers.append(event.worker)
                 tried.state_bytes = max(tried.state_bytes, event.state_bytes)
@@ -163,7 +158,7 @@ def check_hop(
                 continue
             context.check_files()
             losses += 1
-            if given is None:  # the worker had finished its task
+            if task is None:  # the worker had finished its task
                 tried.workers.remove(event.worker)
             try:
                 worker = executor.replace(event.worker)
@@ -172,16 +167,16 @@ def check_hop(
                     raise
                 text = f"a worker process is missing from now on: {text_of(error)}"
                 warnings.warn(text, stacklevel=2)
-                if given is not None and not given.build_only:
+                if task is not None and not task.build_only:
                     if tried.workers:
-                        submit(tried.workers.pop(0), given)
+                        submit(tried.workers.pop(0), task)
                     else:
-                        unchecked = given
+                        unchecked = task
                 continue
             if losses > MAX_START_LOSSES:  # the trial will report this; only that trial fails
                 tried.workers.append(worker)
                 continue
-            submit(worker, given or CheckTask(config, build_only=True))
+            submit(worker, task or CheckTask(config, build_only=True))
     tried.workers.sort()
     return tried
 
@@ -209,19 +204,10 @@ def require_build(
     context: RunContext,
     trials: Iterable[TrialRecord],
 ) -> list[int]:
-    """Build the models of trials, one after the other, until one can be built.
+    """Build the models of trials in turn until one can be built; return the ready workers.
 
-    Returns
-    -------
-    list of int
-        The workers that are ready to train.
-
-    Raises
-    ------
-    InputError
-        If no model can be built. It names the first error.
-    WorkerError
-        If no worker is left.
+    Raise InputError with the first error if no model can be built, and WorkerError if no worker is
+    left.
     """
     ready, cause = list(workers), None
     for record in trials:

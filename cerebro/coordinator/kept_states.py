@@ -15,16 +15,9 @@ from cerebro.run.store import Store
 class KeptStates:
     """Keeps the states of finished epochs, and removes slots.
 
-    Parameters
-    ----------
-    folder, slots
-        The folders of the states of finished epochs and of the slots.
-    keep
-        Which states stay: "best", "last" or "all".
-    best_epoch
-        Returns the epoch whose state ``keep="best"`` keeps.
-    pinned
-        The trials and epochs whose states the searcher wants to keep.
+    `folder` and `slots` are the folders of kept states and of slots. `keep` is "best", "last" or
+    "all". `best_epoch` returns the epoch whose state ``keep="best"`` keeps. `pinned` has trials and
+    epochs whose states the searcher needs.
     """
 
     def __init__(
@@ -50,8 +43,8 @@ class KeptStates:
     ) -> None:
         """Record a finished epoch, publish its state, and delete states that are no longer needed.
 
-        The state of epoch `for_clones`, the last epoch reported to the searcher, also stays,
-        because a clone would begin with it.
+        The state of `for_clones`, the last reported epoch, also stays, because a clone would begin
+        with it.
         """
         record.epochs.append(epoch)
         file = epoch.state_file
@@ -68,11 +61,11 @@ class KeptStates:
 
     def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
         """Return a trial's state after an epoch; the state stays on disk until :meth:`release`."""
-        found = next((e for e in record.epochs if e.epoch == epoch), None)
-        if found is None or found.state_file is None:
+        start = next((e for e in record.epochs if e.epoch == epoch), None)
+        if start is None or start.state_file is None:
             raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
         self._needed[record.number, epoch] += 1
-        return CloneOf(str(self._folder / found.state_file), found.state_hash)
+        return CloneOf(str(self._folder / start.state_file), start.state_hash)
 
     def kept(self, record: TrialRecord) -> KeptState | None:
         """Return the state of a trial's last epoch, which always stays; None before any epoch."""
@@ -100,29 +93,28 @@ class KeptStates:
         """Delete states that `keep` does not require; the state of the last epoch always stays."""
         if not record.epochs:
             return
-        kept = self._kept.setdefault(record.number, {})
+        epochs = self._kept.setdefault(record.number, {})
         last = record.epochs[-1]
         # A resumed trial also has states written by an earlier process.
-        for epoch in record.epochs if not kept else [last]:
+        for epoch in record.epochs if not epochs else [last]:
             if epoch.state_file is not None:
-                kept[epoch.epoch] = epoch
+                epochs[epoch.epoch] = epoch
         if self._keep == "all":
             return
-        wanted = {last.epoch}
+        required = {last.epoch}
         if self._keep == "best":
             best = self._best_epoch(record)
             if best is not None:
-                wanted.add(best)
-        for number in sorted(set(kept) - wanted - {for_clones}):
+                required.add(best)
+        for number in sorted(set(epochs) - required - {for_clones}):
             if self._needed[record.number, number] > 0 or (record.number, number) in self._pinned:
                 continue
-            epoch = kept.pop(number)
+            epoch = epochs.pop(number)
             assert epoch.state_file is not None
             self._store.retire_state(record.number, number, self._folder / epoch.state_file)
             epoch.state_file = None
 
     def is_needed(self, number: int) -> bool:
-        """Return whether a clone will begin with one of the trial's states."""
         return any(trial == number for trial, _ in self._needed)
 
     def forget(self, number: int) -> None:

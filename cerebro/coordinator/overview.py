@@ -29,22 +29,8 @@ PROGRESS_SPACING = 50
 class Overview:
     """Counts the work of a run and shows it, at most a few times per second.
 
-    Parameters
-    ----------
-    ranking
-        The metric and mode that rank trials.
-    folder
-        The run's folder, for displays to show.
-    progress
-        The display.
-    now
-        Returns the seconds since the run's start.
-    forecaster
-        Forecasts the rest of the run.
-    to_come
-        Returns the work of trials that are still to come.
-    time_limit
-        The seconds that this process may take; None: no limit.
+    `now` returns the seconds since the run's start. `to_come` returns the work of trials that are
+    still to come. `time_limit` is that of this process, in seconds.
     """
 
     def __init__(
@@ -77,7 +63,6 @@ class Overview:
         """The seconds that the run spent waiting to be resumed."""
 
     def unit_begins(self, trial: int, worker: int) -> None:
-        """Note that a unit was sent to a worker."""
         now = self._now()
         if self.first_unit is None:
             self.first_unit = now
@@ -93,12 +78,10 @@ class Overview:
         self.forecaster.unit_ends(worker, self._now())
 
     def started(self, trials: Iterable[LiveTrial], workers: int) -> None:
-        """Show the run for the first time."""
         self._progress.run_started(self.snapshot(trials, workers))
         self.ended.shown()
 
     def show(self, trials: Iterable[LiveTrial], workers: int) -> None:
-        """Show the run, unless it was shown very recently."""
         if isinstance(self._progress, Silent):
             self.ended.shown()
             return
@@ -115,7 +98,6 @@ class Overview:
         self._progress.update(self.snapshot(trials, workers))
 
     def snapshot(self, trials: Iterable[LiveTrial], workers: int) -> Snapshot:
-        """Return the data that progress displays draw."""
         ended = self.ended
         live = [trial for trial in trials if trial.record.number not in ended]
         shown, unshown = _with_a_row(live)
@@ -128,13 +110,13 @@ class Overview:
         if self.first_unit is not None:
             training = max(0.0, seconds - self.first_unit - self.waited)
         capacity = training * max(1, workers)
-        trained = [one for trial in live for one in trial.in_training]
-        left = self.forecaster.forecast(trained, self._to_come(), workers, seconds, capacity)
+        trained = [fold for trial in live for fold in trial.in_training]
+        forecast = self.forecaster.forecast(trained, self._to_come(), workers, seconds, capacity)
         return Snapshot(
             trials=rows,
-            share_done=self._share_done(left, seconds),
+            share_done=self._share_done(forecast, seconds),
             seconds=seconds,
-            seconds_left=self._seconds_left(left, seconds),
+            seconds_left=self._seconds_left(forecast, seconds),
             busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=workers,
             best=self._best([trial.record for trial in live]),
@@ -159,16 +141,15 @@ class Overview:
         return self._share
 
     def _seconds_left(self, left: Forecast, now: float) -> float | None:
-        """Return the seconds until the work is done or the time is up."""
         limits = [] if left.seconds is None or math.isinf(left.seconds) else [left.seconds]
         if self._time_limit is not None:
             limits.append(max(0.0, self._begun + self._time_limit - now))
         return min(limits, default=None)
 
     def _best(self, live: list[TrialRecord]) -> int | None:
-        """Return the number of the best trial, ended or not; the lowest number if several tie."""
-        found = self.ended.leader, best_score(live, self._ranking)
-        return min((entry for entry in found if entry is not None), default=(0.0, None))[1]
+        """Return the number of the best trial, ended or not; the lowest number in a tie."""
+        candidates = self.ended.leader, best_score(live, self._ranking)
+        return min((entry for entry in candidates if entry is not None), default=(0.0, None))[1]
 
 
 def _with_a_row(live: Sequence[LiveTrial]) -> tuple[list[LiveTrial], int]:
@@ -179,7 +160,7 @@ def _with_a_row(live: Sequence[LiveTrial]) -> tuple[list[LiveTrial], int]:
     shown, waiting = [], 0
     for trial in live:
         is_new = all(
-            one.record.status == "waiting" and not one.record.epochs for one in trial.in_training
+            fold.record.status == "waiting" and not fold.record.epochs for fold in trial.in_training
         )
         waiting += is_new
         if not is_new or waiting <= KEPT_ROWS:
@@ -192,13 +173,7 @@ KEPT_ROWS = 12
 
 
 class EndedTrials:
-    """Keeps what displays need about a run's ended trials; see the module's docstring.
-
-    Parameters
-    ----------
-    ranking
-        The metric and mode that rank trials.
-    """
+    """Keeps what displays need about a run's ended trials; see the module's docstring."""
 
     def __init__(self, ranking: Ranking) -> None:
         self.counts: Counter[str] = Counter()
@@ -215,7 +190,6 @@ class EndedTrials:
         self._last_failure: TrialRow | None = None
 
     def add(self, record: TrialRecord, row: TrialRow) -> None:
-        """Add a trial that has ended."""
         number = record.number
         self._status.extend(bytes(max(0, number + 1 - len(self._status))))
         self._status[number] = 1 + ENDED.index(record.status)
@@ -236,7 +210,6 @@ class EndedTrials:
             heapq.heappushpop(self._best, entry)
 
     def status_of(self, number: int) -> Status | None:
-        """Return the status that a trial ended with; None if it has not ended."""
         code = self._status[number] if 0 <= number < len(self._status) else 0
         return ENDED[code - 1] if code else None
 
@@ -248,15 +221,14 @@ class EndedTrials:
 
     def rows(self) -> list[TrialRow]:
         """Return the best trials, the last failure and those ended since `shown`, by number."""
-        chosen = {row.number: row for _, _, row in self._best}
-        chosen.update((row.number, row) for row in self._unshown)
+        rows_by_number = {row.number: row for _, _, row in self._best}
+        rows_by_number.update((row.number, row) for row in self._unshown)
         for row in (self._leader_row, self._last_failure):
             if row is not None:
-                chosen[row.number] = row
-        return [chosen[number] for number in sorted(chosen)]
+                rows_by_number[row.number] = row
+        return [rows_by_number[number] for number in sorted(rows_by_number)]
 
     def counts_without(self, rows: Iterable[TrialRow]) -> Counter[str]:
-        """Return the number of ended trials by status, leaving out those in `rows`."""
         return self.counts - Counter(row.status for row in rows if row.number in self)
 
     def shown(self) -> None:
@@ -264,7 +236,6 @@ class EndedTrials:
         self._unshown.clear()
 
     def _shown_rank(self, row: TrialRow) -> float:
-        """Return the number by which displays sort a row."""
         value = fmt.metric_value(row.metrics, self._ranking.metric)
         if value is None or not math.isfinite(value):
             return math.inf

@@ -1,8 +1,8 @@
 """Restore a run after the process that trained it has ended.
 
-A trial continues from its newest complete state. This state is either in its slots, if their seal
-confirms it, or in the file of a finished epoch. The store's rows may be older than the states,
-because a separate thread writes them. So for every trial that continues:
+A trial continues from its newest complete state, either in its slots, if their seal confirms it, or
+in the file of a finished epoch. The store's rows may be older than the states, because a separate
+thread writes them. So for every trial that continues:
 
 1. Finished epochs whose rows were lost with the coordinator are recovered from two sources: files
 whose content matches the hash in their name, and slots whose position is exactly the end of the
@@ -83,14 +83,12 @@ class ResumePoint:
 class RestoredRun:
     """The state of a run from which a coordinator resumes it."""
 
-    seconds: float
-    """The time on the run's clock, in seconds."""
+    seconds: float  # on the run's clock
     loop: dict[str, Any] | None
     """The search loop's own state, stored in addition to the searcher's."""
     decisions: dict[int, LastDecision]
     """The searcher's last decision for each trial."""
-    decision_count: int = 0
-    """The total number of the searcher's decisions and suggestions."""
+    decision_count: int = 0  # including suggestions
     partly: bool = False
     """Whether open trials that are not resumed may remain."""
     trials: list[LiveTrial] = field(default_factory=list)
@@ -112,14 +110,7 @@ class _Slots:
 class Restorer:
     """Finds the position from which each trial continues; see the module's docstring.
 
-    Parameters
-    ----------
-    epoch_dir, state_dir
-        The folders of the kept states and of the slots.
-    units_per_epoch
-        The number of units in an epoch.
-    units
-        The seconds of recorded units whose epoch has no row, by trial, epoch and step.
+    `units` has the seconds of recorded units whose epoch has no row, by trial, epoch and step.
     """
 
     def __init__(
@@ -142,11 +133,7 @@ class Restorer:
         """Find where a trial continues, and delete the files that it does not need.
 
         Epochs whose states are missing are removed from `record`; they are trained again.
-
-        Parameters
-        ----------
-        reported
-            The last epoch reported to an adaptive searcher; None if the searcher is not adaptive.
+        `reported` is the last epoch reported to an adaptive searcher, or None.
         """
         slots, attempt = self._read_slots(record.number)
         lost: list[EpochRecord] = []
@@ -181,11 +168,7 @@ class Restorer:
             remove_slots(self._state_dir, record.number)
 
     def clear_unknown(self, known: int) -> None:
-        """Delete the files of trials whose rows were lost, because their numbers are used again.
-
-        The searcher suggests new trials for these numbers. A searcher that is not deterministic
-        suggests different ones.
-        """
+        """Delete the files of trials whose rows were lost: their numbers go to new trials."""
         for trial in [number for number in self._files if number >= known]:
             for file in self._files.pop(trial):
                 remove_state(file.path)
@@ -195,11 +178,9 @@ class Restorer:
     def _drop_from_gap(self, record: TrialRecord, reported: int) -> bool:
         """Remove the epochs from the first whose state is missing although a clone may need it.
 
-        Return whether there was such an epoch.
-
-        A clone begins with the last reported epoch, or with a later one once it is reported. The
-        state of such an epoch is deleted only after the store has later reports. So a state is
-        missing only if the store lost its last rows because its log was damaged.
+        Return whether there was such an epoch. A clone begins with the last reported epoch or a
+        later one, and a state is deleted only after the store has later reports. So a state is
+        missing only if the store has lost its last rows because its log was damaged.
         """
         needed = max(min(reported, record.done - 1), record.first_epoch)
         for at, epoch in enumerate(record.epochs):
@@ -221,10 +202,10 @@ class Restorer:
         with contextlib.closing(slots):
             attempt = slots.attempt() + 1
             slots.fence(attempt)  # a worker that is still alive can no longer commit
-            found = slots.sealed()
-        if found is None:
+            sealed = slots.sealed()
+        if sealed is None:
             return None, attempt
-        position, of_attempt, packed = found
+        position, of_attempt, packed = sealed
         progress = EpochProgress.of_packed(packed)
         if position != progress.epoch * self._per_epoch + progress.step + 1:
             return None, attempt
@@ -254,9 +235,9 @@ class Restorer:
     def _lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
         """Find the epochs after the last recorded one, up to the first without a complete state.
 
-        For each epoch found, a file then contains its state, under an unpublished name.
+        The state of each such epoch is then in a file with an unpublished name.
         """
-        found: list[EpochRecord] = []
+        epochs: list[EpochRecord] = []
         files = self._files.get(record.number, [])
         for number in range(record.done, record.target_epochs):
             epoch = self._from_slots(record, number, slots)
@@ -265,8 +246,8 @@ class Restorer:
                     epoch = self._from_file(file)
             if epoch is None:
                 break
-            found.append(epoch)
-        return found
+            epochs.append(epoch)
+        return epochs
 
     def _from_slots(
         self, record: TrialRecord, epoch: int, slots: _Slots | None
@@ -275,15 +256,15 @@ class Restorer:
         if slots is None or slots.position != (epoch + 1) * self._per_epoch:
             return None
         state_hash = _core.hash_state(slots.packed)
-        found = self._record(record.number, epoch, slots.progress, state_hash)
-        write_unpublished(self._epoch_dir, _file_of(found), state_hash, slots.packed)
-        return found
+        lost = self._record(record.number, epoch, slots.progress, state_hash)
+        write_unpublished(self._epoch_dir, _file_of(lost), state_hash, slots.packed)
+        return lost
 
     def _from_file(self, file: StateFile) -> EpochRecord | None:
         """Return the epoch if its file is complete.
 
-        A file with its final name was synced before it was renamed. It is renamed back to the
-        unpublished name, which contains its hash, until its row is written.
+        A file with its final name gets back its unpublished name, which contains its hash, until
+        its row is written.
         """
         try:
             packed = read_bytes(file.path)
@@ -325,10 +306,9 @@ class ResumeRequest:
     """The numbers of the trials to resume; None: all that are open."""
 
     trials_each: int = 1
-    """How many of the store's trials belong to each number in `trials`: the number of folds."""
+    """The number of folds: how many of the store's trials belong to each number in `trials`."""
 
     def includes(self, record: TrialRecord) -> bool:
-        """Return whether a trial is to be resumed."""
         further = self.epochs is not None and self.epochs > record.done
         if self.trials is not None:
             return record.number // self.trials_each in self.trials and (
@@ -435,7 +415,7 @@ def restore(
 def has_decided_all(saved: SavedRun) -> bool:
     """Return whether the run's adaptive searcher has nothing left to suggest or to decide.
 
-    So it is in a finished run, even while trials of this run are trained further.
+    This holds in a finished run even while some of its trials are trained further.
     """
     if saved.meta["status"] == "finished":
         return True
@@ -450,8 +430,8 @@ def _is_released(
 ) -> bool:
     """Return whether the user trains a trial further that its searcher has paused.
 
-    The user names it, or named it before and was interrupted. A searcher pauses trials that are at
-    their target, which is higher since then.
+    The user names it, or named it before an interruption. Such a trial was at its target, which has
+    been raised since.
     """
     if request.trials is not None:
         return True
@@ -459,7 +439,6 @@ def _is_released(
 
 
 def _has_suggested_all(saved: SavedRun) -> bool:
-    """Return whether the run's searcher has no more trials to suggest."""
     loop = saved.meta.get("search_loop") or {}
     return saved.meta["status"] == "finished" or bool(loop.get("is_exhausted"))
 

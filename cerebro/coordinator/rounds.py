@@ -1,7 +1,7 @@
 """Order the reports to an adaptive searcher.
 
-Trials finish their epochs in an order that depends on timing. If a searcher received reports in
-this order, it would decide differently in every run. So it receives them in an order that does not
+Trials finish their epochs in an order that depends on timing, so a searcher that received reports
+in this order would decide differently in every run. It receives them in an order that does not
 depend on timing: by round, and within a round by trial number. Round ``r`` has one report of every
 trial that is live in it. The members of round ``r + 1`` are the trials that continue and the trials
 suggested when round ``r`` is over.
@@ -30,18 +30,11 @@ class Report:
     epoch: int
     metrics: Mapping[str, float]
     ended: bool = False
-    """Whether the trial failed or was stopped by the user, so that it ends whatever the answer is.
-    """
+    """Whether the trial failed or was stopped by the user: it ends whatever the answer is."""
 
 
 class Rounds:
-    """Holds reports back until they are due.
-
-    Parameters
-    ----------
-    ordered
-        Whether reports are ordered. If False, they are delivered as they arrive, in a single round.
-    """
+    """Holds reports back until they are due; if not `ordered`, delivers them as they arrive."""
 
     def __init__(self, *, ordered: bool = True) -> None:
         self.ordered = ordered
@@ -70,11 +63,9 @@ class Rounds:
         return trial in self._arrived or trial in self._next or trial in self._due
 
     def join(self, trial: int) -> None:
-        """Add a trial that will report: a new, continued or resumed one."""
         self._next.add(trial)
 
     def arrive(self, report: Report) -> None:
-        """Add a report, to be delivered when it is due."""
         self._arrived[report.trial] = report
 
     def take(self) -> Report | None:
@@ -101,7 +92,6 @@ class Rounds:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the members as JSON."""
         return {"number": self.number, "due": sorted(self._due), "next": sorted(self._next)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

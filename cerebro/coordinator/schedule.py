@@ -22,16 +22,8 @@ def make_schedule(
 ) -> _core.Schedule:
     """Return a scheduler that has no workers or trials yet; its shards are the parts of an epoch.
 
-    Parameters
-    ----------
-    order
-        The order of the rows of one trial.
-    validation
-        The validation data of one trial.
-    exclusive
-        Whether a worker can train only on the shards that it holds.
-    live_models
-        As for `cerebro.search`.
+    `order` and `validation` are those of one trial. `exclusive` says whether a worker can train
+    only on the shards that it holds.
     """
     # Workers that hold shards may have no GPUs. They report which models they drop.
     most = MAX_LIVE_MODELS_ON_GPU if exclusive else MAX_LIVE_MODELS

@@ -32,15 +32,11 @@ ADVANCE = 1000
 remaining trials near the end of the run, when their order matters.
 """
 MAX_STEPS = 1000
-"""The most steps before the coordinator checks the clock again, even if no suggestion is valid.
-"""
+"""The most steps before the clock is checked again, even if no suggestion is valid."""
 
 
 class Trials(Protocol):
-    """The trials of a search, as the loop uses them.
-
-    Implemented by `LiveTrials`, `FoldedTrials` and `SimulatedTrials`.
-    """
+    """The trials of a search: `LiveTrials`, `FoldedTrials` or `SimulatedTrials`."""
 
     @property
     def by_number(self) -> Mapping[int, LiveTrial]:
@@ -109,18 +105,11 @@ class LoopSettings:
 
     @classmethod
     def of(cls, settings: Any) -> LoopSettings:
-        """Return the loop's part of a run's settings."""
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
 class SearchLoop:
-    """Asks a searcher for trials and reports their epochs to it.
-
-    Parameters
-    ----------
-    first
-        A suggestion already taken from the searcher.
-    """
+    """Asks a searcher for trials, after `first`, and reports their epochs to it."""
 
     def __init__(
         self,
@@ -153,19 +142,13 @@ class SearchLoop:
     # --- events of the run -----------------------------------------------
 
     def epoch_done(self, trial: LiveTrial, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Queue the report of a finished epoch for the searcher.
-
-        Do nothing if the epoch was reported before and has only been trained again.
-        """
+        """Queue the report of a finished epoch, unless it was reported before."""
         if epoch <= trial.reported:
             return
         self.rounds.arrive(Report(trial.record.number, epoch, metrics))
 
     def ended(self, trial: LiveTrial) -> None:
-        """Report the worst possible metric for a trial that failed, diverged or was stopped.
-
-        An adaptive searcher then avoids such configurations.
-        """
+        """Report the worst metric, so that an adaptive searcher avoids such configurations."""
         exact = self.searcher.exact_metrics
         metrics = {} if exact else {self._settings.metric: worst(self._settings.mode)}
         record = trial.record
@@ -174,17 +157,8 @@ class SearchLoop:
     def advance(self, *, ask: bool = True, max_steps: int = MAX_STEPS) -> bool:
         """Deliver the reports that are due, and ask for trials while too few are live.
 
-        Parameters
-        ----------
-        ask
-            Whether to start more trials.
-        max_steps
-            The largest number of reports and rounds of suggestions.
-
-        Returns
-        -------
-        bool
-            Whether the searcher decided or suggested anything.
+        Return whether the searcher decided or suggested anything. `ask` allows more trials to
+        start. At most `max_steps` reports and rounds of suggestions are handled.
         """
         with self._hooks.later(), self._record.group():
             self._changed = False
@@ -221,10 +195,7 @@ class SearchLoop:
     def restore(self, state: Mapping[str, Any] | None, decisions: int) -> None:
         """Continue from the result of :meth:`state_dict`; None if the searcher was never asked.
 
-        Parameters
-        ----------
-        decisions
-            The number of stored decisions and suggestions.
+        `decisions` is the number of stored decisions and suggestions.
         """
         self._saving = StateSaving(self.searcher, decisions)
         if state is not None:
@@ -465,9 +436,11 @@ class SearchLoop:
         if last is None:
             return f"clones trial {number}, which has not reported an epoch yet"
         epoch = last if suggestion.parent_epoch is None else suggestion.parent_epoch
-        kept = {known.epoch for known in parent.record.epochs if known.state_file is not None}
-        kept.add(last)  # its state always is
-        if epoch not in kept or epoch > last:
+        available = {
+            record.epoch for record in parent.record.epochs if record.state_file is not None
+        }
+        available.add(last)  # its state always is
+        if epoch not in available or epoch > last:
             return f"clones trial {number} after epoch {epoch}, whose state is not kept"
         if epochs <= epoch + 1:
             return (
@@ -494,7 +467,6 @@ class SearchLoop:
         return ADVANCE if self._settings.stagger else sys.maxsize
 
     def _live(self) -> int:
-        """Return the number of trials that train or wait for a decision."""
         return self.rounds.live - len(self._ended_early)
 
     def _exhaust(self) -> None:

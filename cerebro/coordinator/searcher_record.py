@@ -1,15 +1,14 @@
 """Store how to recreate a searcher, its state, and its decisions since the state was saved.
 
-A run stores no code. For a searcher it stores the class and the arguments of its constructor, which
-are attributes of the same names, as in scikit-learn. The searcher's `state_dict` holds everything
-that it has learned since.
+A run stores no code, but a searcher's class and the arguments of its constructor, which are
+attributes of the same names, as in scikit-learn. The searcher's `state_dict` holds all else.
 
-Every decision is stored immediately. The state grows with the number of trials, so saving it each
-time would soon cost more than everything else. So the state is saved once the decisions since the
-last save are as long as the state was then. The total cost is thus proportional to the number of
-decisions. When a run is resumed, the searcher loads its last state and receives all later reports
-again. It must make the same decisions, and it does if it depends only on its seed and its reports.
-A searcher that depends on anything else (``repeatable = False``) is saved with every decision.
+Every decision is stored immediately. The state grows with the number of trials, so it is saved only
+once the decisions since the last save are as long as the state was then. The total cost is thus
+proportional to the number of decisions. When a run is resumed, the searcher loads its last state
+and receives all later reports again. It must make the same decisions, and it does if it depends
+only on its seed and its reports. A searcher that depends on anything else (``repeatable = False``)
+is saved with every decision.
 
 This module opens no files: `cerebro.coordinator.search_loop` writes, `cerebro.api.resume` reads.
 """
@@ -37,8 +36,8 @@ from cerebro.searchers.stopping import EarlyStopping
 def describe(searcher: Searcher) -> dict[str, Any]:
     """Return ``class``, ``parameters`` and ``adaptive`` of a searcher, as JSON.
 
-    ``parameters`` is None if they are unknown; to resume the run, the user must then pass the
-    searcher again. If its class defines ``__repr__``, ``text`` is the searcher in messages.
+    ``parameters`` is None if they are unknown: to resume the run, the user must pass the searcher
+    again. If its class defines ``__repr__``, ``text`` is the searcher in messages.
     """
     kind = type(searcher)
     description = {
@@ -63,10 +62,10 @@ def _parameters(searcher: Searcher) -> dict[str, Any] | None:
         else:
             return None
     try:
-        known = decode(encode(values))
+        decoded = decode(encode(values))
     except InputError:
         return None
-    return known if known == values else None
+    return decoded if decoded == values else None
 
 
 def _has(searcher: Searcher, name: str) -> bool:
@@ -76,13 +75,11 @@ def _has(searcher: Searcher, name: str) -> bool:
 
 
 def is_describable(description: Mapping[str, Any]) -> bool:
-    """Return whether another process can recreate the described searcher."""
     module, _, name = description["class"].partition(":")
     return description["parameters"] is not None and module != "__main__" and "<" not in name
 
 
 def make_again(description: dict[str, Any]) -> Searcher | None:
-    """Recreate the described searcher; return None if this is impossible."""
     if not is_describable(description):
         return None
     module, _, name = description["class"].partition(":")
@@ -91,17 +88,17 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
             kind: Any = importlib.import_module(module)
         for part in name.split("."):
             kind = getattr(kind, part)
-        made: Searcher = kind(**description["parameters"])
-        return made
+        searcher: Searcher = kind(**description["parameters"])
+        return searcher
     except (ImportError, AttributeError, TypeError, ValueError):
         return None
 
 
 class NoSearcher(Searcher):
-    """A searcher that suggests nothing and lets every trial train to its end.
+    """A searcher that suggests nothing, lets every trial train to its end, and stores no state.
 
-    It has no stored state. It replaces a searcher that has nothing left to decide: when only some
-    trials of a run are resumed, or when all trials have been suggested.
+    It replaces a searcher that has nothing left to decide: when only some trials of a run are
+    resumed, or when all trials have been suggested.
     """
 
     adaptive = False
@@ -109,42 +106,30 @@ class NoSearcher(Searcher):
     total = 0
 
     def suggest(self) -> Suggested:
-        """Return `DONE`."""
         return DONE
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Return CONTINUE."""
         return Decision.CONTINUE
 
     def state_dict(self) -> dict[str, Any]:
-        """Return an empty state."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Do nothing."""
+        pass
 
 
 OF_REPORTS = tuple(decision.value for decision in Decision)
-"""Decisions on reported epochs; all others are suggestions: ``begin``, ``clone``, ``resume``.
-"""
+"""Decisions on reported epochs; all others are suggestions: ``begin``, ``clone``, ``resume``."""
 
 SMALL_STATE = 1024
 """A state of at most this many characters is saved with every decision."""
 
 CHARACTERS_PER_DECISION = 256
-"""A larger state is saved when the later decisions, counted with this many characters each, are as
-long.
-"""
+"""A larger state is saved when later decisions, of this many characters each, are as long."""
 
 
 class StateSaving:
-    """Decides when to save a searcher's state.
-
-    Parameters
-    ----------
-    decisions
-        The number of decisions and suggestions stored so far.
-    """
+    """Decides when to save a searcher's state; `decisions` counts those stored so far."""
 
     def __init__(self, searcher: Searcher, decisions: int = 0) -> None:
         self.decisions = decisions
@@ -154,18 +139,15 @@ class StateSaving:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough decisions were made since the last save."""
         if self._always or self._saved is None or self._size <= SMALL_STATE:
             return True
         return (self.decisions - self._saved) * CHARACTERS_PER_DECISION >= self._size
 
     @property
     def is_complete(self) -> bool:
-        """Whether no decision was made since the last save."""
         return self.decisions == self._saved
 
     def saved(self, size: int) -> None:
-        """Note that a state of `size` characters has just been saved."""
         self._saved, self._size = self.decisions, size
 
 
@@ -193,21 +175,10 @@ def replay_decisions(
     config_of: Callable[[int], Mapping[str, Any]],
     epochs: int,
 ) -> None:
-    """Repeat all reports to a searcher, and check that it makes the same decisions.
+    """Repeat all reports to a searcher; raise InputError if it makes other decisions.
 
-    Parameters
-    ----------
-    reported
-        Returns the metrics that were reported for an epoch of a trial.
-    config_of
-        Returns the stored configuration of a trial.
-    epochs
-        The number of epochs of the search.
-
-    Raises
-    ------
-    InputError
-        If the decisions differ.
+    `reported` returns the metrics that were reported for an epoch of a trial, `config_of` the
+    stored configuration of a trial. `epochs` is that of the search.
     """
     for stored in decisions:
         if stored.kind in OF_REPORTS:
@@ -232,15 +203,14 @@ def _is_same(
     config_of: Callable[[int], Mapping[str, Any]],
     epochs: int,
 ) -> bool:
-    """Return whether a suggestion equals the stored one."""
     if (suggestion.epochs or epochs) != stored.epochs:
         return False
     if stored.kind == "resume":
         return suggestion.trial == stored.trial
     is_clone = suggestion.parent is not None
-    known = config_of(stored.trial)
+    stored_config = config_of(stored.trial)
     same = all(
-        known.get(str(name)) == value
+        stored_config.get(str(name)) == value
         for name, value in suggestion.config.items()
         if _is_stored_as_is(value)
     )
@@ -248,17 +218,14 @@ def _is_same(
 
 
 def _is_stored_as_is(value: Any) -> bool:
-    """Return whether the store returns a value unchanged; tuples, for example, become lists."""
+    """Return whether the store returns a value unchanged, unlike tuples, which become lists."""
     return isinstance(value, (bool, int, float, str)) and value == value
 
 
 def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStopping | None) -> None:
     """Bring a searcher from its last saved state to its state at the end of the run.
 
-    Raises
-    ------
-    InputError
-        If its decisions differ from the stored ones.
+    Raise InputError if its decisions differ from the stored ones.
     """
     if not searcher.adaptive:
         return
@@ -269,7 +236,8 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
         return
     records = saved.configurations
     replay_decisions(
-        *(searcher, decisions),
+        searcher,
+        decisions,
         reported=lambda trial, epoch: reported(records[trial], epoch, by.metric, by.mode, stop),
         config_of=lambda trial: records[trial].config,
         epochs=saved.settings["epochs"],
@@ -280,10 +248,10 @@ def reported(
     record: TrialRecord, epoch: int, metric: str, mode: str, stop: EarlyStopping | None = None
 ) -> Mapping[str, float]:
     """Return the metrics that the search loop reported for an epoch of a trial."""
-    own = epoch - record.first_epoch
-    if own < len(record.epochs):
-        return comparable(record.epochs[own].metrics, metric, mode)
-    history = [known.to_history() for known in record.epochs]
+    index = epoch - record.first_epoch
+    if index < len(record.epochs):
+        return comparable(record.epochs[index].metrics, metric, mode)
+    history = [done.to_history() for done in record.epochs]
     if record.status == "stopped" and stop is not None and stop.should_stop(history):
         return comparable(record.epochs[-1].metrics, metric, mode)  # reported again
     return {metric: worst(mode)}  # the trial failed, or the user stopped it

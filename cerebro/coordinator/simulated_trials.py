@@ -48,13 +48,7 @@ class ContractError(AssertionError):
 
 
 class SimulatedTrials:
-    """The trials of a simulated search; see `cerebro.coordinator.search_loop.Trials`.
-
-    Parameters
-    ----------
-    epochs
-        The number of epochs of the search.
-    """
+    """The trials of a simulated search; see `cerebro.coordinator.search_loop.Trials`."""
 
     def __init__(self, epochs: int) -> None:
         self.by_number: dict[int, LiveTrial] = {}
@@ -65,7 +59,6 @@ class SimulatedTrials:
         self._epochs = epochs
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new trial or a clone."""
         json.dumps(suggestion.config, allow_nan=False)
         number = len(self.by_number)
         epochs = suggestion.epochs or self._epochs
@@ -79,7 +72,6 @@ class SimulatedTrials:
         return trial
 
     def add_epoch(self, trial: LiveTrial, metrics: Mapping[str, float]) -> EpochRecord:
-        """Add an epoch that a trial has trained, and keep its state."""
         epoch = EpochRecord(trial.record.done, dict(metrics), 0.0, "", "kept")
         trial.record.epochs.append(epoch)
         return epoch
@@ -92,36 +84,29 @@ class SimulatedTrials:
         self.ready.append(trial.record.number)
 
     def pause(self, trial: LiveTrial) -> None:
-        """Pause a trial."""
         trial.record.status = "paused"
 
     def shelve(self, trial: LiveTrial) -> None:
         """Do nothing: there are no slots."""
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Let a paused trial train until `epochs` are done."""
         trial.record.status, trial.record.target_epochs = "running", epochs
         self.extend(trial)
 
     def aim(self, trial: LiveTrial, epochs: int) -> None:
-        """Set how many epochs the searcher wants of a trial."""
         trial.record.target_epochs = epochs
 
     def clear_pause(self, trial: LiveTrial) -> None:
-        """Clear the pause that the searcher set on a trial."""
         trial.paused_by_searcher = False
 
     def end(self, trial: LiveTrial, status: Status) -> None:
-        """End a trial permanently."""
         trial.record.status = status
 
     def status_of(self, number: Any) -> Status | None:
-        """Return a trial's status; None if there is no such trial."""
         trial = self.by_number.get(number)
         return None if trial is None else trial.record.status
 
     def recall(self, number: int) -> LiveTrial | None:
-        """Return a trial; None if there is no such trial."""
         return self.by_number.get(number)
 
 
@@ -133,7 +118,6 @@ class DecisionsInMemory:
         """The decisions since the searcher's state was last saved."""
 
     def group(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
         return nullcontext()
 
     def set_meta(self, key: str, value: Any) -> int:
@@ -143,19 +127,13 @@ class DecisionsInMemory:
     def add_decision(
         self, round: int, trial: int, epoch: int, decision: str, epochs: int | None, /
     ) -> None:
-        """Record a decision or a suggestion."""
         self.decisions.append(StoredDecision(trial, epoch, decision, epochs))
 
 
 class SimulatedSearch(SearchLoop):
     """Runs the search loop over simulated trials.
 
-    Parameters
-    ----------
-    searcher
-        A searcher that has not been set up.
-    points
-        The configurations to try first.
+    `searcher` has not been set up. `points` are the configurations to try first.
     """
 
     def __init__(
@@ -183,7 +161,6 @@ class SimulatedSearch(SearchLoop):
         self._state = self._searcher_state()
 
     def record_of(self, number: int) -> TrialRecord:
-        """Return a trial's record."""
         return self._simulated.by_number[number].record
 
     def take_ready(self) -> list[int]:
@@ -206,11 +183,8 @@ class SimulatedSearch(SearchLoop):
     def replace_searcher(self, fresh: Searcher, *, retell: int = 0) -> None:
         """Replace the searcher by `fresh`, which loads its state, as a resumed run does.
 
-        Parameters
-        ----------
-        retell
-            The number of decisions and suggestions that the saved state may lack. The new searcher
-            makes them again, as after a resume.
+        The saved state may lack `retell` decisions and suggestions, which the new searcher makes
+        again.
         """
         if not self.searcher.adaptive or len(self._memory.decisions) >= retell:
             self._state = self._searcher_state()
@@ -219,7 +193,8 @@ class SimulatedSearch(SearchLoop):
         fresh.load_state_dict(json.loads(self._state))
         settings = self._settings
         replay_decisions(
-            *(fresh, self._memory.decisions),
+            fresh,
+            self._memory.decisions,
             reported=lambda trial, epoch: reported(
                 self.record_of(trial), epoch, settings.metric, settings.mode
             ),

@@ -71,9 +71,7 @@ class LiveTrial:
     scheduled: bool = False
     """Whether the scheduler knows it."""
     unwritten: int = -1
-    """The store's flush count when the trial's target last changed. The store must have written the
-    target before the next unit begins.
-    """
+    """The store's flush count when the trial's target last changed, which must be written first."""
     started: bool = False
     """Whether `on_trial_start` has been called."""
     history: list[dict[str, Any]] = field(default_factory=list)

@@ -22,13 +22,7 @@ TrialKind = TypeVar("TrialKind", bound=LiveTrial)
 
 
 class TrialTable(ABC, Generic[TrialKind]):
-    """Trials by number, and the number of forgotten trials by status.
-
-    Parameters
-    ----------
-    ended
-        The trials that have ended. The subclass adds to it.
-    """
+    """Trials by number, and the number of forgotten trials by status; subclasses add to `ended`."""
 
     def __init__(self, ended: EndedTrials) -> None:
         self.by_number: dict[int, TrialKind] = {}
@@ -47,7 +41,7 @@ class TrialTable(ABC, Generic[TrialKind]):
         """Read a forgotten trial from the store."""
 
     def _trained(self, trial: TrialKind) -> list[LiveTrial]:
-        """Return the open trials of an entry: the trial itself, or the folds of a configuration."""
+        """Return the open trials of an entry: itself, or the folds of a configuration."""
         return [trial]
 
     def __len__(self) -> int:
@@ -66,10 +60,8 @@ class TrialTable(ABC, Generic[TrialKind]):
     def named(self, number: int, what: str) -> tuple[TrialKind, list[LiveTrial]]:
         """Return an open trial and the open trials that are trained for it.
 
-        Raises
-        ------
-        InputError
-            If there is no such trial or it has ended, and so cannot be `what` (such as "paused").
+        Raise InputError if there is no such trial or it has ended, and so cannot be `what`
+        ("paused").
         """
         trial, status = self.by_number.get(number), self.status_of(number)
         if status is None:
@@ -99,13 +91,8 @@ class TrialTable(ABC, Generic[TrialKind]):
     ) -> list[TrialKind]:
         """Forget ended trials that are no longer needed; return them.
 
-        Parameters
-        ----------
-        is_awaited
-            Returns whether the decision must wait; the next call checks the trial again.
-        is_needed
-            Returns whether to keep the trial; it is not checked again unless it is added to
-            `_over`.
+        If `is_awaited`, the next call checks a trial again; if `is_needed`, only once it is in
+        `_over` again.
         """
         unused = []
         for number in [n for n in self._over if not is_awaited(n)]:

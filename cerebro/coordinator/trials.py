@@ -49,29 +49,25 @@ class TrialSettings:
 
     @classmethod
     def of(cls, settings: Settings, context: RunContext) -> TrialSettings:
-        """Return the part of a run's settings and context that its trials need."""
         return cls(
-            *(settings.epochs, context.units_per_epoch, settings.ranking, settings.keep),
-            *(context.epoch_dir, context.state_dir, context.log_dir),
+            settings.epochs,
+            context.units_per_epoch,
+            settings.ranking,
+            settings.keep,
+            context.epoch_dir,
+            context.state_dir,
+            context.log_dir,
         )
 
 
 class LiveTrials(TrialTable[LiveTrial]):
     """The trials that workers train: a search's trials, or all folds in a search with folds.
 
-    Parameters
-    ----------
-    ended
-        The ended trials. They are the overview's, unless displays show configurations.
-    notify_of
-        Called with a trial's record, the name of a callback's hook, and the hook's arguments.
-    stepwise
-        Whether a trial waits for :meth:`extend` after each epoch, because a searcher decides
-        whether it continues.
-    best_epoch
-        Returns the epoch whose state ``keep="best"`` keeps; default: the trial's own best epoch.
-    pinned
-        The trials and epochs whose states the searcher wants to keep.
+    `ended` are the overview's ended trials, unless displays show configurations. `notify_of` is
+    called with a trial's record, a hook's name and its arguments. If `stepwise`, a trial waits for
+    :meth:`extend` after each epoch. `best_epoch` returns the epoch whose state ``keep="best"``
+    keeps; the default is the trial's own. `pinned` has trials and epochs whose states the searcher
+    needs.
     """
 
     def __init__(
@@ -90,7 +86,10 @@ class LiveTrials(TrialTable[LiveTrial]):
         super().__init__(ended)
         metric, mode = settings.ranking.metric, settings.ranking.mode
         self.states = KeptStates(
-            *(Path(settings.states), Path(settings.slots), store, settings.keep),
+            Path(settings.states),
+            Path(settings.slots),
+            store,
+            settings.keep,
             best_epoch or (lambda record: record.best_epoch(metric, mode)),
             pinned,
         )
@@ -107,7 +106,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     # --- starting --------------------------------------------------------
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
-        """Add a new trial or a clone; it fails at once if its configuration cannot be stored."""
+        """Add a trial or a clone; it fails at once if its configuration cannot be stored."""
         number = len(self)
         config, problem = recordable(suggestion.config)
         record = TrialRecord(
@@ -124,8 +123,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.position = trial.first_position
         trial.unwritten = self._flushes
         self._store.add_trial(
-            *(number, config, record.status, record.target_epochs),
-            *(record.parent, record.parent_epoch),
+            number,
+            config,
+            record.status,
+            record.target_epochs,
+            record.parent,
+            record.parent_epoch,
         )
         if parent is not None and record.parent_epoch is not None:
             trial.clone_of = self.states.clone_of(parent.record, record.parent_epoch)
@@ -148,13 +151,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._notify_of(trial.record, "on_trial_start")
 
     def restore(self, trials: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
-        """Take over the trials of an earlier process; open ones continue.
-
-        Parameters
-        ----------
-        answers
-            The decisions of an adaptive searcher, by trial.
-        """
+        """Take over the trials of an earlier process, and the searcher's `answers`."""
         for trial in trials:
             number = trial.record.number
             self.by_number[number] = trial
@@ -205,7 +202,6 @@ class LiveTrials(TrialTable[LiveTrial]):
     # --- epochs ----------------------------------------------------------
 
     def add_epoch(self, trial: LiveTrial, epoch: EpochRecord) -> None:
-        """Record a finished epoch."""
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
         self.states.add_epoch(trial.record, epoch, self._for_clones(trial))
@@ -215,29 +211,26 @@ class LiveTrials(TrialTable[LiveTrial]):
         self._notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
 
     def extend(self, trial: LiveTrial) -> None:
-        """Let a trial train its next epoch."""
         if self._stepwise:
             self._schedule.extend_trial(trial.record.number, self._goal(trial))
             self.states.retire(trial.record, trial.reported_epoch)
 
     def pause(self, trial: LiveTrial) -> None:
-        """Pause a trial for the searcher. Its slots stay; its live model may stay."""
         self._hold_or_release(trial)
         self._overview.forecaster.trial_paused(trial)
         self.set_status(trial, "paused")
 
     def shelve(self, trial: LiveTrial) -> None:
         """Free the slots and live models of a paused trial; the state of its last epoch stays."""
-        kept = self.states.kept(trial.record)
-        if kept is None or trial.worker is not None or trial.record.status in ENDED:
+        state = self.states.kept(trial.record)
+        if state is None or trial.worker is not None or trial.record.status in ENDED:
             return
-        trial.origin = kept
+        trial.origin = state
         self.states.remove_slots(trial.record.number)
         for worker in trial.workers:
             self._ended_on.setdefault(worker, []).append(trial.record.number)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        """Resume a trial that the searcher paused, to train until `epochs` are done."""
         record = trial.record
         self.aim(trial, epochs)
         trial.unwritten = self._flushes
@@ -248,7 +241,6 @@ class LiveTrials(TrialTable[LiveTrial]):
             self.set_status(trial, "waiting")
 
     def aim(self, trial: LiveTrial, epochs: int) -> None:
-        """Set how many epochs the searcher wants of a trial, even if it was stopped early."""
         trial.record.target_epochs = epochs
         self._store.set_epochs(trial.record.number, epochs)
 
@@ -273,19 +265,15 @@ class LiveTrials(TrialTable[LiveTrial]):
             self._hold_or_release(trial)
 
     def go_back(self, trial: LiveTrial, position: int | None) -> None:
-        """Send a trial back to a state that is not lost.
+        """Send a trial back to the state at `position`.
 
-        Parameters
-        ----------
-        position
-            The position of the state to go back to. If it is None or lies before the end of the
-            last finished epoch, the trial goes back to the end of that epoch, or to its beginning
-            if it has not finished an epoch.
+        If it is None or lies before the end of the last finished epoch, the trial goes back to the
+        end of that epoch, or to its beginning if it has none.
         """
         record, units = trial.record, self._settings.units_per_epoch
-        kept = record.done * units if record.epochs else trial.first_position
-        if position is None or position < kept:
-            position = kept
+        last_kept = record.done * units if record.epochs else trial.first_position
+        if position is None or position < last_kept:
+            position = last_kept
             trial.origin = self.states.kept(record)
             trial.epoch_seconds = 0.0
         trial.awaits_state = False
@@ -316,7 +304,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         traceback: str = "",
         raised: Raised = NOTHING_RAISED,
     ) -> None:
-        """End a trial permanently."""
         record = trial.record
         record.error = error or None
         record.traceback = traceback or None
@@ -345,10 +332,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     def forget_ended(self, is_expected: Callable[[int], bool]) -> list[int]:
         """Forget ended trials that are no longer needed; return their numbers.
 
-        Parameters
-        ----------
-        is_expected
-            Returns whether a trial still has a report to be delivered.
+        `is_expected` returns whether a trial still has a report to be delivered.
         """
 
         def is_awaited(number: int) -> bool:
@@ -397,7 +381,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         return tuple(self._ended_on.pop(worker, ()))
 
     def forget_worker(self, worker: int) -> None:
-        """Forget a lost worker."""
         self._ended_on.pop(worker, None)
         for trial in self.by_number.values():
             trial.workers.discard(worker)
@@ -407,7 +390,10 @@ class LiveTrials(TrialTable[LiveTrial]):
         record = trial.record
         record.status, record.resumable = status, resumable
         self._store.set_status(
-            *(record.number, status, record.error or "", record.traceback or ""),
+            record.number,
+            status,
+            record.error or "",
+            record.traceback or "",
             resumable=resumable,
             raised=record.raised,
         )
@@ -422,23 +408,23 @@ class LiveTrials(TrialTable[LiveTrial]):
         """Return the number of epochs up to which the scheduler may train the trial."""
         if not self._stepwise:
             return trial.record.target_epochs
-        wanted = trial.reported + (1 if trial.paused_by_searcher else 2)
+        epochs = trial.reported + (1 if trial.paused_by_searcher else 2)
         # A resumed trial may have trained further, before the decision reached the store.
         epoch, step = divmod(trial.position, self._settings.units_per_epoch)
-        return max(wanted, epoch + (step > 0))
+        return max(epochs, epoch + (step > 0))
 
 
 def recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return a configuration as the store returns it, and why it is invalid, or None.
 
-    A replay reads the configuration from the store, so trials must get the same one. In an invalid
-    configuration, values that the store cannot hold are replaced by their text.
+    Trials must get what a replay reads. Values that the store cannot hold are replaced by their
+    text.
     """
-    known, problem = {}, None
+    stored, problem = {}, None
     for name, value in config.items():
         try:
-            known[str(name)] = decode(encode(value))
+            stored[str(name)] = decode(encode(value))
         except InputError as error:
-            known[str(name)] = repr(value)
+            stored[str(name)] = repr(value)
             problem = problem or str(error)
-    return known, problem
+    return stored, problem

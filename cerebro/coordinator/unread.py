@@ -13,8 +13,8 @@ from cerebro.worker.read_names import ReadNames, names_of
 class UnreadNames:
     """The names of configurations that no ``build`` has read yet.
 
-    A name counts as unread only if every trial that has it has left it: others may depend on a
-    choice, as ``momentum`` on the optimizer.
+    A name counts as unread only if no trial that has it has read it: it may depend on a choice, as
+    ``momentum`` on the optimizer.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class UnreadNames:
         self._sought.update(() if read is None else read.sought)
 
     def asks_about(self, config: Mapping[str, Any]) -> bool:
-        """Return whether a configuration has a name of which no trial is known to read it."""
+        """Return whether a configuration has a name that no trial is known to read."""
         return self._known and not self._read.issuperset(names_of(config))
 
     def finding(self) -> Finding | None:

@@ -11,19 +11,12 @@ from cerebro.data.dtypes import Array
 
 
 def append(file: FileIO, path: Path, values: Array) -> None:
-    """Append values to an unbuffered file.
-
-    `ndarray.tofile` would report a full disk without its cause and the file's name.
-
-    Raises
-    ------
-    OSError
-        If they cannot be written; the message names the file and what to do.
-    """
-    left = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    """Append values to an unbuffered file; an OSError names the file and what to do."""
+    # `ndarray.tofile` would report a full disk without its cause and the file's name.
+    remaining = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
     try:
-        while left:  # a write may store only a part
-            left = left[file.write(left) :]
+        while remaining:  # a write may store only a part
+            remaining = remaining[file.write(remaining) :]
     except OSError as error:
         raise OSError(
             error.errno,

@@ -70,27 +70,16 @@ def make_loader(
 ) -> _core.Loader:
     """Return a loader of the dataset's rows; ``begin(mixes, epoch)`` starts a pass.
 
-    Parameters
-    ----------
-    dataset
-        The dataset. The loader uses its shard numbers.
-    shuffle
-        False: rows in order. Otherwise the rows of a mix are shuffled, or drawn from all shards
-        (``"rows"``) or from each (``"shards"``).
-    orders
-        The orders of rows that this process's loaders of the same data share.
-    augment
-        False for evaluation: random crops are taken from the middle, nothing is flipped.
-    channels_last
-        Whether images with the transform `ToCHW` are returned in the memory format
-        ``channels_last``; only for PyTorch and DLPack.
-    columns
-        The columns to gather; None: all. Batches contain only these.
-    copy
-        Which stored copy of augmented columns to gather; see `cerebro.data.copies`. Evaluation
-        gathers the values without augmentation.
-    batch_size, seed, drop_last, framework, threads, device, residence
-        As for `Dataset.batches`; errors are the same as well.
+    The arguments and errors are those of `Dataset.batches`, with these differences:
+
+    - `shuffle`: False: rows in order. Otherwise the rows of a mix are shuffled, or drawn from all
+      shards (``"rows"``) or from each (``"shards"``).
+    - `orders`: the orders of rows that this process's loaders of the same data share.
+    - `augment`: False for evaluation: random crops are taken from the middle, nothing is flipped.
+    - `channels_last`: images with the transform `ToCHW` get the memory format ``channels_last``;
+      only for PyTorch and DLPack.
+    - `copy`: the stored copy of augmented columns to gather; see `cerebro.data.copies`. Evaluation
+      gathers the values without augmentation.
     """
     where = _place(device, framework, residence)
     if framework == "torch" and where != "cpu":
@@ -98,7 +87,7 @@ def make_loader(
     depot = None if where == "cpu" else depots.depot(where)
     cuda.share_pool(where)
     plan = _transforms.compile(
-        *(dataset.columns, dataset.transforms), augment=augment, channels_last=channels_last
+        dataset.columns, dataset.transforms, augment=augment, channels_last=channels_last
     )
     plan = copies.choose(plan, dataset, copy if augment else None)
     if columns is not None:
@@ -152,18 +141,12 @@ def make_trusted(
 ) -> _core.Loader | MovedBatches:
     """Return a loader of batches on a device, made there if the device passes its check.
 
-    If the device fails (see `cerebro.machine.device_check`), or if CUDA is usable only through
-    PyTorch (a build that includes the runtime), batches are made in host memory and PyTorch moves
-    them.
+    If it fails (see `cerebro.machine.device_check`), or if only PyTorch can use CUDA (a build that
+    includes the runtime), batches are made in host memory and PyTorch moves them. The arguments are
+    those of `make_loader`.
 
-    The arguments are those of `make_loader`.
-
-    Raises
-    ------
-    InputError
-        As for `Dataset.batches`.
-    DeviceError
-        The device cannot be trusted, and `framework` is not ``"torch"``.
+    Raises InputError as `Dataset.batches` does, and DeviceError if the device cannot be trusted and
+    `framework` is not ``"torch"``.
     """
     where = _place(device, framework, residence)
     why = "" if where == "cpu" else depots.problem(where)
@@ -345,10 +328,10 @@ def _wanted(dataset: LoadableDataset, columns: Collection[str] | None) -> list[s
     if isinstance(columns, str) or not isinstance(columns, Collection) or not columns:
         raise InputError(f'columns is {columns!r}: give a list of names such as ["x", "y"]')
     stored = copies.stored_copies(dataset)
-    known = [name for name in dataset.columns if name not in stored]
+    available = [name for name in dataset.columns if name not in stored]
     for name in columns:
-        if name not in known:
-            raise InputError(f"columns: no column {name!r}: batches have {', '.join(known)}")
+        if name not in available:
+            raise InputError(f"columns: no column {name!r}: batches have {', '.join(available)}")
     return list(columns)
 
 

@@ -41,27 +41,16 @@ class BucketData:
 
     @classmethod
     def find(cls, url: str, checksum: str | None = None) -> BucketData:
-        """Find a dataset.
+        """Find a dataset, or its copy here.
 
-        Parameters
-        ----------
-        checksum
-            That of its manifest, if it is known: a copy here is then used without asking the
-            storage.
-
-        Raises
-        ------
-        InputError
-            If there is no dataset, or a package to reach it is missing.
-        CorruptDataError
-            If its manifest is damaged.
-        StorageError
-            If the storage refuses or is not reached.
+        With the `checksum` of the manifest, a copy is used without asking the storage. Raises
+        InputError if there is no dataset, or a package to reach it is missing; CorruptDataError if
+        its manifest is damaged; and StorageError if the storage refuses or is not reached.
         """
         cache = Cache(cache_folder())
-        known = None if checksum is None else cache.known(checksum)
-        if known is not None:
-            return cls(url.rstrip("/"), known, cache)
+        cached = None if checksum is None else cache.known(checksum)
+        if cached is not None:
+            return cls(url.rstrip("/"), cached, cache)
         objects = Objects(url)
         content, manifest = read_manifest_at(objects)
         if manifest is None:
@@ -70,9 +59,9 @@ class BucketData:
                 f"no dataset at '{objects.url}': make one with cerebro.shard(source, url)"
             )
         cache.begin(content)
-        found = cls(objects.url, manifest, cache)
-        found._objects = objects
-        return found
+        data = cls(objects.url, manifest, cache)
+        data._objects = objects
+        return data
 
     @property
     def folder(self) -> Path:
@@ -80,12 +69,10 @@ class BucketData:
         return self._cache.data(self.manifest.checksum)
 
     def has_all(self) -> bool:
-        """Whether all shards have been copied here."""
-        every = range(len(self.manifest.shards))
-        return {*every} <= {*self._cache.shards(self.manifest.checksum)}
+        shards = range(len(self.manifest.shards))
+        return {*shards} <= {*self._cache.shards(self.manifest.checksum)}
 
     def has(self, shard: int) -> bool:
-        """Whether a shard has been copied here."""
         return shard in self._here or shard in self._cache.shards(self.manifest.checksum)
 
     def pull(self, shards: Collection[int]) -> None:
@@ -158,12 +145,8 @@ class PulledShards(Sequence[_core.ShardReader]):
 def read_manifest_at(objects: Objects) -> tuple[bytes, Manifest | None]:
     """Read the manifest of a dataset in object storage; None if it is missing.
 
-    Raises
-    ------
-    CorruptDataError
-        If it is damaged.
-    StorageError
-        If the storage refuses or is not reached.
+    Raises CorruptDataError if it is damaged, and StorageError if the storage refuses or is not
+    reached.
     """
     try:
         content = objects.read(FILE_NAME)

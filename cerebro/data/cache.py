@@ -38,9 +38,9 @@ from cerebro.machine.files import expanded
 from cerebro.machine.objects import MissingObjectError, Objects, StorageError
 
 VARIABLE = "CEREBRO_CACHE"
-"""Environment variable of a node: the folder of its cache,"""
+"""The environment variable with the folder of a node's cache."""
 LIMIT = "CEREBRO_CACHE_LIMIT"
-"""and the size of its data, such as ``200GB``."""
+"""The environment variable with the maximum size of a node's cache, such as ``200GB``."""
 SPARE_BYTES = 256 << 20
 """Bytes to leave free on the disk, if deleting unused datasets can make room."""
 PULLING = ".pulling"
@@ -53,9 +53,9 @@ UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 def cache_folder() -> Path:
     """Return this node's cache folder: ``$CEREBRO_CACHE``, or one in the user's own cache."""
-    given = os.environ.get(VARIABLE)
-    if given:
-        return Path(expanded(given)).absolute()
+    folder = os.environ.get(VARIABLE)
+    if folder:
+        return Path(expanded(folder)).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(expanded(base)).absolute() / "cerebro"
 
@@ -63,32 +63,21 @@ def cache_folder() -> Path:
 def cache_limit() -> int | None:
     """Return the limit of this node's cache in bytes; None: the size of the disk.
 
-    Raises
-    ------
-    InputError
-        If ``$CEREBRO_CACHE_LIMIT`` is not a size.
+    Raises InputError if ``$CEREBRO_CACHE_LIMIT`` is not a size.
     """
     text = os.environ.get(LIMIT, "").strip()
     if not text:
         return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text, re.IGNORECASE)
-    if found is None:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text, re.IGNORECASE)
+    if match is None:
         raise InputError(f"{LIMIT}={text!r} is not a size: give bytes, or a size such as 200GB")
-    return int(float(found[1]) * UNITS[found[2].upper()])
+    return int(float(match[1]) * UNITS[match[2].upper()])
 
 
 class Cache:
-    """A node's cache folder.
+    """A node's cache folder, created if it does not exist.
 
-    Parameters
-    ----------
-    folder
-        Created if it does not exist.
-
-    Raises
-    ------
-    InputError
-        If the node's limit is not a size.
+    Raises InputError if the node's limit is not a size.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -120,7 +109,6 @@ class Cache:
     # --- data --------------------------------------------------------------
 
     def data(self, checksum: str) -> Path:
-        """Return the folder of the dataset with a checksum."""
         return self.folder / "data" / checksum
 
     def begin(self, manifest: bytes) -> list[int]:
@@ -134,8 +122,8 @@ class Cache:
 
     def shards(self, checksum: str) -> list[int]:
         """Return the shards of a dataset that are here."""
-        found = self.data(checksum).glob("shard-*[0-9]")
-        return sorted(int(entry.name.removeprefix("shard-")) for entry in found)
+        folders = self.data(checksum).glob("shard-*[0-9]")
+        return sorted(int(folder.name.removeprefix("shard-")) for folder in folders)
 
     def known(self, checksum: str) -> Manifest | None:
         """Return the manifest of a dataset that is here, and keep it; None if it is not."""
@@ -166,10 +154,7 @@ class Cache:
     def finish(self, checksum: str, shard: int) -> None:
         """Give a shard its name, once its files have arrived.
 
-        Raises
-        ------
-        CorruptDataError
-            If one does not match the manifest.
+        Raises CorruptDataError if one does not match the manifest.
         """
         arrived = self._arriving.pop((checksum, shard))
         try:
@@ -186,8 +171,8 @@ class Cache:
     def _place(self, arrived: Path, manifest: Manifest, shard: int) -> None:
         """Move a shard's folder from `arrived` to its name, if its files match the manifest.
 
-        They are compared and synced first: what has a shard's name is whole for all processes,
-        which look without a lock, and after a kill or a power failure.
+        They are compared and synced first, so that a shard is whole as soon as it has its name:
+        other processes look without a lock, and a kill or a power failure may follow.
         """
         new = arrived / shard_folder(shard)
         whole = self.data(manifest.checksum) / shard_folder(shard)
@@ -208,7 +193,6 @@ class Cache:
         durable.sync_folder(whole.parent)
 
     def _is_whole(self, manifest: Manifest, shard: int) -> bool:
-        """Return whether a shard is here and matches the manifest."""
         try:
             verify_shard(self.data(manifest.checksum), manifest, shard)
         except CorruptDataError:
@@ -218,15 +202,12 @@ class Cache:
     def pull(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
         """Copy shards of a dataset here from object storage; return the number of bytes.
 
-        `begin` or `known` must have been called. Each object is read once, even if several
-        processes need it: they take turns, and find what another has pulled.
+        Call `begin` or `known` first. Each object is read once, even if several processes need it:
+        they take turns, and find what another has pulled.
 
-        Raises
-        ------
-        CorruptDataError
-            If an object is missing or does not match the manifest; the message has its URL.
-        StorageError
-            If the storage refuses or is not reached, or the cache is closed meanwhile.
+        Raises CorruptDataError, with the URL, if an object is missing or does not match the
+        manifest. Raises StorageError if the storage refuses or is not reached, or the cache is
+        closed meanwhile.
         """
         with self._changing:
             self._check_open()
@@ -306,7 +287,6 @@ class Cache:
                 self._place(folder, parsed, shard)
 
     def forget_damaged(self, checksum: str, shards: Sequence[int]) -> None:
-        """Delete the shards that do not match the manifest."""
         manifest = self._manifest(checksum)
         for shard in shards:
             if not self._is_whole(manifest, shard):
@@ -378,10 +358,7 @@ class Cache:
     def scratch(self) -> Path:
         """Return a folder for this process's files; remove those of dead processes.
 
-        Raises
-        ------
-        StorageError
-            If the cache is closed.
+        Raises StorageError if the cache is closed.
         """
         with self._changing:
             self._check_open()
@@ -395,11 +372,11 @@ class Cache:
         for folder in (self.folder / "scratch").iterdir():
             if folder.name.startswith("worker-"):
                 _remove_if_left(folder)
-        made = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
-        fd = os.open(made / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        new_folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
+        fd = os.open(new_folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
-        folder = made.with_name("worker-" + made.name.removeprefix(".new-"))
-        made.rename(folder)  # with its lock, so that it does not look abandoned
+        folder = new_folder.with_name("worker-" + new_folder.name.removeprefix(".new-"))
+        new_folder.rename(folder)  # with its lock, so that it does not look abandoned
         return folder, fd
 
     def stop(self) -> None:

@@ -14,17 +14,10 @@ from cerebro.data.manifest import Column, FileEntry
 
 
 def write_column(column: Column, values: Any, folder: Path) -> dict[str, FileEntry]:
-    """Write rows in their storage type; return file entries in the order of `column.file_names`.
+    """Write rows to a shard's folder; return file entries in the order of `column.file_names`.
 
-    Parameters
-    ----------
-    column
-        The description of the rows.
-    values
-        An array of storage values or, if the column is ragged, an object with ``values`` and
-        ``offsets``, such as `cerebro.data.dataset.RaggedRows`.
-    folder
-        The shard's folder.
+    `values` are an array of storage values or, if the column is ragged, an object with ``values``
+    and ``offsets``, such as `cerebro.data.dataset.RaggedRows`.
     """
     if not column.ragged:
         (name,) = column.file_names

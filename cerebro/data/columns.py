@@ -37,39 +37,27 @@ from cerebro.errors import InputError
 
 @dataclass(frozen=True)
 class ColumnData:
-    """Rows of one column.
-
-    Attributes
-    ----------
-    values
-        Storage values. Shape ``(rows, *row_shape)``; ``(total, *row_shape)`` if ragged.
-    dtype
-        Logical type of `values`.
-    offsets
-        If ragged: int64 of shape ``(rows + 1,)``; row i is ``values[offsets[i]:offsets[i+1]]``.
-    names
-        If the rows are categories: the names; `values` are int64 indices into this list.
-    ordered
-        Whether the source's type declares `names`, as a categorical type or class labels do: they
-        are kept, in their order, also those that do not occur. Otherwise the names that occur are
-        sorted when the dataset is written.
-    absent
-        The first row with a missing value, in a chunk whose other values are integers or missing.
-        `values` are then float64. It is an error unless another chunk has floats; see `settled`.
-    binary
-        Whether the rows are the bytes of binary values, whose content ``dtypes=`` describes.
-    narrow
-        Whether float64 becomes float32, also if only all chunks together are float64.
-    """
+    """Rows of one column."""
 
     values: Array
-    dtype: str
+    """Storage values of shape ``(rows, *row_shape)``; ``(total, *row_shape)`` if ragged."""
+    dtype: str  # the logical type of `values`
     offsets: Array | None = None
+    """If ragged: int64 of shape ``(rows + 1,)``; row i is ``values[offsets[i]:offsets[i+1]]``."""
     names: Sequence[str] | None = None
+    """If the rows are categories: the names; `values` are int64 indices into this list."""
     ordered: bool = False
+    """Whether the source's type declares `names`: then all are kept, in their order. Otherwise the
+    names that occur are sorted when the dataset is written.
+    """
     absent: int | None = None
+    """The row of the first missing value, if a chunk has only integers and missing values. `values`
+    are then float64. It is an error unless another chunk has floats; see `settled`.
+    """
     binary: bool = False
+    """Whether the rows are the bytes of binary values, whose content ``dtypes=`` describes."""
     narrow: bool = False
+    """Whether float64 becomes float32, also if only all chunks together are float64."""
 
     @property
     def rows(self) -> int:
@@ -180,10 +168,7 @@ def from_text(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
 def check_numbers(column: str, data: ColumnData, cure: str = "") -> None:
     """Raise InputError if text is a column of numbers with other cells; see `number_cells`.
 
-    Parameters
-    ----------
-    cure
-        The end of the message: how to keep the cells as text.
+    `cure` is the end of the message: how to keep the cells as text.
     """
     if data.names is None or data.ordered or data.offsets is not None:
         return  # lists of text are tokens, many of which may be numbers
@@ -242,10 +227,7 @@ def to_storage(column: str, value: Any) -> tuple[Array, str]:
 
 
 def owned(value: Any) -> Any:
-    """Return a value of a row, or a copy of it if its memory may change.
-
-    A generator may fill one buffer again and again, and change it before the row is written.
-    """
+    """Return a row's value, copied if a generator may reuse its memory before it is written."""
     if type(value) in _CONSTANT:
         return value
     if isinstance(value, np.ndarray):
@@ -268,18 +250,14 @@ def owned(value: Any) -> Any:
 
 
 def checked_codes(column: str, data: ColumnData, first_row: int = 0) -> Array:
-    """Return the codes of a category column.
-
-    Raises InputError for a code that no name belongs to. A negative code, as -1 in unlabelled test
-    data, is a missing value; as an index, it would be one of the last classes.
-    """
+    """Return the codes of a category column; raise InputError for a code without a name."""
     codes, count = data.values, len(data.names or ())
     if not codes.size or (codes.min() >= 0 and codes.max() < count):
         return codes
     wrong = (codes < 0) | (codes >= count)
     place, code = int(np.argwhere(wrong)[0][0]), int(codes[wrong][0])
     row = first_row + (place if data.offsets is None else row_of(data.offsets, place))
-    if code < 0:
+    if code < 0:  # -1 in unlabelled test data; as an index, it would be the last class
         raise missing(column, row)
     raise InputError(
         f"column {column!r} has the class {code} in row {row}, but the {count} class names are "
@@ -349,9 +327,9 @@ def final_names(data: ColumnData) -> tuple[tuple[str, ...], Array | None]:
     used = np.zeros(len(data.names), bool)
     for start in range(0, len(data.values), 1 << 20):  # in pieces, because it may be memory-mapped
         used[data.values[start : start + (1 << 20)]] = True
-    names = sorted(name for name, there in zip(data.names, used, strict=True) if there)
-    order = {name: code for code, name in enumerate(names)}
-    return tuple(names), np.array([order.get(name, -1) for name in data.names], np.int64)
+    names = sorted(name for name, is_used in zip(data.names, used, strict=True) if is_used)
+    new_codes = {name: code for code, name in enumerate(names)}
+    return tuple(names), np.array([new_codes.get(name, -1) for name in data.names], np.int64)
 
 
 def offsets_of(lengths: Array) -> Array:
@@ -452,21 +430,20 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
 
 
 def _with_missing(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
-    """Make a column from numbers of which some are missing: NaN among floats, otherwise an error.
+    """Make a column from numbers with missing values: NaN among floats, otherwise an error.
 
-    In a source that is read in chunks, floats may still follow; `settled` then raises the error
-    after the last chunk.
+    A later chunk may have floats, so `settled` raises the error after the last chunk.
     """
-    there = np.array([not is_missing(item) for item in items])
-    row = first_row + int(there.argmin())
-    if not there.any():
+    present = np.array([not is_missing(item) for item in items])
+    row = first_row + int(present.argmin())
+    if not present.any():
         return ColumnData(np.full(len(items), np.nan), "float64", absent=row)
     data = _scalars(column, [item for item in items if not is_missing(item)])
     if data.row_shape or not data.dtype.startswith(("float", "int", "uint")):
         raise missing(column, row)
     floats = data.dtype.startswith("float")
     values = np.full(len(items), np.nan, data.values.dtype if floats else np.float64)
-    values[there] = data.values
+    values[present] = data.values
     return ColumnData(values, values.dtype.name, absent=None if floats else row)
 
 
@@ -561,7 +538,7 @@ def row_of(offsets: Array, place: int) -> int:
 
 
 def _joined_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
-    """Join the elements of all rows into one column; some of the rows are arrays."""
+    """Join the elements of all rows, some of which are arrays, into one column."""
     parts = []
     for row, item in enumerate(items, first_row):
         if not isinstance(item, (list, tuple)):
@@ -585,8 +562,7 @@ def _elements(
 ) -> ColumnData:
     """Make a column from the elements of rows: scalars, strings or equally long lists.
 
-    A missing value must be among floats. Errors name the row, which `offsets` tells; None: all
-    elements are of `first_row`.
+    `offsets` tells the row that errors name; None: all elements are of `first_row`.
     """
     try:
         data = _all_elements(column, items)

@@ -17,7 +17,6 @@ MAX_COPIES = 1000
 
 
 def copy_name(column: str, copy: int) -> str:
-    """Return the name under which a copy of a column is stored."""
     return f"{column}@{copy}"
 
 
@@ -26,21 +25,18 @@ def copied_columns(
 ) -> dict[str, int]:
     """Return the number of copies of each column that has copies.
 
-    Raises
-    ------
-    CorruptDataError
-        A copy named in the manifest's arguments is not among the manifest's columns, or its rows
-        differ in type or shape.
+    Raises CorruptDataError if a copy named in the manifest's arguments is not among its columns, or
+    its rows differ in type or shape.
     """
-    given = arguments.get("copies") if arguments.get("derived") else None
-    if not given:
+    number = arguments.get("copies") if arguments.get("derived") else None
+    if not number:
         return {}
     names = arguments.get("outputs")
-    whole = isinstance(given, int) and 0 < given <= MAX_COPIES
+    whole = isinstance(number, int) and 0 < number <= MAX_COPIES
     if not whole or not isinstance(names, list):
         raise CorruptDataError(f"{path}: field 'arguments.copies' is not a number of copies")
     for name in names:
-        for copy in range(given):
+        for copy in range(number):
             column = columns.get(copy_name(str(name), copy))
             base = columns.get(str(name))
             kinds = [None if c is None else (c.dtype, c.shape, c.ragged) for c in (base, column)]
@@ -49,7 +45,7 @@ def copied_columns(
                     f"{path}: field 'arguments.copies': there is no column "
                     f"{copy_name(str(name), copy)!r} like {str(name)!r}"
                 )
-    return dict.fromkeys(map(str, names), given)
+    return dict.fromkeys(map(str, names), number)
 
 
 def count(dataset: Any) -> int:
@@ -67,14 +63,8 @@ def stored_copies(dataset: Any) -> set[str]:
 def choose(plan: list[dict[str, Any]], dataset: Any, copy: int | None) -> list[dict[str, Any]]:
     """Return a loader's plan in which each column with copies has one entry.
 
-    Parameters
-    ----------
-    plan
-        From `cerebro.transforms.compile`, with an entry for every stored column.
-    dataset
-        The dataset.
-    copy
-        The copy to gather; None: the values without augmentation.
+    `plan`, from `cerebro.transforms.compile`, has an entry for every stored column. `copy` is the
+    copy to gather; None: the values without augmentation.
     """
     copied: Mapping[str, int] = getattr(dataset, "_copied", {})
     if not copied:

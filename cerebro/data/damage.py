@@ -61,14 +61,7 @@ def _fault(path: Path, entry: FileEntry) -> str | None:
 def hash_of_file(path: Path, hash_buffer: Callable[[mmap.mmap], str]) -> str:
     """Hash a file without reading it into memory at once.
 
-    Raises
-    ------
-    LinkError
-        The file is a link.
-    OSError
-        The file cannot be read.
-    ValueError
-        The file is empty.
+    Raises LinkError if it is a link, OSError if it cannot be read, and ValueError if it is empty.
     """
     fd = open_plain(path, os.O_RDONLY)
     try:

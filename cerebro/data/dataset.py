@@ -254,11 +254,11 @@ class Dataset:
         """
         if not isinstance(index, (int, np.integer)) or not 0 <= index < self.num_shards:
             raise InputError(f"no shard {index!r}: there are shards 0 to {self.num_shards - 1}")
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, column in self.columns.items():
-            rows = self._ragged_rows if column.ragged else self._plain_rows
-            found[name] = rows(name, int(index), self._rows[index])
-        return found
+            read = self._ragged_rows if column.ragged else self._plain_rows
+            values[name] = read(name, int(index), self._rows[index])
+        return values
 
     def batches(
         self,
@@ -402,9 +402,9 @@ class Dataset:
             Statistics computed in float64: floats, or arrays of length ``shape[axis]`` if `axis` is
             given.
         """
-        found = self._column(column)
-        runs = (run for shard in range(self.num_shards) for run in self._value_runs(found, shard))
-        return column_stats(found, runs, self.num_rows, axis)
+        meta = self._column(column)
+        runs = (run for shard in range(self.num_shards) for run in self._value_runs(meta, shard))
+        return column_stats(meta, runs, self.num_rows, axis)
 
     def num_classes(self, column: str = "y") -> int:
         """Return the number of classes of a label column, for the outputs of a classifier.
@@ -418,17 +418,17 @@ class Dataset:
         InputError
             The column's rows are not single labels, or labels are negative or too large.
         """
-        found = self._column(column)
-        if found.dtype.startswith(("float", "bfloat", "complex")):
+        meta = self._column(column)
+        if meta.dtype.startswith(("float", "bfloat", "complex")):
             raise InputError(
-                f"column {column!r} is {found.dtype}, not class labels: name the column of labels, "
+                f"column {column!r} is {meta.dtype}, not class labels: name the column of labels, "
                 f"or write it as integers with shard(..., dtypes={{{column!r}: 'int64'}})"
             )
-        if found.classes is not None:
-            return len(found.classes)
+        if meta.classes is not None:
+            return len(meta.classes)
         whole = self._view([(0, entry.rows) for entry in self._shards], {})
         shards = [labels for labels in whole._labels(column) if len(labels)]
-        if found.dtype == "bool":
+        if meta.dtype == "bool":
             return 2
         low, high = min(int(s.min()) for s in shards), max(int(s.max()) for s in shards)
         if low < 0 or high >= MOST_COUNTS:
@@ -506,15 +506,15 @@ class Dataset:
                 "first, then repeat rows of the training part, or give groups="
             )
         if stratify is not None:
-            chosen = splitting.stratified(self._labels(stratify), bounds, seed)
+            positions = splitting.stratified(self._labels(stratify), bounds, seed)
         elif groups is not None:
-            chosen = splitting.grouped(self._labels(groups), bounds, seed)
+            positions = splitting.grouped(self._labels(groups), bounds, seed)
         else:
-            chosen = None
-        views = self._cut(bounds) if chosen is None else self._chosen(chosen)
-        described: dict[str, Any] = {"fractions": [float(fraction) for fraction in fractions]}
-        if chosen is not None:
-            described |= {"stratify": stratify, "groups": groups, "seed": seed}
+            positions = None
+        views = self._cut(bounds) if positions is None else self._chosen(positions)
+        operation: dict[str, Any] = {"fractions": [float(fraction) for fraction in fractions]}
+        if positions is not None:
+            operation |= {"stratify": stratify, "groups": groups, "seed": seed}
         for part, rows in enumerate(views):
             if sum(map(part_rows, rows)) == 0:
                 raise InputError(
@@ -522,7 +522,7 @@ class Dataset:
                     f"{self.num_rows} rows: use larger fractions or fewer parts"
                 )
         return tuple(
-            self._view(rows, {"split": described | {"part": part}})
+            self._view(rows, {"split": operation | {"part": part}})
             for part, rows in enumerate(views)
         )
 
@@ -656,10 +656,10 @@ class Dataset:
             seed=seed,
             dtypes=dtypes,
         )
-        made = derive.recipe(work, derive.key_of(function, key), keep=keep)
-        found = Dataset(derive.write(made, target, progress, executor))
-        found._take_transforms(self, made.kept)
-        return found
+        recipe = derive.recipe(work, derive.key_of(function, key), keep=keep)
+        derived = Dataset(derive.write(recipe, target, progress, executor))
+        derived._take_transforms(self, recipe.kept)
+        return derived
 
     def like(self, view: Dataset) -> Dataset:
         """Return a view of this derived dataset with the rows of `view`, a view of its source.
@@ -709,8 +709,8 @@ class Dataset:
         if sampling is not None:
             sampling.check(self._column(sampling.column))
             sampling.check_values(self._scalars(sampling.column))
-        described = None if sampling is None else sampling.to_json()
-        view = self._view(self._rows, {"sampling": described})
+        sampling_json = None if sampling is None else sampling.to_json()
+        view = self._view(self._rows, {"sampling": sampling_json})
         view._sampling = sampling
         return view
 
@@ -778,18 +778,10 @@ class Dataset:
         return list(zip(self._readers, self._rows, strict=True))
 
     def _weight_sums(self, *, across: bool) -> list[tuple[NDArray[np.uint64] | None, int]] | None:
-        """Return the running sums of each shard's weights, and the sum before its first row.
+        """Return each shard's running sums of weights, and the sum before its first row.
 
-        Parameters
-        ----------
-        across
-            Whether the sums run through all shards; otherwise each shard has its own.
-
-        Returns
-        -------
-        list or None
-            None if each row is taken once. The sums are cached for all loaders of the view; see
-            `cerebro.data.sampling`.
+        With `across`, the sums run through all shards. None if each row is taken once. The sums are
+        cached for all loaders of the view; see `cerebro.data.sampling`.
         """
         sampling = self._sampling
         if sampling is None:
@@ -854,7 +846,7 @@ class Dataset:
         return [self._plain_rows(name, shard, part) for shard, part in enumerate(self._rows)]
 
     def _with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
-        """Return a view with these rows of each shard; this view need not contain them."""
+        """Return a view with these rows of each shard, which need not be rows of this view."""
         return self._view(rows, operation)
 
     def _first_rows(self) -> list[int]:
@@ -889,7 +881,6 @@ class Dataset:
         return [part_rows(part) for part in self._rows]
 
     def _is_whole(self) -> bool:
-        """Return whether this is the whole dataset, not a view of some of its rows."""
         return all(
             isinstance(part, tuple) and part == (0, entry.rows)
             for part, entry in zip(self._rows, self._shards, strict=True)
@@ -906,13 +897,10 @@ class Dataset:
             self._readers.renew(shard)
 
     def _check_sizes(self, shard: int) -> None:
-        """Raise an error if a file was truncated or removed since it was opened.
-
-        Reading the mapping of a truncated file would kill the process. The check costs a few system
-        calls.
-        """
+        """Raise an error if a file was truncated or removed since it was opened."""
+        # Reading the mapping of a truncated file would kill the process.
         self._pull([shard])
-        folder = f"{self._path}/{shard_folder(shard)}/"  # strings: every unit comes here
+        folder = f"{self._path}/{shard_folder(shard)}/"  # strings are fast: every unit comes here
         for name, entry in self._shards[shard].files.items():
             try:
                 whole = os.lstat(folder + name).st_size == entry.bytes
@@ -942,7 +930,7 @@ class Dataset:
         return open_shard(self._path, self._manifest, index)
 
     def _take_transforms(self, view: Dataset, columns: Sequence[Column]) -> None:
-        """Copy a view's transforms of `columns`, which were copied from it in stored form."""
+        """Take over a view's transforms of columns that were copied in stored form."""
         names = {column.name for column in columns}
         self._transforms = {n: steps for n, steps in view._transforms.items() if n in names}
         if self._transforms:

@@ -18,18 +18,10 @@ _log = logging.getLogger("cerebro.data")
 
 
 def device_name(device: Any) -> str:
-    """Return ``"cpu"``, or ``"cuda:0"`` and so on.
+    """Return ``"cpu"``, or ``"cuda:0"`` and so on; raise InputError for other devices.
 
-    Parameters
-    ----------
-    device
-        One of these names, ``"cuda"`` (PyTorch's current device; the first one without PyTorch), or
-        a PyTorch device.
-
-    Raises
-    ------
-    InputError
-        The value is not a supported device.
+    `device` is such a name, a PyTorch device, or ``"cuda"``: PyTorch's current device, or the first
+    one without PyTorch.
     """
     name = str(device)
     if name == "cpu" or re.fullmatch(r"cuda:\d{1,4}", name):
@@ -47,12 +39,8 @@ def depot(name: str) -> _core.Depot:
 
     The depot holds the resident shards: each column of a shard is in the device's memory once,
     regardless of how many loaders, trials and views use it. ``depot("cuda:0").limit`` is the
-    maximum number of bytes in the depot, initially half of the device's memory.
-
-    Raises
-    ------
-    DeviceError
-        The device cannot be used; the message names what is missing.
+    maximum number of bytes in the depot, initially half of the device's memory. Raises DeviceError,
+    naming what is missing, if the device cannot be used.
     """
     return _core.Depot(cuda.device(name))
 
@@ -64,20 +52,16 @@ def problem(name: str) -> str:
     The first call tests the device: in a separate process, unless the result is already known, and
     then in this process, where it compiles the kernels.
 
-    Raises
-    ------
-    InputError
-        The device does not exist.
-    MemoryError
-        The device is short of memory; the next call tries again.
+    Raises InputError if the device does not exist, and MemoryError if it is short of memory; the
+    next call tries again.
     """
     try:
-        found = device_check.problem(name)
-        if not found:
+        reason = device_check.problem(name)
+        if not reason:
             depot(name).device.check()
     except DeviceError as error:
-        found = one_line(str(error))
-    return found
+        reason = one_line(str(error))
+    return reason
 
 
 def moving(why: str) -> str:
@@ -123,10 +107,7 @@ def _tell_unpinned(loader: Any) -> None:
 
 
 def tell_first_note(loader: Any) -> None:
-    """Log why a loader is slower than it could be, but only the first reason in each worker.
-
-    Each shard has its own loader, so there could otherwise be one message per shard.
-    """
+    """Log why a loader is slower than it could be: one reason per worker, not one per shard."""
     _tell_unpinned(loader)
     note = getattr(loader, "note", "")
     if note and not _noted:

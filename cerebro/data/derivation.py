@@ -38,39 +38,17 @@ class Probe:
 
 @dataclass(frozen=True)
 class Derivation:
-    """A function and the batches that it is called with.
+    """A function and the batches that it is called with."""
 
-    Attributes
-    ----------
-    view
-        A `cerebro.Dataset` with the rows and the transforms of the batches.
-    function
-        The function, which computes columns from a batch.
-    reads
-        The columns of the function's batches; None: all.
-    batch_size
-        Rows per call; smaller than requested if no shard has that many.
-    framework, device
-        The framework and the device of the batches.
-    copies
-        The number of copies with random transforms, stored in addition to the values without random
-        transforms; 0: only the latter.
-    seed
-        Keys the random transforms.
-    dtypes
-        The types to store, by column; other columns are stored in the type that they are computed
-        in.
-    """
-
-    view: Any
+    view: Any  # a `cerebro.Dataset` with the rows and the transforms of the batches
     function: Function
-    reads: Sequence[str] | None
+    reads: Sequence[str] | None  # the columns of the function's batches; None: all
     batch_size: int
     framework: str
     device: str
-    copies: int
-    seed: int
-    dtypes: Mapping[str, str]
+    copies: int  # with random transforms, besides the values without them
+    seed: int  # keys the random transforms
+    dtypes: Mapping[str, str]  # the types to store, by column; other columns keep their types
 
     def batches(self, rows: Sequence[Part], shard: int, copy: int | None) -> Batches:
         """Return batches of these rows of a shard, in order; not augmented if `copy` is None."""
@@ -96,28 +74,25 @@ class Derivation:
         filled[shard] = filled_up(self.view._rows[shard], batches * self.batch_size)
         with naming_gpu_memory(self.device, self.batch_size):
             for batch in self.batches(filled, shard, copy):
-                made = self.call(batch)
-                left = min(rows, self.batch_size)
-                yield {name: (values[:left], dtype) for name, (values, dtype) in made.items()}
-                rows -= left
+                columns = self.call(batch)
+                count = min(rows, self.batch_size)
+                yield {name: (values[:count], dtype) for name, (values, dtype) in columns.items()}
+                rows -= count
 
     def call(self, batch: Mapping[str, Any]) -> dict[str, tuple[Array, str]]:
         """Call the function; return storage values and types by column.
 
-        Raises
-        ------
-        InputError
-            The function did not return a mapping of columns with a value for each row.
+        Raises InputError if it did not return a mapping of columns with a value for each row.
         """
-        made = self.function(batch)
-        if not isinstance(made, Mapping) or not made:
+        columns = self.function(batch)
+        if not isinstance(columns, Mapping) or not columns:
             raise InputError(
                 "derive: the function must return a mapping of column names to arrays, not "
-                f"{type(made).__name__}"
+                f"{type(columns).__name__}"
             )
         rows = len(next(iter(batch.values())))
-        found = {}
-        for name, value in made.items():
+        converted = {}
+        for name, value in columns.items():
             if not isinstance(name, str):
                 raise InputError(
                     f"derive: the function must use strings as column names, not {name!r}"
@@ -130,26 +105,23 @@ class Derivation:
                 )
             if name in self.dtypes:
                 array, dtype = convert(array, dtype, self.dtypes[name], name), self.dtypes[name]
-            found[name] = (np.ascontiguousarray(array), dtype)
-        return found
+            converted[name] = (np.ascontiguousarray(array), dtype)
+        return converted
 
     def probe(self) -> Probe:
         """Call the function twice with the first rows; return the result as a `Probe`.
 
-        Raises
-        ------
-        InputError
-            The function returns different bits for the same rows.
+        Raises InputError if it returns different bits for the same rows.
         """
         shard = next(i for i, part in enumerate(self.view._rows) if part_rows(part))
         digests: list[list[str]] = []
         columns: tuple[Column, ...] = ()
         for _ in range(2):
-            made = next(self.results(shard, None))
-            digests.append([_core.xxh3_128(_bytes_of(array)) for array, _ in made.values()])
+            results = next(self.results(shard, None))
+            digests.append([_core.xxh3_128(_bytes_of(array)) for array, _ in results.values()])
             columns = tuple(
                 Column(str(name), dtype, tuple(array.shape[1:]))
-                for name, (array, dtype) in made.items()
+                for name, (array, dtype) in results.items()
             )
         for column, first, second in zip(columns, *digests, strict=True):
             if first != second:
@@ -188,17 +160,17 @@ def derivation(
         raise InputError("derive: the dataset has augmented copies: derive from its source")
     if isinstance(reads, str):
         raise InputError(f'reads={reads!r}: give a list of columns, such as ["{reads}"]')
-    chosen = list(view.columns if reads is None else reads)
-    for name in chosen:
+    names = list(view.columns if reads is None else reads)
+    for name in names:
         view._column(name)
     return Derivation(
         view,
         function,
-        None if reads is None else chosen,
+        None if reads is None else names,
         min(whole_number("batch_size", batch_size, 1), max(view._shard_rows())),
         framework,
         device,
-        _check_copies(view, chosen, copies),
+        _check_copies(view, names, copies),
         whole_number("seed", seed, 0, 2**64 - 1),
         {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()},
     )

@@ -1,13 +1,13 @@
 """`Dataset.derive`: compute columns of a dataset once, and write a dataset with the same rows.
 
-The derived dataset has the shards, rows and row order of the view it is made from, so splits,
-folds and row orders coincide.
+The derived dataset has the shards, rows and row order of its view, so splits, folds and row orders
+coincide.
 
-The work is done in a folder beside the target, ``.<name>.part-<fingerprint>``, one shard after the
-other. For each finished shard, a note lists its files and their hashes. The next call with the same
-fingerprint reuses the shards whose files have these hashes and computes the others; it removes
-unfinished work of other calls. As in `cerebro.shard`, the manifest is written last, then the folder
-is renamed, so the target is complete or absent.
+Unfinished work is in a folder beside the target, ``.<name>.part-<fingerprint>``, where a note lists
+the files of each finished shard and their hashes. The next call with the same fingerprint reuses
+the shards whose files have these hashes; it removes unfinished work of other calls. As in
+`cerebro.shard`, the manifest is written last, then the folder is renamed, so the target is complete
+or absent.
 
 With an executor, its workers make the shards (`cerebro.data.shard_work`), and this process checks
 them and does the rest.
@@ -68,38 +68,22 @@ _CHOOSE = "choose another path, or remove the folder unless an earlier run needs
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that determines a derived dataset.
-
-    Attributes
-    ----------
-    work
-        The function and its batches.
-    kept
-        The columns to copy from the view.
-    columns
-        All columns of the derived dataset.
-    arguments
-        The ``arguments`` of its manifest.
-    fingerprint
-        32 hexadecimal digits that differ if the arguments differ.
-    says
-        The text of the error if an argument differs, by the argument's name.
-    """
+    """Everything that determines a derived dataset."""
 
     work: Derivation
-    kept: tuple[Column, ...]
-    columns: tuple[Column, ...]
-    arguments: Mapping[str, Any]
-    fingerprint: str
+    kept: tuple[Column, ...]  # the columns to copy from the view
+    columns: tuple[Column, ...]  # all columns of the derived dataset
+    arguments: Mapping[str, Any]  # the manifest's ``arguments``
+    fingerprint: str  # 32 hexadecimal digits that differ if the arguments differ
     says: Mapping[str, str]
+    """The text of the error if an argument differs, by the argument's name."""
 
     @property
     def shard_work(self) -> ShardWork:
-        """What makes each shard."""
         return ShardWork(self.work, self.kept, self.columns)
 
     def bytes_of(self, shard: int) -> int:
-        """Return the bytes of a shard, about: elements of ragged rows count as one."""
+        """Return the approximate bytes of a shard: a ragged row counts as one element."""
         rows = part_rows(self.work.view._rows[shard])
         return rows * sum(column.item_bytes for column in self.columns)
 
@@ -111,10 +95,10 @@ class Recipe:
     def nbytes_of(self, shards: Iterable[int]) -> int:
         """Return the part of `nbytes` that is in some of the shards."""
         view = self.work.view
-        made = sum(column.item_bytes for column in self.columns[len(self.kept) :])
+        new_bytes = sum(column.item_bytes for column in self.columns[len(self.kept) :])
         return int(
             sum(
-                made * part_rows(view._rows[shard])
+                new_bytes * part_rows(view._rows[shard])
                 + sum(view._part_bytes(column, shard) for column in self.kept)
                 for shard in shards
             )
@@ -130,26 +114,19 @@ def recipe(
 ) -> Recipe:
     """Call the function for the first rows and return the `Recipe` of the derived dataset.
 
-    Parameters
-    ----------
-    work
-        The return value of `derivation`.
-    key
-        Names and hashes that identify the function. An error reports the first that differs.
-    keep
-        Columns of the view to copy; None: those that the function does not read.
-    says
-        As in `Recipe`, for names in `key`.
+    `key` has names and hashes that identify the function; an error reports the first that differs,
+    with its text in `says`. `keep` names the columns to copy; None: those that the function does
+    not read.
     """
     probe = work.probe()
-    kept = tuple(_kept(work, keep))
+    kept_columns = tuple(_kept(work, keep))
     names = [column.name for column in probe.columns]
     for name in work.dtypes:
         if name not in names:
             raise InputError(
                 f"dtypes names the column {name!r}, but the new columns are {', '.join(names)}"
             )
-    for column in kept:
+    for column in kept_columns:
         if column.name in names:
             raise InputError(
                 f"derive: column {column.name!r} is copied from the dataset and is also a new "
@@ -160,7 +137,7 @@ def recipe(
         for column in probe.columns
         for copy in range(work.copies)
     ]
-    columns = (*kept, *probe.columns, *outputs)
+    columns = (*kept_columns, *probe.columns, *outputs)
     check_columns(columns)
     arguments = {
         _KIND: {
@@ -169,7 +146,7 @@ def recipe(
             "source": work.view._manifest.checksum,
             "whole": work.view._is_whole(),
             "reads": work.reads,
-            "kept": [column.name for column in kept],
+            "kept": [column.name for column in kept_columns],
             "batch_size": work.batch_size,
             "framework": work.framework,
             "device": work.device.partition(":")[0],
@@ -185,7 +162,7 @@ def recipe(
         arguments = json.loads(json.dumps(arguments))  # as read from the file: no tuples
     except (TypeError, ValueError) as error:
         raise InputError(f"derive: key must be text or another JSON value: {error}") from None
-    return Recipe(work, kept, columns, arguments, fingerprint, {**_SAYS, **(says or {})})
+    return Recipe(work, kept_columns, columns, arguments, fingerprint, {**_SAYS, **(says or {})})
 
 
 def write(
@@ -199,64 +176,52 @@ def write(
 ) -> Path:
     """Write the derived dataset unless it already exists; return its folder.
 
-    Parameters
-    ----------
-    executor
-        Its workers make the shards; None: this process makes them.
-    threads
-        The compute threads of each of these workers.
-    room
-        Whether the disk must have room for all missing shards before the first is made.
+    With an executor, its workers make the shards, with `threads` compute threads each. With `room`,
+    the disk must have room for all missing shards before the first is made.
 
-    Raises
-    ------
-    InputError
-        The path already holds something else; the message says what differs. Or the disk has too
-        little room.
+    Raises InputError if there is too little room, or if the path holds something else; the message
+    says what differs.
     """
-    given = path_of("path", path).absolute()
-    target = real_target(given)
+    absolute_path = path_of("path", path).absolute()
+    target = real_target(absolute_path)
     if target.exists() and not is_empty_folder(target):
         _check_same(target, path, made)
-        return given
+        return absolute_path
     work, columns = made.work, made.columns
     with part_folder(target, made.fingerprint) as folder, ByteProgress(progress) as meter:
         _remove_arriving(folder)
         rows = work.view.num_rows
         meter.begin("deriving columns", rows * sum(column.item_bytes for column in columns))
-        found = {
+        finished = {
             shard: _finished(made, shard, folder, meter) for shard in range(work.view.num_shards)
         }
-        entries = {shard: entry for shard, entry in found.items() if entry is not None}
-        missing = [shard for shard in found if shard not in entries]
+        entries = {shard: entry for shard, entry in finished.items() if entry is not None}
+        missing = [shard for shard in finished if shard not in entries]
         if room:  # only now: what is finished already has its room, and what is damaged is removed
             _check_room(made, missing, folder, target)
         if executor is not None and missing:
             _write_elsewhere(made, executor, threads, folder, target, meter, entries, missing)
-            return given
+            return absolute_path
         for shard in missing:
             entries[shard] = _write_here(made, shard, folder, meter)
         _commit(_manifest(made, entries), folder, target)
-    return given
+    return absolute_path
 
 
 def rows_of_source(derived: Manifest, view: Any) -> list[Part]:
     """Return the rows of `view`, a view of the dataset that `derived` was made from.
 
-    Raises
-    ------
-    InputError
-        `derived` was made from another dataset, or from only some of its rows.
+    Raises InputError if `derived` was made from another dataset, or from only some of its rows.
     """
-    about = derived.arguments.get(_KIND)
-    if derived.source["kind"] != _KIND or not isinstance(about, Mapping):
+    recorded = derived.arguments.get(_KIND)
+    if derived.source["kind"] != _KIND or not isinstance(recorded, Mapping):
         raise InputError("like: this dataset was not derived from another")
-    if about.get("source") != view._manifest.checksum:
+    if recorded.get("source") != view._manifest.checksum:
         raise InputError(
             f"like: this dataset was not derived from '{view.path}': give a "
             "view of the one that it was derived from"
         )
-    if about.get("whole") is not True:
+    if recorded.get("whole") is not True:
         raise InputError(
             "like: this dataset was derived from some rows of another: derive from the whole "
             "dataset, and then use like"
@@ -270,8 +235,8 @@ def _kept(work: Derivation, keep: Collection[str] | None) -> list[Column]:
         return [column for name, column in work.view.columns.items() if name not in reads]
     if isinstance(keep, str):
         raise InputError(f'keep={keep!r}: give a list of columns, such as ["{keep}"]')
-    wanted = {work.view._column(name).name for name in keep}
-    return [column for name, column in work.view.columns.items() if name in wanted]
+    names = {work.view._column(name).name for name in keep}
+    return [column for name, column in work.view.columns.items() if name in names]
 
 
 # --- an existing dataset ---------------------------------------------------------
@@ -287,14 +252,14 @@ def _check_same(target: Path, path: Any, made: Recipe) -> None:
         ) from None
     if manifest.source["fingerprint"] == made.fingerprint:
         return
-    there = manifest.arguments.get(_KIND)
-    if manifest.source["kind"] != _KIND or not isinstance(there, Mapping):
+    recorded = manifest.arguments.get(_KIND)
+    if manifest.source["kind"] != _KIND or not isinstance(recorded, Mapping):
         raise InputError(f"'{path}' exists, and was not derived from a dataset: {_CHOOSE}")
-    flat = {**manifest.arguments, **there}
+    flat = {**manifest.arguments, **recorded}
     for name, value in {**made.arguments[_KIND], **made.arguments}.items():
         if name != _KIND and flat.get(name) != value:
-            said = made.says.get(name, f"was derived with {name}={flat.get(name)!r}, not {value!r}")
-            raise InputError(f"'{path}' {said}: {_CHOOSE}")
+            text = made.says.get(name, f"was derived with {name}={flat.get(name)!r}, not {value!r}")
+            raise InputError(f"'{path}' {text}: {_CHOOSE}")
     raise InputError(f"'{path}' was derived by a different version of Cerebro: {_CHOOSE}")
 
 
@@ -334,7 +299,6 @@ def _finished(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> Sh
 
 
 def _note(made: Recipe, shard: int, folder: Path, files: Mapping[str, FileEntry]) -> None:
-    """Record that a shard is finished."""
     content = {
         "fingerprint": made.fingerprint,
         "files": {name: [entry.bytes, entry.xxh3_64] for name, entry in files.items()},
@@ -377,26 +341,17 @@ def _write_elsewhere(
 
 
 def _gpu_here(device: str) -> str:
-    """Return the kind of this process's GPU, the one that it computes on; empty: it has none."""
-    found = lookup().devices
-    labels = [each.label for each in found if each.name == device]
-    return next(iter([*labels, *(each.label for each in found)]), "")
+    """Return the kind of the GPU that this process computes on; empty if it has none."""
+    devices = lookup().devices
+    labels = [entry.label for entry in devices if entry.name == device]
+    return next(iter([*labels, *(entry.label for entry in devices)]), "")
 
 
 def _accept(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool) -> ShardEntry:
     """Check a shard that a worker has made, and give it its name.
 
-    Parameters
-    ----------
-    compare
-        Whether to compute the shard's first rows here, too, and to compare them.
-
-    Raises
-    ------
-    CorruptDataError
-        The files are not those that the worker reports.
-    InputError
-        The worker computes other values than this process.
+    With `compare`, its first rows are computed here, too, and compared. Raises CorruptDataError if
+    the files are not those that the worker reports, and InputError if its values differ.
     """
     shard, rows = arrived.shard, part_rows(made.work.view._rows[arrived.shard])
     entry = intact_shard(arrived.folder, arrived.files, rows, made.columns)
@@ -416,7 +371,7 @@ def _accept(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool) -> S
 
 
 def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
-    """Compute the first rows of a shard, and compare them with those that a worker has made.
+    """Compare the first rows of a worker's shard with those that this process computes.
 
     A function may depend on what is not compared before, such as the number of threads.
     """
@@ -435,9 +390,9 @@ def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
 
 
 def _remove_arriving(folder: Path) -> None:
-    """Remove what was being received from workers that are lost, or by an interrupted call."""
-    for left in folder.glob(f"{ARRIVING}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    """Remove half-received shards of lost workers and interrupted calls."""
+    for unfinished in folder.glob(f"{ARRIVING}*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 # --- the end ------------------------------------------------------------------------

@@ -88,10 +88,10 @@ def reinterpret(values: Array, dtype: str, shape: tuple[int, ...], column: str) 
     """
     storage = STORAGE[dtype]
     needed = storage.itemsize * math.prod(shape)
-    found = math.prod(values.shape[1:])
-    if found != needed:
+    nbytes = math.prod(values.shape[1:])
+    if nbytes != needed:
         raise InputError(
-            f"column {column!r} has {found} bytes in each row, but {dtype} of shape {shape} needs "
+            f"column {column!r} has {nbytes} bytes in each row, but {dtype} of shape {shape} needs "
             f"{needed}"
         )
     return np.ascontiguousarray(values).view(storage).reshape(len(values), *shape)

@@ -32,7 +32,6 @@ from cerebro.errors import InputError
 FOLDERS = ("data", "validation")
 """The folders of a run into which data passed as rows is written."""
 
-
 _GIVEN = "given "
 """Begins the kind of source of a dataset that was made from rows in memory."""
 
@@ -58,15 +57,8 @@ def is_rows(value: Any) -> bool:
 def written(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
     """Write data in memory to the subfolders ``data`` and ``validation`` of a folder.
 
-    Returns
-    -------
-    tuple
-        Both arguments, with rows replaced by datasets.
-
-    Raises
-    ------
-    InputError
-        As for `shard`, or if the validation rows do not fit the training data.
+    Returns both arguments, with rows replaced by datasets. Raises InputError as `shard` does, or if
+    the validation rows do not fit the training data.
     """
     if is_rows(data):
         data = write(data, folder / FOLDERS[0])
@@ -82,18 +74,12 @@ def write(
 ) -> Dataset:
     """Write rows as a dataset, or reuse the one in the folder if it holds the same rows.
 
-    Parameters
-    ----------
-    like
-        The training data, whose column types the rows get; None: the rows are the training data.
-    what
-        The name of the rows in errors.
-    options
-        Options of `shard`.
+    The rows get the column types of `like`, the training data; None: they are the training data.
+    `what` names the rows in errors; `options` are those of `shard`.
     """
     source = open_source(rows)
-    made: Source = _Narrowed(source) if like is None else _Like(source, like, what)
-    data = shard(made, folder, exist_ok=True, progress=False, **options)
+    converted: Source = _Narrowed(source) if like is None else _Like(source, like, what)
+    data = shard(converted, folder, exist_ok=True, progress=False, **options)
     if like is None:
         return data
     for name, column in data.columns.items():
@@ -187,15 +173,15 @@ class _Like(_Changed):
         self._rows = 0  # of the chunks before
 
     def changed(self, table: Table) -> Table:
-        known = {name: data for name, data in table.items() if name in self._columns}
-        if not known:
+        columns = {name: data for name, data in table.items() if name in self._columns}
+        if not columns:
             raise InputError(
                 f"{self._what} has the columns {', '.join(table)}, but the training data has "
                 f"{', '.join(self._columns)}: give the same names"
             )
-        made = {name: self._column(name, data) for name, data in known.items()}
-        self._rows += next(iter(known.values())).rows
-        return made
+        converted = {name: self._column(name, data) for name, data in columns.items()}
+        self._rows += next(iter(columns.values())).rows
+        return converted
 
     def _column(self, name: str, data: ColumnData) -> ColumnData:
         column = self._columns[name]

@@ -33,12 +33,7 @@ def is_short_of_gpu_memory(error: BaseException) -> bool:
 def naming_gpu_memory(device: str, batch_size: int) -> Iterator[None]:
     """Raise GpuMemoryError, which says what to do, if a GPU runs out of memory in this block.
 
-    Parameters
-    ----------
-    device
-        The device of the batches. On the CPU, the block may still compute on a GPU.
-    batch_size
-        The rows of each batch.
+    `device` is that of the batches. On the CPU, the block may still compute on a GPU.
     """
     try:
         yield

@@ -43,7 +43,6 @@ class OutputColumn:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all rows when written."""
         data = self.pieces[0][0]
         if data.offsets is not None:
             return int(data.offsets[-1]) * self.column.item_bytes + data.offsets.nbytes
@@ -94,32 +93,24 @@ def lay_out(
 ) -> list[OutputColumn]:
     """Apply ``columns=`` and ``dtypes=`` to a source's columns and check the result.
 
-    Parameters
-    ----------
-    declaration
-        The source's `Source.declaration`, for errors.
-
-    Raises
-    ------
-    InputError
-        A column or dtype is unknown, columns differ in length or cannot be stacked, or there are no
-        rows.
+    Raises InputError if a column or dtype is unknown, columns differ in length or cannot be
+    stacked, or there are no rows. `declaration` is that of the source, for errors.
     """
     check_rows(table)
     choose(table, source_columns(columns))
-    wanted = _as_mapping(table, columns)
-    given = dict(dtypes or {})
-    for name in given.keys() - wanted.keys():
-        raise InputError(f"dtypes has the unknown column {name!r}: there are {', '.join(wanted)}")
-    texts = {name for name, dtype in given.items() if is_text(dtype)}
-    layouts = {name: binary_layout(dtype) for name, dtype in given.items() if name not in texts}
+    inputs = _as_mapping(table, columns)
+    dtype_of = dict(dtypes or {})
+    for name in dtype_of.keys() - inputs.keys():
+        raise InputError(f"dtypes has the unknown column {name!r}: there are {', '.join(inputs)}")
+    texts = {name for name, dtype in dtype_of.items() if is_text(dtype)}
+    layouts = {name: binary_layout(dtype) for name, dtype in dtype_of.items() if name not in texts}
     types = {
-        name: layout[0] if layout is not None else dtype_name(given[name])
+        name: layout[0] if layout is not None else dtype_name(dtype_of[name])
         for name, layout in layouts.items()
     }
-    _check_cells(table, wanted, texts, declaration)
+    _check_cells(table, inputs, texts, declaration)
     outputs = []
-    for name, sources in wanted.items():
+    for name, sources in inputs.items():
         layout = layouts.get(name)
         if isinstance(sources, str):
             data = table[sources]
@@ -201,8 +192,8 @@ def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> 
     if fixed.binary:
         return ColumnData(reinterpret(fixed.values, dtype, shape, name), dtype)
     if fixed.names is not None or math.prod(fixed.row_shape) != math.prod(shape):
-        found = "text" if fixed.names is not None else f"rows of shape {fixed.row_shape}"
-        raise InputError(f"column {name!r} has {found}, which cannot become shape {shape}")
+        content = "text" if fixed.names is not None else f"rows of shape {fixed.row_shape}"
+        raise InputError(f"column {name!r} has {content}, which cannot become shape {shape}")
     return ColumnData(fixed.values.reshape(fixed.rows, *shape), fixed.dtype)
 
 

@@ -221,13 +221,9 @@ def check_columns(columns: tuple[Column, ...]) -> None:
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check ``folder/manifest.json``.
 
-    Raises
-    ------
-    InputError
-        The folder does not exist.
-    CorruptDataError
-        The manifest is missing, truncated, altered, too large, a symbolic link, or of another
-        version; the message names the field or the version.
+    Raises InputError if the folder does not exist, and CorruptDataError if the manifest is missing,
+    truncated, altered, too large, a symbolic link, or of another version. The message names the
+    field or the version.
     """
     path = Path(folder) / FILE_NAME
     try:
@@ -411,9 +407,9 @@ class _Fields:
         values = self._get(field, list, "a list")
         if not values:
             self.fail(field, "is empty")
-        found = []
+        objects = []
         for index, value in enumerate(values):
             if not isinstance(value, dict):
                 self.fail(f"{field}[{index}]", "must be an object")
-            found.append(_Fields(self.path, f"{self.where}{field}[{index}].", value))
-        return found
+            objects.append(_Fields(self.path, f"{self.where}{field}[{index}].", value))
+        return objects

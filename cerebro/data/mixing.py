@@ -1,9 +1,9 @@
-"""Find data whose shards differ, which a search that reads groups of shards would train on badly.
+"""Find data whose shards differ: a search that reads groups of shards would train badly on them.
 
-`cerebro.shard` permutes the rows, so that every shard is a random sample. Data written with
-``shuffle=False`` keep their order: if they are sorted by class, by group or by time, a group of
-shards has only some of the classes or times, and training on one group after another loses what the
-others taught.
+`cerebro.shard` permutes the rows, so every shard is a random sample. Data written with
+``shuffle=False`` keep their order. If they are sorted by class, group or time, a group of shards
+has only some of the classes or times, and training on one group after another loses what the others
+taught.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def differing_columns(data: Any) -> dict[str, float]:
     """Return the share of the variance that shards explain, for columns in which they differ.
 
     Only columns with one number for each row count, and only data written with ``shuffle=False``.
-    The share is the correlation ratio (eta squared) of a sample; of classes, of all their
+    The share is the correlation ratio (eta squared) of a sample; for classes, of all their
     indicators together.
     """
     if data._manifest.arguments.get("shuffle") is True:  # derived sets do not say
         return {}
     shards = [shard for shard, rows in enumerate(data._shard_rows()) if rows > 1]
-    found = {}
+    shares = {}
     for name, column in data.columns.items():
         if column.ragged or column.shape or column.dtype in ("complex64", "bfloat16"):
             continue
@@ -53,24 +53,18 @@ def differing_columns(data: Any) -> dict[str, float]:
             return {}
         share = _explained(samples)
         if share > LEAST_SHARE:
-            found[name] = share
-    return found
+            shares[name] = share
+    return shares
 
 
 def check_shards(data: Any) -> None:
-    """Warn if shards that are read in groups differ clearly; check that each can be drawn from.
-
-    Raises
-    ------
-    InputError
-        All weights of a shard are 0.
-    """
+    """Warn if shards read in groups differ; raise InputError if all weights of one are 0."""
     data._weight_sums(across=False)
-    found = differing_columns(data) if data.num_shards > GROUP else {}
-    if not found:
+    shares = differing_columns(data) if data.num_shards > GROUP else {}
+    if not shares:
         return
-    worst = max(found, key=lambda name: found[name])
-    others = f" (and in {len(found) - 1} more columns)" if len(found) > 1 else ""
+    worst = max(shares, key=lambda name: shares[name])
+    others = f" (and in {len(shares) - 1} more columns)" if len(shares) > 1 else ""
     warnings.warn(
         f"the shards of {data._place!r} differ in column {worst!r}{others}: it was written with "
         'shuffle=False, and shuffle="shards" mixes only four shards at a time, which can cost much '
@@ -81,8 +75,8 @@ def check_shards(data: Any) -> None:
 
 
 def _sample(values: Array) -> Array:
-    chosen = np.unique(np.linspace(0, len(values) - 1, min(SAMPLE, len(values))).astype(np.int64))
-    sample = values[chosen].astype(np.float64)
+    rows = np.unique(np.linspace(0, len(values) - 1, min(SAMPLE, len(values))).astype(np.int64))
+    sample = values[rows].astype(np.float64)
     return sample[np.isfinite(sample)]  # a column of times may have missing values
 
 

@@ -17,14 +17,8 @@ from cerebro.machine import cuda
 class MovedBatches:
     """A `_core.Loader` whose batches PyTorch moves to a device.
 
-    Parameters
-    ----------
-    loader
-        Yields batches of torch tensors in host memory.
-    device
-        The device as PyTorch names it.
-    why
-        Why the loader cannot make batches on the device; see `cerebro.data.depots.problem`.
+    `loader` yields batches of torch tensors in host memory. `why` tells why it cannot make them on
+    the device; see `cerebro.data.depots.problem`.
     """
 
     def __init__(self, loader: Any, device: str, why: str = "") -> None:

@@ -1,9 +1,9 @@
 """Find the cells of a column of numbers that are not numbers, such as "?", "1,000" or "5%".
 
-Text becomes categories, so one such cell would turn a column of numbers into codes in the order of
-the alphabet. A column is one of numbers if most of its cells, or of its different cells, are
-numbers or are written as numbers for readers, and few are not: many such cells are text, as in a
-column of tickets. Categories that the source's type declares are never numbers.
+Text becomes categories, so one such cell would turn a column of numbers into codes in alphabetical
+order. A column holds numbers if most of its cells, or of its different cells, are numbers or are
+written as numbers for readers, and few are not. Many such cells are text, as in a column of
+tickets. Categories that the source's type declares are never numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PIECE = 1 << 20  # codes may be memory-mapped
 _MOST_SHOWN = 60
 _FEW_NAMES = 5
 _FEW_SHARE = 0.1
-"""So many different cells, or this share of all, may be mistakes in a column of numbers."""
+"""This many different cells, or this share of all, may be mistakes in a column of numbers."""
 
 
 def is_number(cell: str) -> bool:
@@ -46,12 +46,8 @@ def shown(cell: object) -> str:
 def bad_cell(names: Sequence[str], codes: Array) -> int | None:
     """Return the place of the first cell that is not a number in a column of numbers, or None.
 
-    Parameters
-    ----------
-    names
-        The different cells.
-    codes
-        For each cell, its index in `names`; of any shape. Places count its elements.
+    `names` are the different cells. `codes`, of any shape, has the index of each cell in `names`;
+    places count its elements.
     """
     plain = np.array([is_number(name) for name in names], bool)
     if plain.all():
@@ -81,11 +77,10 @@ def first_text(names: Sequence[str], codes: Array) -> int:
 
 
 def _first(wanted: Array, codes: Array) -> int | None:
-    """Return the place of the first code that is wanted."""
     for start in range(0, len(codes), _PIECE):
-        found = wanted[codes[start : start + _PIECE]]
-        if found.any():
-            return start + int(found.argmax())
+        hits = wanted[codes[start : start + _PIECE]]
+        if hits.any():
+            return start + int(hits.argmax())
     return None
 
 
@@ -94,17 +89,13 @@ def not_a_number(
 ) -> InputError:
     """Return the error for a cell in a column of numbers.
 
-    Parameters
-    ----------
-    cure
-        The end of the message: how to keep the cells as text.
-    mixed
-        Whether the other cells are no text, but numbers.
+    `cure` is the end of the message: how to keep the cells as text. With `mixed`, the other cells
+    are numbers, not text.
     """
-    found = f"column {column!r} holds numbers, but {shown(cell)} in row {row}"
+    text = f"column {column!r} holds numbers, but {shown(cell)} in row {row}"
     if mixed:
-        found = f"column {column!r}, row {row} is str, but others are numbers: it is {shown(cell)}"
+        text = f"column {column!r}, row {row} is str, but others are numbers: it is {shown(cell)}"
     return InputError(
-        f"{found}: correct the cell, make it a missing value (NaN; in CSV, an empty cell), or "
+        f"{text}: correct the cell, make it a missing value (NaN; in CSV, an empty cell), or "
         f"leave the column out{cure}"
     )

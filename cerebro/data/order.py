@@ -63,24 +63,12 @@ class Part:
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """How a view's rows are ordered in each epoch.
-
-    Attributes
-    ----------
-    shuffle
-        ``"rows"`` or ``"shards"``.
-    shard_rows
-        The view's rows in each shard.
-    seed
-        Keys the order, together with the epoch.
-    stagger
-        As for `cerebro.search`: False starts all trials at the same part.
-    """
+    """How a view's rows are ordered in each epoch."""
 
     shuffle: Shuffle
-    shard_rows: tuple[int, ...]
-    seed: int
-    stagger: bool = True
+    shard_rows: tuple[int, ...]  # the view's rows in each shard
+    seed: int  # keys the order, together with the epoch
+    stagger: bool = True  # as for `cerebro.search`: False starts all trials at the same part
 
     @property
     def num_shards(self) -> int:
@@ -104,7 +92,6 @@ class EpochOrder:
 
     @cached_property
     def pool_of_part(self) -> list[int]:
-        """The pool of each part of an epoch."""
         return [pool for pool, _ in self._places]
 
     @property
@@ -114,7 +101,6 @@ class EpochOrder:
 
     @property
     def pool_rows(self) -> list[int]:
-        """The number of rows of each pool."""
         return [sum(self.shard_rows[shard] for shard in pool) for pool in self.pools]
 
     @property
@@ -138,7 +124,6 @@ class EpochOrder:
         return [groups[pool][group] for pool, group in self._places]
 
     def mix(self, part: int, epoch: int) -> Mix:
-        """Return the mix of a part of an epoch."""
         if self.shuffle == "rows":
             return tuple(range(self.num_shards))
         pool, group = self._places[part]
@@ -196,13 +181,12 @@ class EpochOrder:
 
     def _groups(self, pool: int, epoch: int) -> list[Mix]:
         shards = self.pools[pool]
-        drawn = _core.permutation(len(shards), self.seed, "groups", epoch, pool)
-        groups = _even([shards[i] for i in drawn], _groups_of(shards))
+        permutation = _core.permutation(len(shards), self.seed, "groups", epoch, pool)
+        groups = _even([shards[i] for i in permutation], _groups_of(shards))
         return [tuple(sorted(group)) for group in groups]
 
 
 def order_of(data: Any, shuffle: Shuffle, seed: int, *, stagger: bool = True) -> EpochOrder:
-    """Return the order of a view's rows."""
     return EpochOrder(shuffle, tuple(data._shard_rows()), seed, stagger)
 
 
@@ -222,12 +206,8 @@ def in_order(data: Any) -> list[Mix]:
 def resolved(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:
     """Check the argument `shuffle` of a search; replace None by the default for the data.
 
-    The default depends on nothing but the size of the data, so that it is the same everywhere.
-
-    Raises
-    ------
-    InputError
-        It is not one of these values, or contradicts `stagger`.
+    The default depends only on the size of the data, so it is the same everywhere. Raises
+    InputError for other values, or if `shuffle` contradicts `stagger`.
     """
     if shuffle not in ("rows", "shards", None):
         raise InputError(f'shuffle must be "rows", "shards" or None, not {shuffle!r}')

@@ -119,27 +119,23 @@ class _Open:
         self.generation = 0
 
     def __getitem__(self, shard: int) -> _core.ShardReader:
-        found = self.readers.get(shard)
-        if found is None:
+        reader = self.readers.get(shard)
+        if reader is None:
             raise InputError(
                 f"shard {shard} of the data is on another node: compute what needs all rows "
                 "before the search, or give every node all shards (shared_path= or replicas=)"
             )
-        return found
+        return reader
 
 
 # --- the rows of a view -----------------------------------------------------------
 
 
 def write_view(view: Dataset, folder: Path) -> Dataset:
-    """Write the rows of a view as a separate dataset, and return it with the view's transforms.
+    """Write the rows of a view as a separate dataset; return it with the view's transforms.
 
-    Rows stay in their shards, so batches equal the view's; shards without rows are left out.
-
-    Parameters
-    ----------
-    folder
-        The target, an empty folder.
+    `folder` must be empty. Rows stay in their shards, so batches equal the view's; shards without
+    rows are left out.
     """
     stored = stored_copies(view)  # augmented copies, which evaluation does not read
     columns = tuple(column for name, column in view.columns.items() if name not in stored)
@@ -148,9 +144,9 @@ def write_view(view: Dataset, folder: Path) -> Dataset:
         place = folder / shard_folder(len(shards))
         place.mkdir()
         files: dict[str, FileEntry] = {}
-        found = view.shard(index)
+        values = view.shard(index)
         for column in columns:
-            files.update(write_column(column, found[column.name], place))
+            files.update(write_column(column, values[column.name], place))
         shards.append(ShardEntry(rows, files))
     manifest = Manifest(
         columns=columns,

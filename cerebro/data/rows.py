@@ -28,7 +28,6 @@ Selection = slice | Sequence[int] | Array
 
 
 def part_rows(part: Part) -> int:
-    """Return the number of rows of a part."""
     return part[1] - part[0] if isinstance(part, tuple) else len(part)
 
 
@@ -73,10 +72,10 @@ def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
     rows = _row_numbers(selection, int(starts[-1]))
     _check_any(len(rows))
     shards = np.searchsorted(starts, rows, side="right") - 1
-    grouped = np.argsort(shards, kind="stable")
-    bounds = np.searchsorted(shards[grouped], np.arange(len(parts) + 1))
+    by_shard = np.argsort(shards, kind="stable")
+    bounds = np.searchsorted(shards[by_shard], np.arange(len(parts) + 1))
     return [
-        take(part, rows[grouped[bounds[shard] : bounds[shard + 1]]] - starts[shard])
+        take(part, rows[by_shard[bounds[shard] : bounds[shard + 1]]] - starts[shard])
         for shard, part in enumerate(parts)
     ]
 
@@ -206,7 +205,7 @@ def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> l
     parts = len(bounds)
     shards = len(labels)
     rounder = Rounder(bounds)
-    found: list[list[list[Array]]] = [[[] for _ in labels] for _ in range(parts)]
+    positions: list[list[list[Array]]] = [[[] for _ in labels] for _ in range(parts)]
     for index, members in enumerate(_members(labels)):
         # Each class begins at a different shard; otherwise rounding would favor the same shards.
         for turn in range(shards):
@@ -215,8 +214,8 @@ def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> l
             rows = rows[_core.permutation(len(rows), seed, "split", index, shard)]
             cuts = rounder.cut(len(rows))
             for part in range(parts):
-                found[part][shard].append(rows[cuts[part] : cuts[part + 1]])
-    return [[np.sort(np.concatenate(rows)) for rows in part] for part in found]
+                positions[part][shard].append(rows[cuts[part] : cuts[part + 1]])
+    return [[np.sort(np.concatenate(rows)) for rows in part] for part in positions]
 
 
 def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:

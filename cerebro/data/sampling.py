@@ -31,17 +31,9 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """How rows are drawn: by the weights or the classes in a column.
+    """How rows are drawn: by the weights or the classes in a column."""
 
-    Attributes
-    ----------
-    kind
-        ``"weights"``: the column has each row's weight; ``"balance"``: its class.
-    column
-        The column's name.
-    """
-
-    kind: Literal["weights", "balance"]
+    kind: Literal["weights", "balance"]  # whether the column has weights or classes
     column: str
 
     @classmethod
@@ -67,20 +59,20 @@ class Sampling:
 
     def check(self, column: Column) -> None:
         """Raise InputError if the column does not have one weight or class for each row."""
-        wanted = "weights" if self.kind == "weights" else "classes"
+        role = "weights" if self.kind == "weights" else "classes"
         scalar = not column.ragged and not column.shape
         scalar = scalar and column.dtype.startswith(_KINDS[self.kind])
         if not scalar or (self.kind == "weights" and column.classes is not None):
-            one = "number" if self.kind == "weights" else "integer, boolean or category"
+            kind = "number" if self.kind == "weights" else "integer, boolean or category"
             raise InputError(
-                f"column {column.name!r} cannot give the {wanted}: it must have one {one} for each "
+                f"column {column.name!r} cannot give the {role}: it must have one {kind} for each "
                 "row"
             )
 
     def check_values(self, values: Sequence[Array]) -> None:
-        """Raise InputError unless the column's values, by shard, can be weights or classes.
+        """Raise InputError if a weight is negative, infinite or NaN, or all weights are 0.
 
-        A weight is negative, infinite or NaN, or all weights are 0.
+        `values` are the column's values by shard.
         """
         if self.kind == "balance":
             return
@@ -93,25 +85,11 @@ class Sampling:
         return InputError(f"column {self.column!r}: all weights are 0, so no row can be drawn")
 
     def sums(self, values: Array, shard: int | None) -> NDArray[np.uint64] | None:
-        """Return the running sums of the weights; None without rows.
+        """Return the running sums of the weights of rows with these values; None without rows.
 
-        Parameters
-        ----------
-        values
-            The column's values in the rows from which to draw.
-        shard
-            The number of the rows' shard, for errors; None: they are the rows of all shards.
-
-        Returns
-        -------
-        array
-            uint64 of shape ``(rows,)``, read-only; row i is drawn with probability
-            ``(sums[i] - sums[i - 1]) / sums[-1]``.
-
-        Raises
-        ------
-        InputError
-            A weight is negative, infinite or NaN, or all weights are 0.
+        The sums are uint64 of shape ``(rows,)``, read-only; row i is drawn with probability
+        ``(sums[i] - sums[i - 1]) / sums[-1]``. `shard` is the number of the rows' shard, for
+        errors; None: they are the rows of all shards. Raises InputError as `check_values`.
         """
         if len(values) == 0:
             return None
@@ -136,7 +114,7 @@ class Sampling:
 def require_weights(values: Array, column: str, shard: int | None) -> None:
     """Raise InputError unless all values of a column are finite and at least 0.
 
-    They are those of a shard or, with None, of all.
+    `shard` is the number of their shard, for the message; None: they are those of all shards.
     """
     right = np.isfinite(values) & (values >= 0)
     if not right.all():

@@ -12,19 +12,9 @@ from cerebro.errors import CorruptDataError
 
 
 def open_shard(folder: Path, manifest: Manifest, index: int) -> _core.ShardReader:
-    """Map the files of a shard.
+    """Map the files of shard `index` of the dataset in `folder`.
 
-    Parameters
-    ----------
-    folder
-        That of the dataset.
-    index
-        The shard's number.
-
-    Raises
-    ------
-    CorruptDataError
-        If a file is missing, cut, or has a wrong header.
+    Raises CorruptDataError if a file is missing, cut, or has a wrong header.
     """
     entry = manifest.shards[index]
     columns = [
@@ -55,8 +45,8 @@ def open_shard(folder: Path, manifest: Manifest, index: int) -> _core.ShardReade
 def verify_shard(folder: Path, manifest: Manifest, index: int) -> None:
     """Compare a shard's files with their hashes; raise CorruptDataError if one differs.
 
-    The files are reopened, which detects a truncated one by its size; touching an old mapping
-    would kill the process.
+    The files are reopened, which detects a truncated one by its size; touching an old mapping would
+    kill the process.
     """
     for name, digest in open_shard(folder, manifest, index).hashes().items():
         if digest != manifest.shards[index].files[name].xxh3_64:

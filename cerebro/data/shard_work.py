@@ -25,26 +25,16 @@ from cerebro.machine.devices import CPU, are_gpus, is_gpu
 from cerebro.machine.guard import refuse
 
 ARRIVING = "arriving-"
-"""What the names of folders begin with that hold the files of a shard that is being received."""
+"""The prefix of folders with the files of a shard that is being received."""
 
 
 @dataclass(frozen=True)
 class ShardWork:
-    """What determines the files of each shard of a derived dataset.
+    """What determines the files of each shard of a derived dataset."""
 
-    Attributes
-    ----------
-    derivation
-        The function and its batches. On its way to a worker it has no view: `on` sets the worker's.
-    kept
-        The columns to copy from the view.
-    columns
-        All columns of the derived dataset.
-    """
-
-    derivation: Derivation
-    kept: tuple[Column, ...]
-    columns: tuple[Column, ...]
+    derivation: Derivation  # has no view on its way to a worker: `on` sets the worker's
+    kept: tuple[Column, ...]  # the columns to copy from the view
+    columns: tuple[Column, ...]  # all columns of the derived dataset
 
     def on(self, view: Any) -> ShardWork:
         """Return the same work on a view of the same rows."""
@@ -53,19 +43,10 @@ class ShardWork:
     def write(
         self, shard: int, place: Path, advance: Callable[[int], None] = lambda count: None
     ) -> dict[str, FileEntry]:
-        """Write the files of a shard; return them in the order of the columns.
+        """Write a shard's files to `place`, an empty folder; return them in the order of columns.
 
-        Parameters
-        ----------
-        place
-            The target, an empty folder.
-        advance
-            Is called with the number of bytes that have been written since the last call.
-
-        Raises
-        ------
-        InputError
-            The function's results do not fit the columns.
+        Calls `advance` with the number of bytes written since the last call. Raises InputError if
+        the function's results do not fit the columns.
         """
         view, copies = self.derivation.view, self.derivation.copies
         files: dict[str, FileEntry] = {}
@@ -86,8 +67,8 @@ class ShardWork:
         rows = part_rows(self.derivation.view._rows[shard])
         writers: dict[str, _core.NpyWriter] = {}
         try:
-            for made in self.derivation.results(shard, copy):
-                for name, (array, dtype) in made.items():
+            for results in self.derivation.results(shard, copy):
+                for name, (array, dtype) in results.items():
                     stored = columns.get(name if copy is None else copy_name(name, copy))
                     if stored is None or (stored.dtype, stored.shape) != (dtype, array.shape[1:]):
                         raise InputError(
@@ -115,56 +96,26 @@ class ShardWork:
 
 @dataclass(frozen=True)
 class Order:
-    """Shards that the workers of an executor are to make.
+    """Shards that the workers of an executor are to make."""
 
-    Attributes
-    ----------
-    view
-        The view from which they are made.
-    work
-        What makes each of them.
-    folder
-        The folder of the unfinished dataset: files arrive in folders below it.
-    nbytes
-        The size of each shard, about.
-    threads
-        The compute threads of each worker.
-    device
-        The device of each worker, as it names it.
-    gpu
-        The kind of GPU that each worker must have; empty: the same as the others.
-    """
-
-    view: Any
+    view: Any  # the view to make shards from
     work: ShardWork
-    folder: Path
-    nbytes: Sequence[int]
-    threads: int
-    device: str = CPU
-    gpu: str = ""
+    folder: Path  # the unfinished dataset's; files arrive in folders below it
+    nbytes: Sequence[int]  # the approximate size of each shard
+    threads: int  # the compute threads of each worker
+    device: str = CPU  # the device of each worker, as the worker names it
+    gpu: str = ""  # the kind of GPU that each worker must have; empty: the same as the others
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A shard that a worker has made.
-
-    Attributes
-    ----------
-    files
-        The size and hash of each file, as the worker reports them.
-    folder
-        Where the files are; the folder has no others.
-    worker
-        The number of the worker.
-    node
-        The name of its node, for messages.
-    """
+    """A shard that a worker has made."""
 
     shard: int
-    files: Mapping[str, FileEntry]
-    folder: Path
-    worker: int
-    node: str
+    files: Mapping[str, FileEntry]  # the size and hash of each file, as the worker reports them
+    folder: Path  # holds these files, and no others
+    worker: int  # the number of the worker
+    node: str  # the name of the worker's node, for messages
 
 
 class ShardMakers(Protocol):
@@ -173,14 +124,9 @@ class ShardMakers(Protocol):
     def make(self, shards: Sequence[int]) -> Iterator[Arrived]:
         """Make shards, and yield each when its files have arrived, in any order.
 
-        Raises
-        ------
-        InputError
-            The function fails; the message names the shard and the node.
-        CorruptDataError
-            A file of the source is damaged.
-        WorkerError
-            No worker is left, or a shard has ended several of them.
+        Raises InputError, naming the shard and the node, if the function fails; CorruptDataError if
+        a file of the source is damaged; and WorkerError if no worker is left, or a shard has ended
+        several of them.
         """
 
     def keep(self, manifest: bytes) -> None:
@@ -201,12 +147,8 @@ class MakesShards(Protocol):
 def check_executor(executor: Any, call: str, device: str | None = None) -> None:
     """Raise InputError unless the workers of `executor`, if it is given, can make shards.
 
-    Parameters
-    ----------
-    call
-        The user's call, for messages.
-    device
-        The device on which the function computes in this process; None: unknown.
+    `call` is the user's call, for messages. `device` is the device on which the function computes
+    in this process; None: unknown.
     """
     if executor is None:
         return

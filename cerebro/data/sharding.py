@@ -150,8 +150,8 @@ def _made(
     progress: str | bool,
 ) -> Dataset:
     """Write a dataset to a folder or a bucket, or return the one that is there."""
-    there = place.is_there()
-    if there and not exist_ok:
+    exists = place.is_there()
+    if exists and not exist_ok:
         _refuse_existing(place, path, arguments)
     opened = open_source(source)
     opened.binary = _source_names(columns, dtypes, lambda dtype: binary_layout(dtype) is not None)
@@ -159,7 +159,7 @@ def _made(
     whole = _whole_table(opened, columns)
     fingerprint = opened.fingerprint() if whole is None else _content_fingerprint(whole)
     origin = {"kind": opened.kind, "fingerprint": fingerprint}
-    if there:
+    if exists:
         _check_same(place.manifest(), arguments, fingerprint, path)
         return place.opened()
     with _temporary_folder(place.target) as folder, ByteProgress(progress) as meter:
@@ -234,17 +234,17 @@ def _arguments(
     source_columns(columns)
     if dtypes is not None and not isinstance(dtypes, Mapping):
         raise InputError(f'dtypes is {dtypes!r}: give a mapping such as {{"x": "float32"}}')
-    chosen: Any = None
+    column_names: Any = None
     if isinstance(columns, Mapping):
-        chosen = {
+        column_names = {
             name: value if isinstance(value, str) else list(value)
             for name, value in columns.items()
         }
     elif columns is not None:
-        chosen = list(columns)
+        column_names = list(columns)
     return {
         "shards": shards,
-        "columns": chosen,
+        "columns": column_names,
         "dtypes": {name: _recorded(dtype) for name, dtype in (dtypes or {}).items()} or None,
         "shuffle": bool(shuffle),
         "seed": seed,
@@ -258,8 +258,8 @@ def _source_names(
     new = {name for name, dtype in (dtypes or {}).items() if has(dtype)}
     if not isinstance(columns, Mapping):
         return frozenset(new)
-    found = (columns[name] for name in new & columns.keys())
-    return frozenset(name for name in found if isinstance(name, str))
+    sources = (columns[name] for name in new & columns.keys())
+    return frozenset(name for name in sources if isinstance(name, str))
 
 
 def _recorded(dtype: Any) -> Any:
@@ -299,7 +299,7 @@ def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
 def _check_same(
     manifest: Manifest, arguments: Mapping[str, Any], fingerprint: str | None, path: Any
 ) -> None:
-    """Raise InputError unless the existing dataset was made from the same arguments and source."""
+    """Raise InputError unless the existing dataset has the same arguments and source."""
     different = _difference(manifest, arguments)
     if different is None and manifest.source["fingerprint"] != fingerprint:
         different = "was made from other data"
@@ -335,8 +335,8 @@ def _column_fingerprint(data: ColumnData) -> list[Any]:
 
 def _spooled(source: Source, columns: Columns | None, folder: Path, meter: ByteProgress) -> Table:
     """Read a source in chunks into temporary files."""
-    wanted = source_columns(columns)
-    unpacked, free = source.unpacked_bytes(wanted), shutil.disk_usage(folder).free
+    names = source_columns(columns)
+    unpacked, free = source.unpacked_bytes(names), shutil.disk_usage(folder).free
     if unpacked is not None and unpacked > free:
         raise InputError(
             f"the source has {unpacked} bytes when unpacked, but '{folder.parent}' has room for "
@@ -344,7 +344,7 @@ def _spooled(source: Source, columns: Columns | None, folder: Path, meter: ByteP
         )
     (folder / _SPOOL).mkdir()
     meter.begin("reading rows")
-    return spool(source.chunks(wanted), folder / _SPOOL, meter)
+    return spool(source.chunks(names), folder / _SPOOL, meter)
 
 
 def _write(

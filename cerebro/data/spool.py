@@ -168,10 +168,8 @@ class _Spooled:
         return "float32" if self.narrow and wider == "float64" else wider
 
     def _converted(self, values: Array, source: str, target: str) -> Array:
-        """Convert values; large integers on the way to float32 are rounded as if by float64.
-
-        So a column has the same bits as if it had been known as a whole, wherever chunks end.
-        """
+        """Convert values, with the same bits wherever chunks end."""
+        # Large integers are rounded as if the whole column had been float64.
         if self.narrow and target == "float32" and source in ("int64", "uint64"):
             values, source = convert(values, source, "float64", self.name), "float64"
         return convert(values, source, target, self.name)
@@ -204,7 +202,6 @@ class _Spooled:
             self.row_shape = tuple(rest)
 
     def _widen(self, dtype: str) -> None:
-        """Rewrite the file in a wider type."""
         if dtype == self.dtype:
             return
         old = _map(self.path, STORAGE[self.dtype], (self.values, *self.row_shape)).reshape(-1)

@@ -12,14 +12,11 @@ from cerebro.machine.files import is_mount_point
 def real_target(path: Path) -> Path:
     """Return the folder that a path leads to through symbolic links; it need not exist.
 
-    A dataset is made in a folder beside its target, which gets the target's name at the end. A
-    rename replaces an empty folder, but neither a link to one nor a mount point. So the folder must
-    be made beside the target itself, which is also the disk that the user chose.
+    A dataset is made in a folder beside its target, and renamed at the end. A rename replaces an
+    empty folder, but neither a link to one nor a mount point. So the folder must be beside the
+    target itself, which is also on the disk that the user chose.
 
-    Raises
-    ------
-    InputError
-        The path is a link that leads nowhere, or an empty mount point.
+    Raises InputError if the path is a link that leads nowhere, or an empty mount point.
     """
     target = Path(os.path.realpath(path))
     if path.is_symlink() and not target.exists():
@@ -36,5 +33,4 @@ def real_target(path: Path) -> Path:
 
 
 def is_empty_folder(path: Path) -> bool:
-    """Return whether a path is a folder without entries."""
     return path.is_dir() and not any(path.iterdir())

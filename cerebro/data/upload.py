@@ -24,13 +24,7 @@ _OF_A_SHARD = re.compile(r"shard-\d{5,}/[^/]+", re.ASCII)
 
 
 class Upload:
-    """The upload of one dataset; a context manager that removes its local files.
-
-    Parameters
-    ----------
-    url
-        The target.
-    """
+    """The upload of one dataset; a context manager that removes its local files."""
 
     def __init__(self, url: str) -> None:
         self._objects = Objects(url)
@@ -52,20 +46,16 @@ class Upload:
 
     def manifest(self) -> Manifest:
         """Return the manifest of the dataset that is there; raise CorruptDataError if none is."""
-        found = read_manifest_at(self._objects)[1]
-        if found is None:
+        manifest = read_manifest_at(self._objects)[1]
+        if manifest is None:
             raise CorruptDataError(f"{self.url} has objects, but is not a dataset")
-        return found
+        return manifest
 
     def finish(self) -> None:
         """Upload the dataset, and keep it in this machine's cache.
 
-        Raises
-        ------
-        InputError
-            If a different process has made a dataset there meanwhile.
-        StorageError
-            If the storage refuses. There is no dataset then.
+        Raises InputError if a different process has made a dataset there meanwhile, and
+        StorageError if the storage refuses. There is no dataset then.
         """
         manifest = read_manifest(self.target)
         files = [

@@ -102,14 +102,8 @@ class KFold:
 class Folds:
     """The folds of a dataset.
 
-    Parameters
-    ----------
-    data
-        The dataset.
-    parts
-        For each fold, two sequences with one entry per shard: rows to train on, rows held out.
-    name
-        The name of the splitter, for display.
+    For each fold, `parts` has two sequences with one entry per shard: rows to train on, rows held
+    out. `name` is that of the splitter, for display.
     """
 
     def __init__(
@@ -150,13 +144,7 @@ class Folds:
 
     @classmethod
     def from_json(cls, data: Dataset, value: Mapping[str, Any]) -> Folds:
-        """Return the folds whose `to_json` returned `value`.
-
-        Raises
-        ------
-        InputError
-            The folds do not fit the data.
-        """
+        """Return the folds of a `to_json` value; raise InputError if they do not fit the data."""
         rows = data._stored_rows()
 
         def parts(fold: Mapping[str, Any], name: str) -> list[Part]:
@@ -183,7 +171,6 @@ class Validation(NamedTuple):
     folds: Folds | None
 
     def of_trial(self, trial: int) -> tuple[Dataset, Dataset | None]:
-        """Return the data that a trial is trained on and validated on."""
         return (self.train, self.held_out) if self.folds is None else self.folds.of_trial(trial)
 
 
@@ -217,10 +204,10 @@ def _check_disjoint(parts: Sequence[tuple[list[Part], list[Part]]], name: str) -
     """Raise InputError if a fold trains on a row that it holds out."""
     for fold, sides in enumerate(parts):
         for shard, (train, held) in enumerate(zip(*sides, strict=True)):
-            both = splitting.shared(train, held)
-            if len(both):
+            rows = splitting.shared(train, held)
+            if len(rows):
                 raise InputError(
-                    f"{name}, fold {fold}: row {both[0]} of shard {shard} is on both sides, "
+                    f"{name}, fold {fold}: row {rows[0]} of shard {shard} is on both sides, "
                     f"because this view repeats it: {_ONCE}"
                 )
 
@@ -258,14 +245,14 @@ def _check_classes(data: Dataset, kfold: KFold, labels: Array) -> None:
     if counts[rarest] >= kfold.n:
         return
     name = str(kfold.stratify)
-    known = data.classes.get(name)
+    class_names = data.classes.get(name)
     label = classes[rarest].item()
-    shown = repr(label if known is None else known[label])
+    label_text = repr(label if class_names is None else class_names[label])
     fewest = int(counts[rarest])
     rows = "1 row" if fewest == 1 else f"{fewest} rows"
     cure = f"use at most {fewest} folds, " if fewest > 1 else ""
     raise InputError(
-        f"{kfold!r}: class {shown} of column {name!r} has {rows}, so that "
+        f"{kfold!r}: class {label_text} of column {name!r} has {rows}, so that "
         f"{kfold.n - fewest} of the {kfold.n} folds would have none of it: {cure}leave the class "
         "out with Dataset.select, or do not stratify"
     )
@@ -286,8 +273,8 @@ def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, A
         for column in (kfold.stratify, kfold.groups)
     )
     try:
-        chosen = splitter.split(np.zeros((data.num_rows, 1)), y, groups)
-        pairs = [(train, held_out) for train, held_out in chosen]
+        splits = splitter.split(np.zeros((data.num_rows, 1)), y, groups)
+        pairs = [(train, held_out) for train, held_out in splits]
     except Exception as error:
         columns = [("stratify", "classes"), ("groups", "groups")]
         missing = [f"{a}= (a column of {b})" for a, b in columns if getattr(kfold, a) is None]
@@ -297,17 +284,17 @@ def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, A
         ) from error
     if not 1 <= len(pairs) <= MAX_FOLDS:
         raise InputError(f"{name} gives {len(pairs)} folds: there must be 1 to {MAX_FOLDS}")
-    found = []
+    checked = []
     for fold, pair in enumerate(pairs):
         train, held_out = (_rows(rows, data.num_rows, f"{name}, fold {fold}") for rows in pair)
-        both = np.intersect1d(train, held_out)
-        if len(both):
+        shared = np.intersect1d(train, held_out)
+        if len(shared):
             raise InputError(
-                f"{name}, fold {fold}: row {both[0]} is on both sides ({len(both)} rows are): "
+                f"{name}, fold {fold}: row {shared[0]} is on both sides ({len(shared)} rows are): "
                 "validation rows must not be trained on"
             )
-        found.append((train, held_out))
-    return found
+        checked.append((train, held_out))
+    return checked
 
 
 def _rows(rows: Any, count: int, where: str) -> Array:
@@ -364,7 +351,6 @@ def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | Non
 
 
 def check_rows(validation: Dataset | None) -> None:
-    """Raise InputError if the validation data has no rows."""
     if validation is not None and validation.num_rows == 0:
         raise InputError(f"validation ({validation.path}) has no rows")
 
@@ -376,34 +362,23 @@ class UnfitDataError(InputError):
 def unfit_columns(
     train: Dataset, data: Dataset, what: str, columns: Iterable[str] | None = None
 ) -> dict[str, str]:
-    """Return the columns of `data` that a model trained on `train` would misread.
+    """Return an error message for each column of `data` that a model trained on `train` misreads.
 
     A column is unfit if it is missing, or if its codes stand for other categories: a dataset
-    numbers only the categories of its own rows.
-
-    Parameters
-    ----------
-    what
-        The name of `data` in messages.
-    columns
-        The columns that the model reads; None: all columns of `train`.
-
-    Returns
-    -------
-    dict
-        For each unfit column, an error message.
+    numbers only the categories of its own rows. `columns` are those that the model reads; None: all
+    of `train`. `what` names `data` in messages.
     """
     if data._manifest.checksum == train._manifest.checksum:
         return {}
-    wanted = train.columns if columns is None else columns
-    found = {}
-    for name in wanted:
+    names = train.columns if columns is None else columns
+    problems = {}
+    for name in names:
         if name not in train.columns:
             continue
         problem = _unfit(train.columns[name], data)
         if problem is not None:
-            found[name] = f"{what} {problem}"
-    return found
+            problems[name] = f"{what} {problem}"
+    return problems
 
 
 def _unfit(ours: Column, data: Dataset) -> str | None:
@@ -427,8 +402,8 @@ def _unfit(ours: Column, data: Dataset) -> str | None:
                 f"{there!r} in the training data: write all rows as one dataset and split that, or "
                 "give the rows themselves (a table or arrays), whose names are compared"
             )
-    known = len(ours.classes)
-    unknown = _code_from(data, theirs, known) if len(theirs.classes) > known else None
+    num_classes = len(ours.classes)
+    unknown = _code_from(data, theirs, num_classes) if len(theirs.classes) > num_classes else None
     if unknown is None:
         return None
     return (

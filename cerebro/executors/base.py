@@ -22,19 +22,16 @@ class Wake(Protocol):
 class Executor(Protocol):
     """Runs units on workers, which it numbers.
 
-    An executor may also have ``cancel(worker)``, which ends the worker's unit at its next batch
-    with a `UnitFailed` of kind "cancelled". It may be a `QueueingExecutor` or a `PlacingExecutor`.
-    If its workers have GPUs, ``devices`` names them, or is ``("cuda",)``: each worker sees its own
-    GPU as cuda:0.
+    It may also have ``cancel(worker)``, which ends the worker's unit at its next batch with a
+    `UnitFailed` of kind "cancelled". It may be a `QueueingExecutor` or a `PlacingExecutor`. If its
+    workers have GPUs, ``devices`` names them, or is ``("cuda",)``: each worker sees its own GPU as
+    cuda:0.
     """
 
     def start(self, context: RunContext) -> list[int]:
         """Prepare every worker for a run; return their numbers, lowest first.
 
-        Raises
-        ------
-        WorkerError
-            If a worker cannot be started.
+        Raise WorkerError if a worker cannot be started.
         """
 
     def submit(self, worker: int, task: Job) -> None:
@@ -43,8 +40,8 @@ class Executor(Protocol):
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         """Return events, after waiting up to `timeout` seconds for the first one.
 
-        Return early, perhaps without events, when `wake` becomes readable. Only runs under Ray Tune
-        pass `wake`, to receive Tune's requests in the meantime.
+        Return early, perhaps without events, when `wake` becomes readable. Runs under Ray Tune pass
+        it to receive Tune's requests.
         """
 
     def replace(self, worker: int) -> int:
@@ -60,9 +57,9 @@ class QueueingExecutor(Executor, Protocol):
     def queue(self, worker: int, task: Task) -> None:
         """Send a busy worker the next unit of its trial, which it begins when its unit is done.
 
-        If the running unit does not succeed, the queued one is dropped without an event. Call this
-        only when all events that `wait` has returned are handled. A worker has at most one unit in
-        its queue.
+        If the running unit does not succeed, the queued one is dropped without an event. A worker
+        has at most one queued unit. Call this only when all events that `wait` has returned are
+        handled.
         """
 
 
@@ -72,8 +69,8 @@ class PlacingExecutor(Executor, Protocol):
     def holders(self) -> Mapping[int, Sequence[int]] | None:
         """Return the workers that can read each pool of shards; `ShardsPlaced` reports changes.
 
-        Pools are those of `RunContext.order`. If the result is None, every worker can read every
-        shard throughout the run.
+        Pools are those of `RunContext.order`. None: every worker can read every shard throughout
+        the run.
         """
 
     def load(self, worker: int, pool: int) -> None:

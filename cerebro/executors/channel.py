@@ -1,10 +1,10 @@
 """Send and receive whole messages on a worker's socket without blocking the coordinator.
 
 A worker may stop, hang or die in the middle of a message, in either direction. If the coordinator
-waited for the rest, it would hang, too, and with it all other workers. So it buffers the bytes that
-cannot be sent yet and the messages that have only partly arrived, until the event loop calls again.
-On the wire, a message is its length, as four big-endian bytes, followed by its bytes.
-`multiprocessing.connection`, used at the worker's end, has the same format.
+waited for the rest, all other workers would wait, too. So it buffers bytes that cannot be sent yet
+and messages that have only partly arrived, until the event loop calls again. On the wire, a message
+is its length, as four big-endian bytes, followed by its bytes. `multiprocessing.connection`, used
+at the worker's end, has the same format.
 """
 
 from __future__ import annotations
@@ -45,13 +45,7 @@ class Channel:
         return bool(self._out)
 
     def send(self, message: bytes) -> None:
-        """Send as much of a message as the socket accepts without blocking.
-
-        Raises
-        ------
-        OSError
-            If the other end is gone.
-        """
+        """Send what the socket accepts without blocking; raise OSError if the peer is gone."""
         length = len(message)
         head = LENGTH.pack(length) if length < SHORT else LENGTH.pack(-1) + LONG.pack(length)
         if length < 16384:
@@ -76,14 +70,8 @@ class Channel:
     def receive(self) -> list[bytes]:
         """Return the messages that have arrived completely, if any.
 
-        Raises
-        ------
-        EOFError
-            If the other end is closed and all complete messages were returned before.
-        BrokenMessage
-            If the received bytes are not a message.
-        OSError
-            If the socket is broken.
+        Raise EOFError if the other end is closed and no message is left, BrokenMessage if the bytes
+        are not a message, and OSError if the socket is broken.
         """
         ended = False
         while len(self._in) <= MAX_ANSWER:

@@ -37,7 +37,6 @@ last_imported: str | None = None
 
 
 def send(connection: socket.socket, message: dict[str, Any], files: tuple[int, ...] = ()) -> None:
-    """Send a message, optionally with descriptors."""
     data = json.dumps(message).encode()
     if files:
         socket.send_fds(connection, [LENGTH.pack(len(data))], files)
@@ -47,20 +46,14 @@ def send(connection: socket.socket, message: dict[str, Any], files: tuple[int, .
 
 
 def receive(connection: socket.socket, files: int = 0) -> tuple[dict[str, Any], list[int]]:
-    """Receive a message with at most `files` descriptors.
-
-    Raises
-    ------
-    EOFError
-        If the other end is closed.
-    """
+    """Receive a message with at most `files` descriptors; raise EOFError if the peer has closed."""
     head, passed, _, _ = socket.recv_fds(connection, LENGTH.size, files)
     if len(head) < LENGTH.size:
         raise EOFError
-    (left,) = LENGTH.unpack(head)
+    (size,) = LENGTH.unpack(head)
     data = bytearray()
-    while len(data) < left:
-        piece = connection.recv(left - len(data))
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
         if not piece:
             raise EOFError
         data += piece
@@ -127,18 +120,17 @@ def _exit_in_a_fork() -> None:
 def _fork(coordinator: int) -> int:
     """Fork a child of the coordinator; return its process id, and 0 in the child.
 
-    The process forks twice. The intermediate process ends at once, so that the coordinator adopts
-    the child.
+    An intermediate process forks it and ends at once, so that the coordinator adopts the child.
     """
     is_adopted, adopt = os.pipe()
-    told, tell = os.pipe()
+    read_end, write_end = os.pipe()
     between = os.fork()
     if between == 0:
         worker = os.fork()
         if worker > 0:
-            os.write(tell, b"%d" % worker)
+            os.write(write_end, b"%d" % worker)
             os._exit(0)
-        for end in (adopt, told, tell):
+        for end in (adopt, read_end, write_end):
             os.close(end)
         # Nothing arrives if the server dies before the child is adopted.
         if os.read(is_adopted, 1) != b"1" or os.getppid() != coordinator:
@@ -146,9 +138,9 @@ def _fork(coordinator: int) -> int:
         os.close(is_adopted)
         return 0
     os.close(is_adopted)
-    os.close(tell)
-    answer = os.read(told, 32)
-    os.close(told)
+    os.close(write_end)
+    answer = os.read(read_end, 32)
+    os.close(read_end)
     os.waitpid(between, 0)
     if not answer:
         raise OSError("the second fork failed")

@@ -52,15 +52,12 @@ Conditions = tuple[Any, ...]
 def forks_workers() -> bool:
     """Return whether workers without a GPU are forked here instead of started as programs.
 
-    Raises
-    ------
-    InputError
-        If ``CEREBRO_FORK`` has an invalid value.
+    Raise InputError if ``CEREBRO_FORK`` has an invalid value.
     """
-    wanted = switched_on(VARIABLE, default=True)
+    enabled = switched_on(VARIABLE, default=True)
     # A process that ignores SIGCHLD cannot wait for a child, nor can its fork server.
     ignores = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
-    return wanted and sys.platform == "linux" and not ignores
+    return enabled and sys.platform == "linux" and not ignores
 
 
 class Child:
@@ -87,10 +84,10 @@ class Child:
         end = time.monotonic() + timeout
         delay = 0.0005
         while (code := self.poll()) is None:
-            left = end - time.monotonic()
-            if left <= 0:
+            seconds = end - time.monotonic()
+            if seconds <= 0:
                 raise subprocess.TimeoutExpired("worker", timeout)
-            time.sleep(min(delay, left))
+            time.sleep(min(delay, seconds))
             delay = min(2 * delay, 0.05)
         return code
 
@@ -128,12 +125,8 @@ class ForkServer:
     def prepare(self, *, wait: bool) -> bool:
         """Return whether the server is ready to fork.
 
-        Raises
-        ------
-        Unusable
-            If it can never become ready.
-        OSError
-            If it has stopped or does not answer.
+        Raise Unusable if it can never become ready, and OSError if it has stopped or does not
+        answer.
         """
         if not self.is_ready:
             end = time.monotonic() + START_SECONDS
@@ -143,12 +136,12 @@ class ForkServer:
                 if time.monotonic() > end or is_stopped(self.process.pid):
                     raise TimeoutError
             try:
-                found, _ = receive(self.connection)
+                report, _ = receive(self.connection)
             except EOFError:
                 raise Unusable from None
-            self.sources = {(name, file): changed for name, file, changed in found["sources"]}
-            self.files = found["files"]
-            if found["threads"] > 1:
+            self.sources = {(name, file): changed for name, file, changed in report["sources"]}
+            self.files = report["files"]
+            if report["threads"] > 1:
                 raise Unusable
             self.is_ready = True
         if any(not _is_ours(name, file) for name, file in self.files.items()):
@@ -158,17 +151,9 @@ class ForkServer:
         return True
 
     def fork(self, variables: Mapping[str, str], files: tuple[int, int]) -> Child:
-        """Return a new worker.
+        """Return a new worker with the descriptors of its socket and of its page of heartbeats.
 
-        Parameters
-        ----------
-        files
-            The descriptors of the worker's socket and of its page of heartbeats.
-
-        Raises
-        ------
-        EOFError, OSError
-            If the server or the system fails.
+        Raise EOFError or OSError if the server or the system fails.
         """
         request = {"directory": os.getcwd(), "variables": dict(variables)}  # noqa: PTH109
         with adopting():
@@ -197,13 +182,7 @@ class ForkServers:
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def start(self, variables: Mapping[str, str], modules: Sequence[str]) -> None:
-        """Start the fork server for workers with these variables, unless it is already running.
-
-        Parameters
-        ----------
-        modules
-            The modules that the server imports.
-        """
+        """Start the fork server for workers with these variables, unless it is already running."""
         with self._lock, contextlib.suppress(OSError):
             self._server(variables, modules)
 
@@ -212,15 +191,8 @@ class ForkServers:
     ) -> Child | None:
         """Return a new worker; None if it must be started as a program.
 
-        Parameters
-        ----------
-        variables
-            The worker's environment.
-        files
-            The descriptors of the worker's socket and of its page of heartbeats.
-        wait
-            Whether to wait for a server that is not ready. If False, the server is started for
-            later workers.
+        `files` are the descriptors of its socket and of its page of heartbeats. Without `wait`, a
+        server that is not ready is started for later workers.
         """
         with self._lock:
             server = None
@@ -248,16 +220,15 @@ class ForkServers:
             self._unusable.clear()
 
     def processes(self) -> list[int]:
-        """Return the process ids of the servers."""
         return [server.process.pid for server in self._servers]
 
     def _server(self, variables: Mapping[str, str], modules: Sequence[str]) -> ForkServer | None:
         """Return the server for workers with these variables, started if necessary."""
         conditions = _conditions(variables)
-        wanted = dict.fromkeys([*modules, *(name for name in PRELOADED if name in sys.modules)])
+        needed = dict.fromkeys([*modules, *(name for name in PRELOADED if name in sys.modules)])
         for server in self._servers:
             if server.conditions == conditions:
-                if server.is_current() and server.modules >= wanted.keys():
+                if server.is_current() and server.modules >= needed.keys():
                     self._servers.remove(server)
                     self._servers.append(server)
                     return server
@@ -267,7 +238,7 @@ class ForkServers:
             return None
         while len(self._servers) >= MOST_SERVERS:
             self._stop(self._servers[0])
-        self._servers.append(ForkServer(conditions, variables, list(wanted)))
+        self._servers.append(ForkServer(conditions, variables, list(needed)))
         return self._servers[-1]
 
     def _stop(self, server: ForkServer) -> None:
@@ -287,19 +258,13 @@ class ForkServers:
 def _conditions(variables: Mapping[str, str]) -> Conditions:
     """Return the conditions that a server must have to fork a worker with these variables.
 
-    Raises
-    ------
-    OSError
-        If the system does not report what this process passes on to a program.
+    Raise OSError if the system does not report what this process passes on to a program.
     """
     fixed = {name: value for name, value in variables.items() if not name.startswith(HANDED_OVER)}
     return sys.executable, tuple(sorted(fixed.items())), passed_on()
 
 
 def _is_ours(module: str, file: str | None) -> bool:
-    """Return whether the server and this process imported a module from the same file.
-
-    Return True if either of them has not imported it.
-    """
+    """Return whether the server and this process imported a module from one file, if both did."""
     here = getattr(sys.modules.get(module), "__file__", None)
     return None in (here, file) or Path(str(here)).resolve() == Path(str(file)).resolve()

@@ -26,7 +26,7 @@ class InlineExecutor:
     def __init__(self) -> None:
         self._runner: UnitRunner | None = None
         self._next: Job | None = None
-        self._settings = contextlib.ExitStack()  # those of the run, in this process
+        self._settings = contextlib.ExitStack()  # the run's settings in this process
 
     def start(self, context: RunContext) -> list[int]:
         self._settings.enter_context(settings_of(context))

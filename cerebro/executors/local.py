@@ -2,18 +2,17 @@
 
 Each worker is ``python -m cerebro._worker``, or a fork of this program after it has imported only
 PyTorch (`cerebro.executors.forked`). It is connected by an inherited socket, so no port and no
-``__main__`` guard is needed, and a worker imports from the parent only what its tasks need.
-Messages are pickles, sent only between a process and its children. If the coordinator is gone, its
-workers end themselves and all processes that their trials started. Ctrl-C reaches only the
-coordinator, because each worker leads a new session.
+``__main__`` guard is needed, and it imports from the parent only what its tasks need. Messages are
+pickles, sent only between a process and its children. If the coordinator is gone, its workers end
+themselves and all processes that their trials started. Ctrl-C reaches only the coordinator, because
+each worker leads a new session.
 
 The executor notices the end of a worker at once. `TaskWatch` finds workers that are stopped or
 hang, and units that take too long. A worker is killed and reaped before its loss is reported, so
 that no two workers have the same unit.
 
 If ``CEREBRO_GPU_STREAMS`` is 1, the workers of a GPU are threads of one process, whose units
-overlap there (`cerebro.machine.turns`). Such a process ends with the run. If it dies, all its
-workers are lost; they are replaced together, by one process.
+overlap there (`cerebro.machine.turns`). If it dies, its workers are lost and replaced together.
 
 Workers that end a run normally stay warm for the next run of the same process, because importing
 PyTorch again can take longer than a search. A worker is ended instead if a file that it has
@@ -103,25 +102,19 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def packed(context: object) -> bytes:
-    """Pickle the run's context for workers, including ``build``.
-
-    Raises
-    ------
-    InputError
-        If ``build`` refers to an object that cannot be sent to another process.
-    """
+    """Pickle the run's context for workers; raise InputError if ``build`` cannot be sent."""
     out = io.BytesIO()
-    # `multiprocessing` calls the program so in a process that it starts anew.
+    # `multiprocessing` gives the program's main module this name in a new process.
     for name in {*sent_whole, *not_found_by_name(), "__mp_main__"} & sys.modules.keys():
         cloudpickle.register_pickle_by_value(sys.modules[name])
     try:
         _Pickler(out).dump(context)
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         # A build that the user has not written says what the user has given instead.
-        given = getattr(getattr(context, "build", None), "unsent", None)
-        if given is not None:
+        unsent = getattr(getattr(context, "build", None), "unsent", None)
+        if unsent is not None:
             raise InputError(
-                f"{given} cannot be sent to worker processes ({error}): give objects that pickle "
+                f"{unsent} cannot be sent to worker processes ({error}): give objects that pickle "
                 "can copy, or train in this process with workers=0"
             ) from error
         raise InputError(
@@ -132,12 +125,9 @@ def packed(context: object) -> bytes:
 
 
 def are_together(seats: Sequence[Device | None]) -> bool:
-    """Return whether the workers of a GPU share one process.
+    """Return whether ``CEREBRO_GPU_STREAMS`` makes the workers of a GPU share one process.
 
-    Raises
-    ------
-    InputError
-        If ``CEREBRO_GPU_STREAMS`` has an invalid value.
+    Raise InputError if its value is invalid.
     """
     gpus = [device for device in seats if device is not None]
     return switched_on(VARIABLE, default=False) and len(set(gpus)) < len(gpus)
@@ -146,24 +136,11 @@ def are_together(seats: Sequence[Device | None]) -> bool:
 class LocalExecutor:
     """Runs units in worker processes on this machine.
 
-    Parameters
-    ----------
-    workers
-        The number of workers.
-    threads
-        The number of compute threads of each worker.
-    fresh
-        Whether to start only new processes, instead of using warm workers of an earlier run.
-    silence
-        The seconds without a heartbeat after which a busy worker counts as lost, for example
-        because it was stopped. A heartbeat only shows that the process can run; `unit_timeout` of
-        `cerebro.search` limits the time of a unit.
-    seats
-        The GPU of each worker, or None for the CPU; default: all on the CPU. A replacement takes
-        the seat of the lost worker.
-    fork
-        Whether workers without a GPU may be forked instead of started; see
-        `cerebro.executors.forked`.
+    `threads` are those of each worker. `fresh` starts only new processes, without warm workers of
+    an earlier run. A busy worker counts as lost after `silence` seconds without a heartbeat, which
+    shows only that the process can run; `unit_timeout` limits the time of a unit. `seats` has the
+    GPU of each worker, or None for the CPU; a replacement takes the seat of the lost worker. `fork`
+    allows forking workers without a GPU; see `cerebro.executors.forked`.
     """
 
     def __init__(
@@ -222,7 +199,9 @@ class LocalExecutor:
         self._clock.start_beating(round(1000 * BEAT_SECONDS))
         self._kills = memory.kills()
         self._places = placed(
-            *(context.train, context.validation, self._seats),
+            context.train,
+            context.validation,
+            self._seats,
             order=context.order(),
             together=self._together,
         )
@@ -268,7 +247,6 @@ class LocalExecutor:
         return events
 
     def cancel(self, worker: int) -> None:
-        """Cancel a worker's unit at its next batch."""
         self._workers[worker].beat.cancel()
 
     def replace(self, worker: int) -> int:
@@ -319,7 +297,6 @@ class LocalExecutor:
         return tuple(dict.fromkeys(names)) or (CPU,)
 
     def processes(self) -> dict[int, int]:
-        """Return the process id of each worker."""
         return {number: w.process.pid for number, w in self._workers.items()}
 
     # --- starting --------------------------------------------------------
@@ -330,7 +307,7 @@ class LocalExecutor:
         return self._selector
 
     def _start_worker(self, seat: int, *, wait: bool) -> int:
-        """Start a worker; `wait` says whether to wait for a fork server that is not ready."""
+        """Start a worker; if `wait`, wait for a fork server that is not ready."""
         number = self._next
         self._next += 1
         self._seat[number] = seat
@@ -348,7 +325,7 @@ class LocalExecutor:
                 the_process = self._one_of_several(device)
             else:
                 the_process = process or WorkerProcess.spawn(
-                    *(self._threads, device, self._hash_seed), fork=self._fork, wait=wait
+                    self._threads, device, self._hash_seed, fork=self._fork, wait=wait
                 )
             try:
                 the_process.send(message)
@@ -379,17 +356,17 @@ class LocalExecutor:
             ) is not None:
                 warm.stop(kill=True)  # it holds memory of the GPU, and cannot be used
             count = self._seats.count(device)
-            spare += WorkerProcess.spawn_together(*(count, self._threads, device, self._hash_seed))
+            spare += WorkerProcess.spawn_together(count, self._threads, device, self._hash_seed)
         return spare.pop(0)
 
     def _watch(self, worker: int) -> None:
         """Watch a worker's socket for writing as long as it has unsent bytes."""
         channel = self._workers[worker].channel
-        wanted = selectors.EVENT_READ
+        events = selectors.EVENT_READ
         if channel.has_unsent:
-            wanted |= selectors.EVENT_WRITE
-        if self._the_selector.get_key(channel).events != wanted:
-            self._the_selector.modify(channel, wanted, ("message", worker))
+            events |= selectors.EVENT_WRITE
+        if self._the_selector.get_key(channel).events != events:
+            self._the_selector.modify(channel, events, ("message", worker))
 
     def _limit(self, task: Job) -> float | None:
         """Return the seconds that a task may take; None: no limit."""
@@ -402,7 +379,7 @@ class LocalExecutor:
     # --- the event loop --------------------------------------------------
 
     def _listen_to(self, wake: Wake | None) -> None:
-        """Wait for this descriptor, too, and for no other one of a caller's."""
+        """Also wait for this descriptor of the caller, instead of an earlier one."""
         if wake is self._wake:
             return
         if self._wake is not None:
@@ -447,7 +424,6 @@ class LocalExecutor:
             self._lose(worker, f"the worker process sent {error}")
 
     def _take(self, worker: int, message: bytes) -> None:
-        """Add a worker's answer to the events."""
         if worker not in self._workers:  # an earlier message made the worker count as lost
             return
         try:
@@ -498,8 +474,8 @@ class LocalExecutor:
         """Kill and reap a worker, then report its loss; `reason` is None if it ended by itself.
 
         The other workers of its process are lost, too. Only the unit that must have cost the
-        process is to blame: the one that did not wait for its turn, or that was lost before and
-        therefore ran without giving its turn away.
+        process is to blame: it did not wait for its turn, or was lost before and so did not give
+        its turn away.
         """
         process = self._workers.get(worker)
         if process is None:
@@ -527,12 +503,12 @@ class LocalExecutor:
                 reason += self._out_of_memory(worker)
         traced = traced or killed in CRASHES
         for number in lost:
-            own = number == worker or ended_by_itself
+            is_cause = number == worker or ended_by_itself
             self._events.append(
                 WorkerLost(
                     number,
                     reason
-                    if own
+                    if is_cause
                     else f"the worker process was lost with worker {worker}: {reason}",
                     signal=killed,
                     began=begun[number] is not None,
@@ -565,8 +541,8 @@ class LocalExecutor:
                 self._lose(worker)
         end = time.monotonic() + EXIT_SECONDS
         waiting = {worker for worker in idle if worker in self._workers}
-        while waiting and (left := end - time.monotonic()) > 0:
-            for key, mask in self._the_selector.select(left):
+        while waiting and (seconds := end - time.monotonic()) > 0:
+            for key, mask in self._the_selector.select(seconds):
                 kind, worker = key.data
                 if worker in waiting and self._has_ended(kind, worker, mask):
                     waiting.remove(worker)

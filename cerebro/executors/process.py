@@ -90,21 +90,10 @@ class WorkerProcess:
         fork: bool = False,
         wait: bool = True,
     ) -> WorkerProcess:
-        """Start a worker process as the leader of a new session, and so of a process group.
+        """Start a worker process as the leader of a new session; raise WorkerError if that fails.
 
-        Parameters
-        ----------
-        hash_seed
-            The run's; default: see `environment.hash_seed`.
-        fork
-            Whether a fork server may fork it. If not, or if it gets a GPU, it is a new program.
-        wait
-            Whether to wait for a fork server that is not ready yet.
-
-        Raises
-        ------
-        WorkerError
-            If the system lacks a process, memory or descriptors.
+        `hash_seed` is the run's. `fork` allows a fork server to fork a worker without a GPU;
+        `wait`, to wait for a server that is not ready yet.
         """
         try:
             beat = _core.BeatPage()
@@ -127,19 +116,13 @@ class WorkerProcess:
                 ours.close()  # a fork that was requested ends itself
         exit_fd = _exit_descriptor(process.pid)
         seed = variables[environment.HASH_SEED]
-        return cls(*(process, Channel(ours), beat, threads, exit_fd), hash_seed=seed, device=device)
+        return cls(process, Channel(ours), beat, threads, exit_fd, hash_seed=seed, device=device)
 
     @classmethod
     def spawn_together(
         cls, count: int, threads: int, device: Device, hash_seed: str | None = None
     ) -> list[WorkerProcess]:
-        """Start one process for several workers of a GPU, whose units overlap there.
-
-        Raises
-        ------
-        WorkerError
-            If the system lacks a process, memory or descriptors.
-        """
+        """Start one process for several workers of a GPU; raise WorkerError if that fails."""
         pairs: list[tuple[socket.socket, socket.socket]] = []
         try:
             beats = [_core.BeatPage() for _ in range(count)]
@@ -168,15 +151,11 @@ class WorkerProcess:
         return workers
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Let the worker import modules while it waits for its first run."""
         with contextlib.suppress(OSError):  # it is dead: the run will replace it
             self.send(("preload", list(sys.path), list(modules)))
 
     def send(self, message: tuple[Any, ...], *, is_plain: bool = False) -> None:
-        """Send a message.
-
-        `is_plain` promises that the message contains no object of the user's code.
-        """
+        """Send a message; `is_plain` promises that it contains no object of the user's code."""
         self.channel.send(pickled_message(message, is_plain=is_plain))
 
     def is_stopped(self) -> bool:
@@ -186,10 +165,7 @@ class WorkerProcess:
     def stop(self, *, kill: bool) -> None:
         """End the process and reap it; give it time to finish unless `kill`.
 
-        Raises
-        ------
-        WorkerError
-            If it does not end after SIGKILL: its files must not be used again.
+        Raise WorkerError if it does not end after SIGKILL: its files must not be used again.
         """
         if self.owner != os.getpid():  # in a fork of the worker's parent
             return
@@ -247,8 +223,8 @@ def _environment(
 def _exit_descriptor(pid: int) -> int | None:
     """Return a descriptor that becomes readable when a child ends; None if the system lacks this.
 
-    Without it, the socket shows that a worker has ended. If a process that the worker started holds
-    a copy of the socket, only the worker's silence shows it.
+    Without it, the socket shows that a worker has ended, unless a process that the worker started
+    holds a copy: then only the worker's silence shows it.
     """
     try:
         return os.pidfd_open(pid)
@@ -257,7 +233,6 @@ def _exit_descriptor(pid: int) -> int | None:
 
 
 def exit_reason(returncode: int | None) -> str:
-    """Describe how a process ended."""
     number = signal_of(returncode)
     if number is None:
         return f"the worker process exited with status {returncode}"
@@ -269,7 +244,6 @@ def exit_reason(returncode: int | None) -> str:
 
 
 def signal_of(returncode: int | None) -> int | None:
-    """Return the signal that ended a process, or None."""
     return -returncode if returncode is not None and returncode < 0 else None
 
 
@@ -286,7 +260,7 @@ class WarmWorkers:
     ) -> WorkerProcess | None:
         """Return a worker that trains with this program; None if there is none."""
         variables = _inherited()
-        wanted = threads, device, hash_seed or environment.hash_seed()
+        settings = threads, device, hash_seed or environment.hash_seed()
         with self._lock:
             if self._pid != os.getpid():  # in a fork, the workers belong to the parent
                 self._idle, self._pid = [], os.getpid()
@@ -302,7 +276,7 @@ class WarmWorkers:
                     # that has been set since, such as the credentials of a storage.
                     self._idle.remove(worker)
                     worker.stop(kill=True)
-                elif (worker.threads, worker.device, worker.hash_seed) == wanted:
+                elif (worker.threads, worker.device, worker.hash_seed) == settings:
                     self._idle.remove(worker)
                     return worker
         return None
@@ -316,20 +290,8 @@ class WarmWorkers:
     ) -> None:
         """Start the workers of a run that is still being prepared, unless they are already running.
 
-        If a fork server forks the workers, only the server is started; the run then gets its
-        workers from it.
-
-        Parameters
-        ----------
-        seats
-            The GPU of each worker, or None for the CPU.
-        modules
-            The modules to import while waiting.
-
-        Raises
-        ------
-        WorkerError
-            If the system lacks a process, memory or descriptors.
+        If a fork server forks them, only the server is started. `modules` are imported while
+        waiting. Raise WorkerError if the system lacks a process, memory or descriptors.
         """
         program = Program.now() if self._idle else NONE
         workers = [self.take(threads, seat, program) for seat in seats]
@@ -376,12 +338,8 @@ START_SILENCE = 120.0
 class TaskWatch:
     """Watches one task of one worker.
 
-    Parameters
-    ----------
-    silence
-        The seconds without a beat after which a worker counts as lost.
-    limit
-        The seconds that the task may take; None: no limit.
+    After `silence` seconds without a beat, the worker counts as lost. The task may take `limit`
+    seconds; None means no limit.
     """
 
     def __init__(self, silence: float, limit: float | None) -> None:
@@ -393,10 +351,7 @@ class TaskWatch:
         self._since = 0
 
     def is_silent(self, beats: int, own: int) -> bool:
-        """Return whether the worker has been silent too long.
-
-        `beats` is the worker's count of heartbeats; `own` is the count of this process.
-        """
+        """Return whether the worker is silent too long; `own` counts this process's beats."""
         if beats != self._beats:
             self._beats, self._since = beats, own
         allowed = self._silent_beats if beats > 0 else self._start_beats
@@ -407,9 +362,8 @@ class TaskWatch:
         return self._limit is not None and task_seconds is not None and task_seconds >= self._limit
 
     def patience(self, task_seconds: float | None) -> float:
-        """Return the seconds until the next check is due."""
         if self._limit is None:
             return self._look
         # A task that has not begun cannot exceed its limit before the whole limit has passed.
-        left = self._limit - (0.0 if task_seconds is None else task_seconds)
-        return min(self._look, max(0.0, left))
+        seconds = self._limit - (0.0 if task_seconds is None else task_seconds)
+        return min(self._look, max(0.0, seconds))

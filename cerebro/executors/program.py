@@ -25,10 +25,7 @@ def start_program(
 ) -> subprocess.Popen[bytes]:
     """Start the program as the leader of a new session; it inherits the open descriptors `files`.
 
-    Raises
-    ------
-    OSError
-        If the system lacks a process, memory or descriptors.
+    Raise OSError if the system lacks a process, memory or descriptors.
     """
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments],

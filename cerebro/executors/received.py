@@ -27,10 +27,7 @@ class _Unpickler(pickle.Unpickler):
 def opened(message: bytes) -> Any:
     """Unpickle a message from a process of the same run.
 
-    Raises
-    ------
-    InputError
-        If a module that the message names starts a search before it defines the name.
+    Raise InputError if a module that the message names starts a search before it defines the name.
     """
     with finding():
         return _Unpickler(io.BytesIO(message)).load()

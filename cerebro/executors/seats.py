@@ -2,10 +2,9 @@
 
 A seat is a GPU, or one of several worker processes that share a GPU. Every pool (see
 `cerebro.data.order`) is assigned to one seat and stays there, even if the worker is replaced. So
-device memory holds the data once, for any number of trials and workers. Trials move to the shards:
-for the scheduler, placement is exclusive. With ``shuffle="rows"`` every worker reads all shards.
-Every worker reads and holds the validation data. Workers that are threads of one process share its
-memory: together they are one holder, that of their GPU.
+device memory holds the data once, and trials move to the shards: for the scheduler, placement is
+exclusive. With ``shuffle="rows"`` every worker reads all shards. Every worker holds the validation
+data. Workers that are threads of one process count as one holder.
 """
 
 from __future__ import annotations
@@ -27,12 +26,8 @@ DATA_SHARE = 0.5
 class SeatedShards:
     """The assignment of shards to seats.
 
-    Parameters
-    ----------
-    seats
-        The number of seats, or for each seat the number of the process that holds its shards.
-    rows
-        The number of rows of each pool; empty: every worker reads all shards.
+    `seats` is the number of seats, or for each seat the number of the process that holds its
+    shards. `rows` has the number of rows of each pool; if empty, every worker reads all shards.
     """
 
     def __init__(self, seats: int | Sequence[int], rows: Sequence[int]) -> None:
@@ -52,14 +47,10 @@ class SeatedShards:
         return bool(self._seat_of)
 
     def give(self, seat: int, pool: int) -> None:
-        """Move a pool to a seat, because its own seat has no worker."""
         self._seat_of[pool] = seat
 
     def holders(self, seated: Mapping[int, int]) -> dict[int, list[int]] | None:
-        """Return the workers that hold each pool, given the worker of each seat.
-
-        Return None if every worker has all shards.
-        """
+        """Return the workers that hold each pool, from the worker of each seat; None: all do."""
         if not self._seat_of:
             return None
         return {
@@ -103,10 +94,7 @@ def placed(
 ) -> SeatedShards:
     """Return where the pools of a search stay; see `stay`.
 
-    Parameters
-    ----------
-    together
-        Whether the workers of a GPU are one process, which holds its shards once.
+    `together` says whether the workers of a GPU are one process, which holds its shards once.
     """
     holders = list(range(len(seats)))
     if together:
@@ -144,13 +132,9 @@ def kept_bytes(
 ) -> int:
     """Return the bytes of data in the memory of the GPU that holds the most.
 
-    Parameters
-    ----------
-    dealt
-        Whether the shards are assigned to GPUs; see `stay`. If not, every worker reads all shards
-        and keeps as many as fit into its share of the GPU's memory.
-    together
-        Whether the workers of a GPU are one process, which holds its data once.
+    `dealt` says whether the shards are assigned to GPUs (`stay`). If not, every worker reads all
+    shards and keeps as many as fit into its share of the GPU's memory. `together` is as in
+    `placed`.
     """
     gpus = [device for device in seats if device is not None]
     if not gpus:

@@ -33,18 +33,10 @@ class SimulatedUnit:
 class Simulation:
     """The result of a simulated run; times are in seconds.
 
-    Attributes
-    ----------
-    units
-        All units, in the order in which they ended.
-    makespan
-        The end of the last unit.
-    first_result
-        The time at which the first trial finished; NaN without trials.
-    max_live
-        The largest number of trials that were live at the same time.
-    capacity
-        The time for which workers were available until the makespan, summed over the workers.
+    `units` are in the order in which they ended. `makespan` is the end of the last unit,
+    `first_result` the time at which the first trial finished (NaN without trials), and `max_live`
+    the largest number of trials that were live at the same time. `capacity` is the time for which
+    workers were available until the makespan, summed over the workers.
     """
 
     units: tuple[SimulatedUnit, ...]
@@ -64,16 +56,9 @@ class Simulation:
 class SimulatedRun:
     """A run on a simulated clock.
 
-    Parameters
-    ----------
-    schedule
-        A scheduler that has no workers and trials yet.
-    weights
-        The weight of each shard, e.g. its number of rows.
-    eval_cost
-        The weight of the validation unit that ends an epoch; 0 without validation.
-    cost
-        The seconds per unit of weight.
+    `schedule` has no workers and trials yet. `weights` are those of the shards, such as their rows.
+    `eval_cost` is the weight of the validation unit that ends an epoch, or 0. `cost` is the seconds
+    per unit of weight.
     """
 
     def __init__(
@@ -99,7 +84,6 @@ class SimulatedRun:
         self.first_result = math.nan
 
     def join(self) -> None:
-        """Add a worker."""
         self.schedule.add_worker(self.now)
         self.workers += 1
 
@@ -127,12 +111,10 @@ class SimulatedRun:
     def start_unit(
         self, worker: int, trial: int, epoch: int, step: int, shard: int, attempt: int
     ) -> None:
-        """Start a unit on an idle worker."""
         end = self.now + self.cost * (self.eval_cost if shard < 0 else self.weights[shard])
         self.run(SimulatedUnit(trial, epoch, step, shard, worker, attempt, self.now, end))
 
     def run(self, unit: SimulatedUnit) -> None:
-        """Add a unit to the running units."""
         self.count += 1
         heapq.heappush(self.running, (unit.end, self.count, unit))
         self.live.add(unit.trial)
@@ -144,7 +126,6 @@ class SimulatedRun:
         self.end_unit(unit)
 
     def end_unit(self, unit: SimulatedUnit) -> None:
-        """Report a finished unit to the scheduler."""
         self.units.append(unit)
         self.schedule.unit_done(unit.worker, self.now)
         steps = len(self.weights) + (self.eval_cost > 0)

@@ -289,14 +289,14 @@ class Model(BaseModel):
             The state is from a different model; the message names the array. The model is not
             changed.
         """
-        known = {"params", "optimizer", "step", "key"} | (
+        parts = {"params", "optimizer", "step", "key"} | (
             {"variables"} if self._has_variables else set()
         )
-        differ = known ^ state.keys()
+        differ = parts ^ state.keys()
         if differ:
             name = min(differ)
             raise StateError(
-                f"the state has {'no' if name in known else 'a'} {name!r}, unlike the model that "
+                f"the state has {'no' if name in parts else 'a'} {name!r}, unlike the model that "
                 f"build made: {HINT}"
             )
         params, optimizer, variables, steps = self._carry.tree
@@ -323,9 +323,9 @@ class Model(BaseModel):
         except those of `optax.inject_hyperparams`, which are not loaded. The key stays as well, so
         the clone draws different random numbers than its parent.
         """
-        own = self.state_dict()
-        optimizer = _with_own_settings(state.get("optimizer", {}), own["optimizer"])
-        self.load_state_dict({**state, "optimizer": optimizer, "key": own["key"]})
+        before = self.state_dict()
+        optimizer = _with_own_settings(state.get("optimizer", {}), before["optimizer"])
+        self.load_state_dict({**state, "optimizer": optimizer, "key": before["key"]})
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self._carry.tree[0]))
@@ -352,21 +352,15 @@ class Model(BaseModel):
         return jax.tree.unflatten(trees[0][1], joined)
 
     def _placed(self, batch: Batch) -> Batch:
-        """Return the batch on the model's device; return it unchanged if it is already there.
-
-        The loader's arrays are committed to their device. Other arrays are therefore committed too;
-        otherwise the steps would be compiled once for each kind.
-        """
+        """Return the batch on the model's device; return it unchanged if it is already there."""
         if self._on_host and all(isinstance(v, jax.Array) and v.committed for v in batch.values()):
             return batch
+        # Commit the arrays, as the loader does: otherwise each kind would compile the steps again.
         return jax.device_put(batch, self._device)  # type: ignore[no-any-return]
 
 
 def _device() -> Any:
-    """Return the JAX device of the trial whose model is being built.
-
-    If JAX has no GPU, return JAX's default device.
-    """
+    """Return the JAX device of the trial whose model is being built, else JAX's default device."""
     name = build_device()
     if name == "cpu":
         return jax.devices("cpu")[0]

@@ -22,13 +22,12 @@ from cerebro.model import Batch, Columns, check_batch, loss_of
 Pairs = tuple[tuple[str | None, str], ...]
 
 FOR_OPTIMIZERS = ("value", "grad", "value_fn")
-"""What an optimizer's `update` gets if it takes it, under optax's names: the loss, the gradients,
-and the loss as a function of the parameters, on the same batch and with the same key. Of optax,
-`reduce_on_plateau` uses the first, and the line searches of `lbfgs` use all of them.
+"""Keywords of optax that an optimizer's `update` may take: the loss, the gradients, and the loss as
+a function of the parameters, for `reduce_on_plateau` and the line searches of `lbfgs`.
 """
 
 MAX_PROGRAMS = 16
-"""The maximum number of programs that are kept for later models."""
+"""The number of programs that are kept for later models."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +58,7 @@ def pairs_of(columns: Columns) -> Pairs:
 
 
 def taken(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
-    """Return which of ``train``, ``key`` and ``variables`` a function takes as keywords.
-
-    Parameters
-    ----------
-    function
-        The function; if it is None or its signature is unknown, it takes none of them.
-    filled
-        The number of arguments passed by position.
-    """
+    """Return which of train, key and variables may follow `filled` positional arguments."""
     if function is None:
         return frozenset()
     try:
@@ -92,21 +83,21 @@ class Carry:
         self._is_lent = False
 
     def lend(self, part: int) -> Any:
-        """Return the part with this index and mark it, so that no step consumes it."""
+        """Return a part, by index, that no step may consume from now on."""
         self._is_lent = True
         return self.tree[part]
 
     def take(self, device: Any) -> Any:
-        """Return the tree for a step that consumes it; copy it first if `lend` returned a part."""
+        """Return the tree for a step that consumes it; it is a copy if a part was lent."""
         return owned("the model", self.tree, device) if self._is_lent else self.tree
 
 
 class Program:
     """The compiled steps of models with the same parts.
 
-    ``train(tree, key, batch)`` returns the new tree of a `Carry` and the metrics; the old tree is
-    consumed. ``evaluate``, ``measure`` (metrics, outputs and targets) and ``predict`` are called
-    with (parameters, variables, key, batch).
+    ``train(tree, key, batch)`` consumes the tree of a `Carry`, and returns the new one and the
+    metrics. The others are called with (parameters, variables, key, batch); ``measure`` returns
+    metrics, outputs and targets.
     """
 
     def __init__(self, parts: ProgramParts) -> None:
@@ -131,8 +122,8 @@ class Program:
 
         (value, rest), gradients = jax.value_and_grad(objective, has_aux=True)(params)
         loss, more, outputs, target, new_variables = rest
-        known = {"value": value, "grad": gradients, "value_fn": lambda at: objective(at)[0]}
-        extra = {name: known[name] for name in self._optimizer_takes}
+        available = {"value": value, "grad": gradients, "value_fn": lambda at: objective(at)[0]}
+        extra = {name: available[name] for name in self._optimizer_takes}
         updates, new_state = self._parts.optimizer.update(gradients, state, params, **extra)
         carry = (
             _like("the optimizer changes params", _updated(params, updates), params),
@@ -187,10 +178,7 @@ class Program:
         return self._parted(returned, variables, train, "apply", "outputs")
 
     def _parted(self, returned: Any, variables: Any, train: bool, who: str, what: str) -> Any:
-        """Split a function's return value into outputs and new variables.
-
-        In evaluation, the return value may lack variables; if it has them, they are ignored.
-        """
+        """Split a return value into outputs and variables; evaluation ignores new variables."""
         if not self._parts.has_variables:
             return returned, variables
         if isinstance(returned, tuple) and len(returned) == 2:
@@ -243,8 +231,8 @@ def program_of(parts: ProgramParts) -> Program:
 
 
 def _chosen(names: frozenset[str], variables: Any, key: Any, train: bool) -> dict[str, Any]:
-    known = {"train": train, "key": key, "variables": variables}
-    return {name: value for name, value in known.items() if name in names}
+    available = {"train": train, "key": key, "variables": variables}
+    return {name: value for name, value in available.items() if name in names}
 
 
 def _columns(pairs: Pairs) -> list[str]:
@@ -256,13 +244,7 @@ def _names(tree: Any) -> list[Any]:
 
 
 def _named(update: Callable[..., Any]) -> tuple[str, ...]:
-    """Return which members of `FOR_OPTIMIZERS` an optimizer takes.
-
-    Raises
-    ------
-    InputError
-        It requires other arguments.
-    """
+    """Return which of `FOR_OPTIMIZERS` an `update` takes; raise InputError if it needs others."""
     try:
         parameters = list(inspect.signature(update).parameters.values())
     except (TypeError, ValueError):
@@ -293,13 +275,7 @@ def _updated(params: Any, updates: Any) -> Any:
 
 
 def _like(what: str, new: Any, old: Any, *, retyped: bool = False) -> Any:
-    """Return `new`, whose leaves must have the same names, shapes and types as those of `old`.
-
-    With `retyped`, types may change. Some optimizers of optax need this: if their settings are
-    arrays, bfloat16 moments become float32 in the first step.
-
-    JAX's weak types become ordinary types, as after a hop.
-    """
+    """Return `new`; its names, shapes and (unless `retyped`) types must be those of `old`."""
     fresh = dict(named_leaves(new))
     named = named_leaves(old)
     differ = fresh.keys() ^ {path for path, _ in named}
@@ -310,11 +286,13 @@ def _like(what: str, new: Any, old: Any, *, retyped: bool = False) -> Any:
         after = fresh[path]
         if not is_key(before):
             after = jnp.asarray(after)
+        # Some of optax's optimizers turn bfloat16 moments into float32 in their first step.
         if after.shape != before.shape or not (retyped or after.dtype == before.dtype):
             raise InputError(
                 f"{what}: {'/'.join(path)} is {before.dtype} of shape {before.shape} before a "
                 f"step and {after.dtype} of shape {after.shape} after it"
             )
+        # JAX's weak types become ordinary types, as after a hop.
         leaves.append(after if is_key(before) else jax.lax.convert_element_type(after, after.dtype))
     return jax.tree.unflatten(jax.tree.structure(old), leaves)
 

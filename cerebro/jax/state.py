@@ -21,8 +21,8 @@ HINT = "build must make the same model from the same configuration"
 
 def named_leaves(tree: Any) -> list[tuple[Path, Any]]:
     """Return a tree's leaves with readable paths, such as ``("layers", "0", "kernel")``."""
-    found = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(tuple(map(_part, path)) or ("value",), leaf) for path, leaf in found]
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(tuple(map(_part, path)) or ("value",), leaf) for path, leaf in leaves]
 
 
 def _part(entry: Any) -> str:
@@ -33,13 +33,7 @@ def _part(entry: Any) -> str:
 
 
 def owned(what: str, tree: Any, device: Any) -> Any:
-    """Return a copy of a tree on a device that shares no memory with other arrays.
-
-    Raises
-    ------
-    InputError
-        A leaf is not an array, or two have the same name.
-    """
+    """Return a copy of a tree on a device that shares no memory with other arrays."""
     named = named_leaves(tree)
     paths = [path for path, _ in named]
     if len(set(paths)) < len(paths):
@@ -63,7 +57,7 @@ def _array(what: str, path: Path, leaf: Any) -> Any:
 
 
 class _Key:
-    """A random key's data in host memory, and the kind of key to make of it."""
+    """A random key's data in host memory, and the kind of the key."""
 
     def __init__(self, words: Any, kind: Any) -> None:
         self.words = words
@@ -110,38 +104,19 @@ def _is_held(dtype: Any) -> bool:
 
 
 def from_state(what: str, tree: Any, state: Any, device: Any, *, retyped: bool = False) -> Any:
-    """Return a tree like `tree` with the arrays of a state.
-
-    Parameters
-    ----------
-    what
-        The part of the state, for errors.
-    tree
-        The required structure, shapes and types.
-    state
-        The result of `to_state`; its arrays are copied.
-    device
-        The device of the new arrays.
-    retyped
-        Whether the arrays may have, and keep, types other than those of `tree`.
-
-    Raises
-    ------
-    StateError
-        Names, shapes or types differ; the message names the first array.
-    """
-    found = dict(_walk(state if isinstance(state, Mapping) else {}, ()))
+    """Return a copy of `tree` with a state's arrays; raise StateError if they do not fit."""
+    stored = dict(_walk(state if isinstance(state, Mapping) else {}, ()))
     named = named_leaves(tree)
-    missing = [path for path, _ in named if path not in found]
+    missing = [path for path, _ in named if path not in stored]
     if missing:
         raise StateError(f"the state has no {what}/{'/'.join(missing[0])}: {HINT}")
-    unknown = found.keys() - {path for path, _ in named}
+    unknown = stored.keys() - {path for path, _ in named}
     if unknown:
         raise StateError(
             f"the state has {what}/{'/'.join(min(unknown))}, which the model lacks: {HINT}"
         )
     arrays = [
-        _fitting(f"{what}/{'/'.join(path)}", leaf, found[path], retyped) for path, leaf in named
+        _fitting(f"{what}/{'/'.join(path)}", leaf, stored[path], retyped) for path, leaf in named
     ]
     return jax.tree.unflatten(jax.tree.structure(tree), _put(arrays, device))
 

@@ -51,7 +51,6 @@ class JaxSteps:
         return logs
 
     def predict(self, data: Any) -> Any:
-        """Return the outputs in evaluation mode."""
         self.sync()
         net = self._net
         values = [
@@ -102,7 +101,7 @@ class JaxSteps:
         return keras.tree.map_structure(lambda leaf: None if leaf is None else put(leaf), tree)
 
     def device(self) -> str | None:
-        """Return None: JAX chooses the device."""
+        """JAX chooses the device."""
         return None
 
     def _variables(self) -> tuple[list[Any], ...]:

@@ -246,12 +246,14 @@ class Model(BaseModel):
         """
         self._check_built()
         variables = state_of.named(state_of.variables_of(self.net, "net"))
-        kept = [*state_of.seeds_in(variables), self._shared.state]
+        own_variables = [*state_of.seeds_in(variables), self._shared.state]
         for optimizer in state_of.optimizers_of(self.net).values():
-            kept.extend(state_of.rates_in(optimizer))
-        own = [np.array(keras.ops.convert_to_numpy(variable.value)) for variable in kept]
+            own_variables.extend(state_of.rates_in(optimizer))
+        values = [
+            np.array(keras.ops.convert_to_numpy(variable.value)) for variable in own_variables
+        ]
         self.load_state_dict(state)
-        for variable, value in zip(kept, own, strict=True):
+        for variable, value in zip(own_variables, values, strict=True):
             variable.assign(value)
 
     def __repr__(self) -> str:
@@ -302,11 +304,11 @@ class Model(BaseModel):
             )
 
     def _check_device(self) -> None:
-        wanted, device = build_device(), self._steps.device()
-        if wanted is not None and device is not None and not wanted.startswith(device):
+        trained_on, device = build_device(), self._steps.device()
+        if trained_on is not None and device is not None and not trained_on.startswith(device):
             raise InputError(
-                f"the Keras model is on {device}, but the search trains on {wanted}: give "
-                f"search(devices={device!r}), or make the model under keras.device({wanted!r})"
+                f"the Keras model is on {device}, but the search trains on {trained_on}: give "
+                f"search(devices={device!r}), or make the model under keras.device({trained_on!r})"
             )
 
     @contextmanager
@@ -352,7 +354,7 @@ def _steps_of(backend: str, net: Any) -> Any:
 
 
 def _packed(x: Any, y: Any = None, weight: Any = None) -> Any:
-    """Return ``(x, y, weight)``, ``(x, y)`` or `x`: own steps unpack what `fit` gives them."""
+    """Return ``(x, y, weight)``, ``(x, y)`` or `x`, as `fit` gives them to custom steps."""
     if y is None and weight is not None:
         return x, None, weight  # Keras' function would silently drop the weights
     return keras.utils.pack_x_y_sample_weight(x, y, weight)
@@ -390,13 +392,9 @@ def _check_weights(
 
 
 def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield names and values as in `fit`'s history, without the names of dictionaries inside.
-
-    Steps that return the results of all ``self.metrics`` have such a dictionary: all metrics that
-    were given to ``compile`` are together one metric there.
-    """
+    """Yield names and values as in `fit`'s history, without the names of dictionaries inside."""
     for name, value in logs.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping):  # all metrics given to `compile`, in some custom steps
             yield from _flat(value)
         else:
             yield name, value

@@ -39,7 +39,6 @@ class TorchSteps:
         return net.test_function([data])
 
     def predict(self, data: Any) -> Any:
-        """Return the outputs in evaluation mode."""
         if self._net.training:
             self._net.eval()
         with self._no_grad:
@@ -69,7 +68,6 @@ class TorchSteps:
         return variable.value.detach()
 
     def placed(self, tree: Any) -> Any:
-        """Return tensors on the network's device."""
         variables = self._net.variables
         device = variables[0].value.device if variables else torch.device("cpu")
 

@@ -30,15 +30,13 @@ def variables_of(net: Any, part: str) -> list[Any]:
         return [*net.trainable_variables, *net.non_trainable_variables, *buffers_of(net)]
     if part == "metrics":
         return list(net.metrics_variables)
-    return [variable for each in optimizers_of(net).values() for variable in each.variables]
+    return [
+        variable for optimizer in optimizers_of(net).values() for variable in optimizer.variables
+    ]
 
 
 class Buffer:
-    """A buffer of a PyTorch module in a Keras model, with the attributes of a Keras variable.
-
-    Keras makes variables of a module's parameters only. Buffers, such as the statistics of
-    PyTorch's batch norm, change in training, too.
-    """
+    """A buffer of a PyTorch module, such as a batch norm's statistics, as a Keras variable."""
 
     def __init__(self, path: str, module: Any, name: str) -> None:
         self.path, self.name = path, name
@@ -57,20 +55,19 @@ class Buffer:
         return _dtype_name(self.value)
 
     def assign(self, value: Any) -> None:
-        """Copy an array or a tensor into the buffer."""
         self.value.copy_(keras.ops.convert_to_tensor(value, dtype=self.dtype))
 
 
 def buffers_of(net: Any) -> list[Any]:
     """Return the buffers of all PyTorch modules inside a model, in a fixed order."""
-    found = []
+    buffers = []
     for layer in net._flatten_layers():
         if isinstance(layer, keras.layers.TorchModuleWrapper):
             for place, module in layer.module.named_modules():
                 path = "/".join([str(layer.path), *filter(None, place.split("."))])
                 for name, _ in module.named_buffers(recurse=False):
-                    found.append(Buffer(f"{path}/{name}", module, name))
-    return found
+                    buffers.append(Buffer(f"{path}/{name}", module, name))
+    return buffers
 
 
 def optimizers_of(net: Any) -> dict[str, Any]:
@@ -85,24 +82,18 @@ def optimizers_of(net: Any) -> dict[str, Any]:
 
 def named(variables: list[Any]) -> dict[str, Any]:
     """Return variables by path; repetitions of a path become ``path#1``, ``path#2``, ..."""
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     counts: dict[str, int] = {}
     for variable in variables:
         path = str(variable.path)
         count = counts.get(path, 0)
         counts[path] = count + 1
-        found[f"{path}#{count}" if count else path] = variable
-    return found
+        by_path[f"{path}#{count}" if count else path] = variable
+    return by_path
 
 
 def load(part: str, variables: Mapping[str, Any], state: Any) -> None:
-    """Copy the arrays of a state's part into variables.
-
-    Raises
-    ------
-    StateError
-        Names, shapes or types differ. No variable has changed.
-    """
+    """Copy a state's part into variables; raise StateError, before any change, if they differ."""
     values = state if isinstance(state, Mapping) else {}
     for name in sorted(variables.keys() ^ values.keys()):
         has, lacks = ("model", "state") if name in variables else ("state", "model")
@@ -132,11 +123,11 @@ def seeds_in(variables: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def rates_in(optimizer: Any) -> Iterator[Any]:
-    """Yield the variables that are learning rates of an optimizer and of those that it wraps."""
+    """Yield the learning rates of an optimizer and of those that it wraps."""
     rate = getattr(optimizer, "_learning_rate", None)
     if isinstance(rate, keras.Variable):  # not a schedule
         yield rate
     # The rate of a LossScaleOptimizer or a MultiOptimizer itself is not used, only those inside.
     inner = getattr(optimizer, "inner_optimizer", None)
-    for each in getattr(optimizer, "optimizers", ()) if inner is None else (inner,):
-        yield from rates_in(each)
+    for wrapped in getattr(optimizer, "optimizers", ()) if inner is None else (inner,):
+        yield from rates_in(wrapped)

@@ -35,19 +35,15 @@ _log = logging.getLogger("cerebro.machine.cuda")
 
 
 def folders() -> list[str]:
-    """Return the existing folders that may contain CUDA's libraries, the best first.
-
-    The candidates are the folders of NVIDIA's wheels, of this environment, of ``CUDA_HOME`` and
-    ``CUDA_PATH``, of ``LD_LIBRARY_PATH``, and the usual system folder.
-    """
-    found = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
-    found.append(Path(sys.prefix) / "lib")
+    """Return the existing folders that may contain CUDA's libraries, the best first."""
+    candidates = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
+    candidates.append(Path(sys.prefix) / "lib")
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(name):
-            found += [Path(os.environ[name]) / "lib64", Path(os.environ[name]) / "lib"]
-    found += [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p]
-    found += [Path(folder) for folder in SYSTEM_FOLDERS]
-    return [str(folder.absolute()) for folder in dict.fromkeys(found) if folder.is_dir()]
+            candidates += [Path(os.environ[name]) / "lib64", Path(os.environ[name]) / "lib"]
+    candidates += [Path(p) for p in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if p]
+    candidates += [Path(folder) for folder in SYSTEM_FOLDERS]
+    return [str(folder.absolute()) for folder in dict.fromkeys(candidates) if folder.is_dir()]
 
 
 def preferred() -> int:
@@ -82,22 +78,15 @@ def preferred() -> int:
 
 def _major(version: str | None) -> int:
     """Return the major version: 12 for ``"12.8"``."""
-    found = re.match(r"\d+", version or "")
-    return 0 if found is None else int(found[0])
+    match = re.match(r"\d+", version or "")
+    return 0 if match is None else int(match[0])
 
 
 def open_runtime() -> dict[str, Any]:
-    """Find this process's CUDA runtime, once.
+    """Find this process's CUDA runtime, once; return its ``path``, ``version`` and ``driver``.
 
-    Returns
-    -------
-    dict
-        The runtime's ``path``, its ``version``, and the ``driver``'s version: 12080 is 12.8.
-
-    Raises
-    ------
-    DeviceError
-        If there is no driver, or no runtime that it can run; the message says what to install.
+    The last two are numbers such as 12080 for 12.8. Raises DeviceError if there is no driver, or no
+    runtime that it can run; the message says what to install.
     """
     import cerebro._core as _core
 
@@ -108,16 +97,8 @@ def open_runtime() -> dict[str, Any]:
 def describe_devices() -> list[dict[str, Any]]:
     """Describe the GPUs that this process may use, in order, without creating a context.
 
-    Returns
-    -------
-    list of dict
-        ``name``, ``uuid``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``, ``memory``
-        (bytes) and ``mps``.
-
-    Raises
-    ------
-    DeviceError
-        If there is no GPU, or CUDA cannot be used here.
+    Each has ``name``, ``uuid``, ``capability`` (such as ``(9, 0)``), ``multiprocessors``,
+    ``memory`` (bytes) and ``mps``. Raises DeviceError if there is no GPU, or CUDA cannot be used.
     """
     import cerebro._core as _core
 
@@ -128,10 +109,7 @@ def describe_devices() -> list[dict[str, Any]]:
 def find_cudnn() -> dict[str, Any] | None:
     """Return cuDNN 9's ``path``, ``version`` (91300 is 9.13.0) and ``cuda``; None without cuDNN.
 
-    Raises
-    ------
-    DeviceError
-        If cuDNN exists but cannot be loaded.
+    Raises DeviceError if cuDNN exists but cannot be loaded.
     """
     import cerebro._core as _core
 
@@ -139,37 +117,23 @@ def find_cudnn() -> dict[str, Any] | None:
 
 
 def cudnn_path() -> str | None:
-    """Return the path of the cuDNN to use: the one in ``CEREBRO_CUDNN``, else the one found.
+    """Return the path of the cuDNN in ``CEREBRO_CUDNN``, else of the installed one, if any.
 
-    Raises
-    ------
-    DeviceError
-        If the cuDNN that was found cannot be loaded.
+    Raises DeviceError if the installed one cannot be loaded.
     """
     named = os.environ.get(CUDNN_OVERRIDE)
     if named:
         return named
-    found = find_cudnn()
-    return None if found is None else str(found["path"])
+    cudnn = find_cudnn()
+    return None if cudnn is None else str(cudnn["path"])
 
 
 @functools.cache
 def device(name: str) -> _core.Device:
-    """Return a device of this process; one object per name.
+    """Return a device of this process: ``"cpu"`` (host memory) or ``"cuda:0"`` and so on.
 
-    See `share_pool` for where the device's memory comes from.
-
-    Parameters
-    ----------
-    name
-        ``"cpu"`` (host memory) or ``"cuda:0"`` and so on.
-
-    Raises
-    ------
-    DeviceError
-        If CUDA cannot be used here.
-    InputError
-        If the device does not exist.
+    There is one object per name; see `share_pool` for its memory. Raises DeviceError if CUDA cannot
+    be used here, InputError if the device does not exist.
     """
     import cerebro._core as _core
 
@@ -239,7 +203,6 @@ def start_torch() -> bool:
 
 
 def _torch_allocate(nbytes: int, index: int) -> int:
-    """Allocate memory from PyTorch's pool for the default stream."""
     import torch
 
     try:
@@ -255,13 +218,7 @@ def _torch_release(address: int) -> None:
 
 
 def tell_unpinned(why: str) -> None:
-    """Log that host memory cannot be pinned here, once per process.
-
-    Parameters
-    ----------
-    why
-        The system's first error.
-    """
+    """Log that host memory cannot be pinned here, once per process; `why` is the system's error."""
     if not _unpinned:
         _unpinned.append(why)
         _log.warning(

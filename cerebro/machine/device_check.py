@@ -44,29 +44,18 @@ PROGRAM = (
 def problem(name: str, *, anew: bool = False) -> str:
     """Return the operation that fails on a GPU, in one line; empty if the GPU passes.
 
-    Parameters
-    ----------
-    name
-        ``"cuda:0"`` and so on.
-    anew
-        Whether to ignore a stored result, check again, and store the new result.
-
-    Raises
-    ------
-    DeviceError
-        If CUDA cannot be used in this process.
-    InputError
-        If there is no such GPU here.
+    With `anew`, ignore the stored result and check again. Raises DeviceError if CUDA cannot be used
+    in this process, InputError if there is no such GPU.
     """
     of = identity(name)
     path = _place(of)
-    known = None if anew else _read(path, of)
-    if known is not None:
-        return known
-    found, is_lasting = _try(name)
+    stored = None if anew else _read(path, of)
+    if stored is not None:
+        return stored
+    failure, is_lasting = _try(name)
     if is_lasting:
-        _write(path, of, found)
-    return found
+        _write(path, of, failure)
+    return failure
 
 
 def identity(name: str) -> dict[str, Any]:
@@ -123,18 +112,17 @@ def _place(of: dict[str, Any]) -> Path | None:
 
 
 def _read(path: Path | None, of: dict[str, Any]) -> str | None:
-    """Return the stored result; None if it is missing or cannot be read."""
     try:
         if path is None or not path.is_file():
             return None
         with path.open("rb") as file:
-            kept = json.loads(file.read(MOST_BYTES))
+            record = json.loads(file.read(MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(kept, dict) or kept.get("of") != of:
+    if not isinstance(record, dict) or record.get("of") != of:
         return None
-    found = kept.get("problem")
-    return one_line(found) if isinstance(found, str) else None
+    text = record.get("problem")
+    return one_line(text) if isinstance(text, str) else None
 
 
 def _write(path: Path | None, of: dict[str, Any], found: str) -> None:
@@ -183,8 +171,8 @@ def _try(name: str) -> tuple[str, bool]:
             process.communicate(timeout=END_SECONDS)
         return f"{name}: its check gave no answer within {SECONDS:g} seconds", False
     try:
-        found, is_lasting = json.loads(said.splitlines()[-1])
-        return one_line(str(found)), bool(is_lasting)
+        failure, is_lasting = json.loads(said.splitlines()[-1])
+        return one_line(str(failure)), bool(is_lasting)
     except (ValueError, TypeError, IndexError):
         # Other signals come from the system or a person; an exit status comes from Python.
         return (
@@ -206,12 +194,12 @@ def _end_of(status: int, errors: str) -> str:
 
 def main(name: str) -> NoReturn:
     """Check a GPU in this process, and print what fails and whether the failure is permanent."""
-    found, is_lasting = "", True
+    failure, is_lasting = "", True
     try:
         cuda.device(name).check()
     except MemoryError as error:
-        found, is_lasting = str(error), False
+        failure, is_lasting = str(error), False
     except (DeviceError, InputError) as error:
-        found = str(error)
-    print(json.dumps([found, is_lasting]), flush=True)
+        failure = str(error)
+    print(json.dumps([failure, is_lasting]), flush=True)
     os._exit(0)  # skip the driver's own exit handlers

@@ -70,18 +70,9 @@ print(json.dumps([found, problem]))
 class Device:
     """A GPU of this machine.
 
-    Attributes
-    ----------
-    name
-        ``"cuda:0"`` and so on, in this process's order.
-    label
-        The manufacturer's name of the GPU.
-    memory
-        The total memory in bytes.
-    visible
-        ``CUDA_VISIBLE_DEVICES`` for a process that sees only this GPU.
-    about
-        A description in the format of `cerebro.machine.environment.cuda`; empty if unknown.
+    `name` is ``"cuda:0"`` and so on, in this process's order; `label` is the manufacturer's. A
+    process with ``CUDA_VISIBLE_DEVICES=visible`` sees only this GPU. `memory` is in bytes. `about`
+    is as from `cerebro.machine.environment.cuda`; empty if unknown.
     """
 
     name: str
@@ -104,7 +95,6 @@ class Found:
 
 
 def lookup() -> Found:
-    """Return the GPUs that this process may use."""
     return _lookup(os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -149,7 +139,6 @@ def visible_alone(index: int, visible: str | None) -> str:
 
 
 def is_gpu(name: str) -> bool:
-    """Return whether a device's name is that of a GPU."""
     return name.startswith("cuda")
 
 
@@ -169,47 +158,35 @@ def in_worker(devices: Sequence[str]) -> str:
 def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
     """Return the devices that ``devices=`` selects: ``("cpu",)`` or GPUs.
 
-    Parameters
-    ----------
-    devices
-        ``"auto"`` (or None): all GPUs, or the CPU if there are none; ``"cpu"``; ``"cuda"``: all
-        GPUs; ``"cuda:1"``; or a list of GPUs.
-    found
-        The GPUs that exist; default: the result of `lookup`.
-
-    Raises
-    ------
-    InputError
-        If a name is not that of a device, or this machine does not have the device.
+    ``"auto"`` (or None) selects all GPUs, or the CPU if there are none; ``"cuda"`` selects all
+    GPUs. Otherwise `devices` has names. `found` replaces the result of `lookup`. Raises InputError
+    if a name is wrong, or this machine does not have the device.
     """
-    wanted = named(devices)
-    if wanted == [CPU]:
+    names = named(devices)
+    if names == [CPU]:
         return (CPU,)
     found = lookup() if found is None else found
-    if wanted == ["auto"]:
+    if names == ["auto"]:
         return tuple(found.names) or (CPU,)
     if not found.devices:
         raise InputError(
             f"devices={devices!r}: no GPU can be used here ({found.problem}); give devices='auto' "
             "or 'cpu', or run `python -m cerebro doctor` to see what is missing"
         )
-    if wanted == ["cuda"]:
+    if names == ["cuda"]:
         return tuple(found.names)
-    for name in wanted:
+    for name in names:
         if name not in found.names:
             raise InputError(
                 f"devices={devices!r}: no {name!r} here, only {', '.join(found.names)}"
             )
-    return tuple(wanted)
+    return tuple(names)
 
 
 def named(devices: Any) -> list[str]:
     """Return the names in ``devices=``, checking only their form.
 
-    Raises
-    ------
-    InputError
-        If a name is not that of a device, or occurs twice.
+    Raises InputError if a name is not that of a device, or occurs twice.
     """
     several = isinstance(devices, (list, tuple))
     items = devices if several else ["auto" if devices is None else devices]
@@ -221,8 +198,8 @@ def named(devices: Any) -> list[str]:
     for name in names:
         kind, colon, index = name.partition(":")
         alone = kind in ("auto", CPU, "cuda") and not colon
-        one = kind == "cuda" and index.isascii() and index.isdigit()
-        if not (one or (alone and len(names) == 1)):
+        is_numbered = kind == "cuda" and index.isascii() and index.isdigit()
+        if not (is_numbered or (alone and len(names) == 1)):
             raise InputError(
                 f"devices must be 'auto', 'cpu', 'cuda', a GPU such as 'cuda:1' or a list of "
                 f"GPUs, not {devices!r}{_meant(devices)}"
@@ -266,8 +243,8 @@ def mixed(devices: Sequence[str]) -> str | None:
     """Return a warning if the GPUs differ in kind, so that the last bits of states differ."""
     if not are_gpus(devices):
         return None
-    known = lookup().devices
-    labels = list(dict.fromkeys(device.label for device in known if device.name in devices))
+    gpus = lookup().devices
+    labels = list(dict.fromkeys(device.label for device in gpus if device.name in devices))
     if len(labels) < 2:
         return None
     return (
@@ -277,7 +254,6 @@ def mixed(devices: Sequence[str]) -> str | None:
 
 
 def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the devices in a run's record."""
     return tuple(settings["devices"])
 
 
@@ -285,8 +261,8 @@ def here(devices: Sequence[str]) -> tuple[str, ...]:
     """Return the devices on which to resume a run: the same ones, else similar ones."""
     if not are_gpus(devices):
         return (CPU,)
-    found = lookup().names
-    return tuple(name for name in devices if name in found) or tuple(found) or (CPU,)
+    names = lookup().names
+    return tuple(name for name in devices if name in names) or tuple(names) or (CPU,)
 
 
 def count_workers(
@@ -297,10 +273,7 @@ def count_workers(
 ) -> int:
     """Return the number of workers: as requested, or derived from the devices.
 
-    Raises
-    ------
-    InputError
-        If the arguments contradict each other.
+    Raises InputError if the arguments contradict each other.
     """
     if not are_gpus(devices):
         return max(1, usable_cores() // threads) if workers is None else workers
@@ -318,20 +291,17 @@ def count_workers(
 def seats(devices: Sequence[str], workers: int) -> list[Device | None]:
     """Return each worker's device, with GPUs assigned in turn; None for the CPU.
 
-    Raises
-    ------
-    InputError
-        If this machine does not have a device.
+    Raises InputError if this machine does not have a device.
     """
     if not are_gpus(devices):
         return [None] * workers
-    known = {device.name: device for device in lookup().devices}
+    gpus = {device.name: device for device in lookup().devices}
     for name in devices:
-        if name not in known:
+        if name not in gpus:
             raise InputError(
-                f"devices: this machine has no {name!r}, only {', '.join(known) or 'its CPU'}"
+                f"devices: this machine has no {name!r}, only {', '.join(gpus) or 'its CPU'}"
             )
-    return [known[devices[i % len(devices)]] for i in range(workers)]
+    return [gpus[devices[i % len(devices)]] for i in range(workers)]
 
 
 def variables(device: Device) -> dict[str, str]:
@@ -344,12 +314,11 @@ def variables(device: Device) -> dict[str, str]:
 
 def computing_with(devices: Sequence[str]) -> Mapping[str, Any]:
     """Describe the first of `devices`; empty if this machine does not have it."""
-    found = [device.about for device in lookup().devices if device.name == devices[0]]
-    return found[0] if found else {}
+    descriptions = [device.about for device in lookup().devices if device.name == devices[0]]
+    return descriptions[0] if descriptions else {}
 
 
 def memory_of(devices: Sequence[str]) -> int:
-    """Return the memory of the smallest of these GPUs, in bytes."""
     return min(device.memory for device in lookup().devices if device.name in devices)
 
 
@@ -357,12 +326,8 @@ def memory_of(devices: Sequence[str]) -> int:
 def using(device: str) -> Iterator[None]:
     """Compute on a device in this process, then restore the current device.
 
-    Set the variable that cuBLAS reads when it starts.
-
-    Warns
-    -----
-    UserWarning
-        If CUDA has already started without this variable.
+    Sets the variable that cuBLAS reads when it starts; warns if CUDA has already started without
+    it.
     """
     if not is_gpu(device):
         yield
@@ -389,7 +354,7 @@ _building: ContextVar[str | None] = ContextVar("cerebro_building", default=None)
 
 @contextmanager
 def building_on(device: str) -> Iterator[None]:
-    """Let :func:`build_device` return `device` in this block, which calls a user's ``build``."""
+    """Let `build_device` return `device` in this block, which calls a user's ``build``."""
     token = _building.set(device)
     try:
         yield

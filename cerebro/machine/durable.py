@@ -1,7 +1,7 @@
 """Write files that survive a power failure: synced, renamed, and with their folders synced.
 
-A row of the run store names a state. The row may be written only when the state is durable under
-this name. Data passed to a function here is safe only once the function has returned.
+Data passed to a function here is safe only once the function has returned: for example, a row of
+the run store may name a state only then.
 """
 
 from __future__ import annotations
@@ -25,11 +25,8 @@ Path = str | os.PathLike[str]
 def sync_folder(folder: Path) -> None:
     """Make additions to and removals from a folder durable.
 
-    Raises
-    ------
-    OSError
-        If the folder cannot be synced; the message names it. EINVAL, from file systems that cannot
-        sync folders, is ignored.
+    Raises OSError with the folder's name. Ignores EINVAL, from file systems that cannot sync
+    folders.
     """
     with _says(f"cannot open folder {os.fspath(folder)}"):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -46,13 +43,9 @@ def sync_folder(folder: Path) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file's content in one durable step.
 
-    Readers see either the old bytes or the new ones, even after a power failure.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be replaced: the old file is untouched, and no temporary file is left. If
-        only syncing the folder failed, the new file is in place but may not be durable.
+    Readers see either the old bytes or the new ones, even after a power failure. After an OSError
+    the old file is untouched and no temporary file is left, unless only syncing the folder failed:
+    the new file is then in place, but may not be durable.
     """
     path = os.fspath(path)
     fd, temporary = _make_temporary(path)
@@ -73,22 +66,14 @@ def replace_file(path: Path, data: bytes) -> None:
 def publish(files: Iterable[tuple[Path, Path]]) -> None:
     """Make complete files durable under their final names.
 
-    First all files are synced, then all are renamed, then their folders are synced. Writing starts
-    for all files before the first one is waited for. Only one descriptor is open at a time.
+    `files` has their temporary and final paths; existing files are replaced. First all files are
+    synced, then all are renamed, then their folders are synced. Writing starts for all files before
+    the first one is waited for. Only one descriptor is open at a time.
 
-    Parameters
-    ----------
-    files
-        The temporary and the final path of each file; an existing file at the final path is
-        replaced.
-
-    Raises
-    ------
-    OSError
-        If a step fails; the message names the operation and the file. If a file could not be
-        synced, nothing was renamed, and that file is lost, because a second sync may succeed
-        without the data. If a rename or the sync of a folder failed, some files may have their
-        final name, but none is known to be durable.
+    Raises OSError with the operation and the file. If a file could not be synced, nothing was
+    renamed, and that file is lost, because a second sync may succeed without the data. If a rename
+    or the sync of a folder failed, some files may have their final name, but none is known to be
+    durable.
     """
     pairs = [(os.fspath(temporary), os.fspath(final)) for temporary, final in files]
     if len(pairs) > 1:
@@ -109,7 +94,7 @@ def _begin_writing(fd: int) -> None:
     """Ask the system to start writing a file, if supported; the later sync completes this.
 
     On Linux this also drops pages that are already on the disk, which makes later reads a little
-    slower. Otherwise, syncing each of many small files would cost twice as much.
+    slower. Otherwise, syncing many small files would cost twice as much.
     """
     if sys.platform != "darwin":
         with contextlib.suppress(OSError):
@@ -139,7 +124,7 @@ def _make_temporary(path: str) -> tuple[int, str]:
     """Open a new file beside `path`.
 
     Its name contains the process id and a number, so that it differs from the files of other
-    threads or of a dead process with the same id.
+    threads, and of a dead process with the same id.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for number in range(_TRIES):

@@ -36,7 +36,7 @@ class _Postponed(ModuleType):
         self.__dict__["_is_loaded"] = False
 
     def graph_break(self, msg: str = "") -> None:
-        """Do nothing: no graph is being traced."""
+        pass  # no graph is being traced
 
     def disable(
         self,
@@ -46,13 +46,11 @@ class _Postponed(ModuleType):
         reason: str | None = None,
         wrapping: bool = True,
     ) -> Any:
-        """Return the function itself: it need not be disabled while nothing is traced.
-
-        `torch._compile` keeps the returned function in an attribute. The attribute is deleted when
-        the real module is imported, because from then on the function must be disabled.
-        """
+        """Return the function itself: it need not be disabled while nothing is traced."""
         if fn is None:
             return lambda function: function
+        # `torch._compile` keeps the function in an attribute, which is deleted when the real module
+        # is imported: from then on the function must be disabled.
         self.__dict__["_passed"].append(fn)
         return fn
 
@@ -98,7 +96,7 @@ _finder = _Finder()
 def postpone() -> None:
     """From now on, answer PyTorch's unnecessary imports of TorchDynamo with a stand-in.
 
-    Do nothing if Dynamo has already been imported.
+    Does nothing if Dynamo has already been imported.
     """
     if NAME not in sys.modules and _finder not in sys.meta_path:
         sys.meta_path.insert(0, _finder)

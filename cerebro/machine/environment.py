@@ -117,7 +117,6 @@ VECTOR_FEATURES = ("amx", "avx", "f16c", "fma", "sse4", "sve", "asimd", "bf16", 
 
 
 def version() -> str:
-    """Return Cerebro's version; "unknown" if Cerebro is on the path but not installed."""
     return package_version(DISTRIBUTION) or "unknown"
 
 
@@ -172,7 +171,6 @@ def gpu() -> str | None:
 
 @functools.cache
 def numpy_blas() -> str:
-    """Return the name and version of NumPy's BLAS library."""
     try:
         config: Any = np.show_config(mode="dicts")
         blas = config["Build Dependencies"]["blas"]
@@ -187,8 +185,8 @@ def torch_libraries() -> dict[str, str]:
     if torch is None or not hasattr(torch, "__config__"):
         return {}
     text = torch.__config__.show()
-    found = {name: re.search(pattern, text) for name, pattern in TORCH_LIBRARIES.items()}
-    return {name: match[1].rstrip(",") for name, match in found.items() if match is not None}
+    matches = {name: re.search(pattern, text) for name, pattern in TORCH_LIBRARIES.items()}
+    return {name: match[1].rstrip(",") for name, match in matches.items() if match is not None}
 
 
 def _torch_capability() -> str | None:
@@ -227,26 +225,16 @@ def uses_gpu(record: Mapping[str, Any]) -> bool:
 
 
 def _versions(names: Iterable[str]) -> dict[str, str]:
-    found = {name: package_version(name) for name in names}
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {name: package_version(name) for name in names}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
-    """Describe this process for a run's record.
+    """Describe this process, with `threads` per worker on a `device`, for a run's record.
 
-    Parameters
-    ----------
-    threads
-        The number of compute threads per worker of the run.
-    device
-        The computing device: "cpu", or any other name for a GPU.
-
-    Returns
-    -------
-    dict
-        JSON values: ``cerebro python packages system libc cpu gpu device cuda cuda_packages
-        jax_backend keras jax cores threads blas torch torch_capability torch_libraries
-        variables``; ``cuda``, ``jax_backend``, ``keras`` and ``jax`` only if they have started.
+    Returns JSON values: ``cerebro python packages system libc cpu gpu device cuda cuda_packages
+    jax_backend keras jax cores threads blas torch torch_capability torch_libraries variables``;
+    ``cuda``, ``jax_backend``, ``keras`` and ``jax`` only if they have started.
     """
     more: dict[str, Any] = {}
     if device != "cpu":
@@ -284,51 +272,42 @@ def variables() -> dict[str, str]:
 
     If Keras is imported, ``KERAS_BACKEND`` is its actual backend, however it was chosen.
     """
-    found = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    values = {name: os.environ[name] for name in VARIABLES if name in os.environ}
     if (backend := keras_backend()) is not None:
-        found[BACKEND_VARIABLE] = backend
-    return found
+        values[BACKEND_VARIABLE] = backend
+    return values
 
 
 def hash_seed(variables: Mapping[str, Any] | None = None) -> str:
     """Return the hash seed of a run's workers, so that sets have the same order in all of them.
 
-    Parameters
-    ----------
-    variables
-        The variables in the record of a run that is continued; default: those of this process.
+    `variables` are those in the record of a continued run; default: this process's.
     """
-    chosen = str((os.environ if variables is None else variables).get(HASH_SEED) or "")
-    return chosen if chosen.isdigit() else DEFAULT_HASH_SEED
+    seed = str((os.environ if variables is None else variables).get(HASH_SEED) or "")
+    return seed if seed.isdigit() else DEFAULT_HASH_SEED
 
 
 def _variables(threads: int | None) -> dict[str, str]:
-    """Return :func:`variables`, and variables that set a number of threads other than `threads`.
-
-    If `threads` is None, the latter are left out.
-    """
-    found = variables()
+    """Return `variables`, and with `threads`, variables that set a different number of threads."""
+    values = variables()
     for name in THREAD_VARIABLES:
         value = os.environ.get(name)
         if value is not None and threads is not None and value != str(threads):
-            found[name] = value
-    return found
+            values[name] = value
+    return values
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the differences between two records that could change a run's bits.
 
-    Returns
-    -------
-    list of str
-        One line each, such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is
-        left out, because it changes nothing, and so are fields that only one record has: those of
-        libraries that one of the processes had not imported. Keras's backend counts if both records
-        have one, because a Keras model cannot load the state of another backend; so does the hash
-        seed, which the user's process may have drawn.
+    Each is a line such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is left
+    out, because it changes nothing, and so are fields that only one record has, such as those of
+    libraries that only one process had imported. Keras's backend counts if both records have one,
+    because a Keras model cannot load the state of another backend. The hash seed counts, too: the
+    user's process may have drawn it.
     """
-    both = before.keys() & now.keys()
-    old, new = ({k: v for k, v in record.items() if k in both} for record in (before, now))
+    fields = before.keys() & now.keys()
+    old, new = ({k: v for k, v in record.items() if k in fields} for record in (before, now))
     old, new = flatten(old), flatten(new)
     lines = []
     for key in sorted(old.keys() | new.keys()):
@@ -348,7 +327,6 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _features_differ(before: str, now: str) -> str:
-    """Describe which CPU instructions were added and removed."""
     old, new = set(before.split()), set(now.split())
     parts = [("without", sorted(old - new)), ("with", sorted(new - old))]
     said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)

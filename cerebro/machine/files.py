@@ -1,9 +1,9 @@
 """Access files and the disk below them: plain files, write errors, file systems, free space.
 
 A run's folder may contain anything: a link to a file elsewhere, a pipe without a writer, gigabytes
-where a page is expected, endlessly nested JSON. One rule prevents all of these problems. *The
-folder itself may be reached by any path, even through links, because the user chose it. Its content
-must be plain*: files or folders but no links, with names that contain neither a slash nor ``..``.
+where a page is expected, endlessly nested JSON. One rule prevents all of these problems. The user
+chooses the folder, by any path, even through links. Its content must be plain: files or folders but
+no links, with names that contain neither a slash nor ``..``.
 """
 
 from __future__ import annotations
@@ -73,12 +73,8 @@ def is_plain_name(name: object) -> bool:
 def read_bytes(path: Path, limit: int | None = None) -> bytes:
     """Read a whole file.
 
-    Raises
-    ------
-    FileNotFoundError
-        If the file does not exist.
-    CorruptDataError
-        If it is a link, is not a regular file, or is larger than `limit` bytes.
+    Raises FileNotFoundError if it does not exist, CorruptDataError if it is not a regular file, is
+    a link, or is larger than `limit` bytes.
     """
     fd = open_plain(path, os.O_RDONLY)
     with open(fd, "rb") as file:  # noqa: PTH123
@@ -96,12 +92,7 @@ def read_bytes(path: Path, limit: int | None = None) -> bytes:
 def open_plain(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file like `os.open`, but never follow a link or wait for a pipe's other end.
 
-    Raises
-    ------
-    LinkError
-        If the file is a link.
-    OSError
-        If the file cannot be opened.
+    Raises LinkError if the file is a link, OSError if it cannot be opened.
     """
     try:
         return os.open(path, flags | _NEVER_WAIT, 0o644)
@@ -124,7 +115,6 @@ def check_folder(path: Path) -> None:
 
 
 def check_no_link(path: Path) -> None:
-    """Raise LinkError if `path` is a link."""
     if path.is_symlink():
         raise _link(path)
 
@@ -132,10 +122,7 @@ def check_no_link(path: Path) -> None:
 def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
     """Parse JSON strictly: only UTF-8, no duplicate keys, no NaN, no extremely long numbers.
 
-    Raises
-    ------
-    CorruptDataError
-        If the content is truncated or damaged; the message names `path`.
+    Raises CorruptDataError, which names `path`, if the content is truncated or damaged.
     """
     try:
         return json.loads(
@@ -197,10 +184,7 @@ class ExhaustedError(StorageError):
 def storing() -> Iterator[None]:
     """Convert an OSError into a StorageError whose message says how to fix the problem.
 
-    Raises
-    ------
-    StorageError
-        If a file cannot be written; ExhaustedError, a subclass, if all descriptors are in use.
+    The subclass ExhaustedError means that all file descriptors are in use.
     """
     try:
         yield
@@ -248,10 +232,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 def file_system(path: str | os.PathLike[str]) -> str:
-    """Return the type of the file system that holds `path` (which need not exist yet).
-
-    Return ``"unknown"`` if the system does not report the type.
-    """
+    """Return the type of the file system that holds `path`, which need not exist; or "unknown"."""
     place = Path(path).absolute()
     while not place.exists():
         place = place.parent
@@ -270,8 +251,8 @@ def file_system(path: str | os.PathLike[str]) -> str:
 def mounts(table: bytes) -> Iterator[tuple[str, str]]:
     """Parse ``/proc/self/mountinfo``: yield each mount point and its file system type."""
     for line in table.splitlines():
-        left, _, right = line.partition(b" - ")
-        place = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), left.split()[4])
+        fields, _, right = line.partition(b" - ")
+        place = re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), fields.split()[4])
         yield os.fsdecode(place), os.fsdecode(right.split()[0])
 
 
@@ -302,7 +283,6 @@ def free_bytes(folder: Path) -> int:
 
 
 def is_memory(folder: Path) -> bool:
-    """Return whether the files in a folder are kept in memory rather than on a disk."""
     return file_system(folder) in MEMORY_FILE_SYSTEMS
 
 

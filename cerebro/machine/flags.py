@@ -26,13 +26,13 @@ def compute_settings(
 ) -> Iterator[None]:
     """Run with `threads` compute threads, then restore the previous settings.
 
-    Do nothing unless PyTorch is imported. On the CPU, PyTorch's operators give the same bits for
+    Does nothing unless PyTorch is imported. On the CPU, PyTorch's operators give the same bits for
     the same number of threads by default, so only ``deterministic=True`` turns on PyTorch's checks,
-    which take time. On a GPU, many operators have both a deterministic version and a faster one
-    that is not. Unless `deterministic` is False, the deterministic version is chosen. With "warn",
-    an operation without a deterministic version is noted (`operations_noted`) instead of raising an
-    error, unless `strict` is true. A strict setting is preferable where the error can be handled:
-    only with it does PyTorch choose the deterministic versions of attention and its gradients.
+    which take time. On a GPU, the deterministic version of every operation is chosen unless
+    `deterministic` is False. With "warn", an operation without such a version is noted
+    (`operations_noted`) instead of raising an error, unless `strict` is true. Prefer `strict` where
+    the error can be handled: only with it does PyTorch choose the deterministic versions of
+    attention and its gradients.
     """
     torch = whole_module("torch")
     if torch is None:
@@ -62,19 +62,19 @@ def _chosen(
     torch: Any, deterministic: Literal["warn"] | bool, on_gpu: bool, strict: bool
 ) -> Iterator[None]:
     before = _choices(torch)
-    wanted = before | {"deterministic": True, "warn_only": deterministic is not True and not strict}
+    flags = before | {"deterministic": True, "warn_only": deterministic is not True and not strict}
     if on_gpu:
         # Autotuning may choose a different kernel in the next run. Filling uninitialized memory
         # takes time and only helps to find mistakes.
-        wanted |= {"cudnn_deterministic": True, "cudnn_benchmark": False}
-        wanted["fill"] = deterministic is True
-    _choose(torch, before, wanted)
+        flags |= {"cudnn_deterministic": True, "cudnn_benchmark": False}
+        flags["fill"] = deterministic is True
+    _choose(torch, before, flags)
     _chosen_blocks.append(True)
     try:
         yield
     finally:
         _chosen_blocks.pop()
-        _choose(torch, wanted, before)
+        _choose(torch, flags, before)
 
 
 _chosen_blocks: list[bool] = []
@@ -101,7 +101,6 @@ def kept_choices() -> Callable[[], None]:
 
 
 def _choose(torch: Any, now: dict[str, bool], wanted: dict[str, bool]) -> None:
-    """Set the choices in `wanted`, if they differ from the current ones."""
     if now == wanted:
         return
     torch.use_deterministic_algorithms(wanted["deterministic"], warn_only=wanted["warn_only"])
@@ -186,11 +185,8 @@ FIRST_TORCH_FLAGS = {
 def torch_flags() -> dict[str, Any]:
     """Return torch's process-wide settings that change results; empty if torch is not imported.
 
-    Returns
-    -------
-    dict
-        JSON values; :func:`set_torch_flags` applies them in another process. None: torch does not
-        tell, because its newer settings of the precision (``fp32_precision``) are in use.
+    The values are JSON; `set_torch_flags` applies them in another process. None: torch does not
+    tell, because its newer settings of the precision (``fp32_precision``) are in use.
     """
     torch = whole_module("torch")
     if torch is None:
@@ -217,18 +213,18 @@ def _told(getter: Callable[[], Any]) -> Any:
 def _flushes_denormals(smallest: float = sys.float_info.min) -> bool:
     """Return whether this thread treats denormal numbers as zero.
 
-    Torch has no getter for this. It sets a mode of the processor, so that an operation of Python
-    tells as well as one of torch, which takes several times as long as all other settings.
+    Torch sets this mode of the processor and has no getter. Operations of Python show it, too;
+    one of torch would take several times as long as reading all other settings.
     """
     return smallest * 0.5 == 0.0
 
 
 def set_torch_flags(flags: Mapping[str, Any]) -> None:
-    """Apply settings from :func:`torch_flags` in this process.
+    """Apply settings from `torch_flags` in this process.
 
-    Import torch, which takes seconds and 200 MB, only for settings that differ from torch's
-    defaults: models that do not use torch train without it. If the present settings are these, this
-    takes a few microseconds.
+    Imports torch, which takes seconds and 200 MB, only for settings that differ from torch's
+    defaults: models that do not use torch train without it. Takes a few microseconds if nothing
+    changes.
     """
     if not flags or (flags == FIRST_TORCH_FLAGS and "torch" not in sys.modules):
         return
@@ -259,8 +255,7 @@ def set_torch_flags(flags: Mapping[str, Any]) -> None:
 imported: dict[str, Any] = {}
 """The settings that modules made while a ``build`` of this run imported them.
 
-Python imports a module once, so no later ``build`` makes them again. They stay, as after any
-import.
+Python imports a module once, so no later ``build`` makes them again, and they stay.
 """
 
 
@@ -277,8 +272,10 @@ def flags_of_process(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _CHOICES = (
-    *("cudnn_benchmark", "cudnn_deterministic"),
-    *("deterministic_algorithms", "deterministic_warn_only"),
+    "cudnn_benchmark",
+    "cudnn_deterministic",
+    "deterministic_algorithms",
+    "deterministic_warn_only",
 )
 
 

@@ -1,10 +1,10 @@
 """Copy the states of the generators of `random` and NumPy (legacy) as memory.
 
-The functions of both libraries that return and set a state convert its 624 words one by one, which
-takes longer than the rest of a short unit. The words lie in the generators' own structs, which are
-not documented. So a probe looks for them in a new generator of each kind, and checks what it finds
-against that generator's state; where it finds nothing, there is no `Memory`, and callers use the
-libraries' functions.
+Both libraries return and set a state by converting its 624 words one by one, which takes longer
+than the rest of a short unit. The words lie in the generators' own structs, which are not
+documented. So a probe looks for them in a new generator of each kind, and compares what it finds
+with that generator's state. If it fails, there is no `Memory`, and callers use the libraries'
+functions.
 """
 
 from __future__ import annotations
@@ -38,14 +38,9 @@ _REST_AT = _NUMPY_AT + _WORDS_BYTES
 class Memory:
     """The memory of the two generators; `memory` returns it.
 
-    Parameters
-    ----------
-    python, index
-        The addresses of the words of Python's generator and of its position in them.
-    spare
-        That of NumPy's spare number.
-    bit_generator
-        NumPy's bit generator, which has the other words and their position.
+    `python` and `index` are the addresses of the words of Python's generator and of its position in
+    them, `spare` that of NumPy's spare number. NumPy's other words and their position are in
+    `bit_generator`.
     """
 
     def __init__(self, python: int, index: int, spare: int, bit_generator: Any) -> None:
@@ -53,20 +48,21 @@ class Memory:
         numpy = bit_generator.ctypes.state_address
         self._regions = _core.Regions(
             [
-                *((python, _WORDS_BYTES), (index, 4), (numpy, _WORDS_BYTES + 4)),
-                *((spare - 8, 4), (spare, 8)),
+                (python, _WORDS_BYTES),
+                (index, 4),
+                (numpy, _WORDS_BYTES + 4),
+                (spare - 8, 4),
+                (spare, 8),
             ]
         )
         self._python = _python()
 
     def save(self) -> tuple[bytearray, float | None]:
-        """Return the present states, for `restore`."""
         copy = bytearray(self._regions.nbytes)
         self._regions.save(copy)
         return copy, self._python.gauss_next
 
     def restore(self, saved: tuple[bytearray, float | None]) -> None:
-        """Make the states those that `save` returned."""
         self._regions.restore(saved[0])
         self._python.gauss_next = saved[1]
 
@@ -88,7 +84,7 @@ class Memory:
         }
 
     def from_state(self, state: Mapping[str, Any]) -> None:
-        """Make the states those of `to_state`, which the caller has checked."""
+        """Set the states to those of `to_state`, which the caller has checked."""
         spare = state["numpy_gauss"]
         rest = _REST.pack(state["numpy_position"], spare is not None, spare or 0.0)
         copy = bytearray(state["python"].tobytes() + state["numpy"].tobytes() + rest)
@@ -97,15 +93,14 @@ class Memory:
 
 def memory() -> Memory | None:
     """Return the generators' memory; None if it is not known."""
-    found = _found()
+    located = _found()
     # np.random.set_bit_generator exchanges it.
-    if found is None or _legacy()._bit_generator is not found.bit_generator:
+    if located is None or _legacy()._bit_generator is not located.bit_generator:
         return None
-    return found
+    return located
 
 
 def _legacy() -> Any:
-    """Return the generator behind NumPy's legacy functions."""
     return np.random.mtrand._rand
 
 
@@ -117,14 +112,13 @@ def _found() -> Memory | None:
         if kinds != (random.Random, np.random.RandomState, np.random.MT19937):
             return None
         words, index = (id(python) + offset for offset in _python_offsets())
-        made = Memory(words, index, id(legacy) + _spare_offset(), legacy._bit_generator)
-        return made if _is_right(made) else None
+        located = Memory(words, index, id(legacy) + _spare_offset(), legacy._bit_generator)
+        return located if _is_right(located) else None
     except (AttributeError, LookupError, TypeError, ValueError):
         return None
 
 
 def _python() -> Any:
-    """Return the generator behind the functions of `random`."""
     return random.getstate.__self__  # type: ignore[attr-defined]
 
 
@@ -133,33 +127,33 @@ def _bytes_of(generator: Any) -> bytes:
 
 
 def _python_offsets() -> tuple[int, int]:
-    """Return where a generator of `random` has its words and its position; see `_found`."""
-    made = random.Random(1)
-    found = set()
+    """Return the offsets of the words and the position in a generator of `random`; see `_found`."""
+    generator = random.Random(1)
+    offsets = set()
     for _ in range(2):
-        made.random()
-        words = made.getstate()[1]
-        at = _bytes_of(made).index(array("I", words[:-1]).tobytes())
+        generator.random()
+        words = generator.getstate()[1]
+        at = _bytes_of(generator).index(array("I", words[:-1]).tobytes())
         position = struct.pack("=i", words[-1])
         near = (at - 4, at + _WORDS_BYTES)
-        found.add((at, *(i for i in near if _bytes_of(made)[i : i + 4] == position)))
-    ((at, index),) = found
+        offsets.add((at, *(i for i in near if _bytes_of(generator)[i : i + 4] == position)))
+    ((at, index),) = offsets
     return at, index
 
 
 def _spare_offset() -> int:
-    """Return where a legacy generator of NumPy has its spare number, after whether it has one."""
-    made = np.random.RandomState(1)
-    found = set()
+    """Return the offset of the spare number, after its flag, in NumPy's legacy generator."""
+    generator = np.random.RandomState(1)
+    offsets = set()
     for _ in range(2):
-        made.standard_normal()
-        state: Any = made.get_state(legacy=False)
-        at = _bytes_of(made).index(struct.pack("=d", state["gauss"]))
-        has_spare = struct.unpack_from("=i", _bytes_of(made), at - 8)[0]
-        made.standard_normal()
-        if (has_spare, struct.unpack_from("=i", _bytes_of(made), at - 8)[0]) == (1, 0):
-            found.add(at)
-    (at,) = found
+        generator.standard_normal()
+        state: Any = generator.get_state(legacy=False)
+        at = _bytes_of(generator).index(struct.pack("=d", state["gauss"]))
+        has_spare = struct.unpack_from("=i", _bytes_of(generator), at - 8)[0]
+        generator.standard_normal()
+        if (has_spare, struct.unpack_from("=i", _bytes_of(generator), at - 8)[0]) == (1, 0):
+            offsets.add(at)
+    (at,) = offsets
     return at
 
 

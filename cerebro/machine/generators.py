@@ -2,7 +2,7 @@
 
 Their states are part of a trial's state, saved and restored around every unit. So trials that share
 a process do not affect each other's random numbers, and evaluation does not change the generators.
-Their memory is copied where that is possible (`cerebro.machine.generator_memory`).
+The states are copied as memory where possible (`cerebro.machine.generator_memory`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,7 @@ DEEPEST = 64
 
 
 def seed_all(seed: int, torch: bool) -> None:
-    """Seed `random`, NumPy and, if `torch`, torch on every device.
-
-    Parameters
-    ----------
-    seed
-        0 <= seed < 2**32, as :func:`cerebro.trial_seed` returns.
-    torch
-        Whether the model uses torch; see :func:`uses_torch`.
-    """
+    """Seed `random`, NumPy and, if `torch`, torch on every device, with 0 <= `seed` < 2**32."""
     random.seed(seed)
     np.random.seed(seed)
     if torch:
@@ -55,16 +47,11 @@ def seed_anew() -> None:
 def capture(torch: bool, cuda: bool = True) -> dict[str, Any]:
     """Return the states of the generators as arrays and numbers, about 10 KB.
 
-    Parameters
-    ----------
-    torch
-        Whether to include torch's generators.
-    cuda
-        Whether to include CUDA's generators, if CUDA is in use in this process. Must be False for a
-        trial on the CPU: otherwise its states would depend on other work in the process.
+    `torch` includes torch's generators, `cuda` those of CUDA, if this process uses it. `cuda` must
+    be False for a trial on the CPU: its states would depend on other work in the process.
     """
-    found = memory()
-    state = _state_of_both() if found is None else found.to_state()
+    generators = memory()
+    state = _state_of_both() if generators is None else generators.to_state()
     if torch:
         module = _torch()
         state["torch"] = module.get_rng_state().numpy()
@@ -74,7 +61,6 @@ def capture(torch: bool, cuda: bool = True) -> dict[str, Any]:
 
 
 def _state_of_both() -> dict[str, Any]:
-    """Return the states of `random` and NumPy, from their own functions."""
     _, words, gauss = random.getstate()
     legacy = np.random.get_state(legacy=False)
     assert isinstance(legacy, dict)
@@ -88,22 +74,16 @@ def _state_of_both() -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any]) -> None:
-    """Restore a state that :func:`capture` returned.
-
-    Raises
-    ------
-    StateError
-        If `state` is not a state of the generators.
-    """
+    """Restore a state that `capture` returned; raise StateError if it is not such a state."""
     try:
-        both = _checked(state)
+        states = _checked(state)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"this is not a state of the random generators: {error}") from error
-    found = memory()
-    if found is None:
-        _restore_both(both)
+    generators = memory()
+    if generators is None:
+        _restore_both(states)
     else:
-        found.from_state(both)
+        generators.from_state(states)
     if "torch" in state:
         module = _torch()
         module.set_rng_state(_bytes(state["torch"]))
@@ -138,7 +118,6 @@ def _words(value: Any, count: int) -> Any:
 
 
 def _restore_both(state: Mapping[str, Any]) -> None:
-    """Restore the states of `random` and NumPy by their own functions."""
     words = tuple(state["python"].tolist())
     random.setstate((_PYTHON_VERSION, words, state["python_gauss"]))
     gauss = state["numpy_gauss"]
@@ -151,12 +130,8 @@ def _restore_both(state: Mapping[str, Any]) -> None:
 def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
     """Run a block of code, then restore the generators.
 
-    Parameters
-    ----------
-    torch
-        Whether the block may use torch's generators.
-    seed
-        If given, seeds the generators at the start of the block.
+    `torch` says whether the block may use torch's generators. If `seed` is given, it seeds the
+    generators at the start of the block.
     """
     put_back = kept(torch)
     try:
@@ -184,10 +159,10 @@ os.register_at_fork(after_in_child=_hold_anew)
 
 @contextmanager
 def reserved(torch: bool, seed: int | None = None) -> Iterator[None]:
-    """As `preserved`, but other threads that enter such a block wait until this one is over.
+    """Like `preserved`, but other threads that enter such a block wait until this one is over.
 
-    Threads share the generators. So in a process that trains itself, units of searches in several
-    threads take turns, or they would draw one another's numbers.
+    Threads share the generators. So units of searches in several threads of a process that trains
+    itself take turns; otherwise they would draw one another's numbers.
     """
     with _held, preserved(torch, seed):
         yield
@@ -215,9 +190,8 @@ def kept(torch: bool, *, cuda: bool = True) -> Callable[[], None]:
 
 
 def _kept_both() -> Callable[[], None]:
-    """Return a function that restores the present states of `random` and NumPy."""
-    found = memory()
-    if found is None:
+    generators = memory()
+    if generators is None:
         python, legacy = random.getstate(), np.random.get_state(legacy=False)
 
         def put_back() -> None:
@@ -225,13 +199,13 @@ def _kept_both() -> Callable[[], None]:
             np.random.set_state(legacy)
 
         return put_back
-    saved = found.save()
+    saved = generators.save()
 
     def copy_back() -> None:
-        if memory() is found:
-            found.restore(saved)
+        if memory() is generators:
+            generators.restore(saved)
         else:  # NumPy has another bit generator since
-            _restore_both(found.state_of(saved))
+            _restore_both(generators.state_of(saved))
 
     return copy_back
 
@@ -240,8 +214,8 @@ def _seed_everywhere(module: Any, seed: int) -> None:
     """Seed torch as `torch.manual_seed` does.
 
     That function keeps the seed with a formatted stack for each kind of device that has not
-    started, also for those that this build of PyTorch cannot use. This takes longer than building a
-    small network.
+    started, even if this build of PyTorch cannot use it. This takes longer than building a small
+    network.
     """
     if _has_devices(module):
         module.manual_seed(seed)
@@ -274,8 +248,8 @@ def _may_have_started(device: Any) -> bool:
 def uses_torch(model: object) -> bool:
     """Return whether a model uses torch; call this once, after `build`.
 
-    A model uses torch if its ``framework`` is "torch", or if its attributes or state contain a
-    torch tensor, module or optimizer.
+    Its ``framework`` is "torch", or its attributes or state contain a torch tensor, module or
+    optimizer.
     """
     if getattr(model, "framework", None) == "torch":
         return True
@@ -308,7 +282,6 @@ def _state_of(model: object) -> object:
 
 
 def _holds(value: object, wanted: Callable[[Any], bool], depth: int = 4) -> bool:
-    """Return whether nested containers hold a value for which `wanted` returns True."""
     if wanted(value):
         return True
     if depth == 0:

@@ -1,7 +1,7 @@
 """Reject calls that train during an import or inside a worker.
 
 A script needs no main guard, because workers receive its ``build`` by value. If ``build`` is found
-by name instead, the script is imported. Its call of a search would then search again, in every
+by name instead, the script is imported, and its call of a search would search again, in every
 worker of every search. So every call that trains is rejected (`refuse`) during such an import
 (`finding`) and throughout a worker's life (`enter_worker`).
 
@@ -79,17 +79,14 @@ class _Finding:
     def includes_this_thread(self) -> bool:
         """Return whether the period applies to the current thread.
 
-        While names are being found, it applies to the thread in :func:`finding` and to threads
-        started by the imported code. New threads beside a trial may run searches that are unrelated
-        to it.
+        While names are being found, it applies to the thread in `finding` and to threads started by
+        the imported code. New threads beside a trial may run unrelated searches.
         """
         here = threading.get_ident()
         return here == self.thread if self.is_trial else here not in self.others
 
 
 class _Here(threading.local):
-    """The state of the current thread."""
-
     def __init__(self) -> None:
         self.imports = 0  # the number of nested imports of users' modules
         self.found: list[_Finding] = []
@@ -120,20 +117,9 @@ def finding(*names: str, target: str | None = None) -> AbstractContextManager[No
     """Reject training in the block, which imports a user's code to find names in it.
 
     A script may define the names and then start a search. Its import ends at that call, without an
-    error if the names are defined by then.
-
-    Parameters
-    ----------
-    names
-        The names to find; ``build`` by default.
-    target
-        The module, or the path of the file, that must have the names. Other modules that it imports
-        must have ``build``.
-
-    Raises
-    ------
-    InputError
-        If a call that trains was reached before the names were defined.
+    error if the names are defined by then; else it raises InputError. `names` are ``build`` by
+    default. `target` is the module, or the path of the file, that must have them. Other modules
+    that it imports must have ``build``.
     """
     return _refusing(_Finding(target, names or BUILD, is_trial=False))
 
@@ -163,23 +149,14 @@ def _refusing(found: _Finding) -> Iterator[None]:
 def refuse(call: str) -> None:
     """Raise an error if no run may be started now; every call that starts a run calls this first.
 
-    Parameters
-    ----------
-    call
-        The call that would train, as users write it.
-
-    Raises
-    ------
-    InputError
-        If no run may be started; the message says how to fix the code.
-    Stopped
-        During an import; the importer handles it.
+    `call` is the call that would train, as users write it. Raises InputError, which says how to fix
+    the code, or during an import Stopped, which the importer handles.
     """
-    ours = [found for found in list(_findings) if found.includes_this_thread()]
+    ours = [period for period in list(_findings) if period.includes_this_thread()]
     spawned = _is_spawned()
     if not (ours or spawned or _in_worker):
         return
-    if not (_here.imports or spawned or any(not found.is_trial for found in ours)):
+    if not (_here.imports or spawned or any(not period.is_trial for period in ours)):
         raise InputError(
             f"{call} is called inside a trial, which cannot start a run: call it outside build "
             "and the model that build returns"
@@ -197,13 +174,7 @@ def stopped_at(module: ModuleType) -> Stopped | None:
 
 
 def stoppable(spec: ModuleSpec | None, source: bytes | None = None) -> ModuleSpec | None:
-    """Allow the import of a user's file to stop at a rejected call.
-
-    Parameters
-    ----------
-    source
-        The source to import; None: what the file has.
-    """
+    """Allow the import of a user's file (or of `source` for it) to stop at a rejected call."""
     loader = None if spec is None else spec.loader
     if spec is not None and type(loader) is SourceFileLoader and not is_installed(loader.path):
         spec.loader = _StoppableLoader(loader.name, loader.path, source)
@@ -233,10 +204,7 @@ def _is_spawned() -> bool:
 class _StoppableLoader(SourceFileLoader):
     """Decides the outcome of an import in which a call was rejected.
 
-    Parameters
-    ----------
-    source
-        The source to import; None: what the file has.
+    It imports `source`; None: the file's own.
     """
 
     def __init__(self, name: str, path: str, source: bytes | None) -> None:
@@ -244,7 +212,6 @@ class _StoppableLoader(SourceFileLoader):
         self._source = source
 
     def get_data(self, path: str) -> bytes:
-        """Return the source, or the content of another file."""
         if self._source is not None and path == self.path:
             return self._source
         return super().get_data(path)
@@ -259,7 +226,6 @@ class _StoppableLoader(SourceFileLoader):
         return code
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute the module up to a rejected call."""
         _here.imports += 1
         try:
             super().exec_module(module)
@@ -275,9 +241,9 @@ class _StoppableLoader(SourceFileLoader):
             _here.imports -= 1
 
     def _sought(self, module: ModuleType) -> tuple[str, ...]:
-        found = _here.found[-1] if _here.found else None
-        if found is not None and found.target in (module.__name__, self.path):
-            return found.names
+        period = _here.found[-1] if _here.found else None
+        if period is not None and period.target in (module.__name__, self.path):
+            return period.names
         return BUILD
 
 
@@ -293,14 +259,13 @@ def _explain_what_is_missing(module: ModuleType, stop: Stopped) -> None:
 class _Finder:
     """Finds the same modules as the finders after it, but knows about users' files.
 
-    It remembers the source of those that this process imports. In a worker or a trial it gives the
-    source that the run has kept, and lets imports stop.
+    It remembers the source of the files that this process imports. In a worker or a trial it gives
+    the source that the run has kept, and lets imports stop.
     """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a module's spec."""
         spec = self._find(name, path, target)
         source = None
         if _program is not None and (_in_worker or (_here.found and _here.found[-1].is_trial)):
@@ -326,8 +291,8 @@ _finder = _Finder()
 def _watch_imports() -> None:
     """Watch imports from now on.
 
-    The finder is never removed, because an import in another thread must find all finders with
-    which it began.
+    The finder is never removed: an import in another thread must find all finders with which it
+    began.
     """
     at = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else 0
     sys.meta_path.insert(at, _finder)

@@ -1,10 +1,8 @@
 """Check imported Python files: whether they have changed, and whether one hides a library.
 
 A worker that stays warm between runs keeps its imported modules. If the user has since edited one
-of these modules, or now uses a different file with the same name, the worker would train with the
-wrong code.
-
-A worker imports modules by name. Those that it would not find that way are sent to it.
+of them, or now uses a different file with the same name, the worker would train with the wrong
+code. Workers import modules by name; those that a worker would not find that way are sent to it.
 
 Python looks for modules first in the script's folder. A file there that hides a library causes
 errors deep inside other code, so messages name the file.
@@ -50,8 +48,8 @@ PROGRAMS = ("__main__", "__mp_main__")  # every process has its own
 def module_of(defined: Any) -> str:
     """Return the name of the module that defines a class or function.
 
-    The program's is ``__main__``, also in a process that `multiprocessing` has started anew
-    ("spawn", "forkserver"), where it has the other name.
+    The program's is ``__main__``, even in a process that `multiprocessing` has started anew
+    ("spawn", "forkserver"), where it has another name.
     """
     name = getattr(defined, "__module__", None) or "?"
     return PROGRAMS[0] if name in PROGRAMS else str(name)
@@ -96,17 +94,10 @@ def _is_found(name: str, file: str) -> bool:
 
 
 def import_extra(module: str, extra: str, need: str) -> Any:
-    """Return a module that is installed by one of Cerebro's extras.
+    """Return a module that one of Cerebro's extras installs.
 
-    Parameters
-    ----------
-    need
-        The beginning of the message, such as ``"plots need matplotlib"``.
-
-    Raises
-    ------
-    InputError
-        If the import fails; the message says why, and how to install the extra.
+    Raises InputError if the import fails; the message begins with `need`, such as ``"plots need
+    matplotlib"``, and says why it fails and how to install the extra.
     """
     try:
         return importlib.import_module(module)
@@ -122,19 +113,15 @@ def is_installed(file: str) -> bool:
 def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.FrameSummary | None:
     """Return the innermost line of the user's code in an exception's traceback.
 
-    The exception itself may have been raised by a library that the line calls.
-
-    Parameters
-    ----------
-    libraries
-        Whether to return a library's line if the traceback has no line of the user's code.
+    The exception itself may have been raised by a library that the line calls. With `libraries`,
+    return a library's line if there is no line of the user's code.
     """
     here = str(PACKAGE) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith(here)]
     users = [frame for frame in outside if not is_library(frame.filename)]
-    found = users or (outside if libraries else [])
-    return found[-1] if found else None
+    candidates = users or (outside if libraries else [])
+    return candidates[-1] if candidates else None
 
 
 def users_place() -> str:
@@ -163,13 +150,9 @@ def note_imported(times: Sources, since: str | None = None) -> None:
     """Add the modules that are imported by now to `times`.
 
     Modules already in `times` keep the time recorded when they were first seen. The standard
-    library and installed packages are left out, because they are not edited between runs.
-
-    Parameters
-    ----------
-    since
-        The last module to skip. Only modules imported after it are examined, because in a fork,
-        examining a module copies the memory page that it is on.
+    library and installed packages are left out: they are not edited between runs. With `since`, a
+    module's name, only later imports are examined: in a fork, examining a module copies its memory
+    page.
     """
     names = list(sys.modules) if since is None else _imported_since(since)
     for name in names:
@@ -194,10 +177,7 @@ def are_current(
 ) -> bool:
     """Return whether this process would import the same, unchanged files under these names.
 
-    Parameters
-    ----------
-    digest
-        Returns the digest of a file's source in the program that is to run.
+    `digest` returns the digest of a file's source in the program that is to run.
     """
     return all(
         time == (digest(file) if isinstance(time, str) else _changed_at(file))
@@ -207,7 +187,6 @@ def are_current(
 
 
 def _is_another(name: str, file: str) -> bool:
-    """Return whether a module of this name comes from a different file here."""
     here = getattr(sys.modules.get(name), "__file__", None)
     if here is None:
         spec = PathFinder.find_spec(name)
@@ -224,8 +203,22 @@ def _changed_at(file: str) -> int:
 
 
 LIBRARIES = (
-    *("cloudpickle", "jax", "matplotlib", "numpy", "optuna", "pandas", "PIL", "pyarrow", "ray"),
-    *("optax", "rich", "safetensors", "scipy", "sklearn", "torch", "torchvision"),
+    "cloudpickle",
+    "jax",
+    "matplotlib",
+    "numpy",
+    "optuna",
+    "pandas",
+    "PIL",
+    "pyarrow",
+    "ray",
+    "optax",
+    "rich",
+    "safetensors",
+    "scipy",
+    "sklearn",
+    "torch",
+    "torchvision",
 )
 """Libraries that are packages, so a single file with the same name is not the library."""
 
@@ -269,7 +262,7 @@ def imported_shadows(error: BaseException) -> str:
 
     Those that hide a module of Python are named if they caused the error.
     """
-    said = [found] if (found := _hidden(error)) else []
+    said = [message] if (message := _hidden(error)) else []
     for library in LIBRARIES:
         module = sys.modules.get(library)
         file = getattr(module, "__file__", None)

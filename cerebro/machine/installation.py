@@ -19,10 +19,10 @@ CLONE = "in the clone of Cerebro"
 
 def install_hint(*extras: str) -> str:
     """Return how to install Cerebro with these extras, for the end of a message."""
-    wanted = f"[{','.join(extras)}]" if extras else ""
+    suffix = f"[{','.join(extras)}]" if extras else ""
     if PUBLISHED:
-        return f"pip install {_quoted(DISTRIBUTION + wanted)}"
-    return f"pip install -e {_quoted('.' + wanted)} {CLONE}"
+        return f"pip install {_quoted(DISTRIBUTION + suffix)}"
+    return f"pip install -e {_quoted('.' + suffix)} {CLONE}"
 
 
 def update_hint() -> str:
@@ -35,12 +35,8 @@ def update_hint() -> str:
 def other_version(file: object, kind: str, found: int, own: int, again: str) -> str:
     """Return a message that refuses a file of a version other than the one that is read.
 
-    Parameters
-    ----------
-    kind
-        What the file holds, such as ``"store"``.
-    again
-        What to do if an earlier Cerebro wrote the file.
+    `kind` is what the file holds, such as ``"store"``. `again` says what to do if an earlier
+    Cerebro wrote the file.
     """
     of, fix = "an earlier", again
     if found > own:

@@ -40,13 +40,7 @@ imported: dict[str, Any] = {}
 
 
 def jax_settings() -> dict[str, Any]:
-    """Return the JAX settings that change results; empty if JAX is not imported.
-
-    Returns
-    -------
-    dict
-        JSON values; :func:`set_jax` applies them in another process.
-    """
+    """Return the JAX settings that change results, as JSON values; empty if JAX is not imported."""
     jax = _jax()
     if jax is None:
         return {}
@@ -59,15 +53,11 @@ def _plain(value: Any) -> Any:
 
 
 def set_jax(settings: Mapping[str, Any]) -> None:
-    """Apply settings from :func:`jax_settings`; settings that this JAX lacks are left out.
+    """Apply settings from `jax_settings`; settings that this JAX lacks are left out.
 
     A process that has not imported JAX imports it only for settings that differ from those with
-    which it would begin: most models do not use JAX, even if it is imported elsewhere.
-
-    Raises
-    ------
-    InputError
-        If a setting must change that a ``with`` block of this thread fixes.
+    which it would begin: most models do not use JAX, even if it is imported elsewhere. Raises
+    InputError if a ``with`` block of this thread fixes a setting that must change.
     """
     if not settings or (_jax() is None and _begins_with(settings)):
         return
@@ -89,14 +79,14 @@ def set_jax(settings: Mapping[str, Any]) -> None:
 def begin_jax(settings: Mapping[str, Any]) -> None:
     """Apply the settings of a run that begins in a worker process.
 
-    Without any, the process gets back its own: an earlier run may have changed them. Settings that
-    are those of the last run stay as they are, because a module of the user's may have changed them
-    when it was imported, and it is not imported again.
+    Without any, the process gets back its own: an earlier run may have changed them. Settings of
+    the last run stay as they are: a module of the user may have changed them when it was imported,
+    and it is not imported again.
     """
-    wanted = dict(settings or _own)
-    set_jax({name: value for name, value in wanted.items() if _begun.get(name, ...) != value})
+    values = dict(settings or _own)
+    set_jax({name: value for name, value in values.items() if _begun.get(name, ...) != value})
     _begun.clear()
-    _begun.update(wanted)
+    _begun.update(values)
 
 
 def jax_of_process(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +95,6 @@ def jax_of_process(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_jax(settings: Mapping[str, Any]) -> None:
-    """Apply the settings in which a ``build`` begins; JAX is not imported here."""
     if _jax() is not None:
         set_jax(jax_of_process(settings))
 
@@ -138,18 +127,18 @@ def _begins_with(settings: Mapping[str, Any]) -> bool:
 
 def _first_in_environment() -> dict[str, Any]:
     """Return the settings of a new process with this environment; empty if there is no JAX."""
-    found = dict(_first_settings() or {})
-    for name, value in found.items():
+    values = dict(_first_settings() or {})
+    for name, value in values.items():
         text = os.environ.get(f"JAX_{name.upper()}")
         if text is not None:  # read as JAX does
             yes = text.lower() in ("y", "yes", "t", "true", "on", "1")
-            found[name] = yes if isinstance(value, bool) else text
-    return found
+            values[name] = yes if isinstance(value, bool) else text
+    return values
 
 
 @functools.cache
 def _first_settings() -> dict[str, Any] | None:
-    """Return the settings of a new process with the installed JAX; None if there is no JAX."""
+    """Return the settings with which the installed JAX begins; None if there is no JAX."""
     if util.find_spec("jax") is None:
         return None
     from importlib import metadata  # slow to import
@@ -171,6 +160,5 @@ def _check_blocks(changes: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _jax() -> Any:
-    """Return JAX if it is imported, else None."""
     jax = whole_module("jax")
     return jax if hasattr(jax, "config") else None

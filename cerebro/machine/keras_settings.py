@@ -32,7 +32,6 @@ imported: dict[str, Any] = {}
 
 
 def keras_backend() -> str | None:
-    """Return Keras's backend in this process; None if Keras is not imported."""
     keras = _keras()
     return None if keras is None else str(keras.backend.backend())
 
@@ -53,13 +52,13 @@ def keras_settings() -> dict[str, Any]:
 
 
 def set_keras(settings: Mapping[str, Any]) -> None:
-    """Apply settings from :func:`keras_settings`, except the version and the backend.
+    """Apply settings from `keras_settings`, except the version and the backend.
 
     A process that has not imported Keras imports it only for settings that differ from the
     defaults: most models are not Keras models, even if Keras is imported elsewhere.
     """
-    wanted = {name: settings.get(name, default) for name, default in DEFAULTS.items()}
-    if not settings or (_keras() is None and wanted == DEFAULTS):
+    values = {name: settings.get(name, default) for name, default in DEFAULTS.items()}
+    if not settings or (_keras() is None and values == DEFAULTS):
         return
     import keras
 
@@ -73,8 +72,8 @@ def begin_keras(settings: Mapping[str, Any]) -> None:
     """Begin a ``build`` of a run with these `settings`.
 
     Keras's numbering of layers begins anew, and its shared random generator is discarded: its next
-    use takes a new seed from the generator of `random`. So neither a model's names nor its weights
-    nor its types depend on the models created before it.
+    use takes a new seed from the generator of `random`. So a model's names, weights and types do
+    not depend on the models created before it.
     """
     set_keras(settings if _keras() is None else keras_of_process(settings))
     if _keras() is None:
@@ -89,8 +88,8 @@ def begin_keras(settings: Mapping[str, Any]) -> None:
 
 def keras_of_process(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in which each ``build`` of a run with these `settings` begins."""
-    given = {name: settings[name] for name in DEFAULTS if name in settings}
-    return {**(given or _first_settings()), **imported}
+    values = {name: settings[name] for name in DEFAULTS if name in settings}
+    return {**(values or _first_settings()), **imported}
 
 
 def restore_keras(settings: Mapping[str, Any]) -> None:
@@ -123,8 +122,8 @@ def _first_settings() -> dict[str, Any]:
         file = json.loads(Path(folder, "keras.json").read_text("utf-8"))
     except (OSError, RuntimeError, ValueError):  # also no home folder, or no JSON
         file = {}
-    found = {name: file.get(name, default) for name, default in DEFAULTS.items()}
-    return {**found, "dtype_policy": found["floatx"]}
+    values = {name: file.get(name, default) for name, default in DEFAULTS.items()}
+    return {**values, "dtype_policy": values["floatx"]}
 
 
 def _keras() -> Any:

@@ -38,17 +38,9 @@ def is_url(value: object) -> bool:
 class Objects:
     """The objects below a URL; their names are relative to it, with slashes.
 
-    Parameters
-    ----------
-    url
-        Of any file system that fsspec knows: ``s3://bucket/folder``, ``gs://...``, ``az://...``.
-        Credentials and endpoints come from the environment, as the provider's own package reads
-        them.
-
-    Raises
-    ------
-    InputError
-        If fsspec or the provider's package is missing, or the URL is not one that they know.
+    fsspec must know the URL: ``s3://bucket/folder``, ``gs://...``, ``az://...``. Credentials and
+    endpoints come from the environment, as the provider's package reads them. Raises InputError if
+    fsspec or the package is missing, or the URL is not one that they know.
     """
 
     def __init__(self, url: str) -> None:
@@ -66,15 +58,7 @@ class Objects:
             raise InputError(f"{url} is not a URL of object storage: {error}") from error
 
     def read(self, name: str) -> bytes:
-        """Return an object's content.
-
-        Raises
-        ------
-        MissingObjectError
-            If there is no such object.
-        StorageError
-            If it cannot be read.
-        """
+        """Return an object's content; raise MissingObjectError or StorageError if this fails."""
         with self._says(f"cannot read {self.url_of(name)}"):
             return bytes(self._system.cat_file(self._path(name)))
 
@@ -86,23 +70,16 @@ class Objects:
     def write(self, name: str, content: bytes) -> None:
         """Write an object; it appears complete, and replaces one of the same name.
 
-        Raises
-        ------
-        StorageError
-            If it cannot be written.
+        Raises StorageError if this fails.
         """
         with self._says(f"cannot write {self.url_of(name)}"), self._whole(name) as path:
             self._system.pipe_file(path, content)
 
     def put(self, file: Path, name: str) -> None:
-        """Write a local file as an object; as `write`.
+        """Write a local file as an object, like `write`.
 
-        Raises
-        ------
-        FileNotFoundError
-            If the local file does not exist.
-        StorageError
-            If the object cannot be written.
+        Raises FileNotFoundError if there is no local file, StorageError if the object cannot be
+        written.
         """
         if not file.is_file():
             raise FileNotFoundError(os.fspath(file))
@@ -112,10 +89,10 @@ class Objects:
     def names(self) -> set[str]:
         """Return the names of all objects below the URL, or an empty set."""
         with contextlib.suppress(MissingObjectError), self._says(f"cannot list {self.url}"):
-            found = self._system.find(self._root)
+            paths = self._system.find(self._root)
             prefix = self._root.rstrip("/") + "/"
             # Some tools mark a folder by an empty object with its name.
-            return {name.removeprefix(prefix) for name in found if name.startswith(prefix)} - {""}
+            return {name.removeprefix(prefix) for name in paths if name.startswith(prefix)} - {""}
         return set()
 
     def remove(self, names: Iterable[str]) -> None:
@@ -128,7 +105,6 @@ class Objects:
                 self._system.rm_file(self._path(name))
 
     def url_of(self, name: str) -> str:
-        """Return the URL of an object."""
         return f"{self.url}/{name}"
 
     def _path(self, name: str) -> str:

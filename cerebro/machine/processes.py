@@ -17,8 +17,21 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 _PASSED_ON = (
-    *("Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp"),
-    *("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "Cpus_allowed", "Mems_allowed"),
+    "Umask",
+    "Uid",
+    "Gid",
+    "Groups",
+    "SigBlk",
+    "SigIgn",
+    "NoNewPrivs",
+    "Seccomp",
+    "CapInh",
+    "CapPrm",
+    "CapEff",
+    "CapBnd",
+    "CapAmb",
+    "Cpus_allowed",
+    "Mems_allowed",
 )
 """The lines of ``/proc/.../status`` about attributes that a new program inherits."""
 
@@ -28,11 +41,6 @@ def passed_on() -> tuple[str, ...]:
 
     These are its users, umask, blocked and ignored signals, limits, CPUs, control groups, priority
     and root folder, but not its environment variables, working directory and descriptors.
-
-    Raises
-    ------
-    OSError
-        If the system does not provide them.
     """
     status = Path("/proc/thread-self/status").read_text()
     lines = [line for line in status.splitlines() if line.partition(":")[0] in _PASSED_ON]
@@ -75,25 +83,13 @@ def _fields(pid: int) -> list[str]:
 
 
 def end_with_parent() -> None:
-    """Make the kernel kill this process when the thread that started it ends.
-
-    Raises
-    ------
-    OSError
-        If the system does not support this.
-    """
+    """Make the kernel kill this process when the thread that started it ends."""
     _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 @contextmanager
 def adopting() -> Iterator[None]:
-    """Make this process the parent of descendants whose own parent ends within the block.
-
-    Raises
-    ------
-    OSError
-        If the system does not support this.
-    """
+    """Make this process the parent of descendants whose own parent ends within the block."""
     before = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)

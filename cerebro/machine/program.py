@@ -1,12 +1,12 @@
 """Keep the program of a run: the source of the user's modules, as it was when the run began.
 
 Files change while a run trains: the user edits the next idea, or switches a branch. Every worker of
-a run must train the same program, also one that starts later, or in which ``build`` imports a
-module late. So a run reads the source of the user's modules at its start: of those that its process
-has imported, as they were then, and of the Python files in the folders from which it imports.
-Workers get these with the run (`cerebro.machine.guard` loads them). The standard library and
-installed packages are left out, and so are files beyond some number: if a worker imports one of
-those that has changed since, the run ends.
+a run must train the same program, even if it starts later, or its ``build`` imports a module late.
+So at its start a run reads the source of the user's modules: of those that its process has
+imported, as they were then, and of the Python files in the folders from which it imports. Workers
+get these with the run (`cerebro.machine.guard` loads them). The standard library and installed
+packages are left out, and so are files beyond some number: if a worker imports one of those that
+has changed since, the run ends.
 
 A module that was edited after its import, and not reloaded, is trained as this process has it. To
 know its source, this process remembers the source of each module of the user that it imports.
@@ -59,7 +59,6 @@ class Program:
 
     @classmethod
     def now(cls) -> Program:
-        """Return the program that this process would run."""
         began = time.time_ns()
         names = dict(_modules())
         sources = {file: _imported[file] for file in names.values()}
@@ -80,15 +79,9 @@ class Program:
     ) -> tuple[ModuleSpec | None, bytes | None]:
         """Return how to import a module, and its source; None: the file's own.
 
-        Parameters
-        ----------
-        name, path, spec
-            A module, the path of its package, and what an import would find here now.
-
-        Raises
-        ------
-        CorruptDataError
-            If the module is the user's, was not kept, and has changed since the run began.
+        `path` is that of its package, `spec` what an import would find here now. Raises
+        CorruptDataError if the module is the user's, was not kept, and has changed since the run
+        began.
         """
         if spec is not None and spec.has_location and type(spec.loader) is not SourceFileLoader:
             return spec, None  # compiled, or from an archive
@@ -162,7 +155,7 @@ def remember_modules() -> None:
 def left_from_before_a_reload() -> list[str]:
     """Return which modules of the user hold a class or function of one that was reloaded since."""
     files = dict(_modules())
-    found = []
+    lines = []
     for name in files:
         for value in list(vars(sys.modules[name]).values()):
             if not isinstance(value, (type, FunctionType)):
@@ -172,8 +165,8 @@ def left_from_before_a_reload() -> list[str]:
                 continue
             now = getattr(sys.modules.get(other), what, None)
             if type(now) is type(value) and _is_older(value, now):
-                found.append(f"{files[name]} has {what} of {files[other]}")
-    return sorted(found)
+                lines.append(f"{files[name]} has {what} of {files[other]}")
+    return sorted(lines)
 
 
 def _is_older(value: Any, now: Any) -> bool:
@@ -201,7 +194,7 @@ def _modules() -> Iterator[tuple[str, str]]:
 
 
 def _remember(file: str) -> bool:
-    """Remember a file's source, unless it is known already; return whether it is known."""
+    """Remember a file's source; return whether it is known."""
     if file not in _imported:
         content = _content(file)
         if content is None:
@@ -213,7 +206,6 @@ def _remember(file: str) -> bool:
 
 
 def _show(file: str, source: bytes) -> None:
-    """Make tracebacks and `inspect` show this source of a file."""
     lines = source.decode("utf-8", "replace").splitlines(keepends=True)
     linecache.cache[file] = (len(source), None, lines, file)
 
@@ -239,9 +231,9 @@ def _keep_all(root: str, sources: dict[str, bytes], seen: set[tuple[int, int]]) 
             if (info.st_dev, info.st_ino) in seen:
                 continue
             seen.add((info.st_dev, info.st_ino))
-            with os.scandir(folder) as found:
+            with os.scandir(folder) as listing:
                 listed = []
-                for entry in found:
+                for entry in listing:
                     entries += 1
                     if entries > MOST_ENTRIES:
                         return False
@@ -275,13 +267,13 @@ def _content(file: str) -> bytes | None:
     stamp = _stamp(file)
     if stamp is None:
         return None
-    known = _read.get(file)
-    if known is None or known[0] != stamp:
+    read = _read.get(file)
+    if read is None or read[0] != stamp:
         try:
-            known = _read[file] = stamp, Path(file).read_bytes()
+            read = _read[file] = stamp, Path(file).read_bytes()
         except OSError:
             return None
-    return known[1]
+    return read[1]
 
 
 def _stamp(file: str) -> tuple[int, ...] | None:

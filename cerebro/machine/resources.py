@@ -60,18 +60,18 @@ def _counters(groups: Path, proc: Path) -> list[Path]:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
         lines = []
-    found = []
+    files = []
     for line in lines:
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         inside = path.lstrip("/")
         if number == "0":  # version 2
-            found.append(groups / inside / "memory.events")
+            files.append(groups / inside / "memory.events")
         elif "memory" in controllers.split(","):
-            found.append(groups / "memory" / inside / "memory.oom_control")
+            files.append(groups / "memory" / inside / "memory.oom_control")
             # In a container, the path is often the host's, and the group is the root.
-            found.append(groups / "memory" / "memory.oom_control")
-    return [*found, groups / "memory.events", proc / "vmstat"]
+            files.append(groups / "memory" / "memory.oom_control")
+    return [*files, groups / "memory.events", proc / "vmstat"]
 
 
 def usable_cores() -> int:
@@ -110,5 +110,4 @@ def available_memory() -> int:
 
 
 def total_memory() -> int:
-    """Return the bytes of memory in this machine."""
     return PAGE_BYTES * os.sysconf("SC_PHYS_PAGES")

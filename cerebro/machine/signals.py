@@ -47,23 +47,23 @@ def _terminate(signum: int, frame: object) -> None:
 def terminable() -> Iterator[None]:
     """Make SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt.
 
-    This works only in the main thread, which alone receives signals, and only if SIGTERM has its
-    default handler.
+    Works only in the main thread, which alone receives signals, and only if SIGTERM has its default
+    handler.
     """
     taken: list[tuple[signal.Signals, Any, Any]] = []
     if _in_main_thread():
-        for number, default, own in (
+        for number, default, handler in (
             (signal.SIGTERM, signal.SIG_DFL, _terminate),
             (signal.SIGINT, signal.default_int_handler, _interrupt),
         ):
             if signal.getsignal(number) is default:
-                signal.signal(number, own)
-                taken.append((number, default, own))
+                signal.signal(number, handler)
+                taken.append((number, default, handler))
     try:
         yield
     finally:
-        for number, default, own in taken:
-            if signal.getsignal(number) is own:
+        for number, default, handler in taken:
+            if signal.getsignal(number) is handler:
                 signal.signal(number, default)
 
 
@@ -71,8 +71,7 @@ def terminable() -> Iterator[None]:
 def hears_sigterm(heard: Callable[[], None]) -> Iterator[None]:
     """Call `heard` on SIGTERM in the block instead of raising `Terminated`.
 
-    Used for code that must not be interrupted at an arbitrary point. Works only inside
-    `terminable`.
+    For code that must not be interrupted at an arbitrary point. Works only inside `terminable`.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not _terminate:
         yield
@@ -87,12 +86,8 @@ def hears_sigterm(heard: Callable[[], None]) -> Iterator[None]:
 def uninterrupted(after: BaseException | None = None) -> AbstractContextManager[None]:
     """Defer Ctrl-C in the block, and also SIGTERM inside `terminable`.
 
-    Parameters
-    ----------
-    after
-        The cause of a cleanup. After an interrupt, further interrupts are dropped, because the
-        first is being carried out. After any other cause, they are delivered at the end of the
-        block.
+    Interrupts are delivered at the end of the block. If the block cleans up after an interrupt,
+    given as `after`, they are dropped.
     """
     if not _in_main_thread():
         return nullcontext()

@@ -3,8 +3,8 @@
 A process has one set of random generators, one standard output, one list of warning filters. So
 only the thread that has the turn runs the host's part of a unit. While it waits for its own work on
 the GPU, it gives the turn away (`away`), and another thread puts more work on the GPU, on its own
-stream. A thread that takes the turn first restores the state that its own unit left behind. A unit
-therefore never sees the state of another, and computes what it would compute alone.
+stream. A thread that takes the turn first restores the state that its own unit left behind. So a
+unit never sees another's state, and computes what it would compute alone.
 
 A unit gives its turn away only after `allow(True)`: its code between two batches must not depend on
 anything of the process that is not kept here.
@@ -26,11 +26,8 @@ Keep = Callable[[], PutBack]
 class Turn:
     """The part that one thread takes in `Turns`, from the begin of a message to its end.
 
-    Parameters
-    ----------
-    waits
-        Is called with True when the thread begins to wait for its turn, before a unit or in the
-        middle of one, and with False when it has it.
+    `waits` is called with True when the thread begins to wait for its turn, before a unit or in the
+    middle of one, and with False when it has it.
     """
 
     def __init__(self, turns: Turns, waits: Callable[[bool], object]) -> None:
@@ -43,10 +40,7 @@ class Turn:
 class Turns:
     """Gives the turn to one thread at a time.
 
-    Parameters
-    ----------
-    keeps
-        What a unit changes in the process, each by a function that notes its state.
+    `keeps` has a function for everything that a unit changes in the process: it notes the state.
     """
 
     def __init__(self, keeps: Sequence[Keep]) -> None:
@@ -116,15 +110,15 @@ class Turns:
             turn.waits(False)
 
     def _switch(self, turn: Turn) -> None:
-        """Give the process the state of a unit; keep that of the unit which had it before."""
+        """Give the process the state of a unit; keep that of the unit before it."""
         before = self._holder
         if before is turn:
             return
-        kept = [keep() for keep in self._keeps]
+        put_backs = [keep() for keep in self._keeps]
         if before is None:
-            self._between = kept
+            self._between = put_backs
         else:
-            before.kept = kept
+            before.kept = put_backs
         if turn.kept is not None or before is not None:
             for put_back in self._between if turn.kept is None else turn.kept:
                 put_back()
@@ -159,7 +153,7 @@ def is_shared() -> bool:
 def away() -> Iterator[None]:
     """Let other units run during the block, which runs no Python code of the unit.
 
-    Do nothing in a process that runs one unit at a time, and in a unit that keeps its turn.
+    Does nothing in a process that runs one unit at a time, and in a unit that keeps its turn.
     """
     turn = _here.turn
     if turn is None or not turn.gives_away:

@@ -14,9 +14,9 @@ PIPE_BYTES = 4096
 class WakePipe:
     """A pipe that is readable from a call of `wake` until `clear`.
 
-    ``select`` accepts it like any other descriptor. `wake` may be called from any thread, even
-    after `close`: the writing end stays open until the object is deleted, because otherwise the
-    number of the closed descriptor might by then belong to a different file.
+    `wake` may be called from any thread, even after `close`: the writing end stays open until the
+    object is deleted, because otherwise the number of the closed descriptor might by then belong to
+    a different file.
     """
 
     def __init__(self) -> None:
@@ -26,17 +26,14 @@ class WakePipe:
         self._is_set = False
 
     def fileno(self) -> int:
-        """Return the descriptor that becomes readable."""
         return self._read
 
     def wake(self) -> None:
-        """Wake the thread that waits."""
         with contextlib.suppress(OSError):  # a full pipe wakes it anyway; or the pipe is closed
             os.write(self._write, b"x")
         self._is_set = True  # not before: `clear` would leave the pipe readable for good
 
     def clear(self) -> None:
-        """Make the pipe unreadable again."""
         if not self._is_set:
             return
         self._is_set = False
@@ -45,7 +42,6 @@ class WakePipe:
                 pass  # a shorter piece was the last one: reading again would fail, which costs more
 
     def close(self) -> None:
-        """Close the reading end."""
         fd, self._read = self._read, -1
         if fd >= 0:
             os.close(fd)
@@ -61,7 +57,7 @@ class WakePipe:
 def wait_for(descriptors: Iterable[int], seconds: float) -> set[int]:
     """Return the descriptors that are readable, after waiting up to `seconds` for the first one.
 
-    Without a limit if `seconds` is infinite.
+    Waits without a limit if `seconds` is infinite.
     """
     poll = select.poll()
     for descriptor in descriptors:

@@ -1,8 +1,8 @@
 """Libraries that are imported, without those whose import another thread has not finished.
 
 ``sys.modules`` has a module from the beginning of its import. With ``workers=0`` or
-``background=True`` the user's own code may be importing a library while a unit runs; most of its
-names are then missing.
+``background=True`` the user's code may be importing a library while a unit runs; most of its names
+are then missing.
 """
 
 from __future__ import annotations

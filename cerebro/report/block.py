@@ -1,9 +1,8 @@
 """Draw the block that a notebook shows for a run, during a search and for a `Result`.
 
-The block is static HTML: no scripts, no style sheets, no outside references. It therefore survives
-saving, nbconvert and sanitizers, which leave at least the text. Its colors are those of the page,
-or readable on both white and black. Where HTML is not available, the same rows are shown as plain
-text.
+The block is static HTML without scripts, style sheets or outside references. It survives saving,
+nbconvert and sanitizers, which leave at least the text. Its colors are readable on white and black.
+Without HTML, the same rows are shown as plain text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from cerebro.report import summary
 from cerebro.report.snapshot import TrialRow
 
 MAX_SETTINGS = 8
-"""The number of settings that get a column of their own; the others share one."""
+"""The number of settings that get a separate column; the others share one."""
 
 MAX_TEXT = 60
 """The largest length of a setting's text, in characters."""
@@ -54,43 +53,20 @@ BEST_ROW = "font-weight:600;background:rgba(128,128,128,.14)"
 
 @dataclass(frozen=True)
 class Block:
-    """The contents of a block.
-
-    Parameters
-    ----------
-    title
-        The run's folder.
-    state
-        The run's status.
-    rows
-        The trials to show, in this order.
-    metric, mode
-        The metric that ranks trials, and ``"min"`` or ``"max"``.
-    best
-        The number of the best trial so far, or None.
-    facts
-        Short notes about the whole run, shown on one line.
-    more
-        A note about trials without a row, or an empty string.
-    notes
-        Lines below the table, such as the causes of failures.
-    share_done
-        The finished share of the work, 0 to 1; None shows no bar.
-    """
+    """The contents of a block."""
 
     title: str
     state: str
     rows: Sequence[TrialRow] = ()
     metric: str = "loss"
     mode: str = "min"
-    best: int | None = None
-    facts: Sequence[str] = ()
-    more: str = ""
-    notes: Sequence[str] = ()
-    share_done: float | None = None
+    best: int | None = None  # the number of the best trial so far
+    facts: Sequence[str] = ()  # short notes about the whole run, on one line
+    more: str = ""  # a note about trials without a row
+    notes: Sequence[str] = ()  # lines below the table
+    share_done: float | None = None  # 0 to 1; None shows no bar
 
     def to_html(self) -> str:
-        """Return the block as one ``<div>`` element."""
         color = STATE_COLORS.get(self.state, "inherit")
         title = f"<b>{_text(self.title)}</b>" if self.facts else _text(self.title)
         parts = [_line(f'{title} <span style="color:{color}">{_text(self.state)}</span>')]
@@ -205,8 +181,7 @@ def _columns(block: Block) -> list[_Column]:
 def _settings(rows: Sequence[TrialRow]) -> list[_Column]:
     """Return columns of the settings that differ between rows; after the first few, one for all."""
     flat = {row.number: flatten(row.config) for row in rows}
-    keys = list(dict.fromkeys(key for config in flat.values() for key in config))
-    differ = [k for k in keys if len({repr(c.get(k)) for c in flat.values()}) > 1] or keys
+    differ = fmt.varying(list(flat.values()))
     columns = []
     for key in differ[:MAX_SETTINGS]:
         texts = {n: _short(config[key]) for n, config in flat.items() if key in config}
@@ -261,9 +236,9 @@ def _curves(block: Block) -> dict[int, str]:
 
 
 def limits(series: Any, mode: str) -> tuple[float, float]:
-    """Return the ends of the vertical axis: the best value, and a value that most values exceed.
+    """Return the ends of the vertical axis, without the worst twentieth of the values.
 
-    Without this limit, the first epochs of bad trials would flatten all other curves.
+    Otherwise the first epochs of bad trials would flatten all other curves.
     """
     values = sorted(v for line in series for v in line if v is not None and math.isfinite(v))
     if not values:
@@ -277,23 +252,16 @@ def curve(
 ) -> str:
     """Return an SVG curve of values over epochs, in the text's color, with a dot at the best value.
 
-    Parameters
-    ----------
-    values
-        The metric after each epoch. Values that are not finite are left out.
-    best_at
-        The number of epochs after which the metric was best, or None.
-    epochs
-        The number of epochs on the axis.
-    low, high
-        The ends of the vertical axis; values beyond them are drawn at the nearer end.
+    `best_at` is the number of epochs after which the metric was best. Values that are not finite
+    are left out; those beyond the ends of the vertical axis, `low` and `high`, are drawn at the
+    nearer end.
     """
     finite = [(i, v) for i, v in enumerate(values) if v is not None and math.isfinite(v)]
     if not finite:
         return ""
     step = -(-len(finite) // CURVE_POINTS)
-    kept = finite[::step] if finite[::step][-1] == finite[-1] else [*finite[::step], finite[-1]]
-    points = [_place(i, v, epochs, low, high) for i, v in kept]
+    drawn = finite[::step] if finite[::step][-1] == finite[-1] else [*finite[::step], finite[-1]]
+    points = [_place(i, v, epochs, low, high) for i, v in drawn]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     marked = [p for p in finite if p[0] + 1 == best_at] or finite[-1:]
     x, y = _place(*marked[0], epochs, low, high)
@@ -316,11 +284,6 @@ def _place(epoch: int, value: float, epochs: int, low: float, high: float) -> tu
 
 
 # --- remarks -----------------------------------------------------------------
-
-
-def counted_states(states: Mapping[str, int]) -> str:
-    """Return the number of trials by status as text: ``12 finished, 4 failed``."""
-    return ", ".join(f"{count} {status}" for status, count in states.items() if count)
 
 
 def causes(failed: Mapping[str, Sequence[int]]) -> list[str]:

@@ -26,9 +26,7 @@ TOP = 3
 """The number of best trials that must agree before a range is called too narrow."""
 
 OUTER = 0.25
-"""The outer share of a range. Three random values are all in the same outer part with a probability
-of 1/32.
-"""
+"""The outer share of a range; three random values share an outer part with probability 1/32."""
 
 ROUNDING = 1e-9
 """The largest gain that may be a rounding error, as a share of the metric."""
@@ -81,17 +79,7 @@ class Conclusions:
 
 
 def conclude(result: Any, ranked: Sequence[Any], facts: Facts | None = None) -> Conclusions:
-    """Draw conclusions from a result.
-
-    Parameters
-    ----------
-    result
-        A ``Result``.
-    ranked
-        The result's trials, best first; those without a finite metric last.
-    facts
-        Default: the facts of the result.
-    """
+    """Draw conclusions from a result; `ranked` are its trials, those without a metric last."""
     scored = [(t, v) for t in ranked if (v := _value(result, t)) is not None and math.isfinite(v)]
     if not scored:
         return Conclusions()
@@ -193,8 +181,10 @@ class _Reader:
         folds = self._fold_values(self.best)
         if folds is None or len(folds) < 2:
             return []
-        rows = self.facts
-        share = rows.validation_rows / rows.train_rows if rows.train_rows else 1 / (len(folds) - 1)
+        facts = self.facts
+        share = (
+            facts.validation_rows / facts.train_rows if facts.train_rows else 1 / (len(folds) - 1)
+        )
         self.error = noise.fold_error(folds, share)
         assert self.error is not None
         text = (
@@ -216,8 +206,8 @@ class _Reader:
     def _fold_values(self, trial: Any) -> list[float] | None:
         """Return the metric of each fold after the epoch that represents the trial."""
         values = [fmt.metric_value(fold.metrics, self.result.metric) for fold in trial.folds]
-        known = [value for value in values if value is not None and math.isfinite(value)]
-        return known if known and len(known) == len(values) else None
+        finite = [value for value in values if value is not None and math.isfinite(value)]
+        return finite if finite and len(finite) == len(values) else None
 
     def _over_epochs(self) -> list[str]:
         rows = self.facts.validation_rows
@@ -251,19 +241,19 @@ class _Reader:
     def _more_trials(self) -> list[str]:
         if not self._is_over():
             return []
-        found = self._random()
-        if found is not None:
-            text = f"{found.more} more random trials find a new best with a probability of at most "
-            text += f"{found.chance:.0%}"
-            if found.gain >= abs(self.value):
+        bound = self._random()
+        if bound is not None:
+            text = f"{bound.more} more random trials find a new best with a probability of at most "
+            text += f"{bound.chance:.0%}"
+            if bound.gain >= abs(self.value):
                 return [text]  # a few very bad trials make the bound useless
-            if found.gain <= ROUNDING * abs(self.value):
+            if bound.gain <= ROUNDING * abs(self.value):
                 return [text]  # the trials tie
             pays = ""
             if self.error:  # 0 if all rows are right: nothing is known of other rows
-                less = found.gain < self.error
+                less = bound.gain < self.error
                 pays = f", {'less' if less else 'more'} than the standard error"
-            return [f"{text}, and gain at most {fmt.metric(found.gain)} on average{pays}"]
+            return [f"{text}, and gain at most {fmt.metric(bound.gain)} on average{pays}"]
         after = len(self.trials) - 1 - self.best.number
         if self.facts.searcher and not self._is(("random", "grid")) and after:
             return [
@@ -300,7 +290,7 @@ class _Reader:
         ]
 
     def _unsuccessful(self) -> list[str]:
-        """List the settings that separate the trials that failed or diverged from all others."""
+        """List the settings that separate the failed or diverged trials from all others."""
         lines = []
         for status in ("failed", "diverged"):
             bad = [t for t in self.trials if t.status == status]
@@ -347,15 +337,15 @@ class _Reader:
             return []  # the values of other trials are as good
         lines = []
         configs = [flatten(trial.config) for trial in self.trials]
-        for name, known in self.facts.ranges.items():
+        for name, span in self.facts.ranges.items():
             values: list[Any] = [config.get(name) for config in top]
             tried: list[Any] = [config.get(name) for config in configs]
             side = end_of(
-                known, [v for v in values if is_number(v)], [v for v in tried if is_number(v)]
+                span, [v for v in values if is_number(v)], [v for v in tried if is_number(v)]
             )
-            if side > 0 or (side < 0 and may_be_lower(known, values)):
-                ends = (known.low, known.high) if not known.steps else (
-                    known.steps[0], known.steps[-1])  # fmt: skip
+            if side > 0 or (side < 0 and may_be_lower(span, values)):
+                ends = (span.low, span.high) if not span.steps else (
+                    span.steps[0], span.steps[-1])  # fmt: skip
                 end, way = (ends[1], "above") if side > 0 else (ends[0], "below")
                 lines.append(
                     f"widen {name}: the best {TOP} trials have "
@@ -386,10 +376,9 @@ class _Reader:
 def end_of(known: Range, values: Sequence[float], tried: Sequence[float]) -> int:
     """Return at which end of a range the best trials are: -1 for low, 1 for high, 0 for neither.
 
-    The best trials are at an end of a continuous range if all are in its outer quarter (of the
-    logarithm, if the logarithm is drawn) and fewer than `TOP` trials were tried further out. They
-    are at an end of at least three listed numbers if all have the first number, or all the last.
-    With fewer than `TOP` values, the result is 0.
+    They are at an end of a continuous range if all are in its outer quarter (of the logarithm, if
+    that is drawn) and fewer than `TOP` trials were tried further out; of at least three listed
+    numbers, if all have the first or all the last.
     """
     if len(values) < TOP:
         return 0
@@ -406,8 +395,8 @@ def end_of(known: Range, values: Sequence[float], tried: Sequence[float]) -> int
 def may_be_lower(known: Range, values: Sequence[float]) -> bool:
     """Return whether values below the low end may make sense.
 
-    A setting that begins at 0, or at 1 for whole numbers, such as a dropout rate or a number of
-    layers, rarely has lower values.
+    They rarely do for settings that begin at 0, or at 1 for whole numbers, such as dropout rates
+    and numbers of layers.
     """
     low = known.steps[0] if known.steps else known.low
     whole = all(isinstance(value, int) for value in values)
@@ -421,24 +410,23 @@ def _common(sides: Sequence[int]) -> int:
 def separating(bad: Sequence[Any], good: Sequence[Any]) -> dict[str, str]:
     """Return the settings that separate two groups of trials, with their values in the first group.
 
-    A number separates the groups if all its values in one group are above all those in the other. A
-    category separates them if they share no value. If a setting had no influence, all assignments
-    of its values to the trials would be equally likely (Fisher's randomization test). Of the ``C(n,
-    b)`` ways to choose ``b`` of ``n`` trials, at most 2 separate by a number. By a category, there
-    are as many as there are sets of categories that together have ``b`` trials. A setting is left
-    out if separation by chance has a probability above 5%.
+    A number does if all its values in one group are above all in the other, a category if the
+    groups share no value. Without influence, all assignments of values to trials are equally likely
+    (Fisher's randomization test). Of the ``C(n, b)`` ways to choose ``b`` of ``n`` trials, at most
+    2 separate by a number; by a category, as many as there are sets of categories with ``b`` trials
+    in all. Settings that chance would separate with a probability above 5% are left out.
     """
     if not bad or not good or 2 / math.comb(len(bad) + len(good), len(bad)) > noise.LEVEL:
         return {}
     ours = [flatten(trial.config) for trial in bad]
     theirs = [flatten(trial.config) for trial in good]
-    found = {}
+    settings = {}
     for name in ours[0]:
         if all(name in config for config in [*ours, *theirs]):
             what = _apart([c[name] for c in ours], [c[name] for c in theirs])
             if what:
-                found[name] = what
-    return found
+                settings[name] = what
+    return settings
 
 
 def _apart(ours: Sequence[Any], theirs: Sequence[Any]) -> str:

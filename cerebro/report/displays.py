@@ -22,21 +22,11 @@ R = TypeVar("R")
 def make_progress(
     kind: str | bool | Progress | None = "auto", *, stream: TextIO | None = None
 ) -> Progress:
-    """Return the display for `kind`.
+    """Return the display for `kind`; raise InputError if it is invalid.
 
-    Parameters
-    ----------
-    kind
-        ``"auto"`` (a block in a notebook, a table if `stream` is a terminal, else lines),
-        ``"table"`` (in a notebook, the block), ``"lines"``, False for nothing, or a display, which
-        is returned unchanged.
-    stream
-        The stream to write to; None: standard output or, in a notebook, the cell's output.
-
-    Raises
-    ------
-    InputError
-        If `kind` is invalid.
+    ``"auto"`` is a block in a notebook, a table if `stream` is a terminal, else lines; ``"table"``
+    is the block in a notebook; False is nothing; and a display is returned unchanged. Without
+    `stream`, the display writes to standard output or, in a notebook, to the cell's output.
     """
     if isinstance(kind, Progress):
         return kind
@@ -71,8 +61,8 @@ def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def showing(*args: P.args, **kwargs: P.kwargs) -> R:
-        given: Any = kwargs.get("progress", "auto")
-        display = kwargs["progress"] = make_progress(given)
+        kind: Any = kwargs.get("progress", "auto")
+        display = kwargs["progress"] = make_progress(kind)
         try:
             return function(*args, **kwargs)
         except BaseException as error:

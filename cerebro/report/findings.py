@@ -16,10 +16,7 @@ WORTH = 0.6
 def offer_of_graph(gain: tuple[float, float] | None) -> str:
     """Return a line that says what ``graph=True`` would bring; empty if it is not worth much.
 
-    Parameters
-    ----------
-    gain
-        The seconds of an ordinary training step and of a replayed one; None if not measured.
+    `gain` has the seconds of an ordinary training step and of a replayed one; None: not measured.
     """
     if gain is None or gain[1] > WORTH * gain[0]:
         return ""

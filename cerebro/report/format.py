@@ -37,8 +37,7 @@ def number(value: Any, digits: int = 4) -> str:
 def metric(value: float | None, digits: int = 4) -> str:
     """Write a metric with fixed decimals, so that columns line up; ``-`` for None.
 
-    Very small and large metrics have as many digits, because they rank trials as well:
-    ``5.0001e-4``, ``123462``, ``1.2346e7``.
+    Very small and large metrics have as many digits: ``5.0001e-4``, ``123462``, ``1.2346e7``.
     """
     if value is None:
         return "-"
@@ -111,6 +110,12 @@ def states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
+def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the settings that differ between configurations, or all of them if none does."""
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    return [key for key in keys if len({repr(c.get(key)) for c in configs}) > 1] or keys
+
+
 def size(nbytes: float) -> str:
     """Write a size in bytes with a unit: ``1.2 MB`` (1 MB is 10^6 bytes)."""
     units = ["bytes", "kB", "MB", "GB", "TB", "PB"]
@@ -155,15 +160,17 @@ def mean_metric(metrics: Mapping[str, float], name: str) -> str:
 
 def without_spread(names: Iterable[str]) -> list[str]:
     """Omit standard deviations: ``loss_std`` beside ``loss``."""
-    known = dict.fromkeys(names)
-    return [name for name in known if name.removesuffix("_std") == name or name[:-4] not in known]
+    distinct = dict.fromkeys(names)
+    return [
+        name for name in distinct if name.removesuffix("_std") == name or name[:-4] not in distinct
+    ]
 
 
 def full_names(names: Iterable[str]) -> list[str]:
     """Omit short names whose full name is present: ``loss`` beside ``val_loss``."""
-    known = without_spread(names)
-    full = {short_name(name) for name in known if name.startswith(PREFIXES)}
-    return [name for name in known if name not in full]
+    means = without_spread(names)
+    full = {short_name(name) for name in means if name.startswith(PREFIXES)}
+    return [name for name in means if name not in full]
 
 
 def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[str]:

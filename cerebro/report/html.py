@@ -11,27 +11,14 @@ from typing import Any
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import summary
-from cerebro.report.block import CELL, Block, causes, counted_states
+from cerebro.report.block import CELL, Block, causes
 from cerebro.report.snapshot import TrialRow
 
 MAX_TRIALS = 20
 
 
 def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
-    """Write a result as HTML without scripts, style sheets or outside references.
-
-    Parameters
-    ----------
-    result
-        A ``Result``.
-    max_trials
-        The most trials to list, best first.
-
-    Returns
-    -------
-    str
-        One ``<div>`` element.
-    """
+    """Write a result as one ``<div>`` without scripts, style sheets or outside references."""
     trials = summary.ranked(result)
     has_best = bool(summary.best_lines(result))
     hidden = Counter(trial.status for trial in trials[max_trials:])
@@ -48,7 +35,7 @@ def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
         mode=result.mode,
         best=trials[0].number if has_best else None,
         facts=[summary.counts(result)],
-        more=f"and {hidden.total()} more: {counted_states(hidden)}" if hidden else "",
+        more=f"and {hidden.total()} more: {fmt.states(hidden)}" if hidden else "",
         notes=[
             *([summary.tie(result)] if has_best and summary.tie(result) else []),
             *causes(failed),
@@ -73,7 +60,6 @@ def _row(trial: Any, select: str) -> TrialRow:
 
 
 def _table_html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Write a table. All text is escaped."""
     head = "".join(_cell("th", text) for text in headings)
     body = "".join(f"<tr>{''.join(_cell('td', text) for text in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

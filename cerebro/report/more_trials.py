@@ -39,15 +39,6 @@ def expected_best(values: Sequence[float], draws: int, mode: str) -> float:
     If the values are sorted with the best last, the i-th is the best of ``C(i - 1, draws - 1)`` of
     the ``C(n, draws)`` choices. This is the unbiased estimate of the expected best of `draws`
     independent trials (R. Tang et al., Showing your work doesn't always work, ACL 2020).
-
-    Parameters
-    ----------
-    values
-        The metric of each trial; finite.
-    draws
-        The number of values drawn: 1 to the number of values.
-    mode
-        ``"min"`` or ``"max"``.
     """
     ordered = sorted(values, reverse=mode == "min")  # the best last
     n = len(ordered)
@@ -62,26 +53,12 @@ def expected_best(values: Sequence[float], draws: int, mode: str) -> float:
 
 
 def more_trials(values: Sequence[float], tried: int, mode: str) -> MoreTrials | None:
-    """Estimate the gain of further independent trials.
+    """Estimate the gain of half as many further independent trials; None below `FEWEST` values.
 
-    The expected best of ``k`` draws is concave in ``k``: on average, each further draw adds less
-    than the one before. So ``m`` further trials gain at most as much as the last ``m`` did,
-    ``E[best of n] - E[best of n - m]``, which `expected_best` estimates without bias. No
-    distribution is assumed, and nothing is extrapolated.
-
-    Parameters
-    ----------
-    values
-        The metric of each trial that has one.
-    tried
-        The number of trials, including failed ones.
-    mode
-        ``"min"`` or ``"max"``.
-
-    Returns
-    -------
-    MoreTrials
-        The estimate for ``m = n // 2``; None for fewer than `FEWEST` values.
+    The expected best of ``k`` draws is concave in ``k``: on average, each draw adds less than the
+    one before. So ``m`` further trials gain at most as much as the last ``m`` did, ``E[best of n] -
+    E[best of n - m]``, which `expected_best` estimates without bias for any distribution. `tried`
+    counts failed trials, too.
     """
     n = len(values)
     if n < FEWEST:

@@ -19,36 +19,25 @@ _SHARE_NAMES = re.compile(
     r"|((class|classification|test|top_?\d+)_)?(err|error)"
 )
 _OTHER_SHARES = re.compile(r"balanced|weighted|macro|token|word|char|pixel")
-"""Words in the names of accuracies that are not means over rows. With many rows the values cannot
-show this, because every number is then close to a whole number of rows.
+"""Words in the names of accuracies that are not means over rows.
+
+With many rows the values cannot show this: every number is close to a whole number of rows.
 """
 
 # The 97.5% quantiles of Student's t for 1 to 30 degrees of freedom.
 _T = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
+    2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 
 
 def counted_rows(name: str, values: Sequence[float], rows: int) -> list[int] | None:
     """Return the number of correct rows that each value of an accuracy represents.
 
-    Parameters
-    ----------
-    name
-        The metric's name, without ``val_``.
-    values
-        The metric's values, each a mean over the same rows.
-    rows
-        The number of rows.
-
-    Returns
-    -------
-    list of int
-        ``value * rows``. None if the name is not that of a share of rows, or if a value does not
-        represent a whole number of rows, as with balanced and weighted accuracies and with
-        accuracies over tokens.
+    The name is without ``val_``; each value is a mean over the same rows. None if the name is not
+    that of a share of rows, or if a value is not a whole number of rows, as with balanced
+    accuracies and accuracies over tokens.
     """
     if not values or rows < 1 or _SHARE_NAMES.fullmatch(name.lower()) is None:
         return None
@@ -64,8 +53,8 @@ def counted_rows(name: str, values: Sequence[float], rows: int) -> list[int] | N
 def binomial_error(share: float, rows: int) -> float:
     """Return the standard error of a share of rows: ``sqrt(p (1 - p) / n)``.
 
-    This is the error from choosing `rows` independent rows; other seeds and other training rows add
-    more. Near 0 and 1 it is too small; the interval of `wilson` is not.
+    This is the error from choosing `rows` independent rows; other seeds and training rows add more.
+    Near 0 and 1 it is too small, unlike the interval of `wilson`.
     """
     return math.sqrt(share * (1 - share) / rows)
 
@@ -73,10 +62,9 @@ def binomial_error(share: float, rows: int) -> float:
 def wilson(count: int, rows: int, level: float = LEVEL) -> tuple[float, float]:
     """Return the Wilson score interval of a share of rows.
 
-    ``(p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)``, with ``p = count / n`` and the
-    normal quantile ``z``. It contains the true share with a probability of about ``1 - level``,
-    even near 0 and 1 (E. B. Wilson, Probable inference, the law of succession, and statistical
-    inference, JASA 22, 1927).
+    ``(p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)``, with the normal quantile ``z``,
+    contains the true share with a probability of about ``1 - level``, even near 0 and 1 (E. B.
+    Wilson, Probable inference, the law of succession, and statistical inference, JASA 22, 1927).
     """
     z = NormalDist().inv_cdf(1 - level / 2)
     share = count / rows
@@ -89,42 +77,26 @@ def wilson(count: int, rows: int, level: float = LEVEL) -> tuple[float, float]:
 def least_p_value(difference: int) -> float:
     """Return the smallest possible p-value if the numbers of correct rows differ by `difference`.
 
-    Two models predict the same rows. McNemar's exact test counts only the rows on which one model
-    is right and the other is wrong. If all of these rows favor one model, there are `difference` of
-    them, and the two-sided p-value is ``2 * 0.5 ** difference``; otherwise it is larger (Q.
-    McNemar, Note on the sampling error of the difference between correlated proportions or
-    percentages, Psychometrika 12, 1947).
+    McNemar's exact test counts only the rows on which one of two models is right. If all of these
+    favor one model, they are `difference` rows, and the two-sided p-value is ``2 * 0.5 **
+    difference``; otherwise it is larger (Q. McNemar, Note on the sampling error of the difference
+    between correlated proportions or percentages, Psychometrika 12, 1947).
     """
     return float(min(1.0, 2.0 * 0.5 ** abs(difference)))
 
 
 def is_separable(difference: int) -> bool:
-    """Return whether an exact test on the same rows can distinguish two models at 5%.
-
-    With a difference of up to five rows it cannot, whatever the number of rows.
-    """
+    """Return whether an exact test on the same rows can distinguish two models at 5%."""
     return least_p_value(difference) <= LEVEL
 
 
 def fold_error(values: Sequence[float], test_share: float) -> float | None:
-    """Return the standard error, for new rows of the same kind, of a mean over folds.
+    """Return the standard error of a mean over folds for new rows; None with fewer than two folds.
 
-    ``s sqrt(1/k + n_test / n_train)``, with the standard deviation ``s`` of the `k` values (with
-    ``k - 1`` in its denominator). Folds share training rows, so ``s / sqrt(k)`` is too small (C.
-    Nadeau and Y. Bengio, Inference for the generalization error, Machine Learning 52, 2003). The
-    same formula holds for differences between two models on the same folds.
-
-    Parameters
-    ----------
-    values
-        One value per fold.
-    test_share
-        ``n_test / n_train``: the rows that a fold holds out divided by those on which it trains.
-
-    Returns
-    -------
-    float
-        The standard error; None with fewer than two folds.
+    This is ``s sqrt(1/k + n_test / n_train)``, with the sample standard deviation ``s`` of the `k`
+    values and `test_share` as ``n_test / n_train``. Folds share training rows, so ``s / sqrt(k)``
+    is too small (C. Nadeau and Y. Bengio, Inference for the generalization error, Machine Learning
+    52, 2003). The formula also holds for differences between two models on the same folds.
     """
     if len(values) < 2:
         return None
@@ -134,8 +106,8 @@ def fold_error(values: Sequence[float], test_share: float) -> float | None:
 def differ_over_folds(a: Sequence[float], b: Sequence[float], test_share: float) -> bool | None:
     """Return whether two models differ over the same folds, by the corrected t test at 5%.
 
-    The test compares ``|mean(a - b)|`` with `fold_error` of ``a - b``, multiplied by the quantile
-    of Student's t with ``k - 1`` degrees of freedom. None with fewer than two folds.
+    It compares ``|mean(a - b)|`` with `fold_error` of ``a - b``, times the quantile of Student's t
+    with ``k - 1`` degrees of freedom. None with fewer than two folds.
     """
     differences = [x - y for x, y in zip(a, b, strict=True)]
     error = fold_error(differences, test_share)
@@ -158,21 +130,11 @@ def t_quantile(freedom: int) -> float:
 def movement(values: Sequence[float]) -> float | None:
     """Return how much a metric moves around its trend from epoch to epoch.
 
-    ``sqrt(mean(s²) / 6)`` over the second differences ``s = a - 2 b + c`` of three successive
-    values. It estimates the standard deviation around a trend that is nearly straight over three
-    epochs (T. Gasser, L. Sroka and C. Jennen-Steinmetz, Residual variance and residual pattern in
-    nonlinear regression, Biometrika 73, 1986). It measures the noise of training, not that of the
-    validation rows.
-
-    Parameters
-    ----------
-    values
-        The metric after each of the last epochs.
-
-    Returns
-    -------
-    float
-        The movement; None for fewer than five values, or if a value is not finite.
+    ``sqrt(mean(s²) / 6)`` over the second differences ``s = a - 2 b + c`` of successive values
+    estimates the standard deviation around a trend that is nearly straight over three epochs (T.
+    Gasser, L. Sroka and C. Jennen-Steinmetz, Residual variance and residual pattern in nonlinear
+    regression, Biometrika 73, 1986). It measures the noise of training, not of the validation rows.
+    None for fewer than five values, or if one is not finite.
     """
     if len(values) < 5 or not all(map(math.isfinite, values)):
         return None

@@ -1,8 +1,8 @@
 """Show the progress of a run in a notebook: one block per search, updated in place.
 
-Jupyter, VS Code and Colab run cells in a kernel whose output is not a terminal. A display with an
-identifier is sufficient: its contents can be replaced, no widget is needed, and the last contents
-are saved with the notebook. If a display fails, it is no longer used; the search continues.
+A kernel's output is not a terminal, but the contents of a display with an identifier can be
+replaced, without a widget; the last contents are saved with the notebook. If a display fails, the
+search continues without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from cerebro.errors import text_of
 from cerebro.report import format as fmt
-from cerebro.report.block import Block, causes, counted_states
+from cerebro.report.block import Block, causes
 from cerebro.report.progress import Progress, busy, choose_rows
 from cerebro.report.snapshot import Snapshot
 
@@ -26,13 +26,7 @@ MAX_CAUSES = 8
 
 
 class Notebook(Progress):
-    """Redraws one block of HTML, at most twice a second.
-
-    Parameters
-    ----------
-    clock
-        Returns the time in seconds; tests pass their own clock.
-    """
+    """Redraws one block of HTML, at most twice a second; tests pass their own clock."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,12 +40,10 @@ class Notebook(Progress):
         self._is_broken = False
 
     def phase(self, what: str) -> None:
-        """Show the phase below the earlier ones."""
         self._phases.append(f"{what} ...")
         self._draw(Block(" ".join(self._phases), ""))
 
     def run_started(self, snapshot: Snapshot) -> None:
-        """Replace the phases by the run."""
         self._draw(self._block(snapshot, "running"))
 
     def update(self, snapshot: Snapshot) -> None:
@@ -69,7 +61,6 @@ class Notebook(Progress):
         self._draw(self._block(snapshot, result.status))
 
     def ended_early(self, snapshot: Snapshot | None, error: BaseException) -> None:
-        """Draw the run as it was when an error or an interrupt ended it."""
         if self._is_over or self._handle is None:
             return
         self._is_over = True
@@ -94,7 +85,7 @@ class Notebook(Progress):
             mode=snapshot.mode,
             best=snapshot.best,
             facts=_facts(snapshot, is_over=self._is_over),
-            more=f"and {count} more: {counted_states(hidden)}" if count else "",
+            more=f"and {count} more: {fmt.states(hidden)}" if count else "",
             notes=[
                 *causes(self._causes),
                 *([f"and {self._other_causes} for other reasons"] if self._other_causes else []),
@@ -139,11 +130,11 @@ def _facts(snapshot: Snapshot, *, is_over: bool) -> list[str]:
     if is_over:
         states = Counter(row.status for row in snapshot.trials)
         states.update(snapshot.more)
-        ended = counted_states(states) or "no trials"
+        ended = fmt.states(states) or "no trials"
         return [ended, fmt.duration(snapshot.seconds), *of_workers]
-    left = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
+    remaining = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
     return [
         *([] if snapshot.share_done is None else [f"{fmt.percent(snapshot.share_done)} done"]),
-        f"{fmt.about(snapshot.seconds)} so far{left}",
+        f"{fmt.about(snapshot.seconds)} so far{remaining}",
         *of_workers,
     ]

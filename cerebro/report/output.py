@@ -1,7 +1,7 @@
 """Write a display's text to a stream that may fail: a closed pipe, a lost terminal, a full disk.
 
-The display shows a search, and the search does not depend on it: if a write fails, a warning says
-so, and nothing more is written.
+The search does not depend on its display: if a write fails, a warning says so, and nothing more is
+written.
 """
 
 from __future__ import annotations
@@ -22,21 +22,12 @@ def is_terminal(stream: Any) -> bool:
 
 
 class Output:
-    """The stream of a display.
-
-    Parameters
-    ----------
-    stream
-        The stream to write to.
-    errors
-        How to write characters that the stream's encoding does not have, as for `str.encode`.
-    """
+    """The stream of a display; `errors` is as for `str.encode`."""
 
     def __init__(self, stream: TextIO, errors: str = "backslashreplace") -> None:
         self._stream = stream
         self._errors = errors
-        self.is_broken = False
-        """Whether a write has failed."""
+        self.is_broken = False  # whether a write has failed
 
     def write(self, text: str) -> None:
         """Write and flush text, unless an earlier write has failed."""

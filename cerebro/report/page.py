@@ -1,8 +1,8 @@
 """Write a run as one self-contained HTML page, for colleagues, archives and issues.
 
-The page has no outside references. Its only script sorts and filters the table of trials. Its
-content security policy allows no script except this one, identified by its hash. So a name or a
-configuration that contains markup cannot run anything, even if it were not escaped.
+The page has no outside references. Its only script sorts and filters the table of trials. The
+content security policy allows no other script, so markup in a name or a configuration could not run
+anything even if it were not escaped.
 """
 
 from __future__ import annotations
@@ -44,22 +44,12 @@ BY_EPOCH = " by epoch"
 
 @dataclass(frozen=True)
 class About:
-    """The contents of a page about a run, besides its trials.
+    """The contents of a page about a run, besides its trials."""
 
-    Parameters
-    ----------
-    started, ended
-        Seconds since 1970; None if unknown.
-    data
-        For each dataset, its name and its facts.
-    space
-        The name and the description of each setting.
-    """
-
-    started: float | None = None
+    started: float | None = None  # seconds since 1970
     ended: float | None = None
-    data: Sequence[tuple[str, Mapping[str, Any]]] = ()
-    space: Sequence[tuple[str, str]] = ()
+    data: Sequence[tuple[str, Mapping[str, Any]]] = ()  # each dataset's name and facts
+    space: Sequence[tuple[str, str]] = ()  # each setting's name and description
     settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,29 +62,11 @@ def render_page(
     metric: str | None = None,
     trials: Sequence[int] | None = None,
 ) -> str:
-    """Write a run as a page.
+    """Write a run as an HTML document, with the plots of ``Result.plot``.
 
-    Parameters
-    ----------
-    result
-        A ``Result``.
-    about
-        Further facts about the run.
-    kinds
-        The plots, as for ``Result.plot``. A plot that cannot be drawn, for example because
-        the run has just begun, is replaced by the reason.
-    metric, trials
-        What the plots show, as for ``Result.plot``.
-
-    Returns
-    -------
-    str
-        An HTML document. Everything that comes from the run is escaped.
-
-    Raises
-    ------
-    InputError
-        If there are plots, and `metric` or one of the `trials` is unknown.
+    A plot that cannot be drawn, for example because the run has just begun, is replaced by the
+    reason. Everything that comes from the run is escaped. Raises InputError if there are plots, and
+    `metric` or one of the `trials` is unknown.
     """
     about = about or About()
     if kinds:
@@ -147,7 +119,7 @@ def _list(lines: Sequence[str]) -> str:
 
 
 def _facts(facts: Mapping[str, Any], title: str = "") -> str:
-    """Write names and values as a table with a title above it; nothing if there are no facts."""
+    """Write names and values as a table with a title above it; nothing if there are none."""
     rows = "".join(
         f'<tr><th scope="row"{_long(name)}>{_text(name)}</th><td>{_text(_value(value))}</td></tr>'
         for name, value in facts.items()
@@ -157,7 +129,7 @@ def _facts(facts: Mapping[str, Any], title: str = "") -> str:
 
 
 def _long(name: str) -> str:
-    """Return the class of a name that is broken so that its value has room."""
+    """Return the class of a long name, which is broken so that its value has room."""
     return ' class="long"' if len(name) > MAX_UNBROKEN else ""
 
 
@@ -186,7 +158,7 @@ def _head(result: Any, about: About) -> str:
 
 
 def _took(result: Any, seconds: float) -> str:
-    """Write how long a run took; if it was resumed, also how long it ran, as the Gantt chart."""
+    """Write how long a run took; if it was resumed, also how long it ran."""
     text = f"took {fmt.duration(seconds)}"
     if not any(event["kind"] == "resumed" for event in result.events()):
         return text
@@ -200,7 +172,7 @@ def _best(result: Any, ranked: Sequence[Any]) -> str:
         yet = " yet" if result.status in ("running", "paused") else ""
         return f"<p>No trial has a finite metric{yet}.</p>"
     best = ranked[0]
-    found = conclude(result, ranked)
+    conclusions = conclude(result, ranked)
     metrics = {
         fmt.heading(n): fmt.mean_metric(best.metrics, n) for n in fmt.full_names(best.metrics)
     }
@@ -216,7 +188,7 @@ def _best(result: Any, ranked: Sequence[Any]) -> str:
         }
         folds = _facts(parts, "Folds")
     tie = summary.tie(result)
-    left = (
+    facts = (
         f"<p><b>{_text(lines[0].removeprefix('best: '))}</b></p>"
         + (f"<p>{_text(tie)}</p>" if tie else "")
         + _facts(flatten(best.config))
@@ -225,12 +197,12 @@ def _best(result: Any, ranked: Sequence[Any]) -> str:
         + (f'<p class="dim">state hash <code>{_text(best.state_hash)}</code></p>'
            if getattr(best, "state_hash", None) else "")
     )  # fmt: skip
-    right = ""
-    if found.sure:
-        right += f"<h3>How reliable these numbers are</h3>{_list(found.sure)}"
-    if found.next:
-        right += f"<h3>What to try next</h3>{_list(found.next)}"
-    return f'<div class="pair"><div>{left}</div><div>{right}</div></div>'
+    advice = ""
+    if conclusions.sure:
+        advice += f"<h3>How reliable these numbers are</h3>{_list(conclusions.sure)}"
+    if conclusions.next:
+        advice += f"<h3>What to try next</h3>{_list(conclusions.next)}"
+    return f'<div class="pair"><div>{facts}</div><div>{advice}</div></div>'
 
 
 # --- plots -------------------------------------------------------------------
@@ -281,8 +253,8 @@ class _Cell:
 
 
 def _number(value: float | None, text: str) -> _Cell:
-    known = value is not None and math.isfinite(value)
-    return _Cell(_text(text), value if known else None)
+    is_finite = value is not None and math.isfinite(value)
+    return _Cell(_text(text), value if is_finite else None)
 
 
 def _setting(value: Any) -> _Cell:
@@ -303,9 +275,13 @@ def _trials(result: Any, ranked: Sequence[Any]) -> str:
     by_best = result.select == "best"
     drawings = _drawings(result, shown)
     headings = [
-        *("trial", "state", "epochs", *([fmt.BEST_AT] if by_best else [])),
+        "trial",
+        "state",
+        "epochs",
+        *([fmt.BEST_AT] if by_best else []),
         *(fmt.heading(name) for name in names),
-        *(f"{fmt.heading(result.metric)}{BY_EPOCH}", "seconds"),
+        f"{fmt.heading(result.metric)}{BY_EPOCH}",
+        "seconds",
         *columns,
     ]
     best = ranked[0].number if summary.best_lines(result) else None
@@ -441,10 +417,10 @@ def _pruned(result: Any, ranked: Sequence[Any]) -> str:
     lines = []
     for (epoch, why), trials in sorted(by_epoch.items(), key=lambda item: item[0]):
         values = [fmt.metric_value(trial.metrics, result.metric) for trial in trials]
-        known = sorted(v for v in values if v is not None and math.isfinite(v))
+        finite = sorted(v for v in values if v is not None and math.isfinite(v))
         span = ""
-        if known:
-            ends = dict.fromkeys([fmt.metric(known[0]), fmt.metric(known[-1])])
+        if finite:
+            ends = dict.fromkeys([fmt.metric(finite[0]), fmt.metric(finite[-1])])
             span = f", {fmt.heading(result.metric)} {' to '.join(ends)}"
         numbers = ", ".join(str(n) for n in sorted(trial.number for trial in trials))
         lines.append(
@@ -455,8 +431,8 @@ def _pruned(result: Any, ranked: Sequence[Any]) -> str:
 
 
 def _events(result: Any) -> str:
-    told = ("warning", UNREAD)  # among the warnings
-    others = [event for event in result.events() if event["kind"] not in told]
+    reported = ("warning", UNREAD)  # among the warnings
+    others = [event for event in result.events() if event["kind"] not in reported]
     lines = [
         f"{fmt.duration(event['time'])}: {event['kind']}"
         f"{'' if event['trial'] is None else ' of trial ' + str(event['trial'])}: {event['text']}"

@@ -48,16 +48,10 @@ class Silent(Progress):
 
 
 class Lines(Progress):
-    """Writes a line when a trial finishes an epoch, and when it ends for a different reason.
+    """Writes a line when a trial finishes epochs, and when it ends for a different reason.
 
-    Epochs that a trial finishes between two updates share a line. The line shows the metrics of the
-    last epoch. If a different epoch is the best one, it also shows that epoch's metrics, because
-    they represent the trial.
-
-    Parameters
-    ----------
-    stream
-        The stream to write to; it is flushed after each line, so that logs are current.
+    The line has the metrics of the last epoch and, if a different epoch is the best, its metric.
+    The stream is flushed after each line, so that logs are current.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -67,17 +61,14 @@ class Lines(Progress):
         self._resting = False
 
     def phase(self, what: str) -> None:
-        """Write the phase."""
         self._write(f"{what} ...")
 
     def run_started(self, snapshot: Snapshot) -> None:
-        """Write the run's folder and the number of workers."""
         self._remember(snapshot)  # do not report trials of an earlier part of the run
         where = f", kept in {snapshot.path}" if snapshot.path else ""
         self._write(f"started with {workers(snapshot.workers)}{where}")
 
     def update(self, snapshot: Snapshot) -> None:
-        """Write all changes since the last call."""
         columns: list[str] | None = None
         for row in snapshot.trials:
             if row.epoch > self._epochs.get(row.number, 0):
@@ -95,7 +86,6 @@ class Lines(Progress):
             self._write(f"{fmt.percent(snapshot.share_done):>4}: {_rest(snapshot)}")
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
-        """Write how the run ended."""
         self.update(snapshot)
         self._write(closing(snapshot))
 
@@ -114,9 +104,9 @@ class Lines(Progress):
             name = fmt.heading(snapshot.metric)
             values += f"  best {name} {best} after {fmt.counted(row.best_at or 0, 'epoch')}"
         rate = f"  {row.rows_per_second:,.0f} rows/s" if row.rows_per_second else ""
-        left = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
+        remaining = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
         return (
-            f"{fmt.percent(snapshot.share_done):>4}{left}: trial {row.number} epoch "
+            f"{fmt.percent(snapshot.share_done):>4}{remaining}: trial {row.number} epoch "
             f"{row.epoch}/{row.epochs}{values}{rate}{_best_of_others(snapshot, row)}"
         )
 
@@ -131,8 +121,8 @@ class Lines(Progress):
 def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
     """Choose the trials that get a row; sort them by number or, at the end, by rank.
 
-    The best trial is chosen first, then those on a worker, the last failed one, other live trials,
-    and the remaining ones by rank.
+    First comes the best trial, then those on a worker, the last failed one, other live trials, and
+    the remaining ones by rank.
     """
     sign = -1.0 if snapshot.mode == "max" else 1.0
 
@@ -152,9 +142,9 @@ def choose_rows(snapshot: Snapshot, max_rows: int = MAX_ROWS) -> list[TrialRow]:
             row.number,
         )
 
-    chosen = sorted(snapshot.trials, key=key)[:max_rows]
+    rows = sorted(snapshot.trials, key=key)[:max_rows]
     over = all(row.status not in LIVE for row in snapshot.trials)
-    return sorted(chosen, key=lambda row: (rank(row), row.number) if over else (0.0, row.number))
+    return sorted(rows, key=lambda row: (rank(row), row.number) if over else (0.0, row.number))
 
 
 def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:

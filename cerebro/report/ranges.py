@@ -10,22 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Range:
-    """The values from which a search draws a setting.
+    """The values from which a search draws a setting."""
 
-    Parameters
-    ----------
-    low, high
-        The two ends if the setting is a number between them; else None.
-    is_log
-        Whether the setting's logarithm is drawn.
-    options
-        The values, if they are listed.
-    """
-
-    low: float | None = None
+    low: float | None = None  # the ends, for a number between them
     high: float | None = None
-    is_log: bool = False
-    options: Sequence[Any] = ()
+    is_log: bool = False  # the logarithm is drawn
+    options: Sequence[Any] = ()  # the values, if they are listed
 
     def place(self, value: float) -> float | None:
         """Return a value's position between the ends: 0 at the low end, 1 at the high end."""

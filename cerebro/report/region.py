@@ -20,15 +20,7 @@ UP, CLEAR_LINE_END, CLEAR_DOWN = "\x1b[{}A", "\x1b[K", "\x1b[J"
 
 
 class Region:
-    """Draws lines in place.
-
-    Parameters
-    ----------
-    stream
-        The terminal.
-    columns
-        Returns the terminal's current width.
-    """
+    """Draws lines in place on a terminal; `columns` returns its current width."""
 
     def __init__(self, stream: TextIO, columns: Callable[[], int]) -> None:
         self._stream = stream
@@ -40,7 +32,6 @@ class Region:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the terminal is lost, so that nothing is written any more."""
         return self._output.is_broken
 
     def open(self) -> None:
@@ -54,14 +45,7 @@ class Region:
                 setattr(sys, name, self._replaced[name][1])
 
     def draw(self, lines: Sequence[str], widths: Sequence[int]) -> None:
-        """Replace the lines.
-
-        Parameters
-        ----------
-        lines, widths
-            The new lines, which may contain escape sequences, and the number of columns of each
-            line.
-        """
+        """Replace the lines, which may contain escape sequences; `widths` are their columns."""
         text = "".join(f"{line}{CLEAR_LINE_END}\n" for line in lines)
         self._output.write(f"{self._to_top()}{text}{CLEAR_DOWN}")
         self._lines, self._widths = lines, widths
@@ -90,12 +74,7 @@ class Region:
 class Printed(io.TextIOBase):
     """Replaces a standard stream: passes whole lines on to a region.
 
-    Parameters
-    ----------
-    stream
-        The replaced stream, which handles all other requests.
-    region
-        The region above which the text is written.
+    The replaced stream handles all other requests.
     """
 
     def __init__(self, stream: Any, region: Region) -> None:

@@ -37,8 +37,7 @@ def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[st
     names = fmt.metric_columns((trial.metrics for trial in trials), result.metric)
     # A value that all trials share does not distinguish them.
     flat = [flatten(trial.config) for trial in trials]
-    keys = list(dict.fromkeys(key for config in flat for key in config))
-    varying = [k for k in keys if len({repr(c.get(k)) for c in flat}) > 1] or keys
+    varying = fmt.varying(flat)
     by_best = result.select == "best"
     best_at = [fmt.BEST_AT] if by_best else []
     headings = ["trial", "status", "epochs", *best_at, *(fmt.heading(n) for n in names), *varying]
@@ -113,7 +112,6 @@ def best_lines(result: Any) -> list[str]:
 
 
 def config_lines(config: Mapping[str, Any]) -> list[str]:
-    """Write a configuration with one setting per line."""
     values = flatten(config)
     width = max(map(fmt.width, values), default=0)
     return [f"  {fmt.padded(name, width)}  {fmt.number(v)}" for name, v in values.items()]
@@ -152,22 +150,7 @@ def _whose(trials: set[int]) -> str:
 
 
 def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
-    """Write a result as text: its trials, its best configuration, and how reliable they are.
-
-    The statistics come from `cerebro.report.noise` and `cerebro.report.more_trials`.
-
-    Parameters
-    ----------
-    result
-        A ``Result``.
-    max_trials
-        The most trials to list.
-
-    Returns
-    -------
-    str
-        Several lines, without colors and without a newline at the end.
-    """
+    """Write a result as text: its trials, its best configuration, and how reliable they are."""
     trials = ranked(result)
     parts = [f"{result.path}: {result.status}; {counts(result)}"]
     if trials:
@@ -175,13 +158,13 @@ def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
         if len(trials) > max_trials:
             text += f"\nand {len(trials) - max_trials} more"
         parts.append(text)
-    found = conclude(result, trials)
+    conclusions = conclude(result, trials)
     for lines in (
         best_lines(result),
-        _titled("how reliable these numbers are", found.sure),
+        _titled("how reliable these numbers are", conclusions.sure),
         failures(result),
         warned(result),
-        _titled("what to try next", [*found.next, *faster_steps(result)]),
+        _titled("what to try next", [*conclusions.next, *faster_steps(result)]),
     ):
         parts += ["\n".join(lines)] if lines else []
     return printable("\n\n".join(parts))
@@ -216,7 +199,10 @@ def fold_table(trial: Any) -> str:
     names = fmt.full_names(name for fold in folds for name in fold.metrics)
     rows = [
         [
-            *(str(fold.fold), str(fold.number), fold.status, str(fold.epoch)),
+            str(fold.fold),
+            str(fold.number),
+            fold.status,
+            str(fold.epoch),
             *(fmt.metric(fold.metrics.get(name)) for name in names),
             str(fold.state_hash or "-"),
         ]

@@ -48,15 +48,7 @@ COLOURS = {
 
 
 class Table(Progress):
-    """Redraws one table in place, at most five times a second.
-
-    Parameters
-    ----------
-    stream
-        The terminal.
-    clock
-        Returns the time in seconds; tests pass their own clock.
-    """
+    """Redraws one table in place, at most five times a second; tests pass their own clock."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
@@ -75,22 +67,20 @@ class Table(Progress):
         self._before: Any = None  # the earlier handler of the signal for a resized window
 
     def phase(self, what: str) -> None:
-        """Show the phase below the earlier ones, where the table will be."""
         from rich.text import Text
 
         self._phases.append(f" {what} ...")
 
         def phases() -> Text:
             width = self._console.size.width - 1
-            kept = [
+            starts = [
                 at for at in range(len(self._phases)) if len("".join(self._phases[at:])) <= width
             ]
-            return Text("".join(self._phases[min(kept, default=-1) :]), style="dim")
+            return Text("".join(self._phases[min(starts, default=-1) :]), style="dim")
 
         self._show(phases)
 
     def run_started(self, snapshot: Snapshot) -> None:
-        """Start to draw the table."""
         self._draw(snapshot)
 
     def update(self, snapshot: Snapshot) -> None:
@@ -108,7 +98,6 @@ class Table(Progress):
         self._region.print_above(f"{closing(snapshot)}\n")
 
     def ended_early(self, snapshot: Snapshot | None, error: BaseException) -> None:
-        """Draw the run as it was when an error or an interrupt ended it."""
         if self._is_over:
             return
         self._is_over = True
@@ -179,7 +168,7 @@ class Table(Progress):
 
 
 def window_size(stream: TextIO) -> tuple[int, int]:
-    """Return the number of columns and rows of the terminal to which a stream writes."""
+    """Return the columns and rows of the terminal to which a stream writes."""
     with contextlib.suppress(OSError, ValueError):
         columns, rows = os.get_terminal_size(stream.fileno())
         if columns > 0 and rows > 0:
@@ -196,12 +185,8 @@ def picture(
 ) -> RenderableType:
     """Lay out the table and the lines below it for the console's size.
 
-    Parameters
-    ----------
-    max_rows
-        The most trials to show; default: as many as fit in the window, up to `MAX_ROWS`.
-    state
-        How the run ended early; empty if it did not.
+    By default, it shows as many trials as fit in the window, up to `MAX_ROWS`. `state` says how the
+    run ended early; it is empty if it did not.
     """
     from rich.console import Group
     from rich.text import Text
@@ -233,7 +218,7 @@ def picture(
 
 @dataclass
 class _Column:
-    """A column of the table; columns with a high rank are omitted first if the window is narrow."""
+    """A column of the table; in a narrow window, a column with a high rank is omitted first."""
 
     heading: str
     cells: list[Text]
@@ -287,18 +272,18 @@ def _columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]:
 
 def _fitting(columns: Sequence[_Column], width: int) -> tuple[list[_Column], int]:
     """Return the columns that fit, and the width that remains."""
-    chosen: list[_Column] = []
+    fitting: list[_Column] = []
     room = width - 1
     for column in sorted(columns, key=lambda column: column.rank):
-        if column.width + GAP * bool(chosen) > room:
+        if column.width + GAP * bool(fitting) > room:
             break
-        room -= column.width + GAP * bool(chosen)
-        chosen.append(column)
-    return [column for column in columns if column in chosen], room
+        room -= column.width + GAP * bool(fitting)
+        fitting.append(column)
+    return [column for column in columns if column in fitting], room
 
 
 def _settings(row: TrialRow, width: int) -> Text:
-    """Write a configuration in one line of `width` terminal columns; some characters take two."""
+    """Write a configuration in one line of `width` terminal columns."""
     from rich.text import Text
 
     text = Text(" ".join(printable(fmt.settings(row.config, width)).split()), style="dim")
@@ -346,13 +331,13 @@ def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
         text.append(f" {fmt.percent(done):>4} done", style="bold")
     pause = "" if not snapshot.paused else "paused" if snapshot.resting else "pausing"
     so_far = f"{fmt.about(snapshot.seconds)} so far"
-    left = ""
+    remaining = ""
     if snapshot.seconds_left and not state:
-        left = f"{fmt.about(snapshot.seconds_left)} left"
-    times = f"{so_far}, {left}" if left else so_far
+        remaining = f"{fmt.about(snapshot.seconds_left)} left"
+    times = f"{so_far}, {remaining}" if remaining else so_far
     if state or pause:
         text.append(f"   {state or pause}", style=COLOURS.get(state or "paused", "default"))
-    for whole, short in ((times, left or so_far), (busy(snapshot), "")):
+    for whole, short in ((times, remaining or so_far), (busy(snapshot), "")):
         for part in (whole, short):
             if part and text.cell_len + 3 + len(part) < width:
                 text.append(f"   {part}")

@@ -49,21 +49,14 @@ _NET = "/model/net/"
 
 _ONNX_ROWS = 3
 
-_ONE_FILE_BYTES = 1_900_000_000
-"""The limit, in bytes, for weights in an ONNX file, which must stay below 2 GB. Larger weights are
-stored in a separate file beside it.
-"""
+_ONE_FILE_BYTES = 1_900_000_000  # an ONNX file must stay below 2 GB
+"""The most bytes of weights in an ONNX file; larger weights go to a second file beside it."""
 
 
 class Kept:
-    """A kept state and its model, which is built only when it is needed.
+    """A kept state as stored in the run's file, and its model, which is built only when needed.
 
-    Parameters
-    ----------
-    packed
-        The state, as stored in the run's file.
-    load
-        Returns the model with this state, in host memory, and the data on which it was trained.
+    `load` returns the model with this state, in host memory, and its training data.
     """
 
     def __init__(self, packed: Any, load: Callable[[], tuple[Any, Dataset]]) -> None:
@@ -80,8 +73,7 @@ class Kept:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the state contains only the trained weights."""
-        return bool(self.state.get("partial"))
+        return bool(self.state.get("partial"))  # the state has only the trained weights
 
 
 def export(
@@ -122,16 +114,16 @@ def _safetensors(kept: Kept, target: Path) -> None:
         return
     # It is unknown which tensors are weights, so write the whole state, with paths as names, as in
     # the run's own files.
-    wanted: Any = kept.state
+    weights: Any = kept.state
     if kept.kind == JAX:
-        wanted = {name: kept.state[name] for name in ("params", "variables") if name in kept.state}
-    target.write_bytes(_core.pack_state(wanted))
+        weights = {name: kept.state[name] for name in ("params", "variables") if name in kept.state}
+    target.write_bytes(_core.pack_state(weights))
 
 
 def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
     """Return the network's tensors of a packed state as a safetensors file, by their own names.
 
-    The bytes are copied, so no framework is needed, and types that NumPy lacks stay unchanged.
+    The bytes are copied, which needs no framework and keeps types that NumPy lacks.
     """
     others = [name for name, value in net.items() if not hasattr(value, "shape")]
     if others:
@@ -191,8 +183,8 @@ def _foreign(value: Any, path: str) -> tuple[str, str] | None:
         parts = list(enumerate(value))
     else:
         return path, f"{type(value).__module__}.{type(value).__qualname__}"
-    found = (_foreign(part, f"{path}/{key}") for key, part in parts)
-    return next((each for each in found if each is not None), None)
+    rejected = (_foreign(part, f"{path}/{key}") for key, part in parts)
+    return next((item for item in rejected if item is not None), None)
 
 
 # --- ONNX ---------------------------------------------------------------------
@@ -216,7 +208,7 @@ def _onnx(kept: Kept, target: Path) -> None:
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise InputError(f"onnx needs a {TORCH}, not a {kind}")
     net = model.net.eval()
-    given = traced_inputs(model, data)
+    inputs = traced_inputs(model, data)
     nbytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
     with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
         # PyTorch warns about its own code, and about equal sizes that get one name.
@@ -225,10 +217,10 @@ def _onnx(kept: Kept, target: Path) -> None:
         try:
             program = torch.onnx.export(
                 net,
-                given.args,
-                kwargs=given.kwargs or None,
-                input_names=given.names,
-                dynamic_shapes=given.shapes,
+                inputs.args,
+                kwargs=inputs.kwargs or None,
+                input_names=inputs.names,
+                dynamic_shapes=inputs.shapes,
                 dynamo=True,
                 verbose=False,
             )
@@ -254,23 +246,15 @@ class TracedInputs:
 
 
 def traced_inputs(model: Any, data: Dataset) -> TracedInputs:
-    """Return the first rows of the data as a network gets them in evaluation.
-
-    Parameters
-    ----------
-    model
-        A `cerebro.torch.Model`.
-    data
-        The data on which the model was trained.
-    """
+    """Return the first rows of a `cerebro.torch.Model`'s data, as its network gets them."""
     columns = column_names("inputs", model.inputs)
-    given = make_getter(model.inputs)(_example(data, columns))
+    rows = make_getter(model.inputs)(_example(data, columns))
     shapes = make_getter(model.inputs)({name: _free_sizes(data, name) for name in columns})
     if isinstance(model.inputs, Mapping):
-        return TracedInputs(columns, list(given), (), dict(given), shapes)
+        return TracedInputs(columns, list(rows), (), dict(rows), shapes)
     if isinstance(model.inputs, str):
-        return TracedInputs(columns, columns, (given,), {}, (shapes,))
-    return TracedInputs(columns, columns, tuple(given), {}, shapes)
+        return TracedInputs(columns, columns, (rows,), {}, (shapes,))
+    return TracedInputs(columns, columns, tuple(rows), {}, shapes)
 
 
 def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
@@ -303,23 +287,11 @@ def cause_of(error: BaseException) -> str:
 
 
 def predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str] | None = None) -> Any:
-    """Return a model's predictions, with rows in the order of `data`.
+    """Return a model's predictions, with rows in the order of the dataset.
 
-    Parameters
-    ----------
-    model
-        Has ``predict(data)``, or ``predict_batch(batch)``, which returns an array or tensor whose
-        first axis is the batch's rows.
-    data
-        A `cerebro.Dataset`.
-    unfit
-        Why the model may not read some columns, of which it is unknown whether it reads them. They
-        are left out of batches.
-
-    Raises
-    ------
-    InputError
-        If the model has neither method, or reads a column that it may not read.
+    The model has ``predict(data)``, or ``predict_batch(batch)``, whose result has one row per row
+    of the batch. `unfit` says why the model may not read some columns; batches leave these columns
+    out. Raises InputError if the model has neither method or reads such a column.
     """
     unfit = unfit or {}
     if unfit and (hasattr(model, "predict") or unfit.keys() >= data.columns.keys()):

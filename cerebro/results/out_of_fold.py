@@ -16,18 +16,9 @@ from cerebro.errors import InputError
 def joined_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Sequence[Any]) -> Any:
     """Return the predictions of all folds as one array, in the order of the data's rows.
 
-    Parameters
-    ----------
-    data
-        The data of the run.
-    held_out, predictions
-        For each fold, the rows that it held out, and the model's outputs for these rows.
-
-    Raises
-    ------
-    InputError
-        If the outputs are not arrays of one shape, if a row is held out twice, or if the outputs
-        are integers and some rows are never held out.
+    Each fold has the rows that it held out, and the model's outputs for them. Raises InputError if
+    the outputs are not arrays of one shape, a row is held out twice, or the outputs are integers
+    and some rows are never held out.
     """
     outputs = [_array(fold, prediction) for fold, prediction in enumerate(predictions)]
     kinds = {(output.dtype, output.shape[1:]) for output in outputs}
@@ -62,11 +53,11 @@ def joined_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Seque
 
 def _places(data: Dataset, view: Dataset) -> Array:
     """Return the row numbers, in `data`, of the rows of a view."""
-    found, start = [], 0
+    numbers, start = [], 0
     for (_, whole), (_, part) in zip(data._parts(), view._parts(), strict=True):
         held = np.arange(*part) if isinstance(part, tuple) else np.asarray(part, np.int64)
         if isinstance(whole, tuple):
-            found.append(start + held - whole[0])
+            numbers.append(start + held - whole[0])
         else:
             order = np.argsort(np.asarray(whole), kind="stable")
             rows = np.asarray(whole, np.int64)[order]
@@ -75,9 +66,9 @@ def _places(data: Dataset, view: Dataset) -> Array:
                     "the run's data has a row twice, so predictions cannot be put in row order: "
                     "predict with one fold, such as trial.folds[0].predict(...)"
                 )
-            found.append(start + order[np.searchsorted(rows, held)])
+            numbers.append(start + order[np.searchsorted(rows, held)])
         start += part_rows(whole)
-    return np.concatenate(found)
+    return np.concatenate(numbers)
 
 
 def _array(fold: int, prediction: Any) -> Array:

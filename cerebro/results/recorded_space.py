@@ -23,16 +23,16 @@ from cerebro.space.tune_dimensions import Quantized
 def ranges_of(recorded: Mapping[str, Any]) -> dict[str, Range]:
     """Return the range of each setting, by its dotted name.
 
-    A setting is left out if two conditions define it with different ranges, if its values have no
-    bounds, or if they come from a function of the user.
+    Settings have no range if conditions define different ones, if their values have no bounds, or
+    if a function of the user computes them.
     """
     space = _space(recorded)
-    found: dict[str, Range | None] = {}
+    ranges: dict[str, Range | None] = {}
     for node in space.nodes if space is not None else ():
         if not node.nest:
-            name, own = path_name(node.path), _range(node.dimension)
-            found[name] = own if found.get(name, own) == own else None
-    return {name: own for name, own in found.items() if own is not None}
+            name, span = path_name(node.path), _range(node.dimension)
+            ranges[name] = span if ranges.get(name, span) == span else None
+    return {name: span for name, span in ranges.items() if span is not None}
 
 
 def _space(recorded: Mapping[str, Any]) -> Space | None:

@@ -1,7 +1,7 @@
 """Register a run's best model in MLflow's model registry: `Result.register`.
 
-The network is registered as `torch.export` writes it, so that neither MLflow nor who loads it
-unpickles anything or needs ``build``.
+The network is stored as `torch.export` writes it: loading it unpickles nothing and needs no
+``build``.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ FORMAT = "serialization_format"
 
 def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
     """Register a trial's model; see `cerebro.Result.register`."""
-    for what, given in (("name", name), ("alias", alias)):
-        if not (isinstance(given, str) and given) and (what, given) != ("alias", None):
-            raise InputError(f"{what} must be a string, not {given!r}")
+    for what, text in (("name", name), ("alias", alias)):
+        if not (isinstance(text, str) and text) and (what, text) != ("alias", None):
+            raise InputError(f"{what} must be a string, not {text!r}")
     mlflow = import_extra("mlflow", "mlflow", "Result.register() needs mlflow")
     model = trial.load()
     net = _network(model, trial)
@@ -45,7 +45,7 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
         try:
             signature = _signature(net, inputs)
             arrays = [tensor.numpy() for tensor, _, _ in inputs]
-            made = flavor.log_model(
+            logged = flavor.log_model(
                 net,
                 name="model",
                 registered_model_name=name,
@@ -62,7 +62,7 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
                 f"cannot register the {type(net).__name__} of trial {trial.number} as {name!r}: "
                 f"{cause_of(error)}"
             ) from error
-    version = made.registered_model_version
+    version = logged.registered_model_version
     address = f"models:/{name}/{version}"
     if alias is not None:
         try:
@@ -75,7 +75,7 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
 
 
 def facts_of(trial: Trial) -> dict[str, str]:
-    """Return what a registered model is known by: the tags of its version."""
+    """Return the tags of a registered model's version."""
     saved, selected = trial.saved, trial._selected()
     return {
         "cerebro.run": str(saved.meta["id"]),
@@ -107,13 +107,12 @@ _Inputs = list[tuple[Any, "str | None", Sequence[int]]]
 
 def _of_data(model: Any, data: Dataset) -> _Inputs:
     """Return the first rows of a run's data."""
-    found = traced_inputs(model, data)
-    parts = zip(found.args, found.columns, found.shapes, strict=True)
+    traced = traced_inputs(model, data)
+    parts = zip(traced.args, traced.columns, traced.shapes, strict=True)
     return [(tensor, column, sorted(free)) for tensor, column, free in parts]
 
 
 def _given(example: Any) -> _Inputs:
-    """Return the user's rows."""
     import torch
 
     parts = list(example) if isinstance(example, (list, tuple)) else [example]
@@ -144,11 +143,11 @@ def _signature(net: Any, inputs: _Inputs) -> Any:
 
     # Schemas of several inputs need names; a name would turn a single input into a mapping.
     single = len(inputs) == 1
-    given = [
+    specs = [
         spec(tensor, free, None if single else column or f"input_{number}")
         for number, (tensor, column, free) in enumerate(inputs)
     ]
     output = net(*(tensor for tensor, _, _ in inputs))
     rows = len(inputs[0][0])
-    known = isinstance(output, torch.Tensor) and output.ndim > 0 and len(output) == rows
-    return ModelSignature(Schema(given), Schema([spec(output, [0])]) if known else None)
+    has_rows = isinstance(output, torch.Tensor) and output.ndim > 0 and len(output) == rows
+    return ModelSignature(Schema(specs), Schema([spec(output, [0])]) if has_rows else None)

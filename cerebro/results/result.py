@@ -429,10 +429,10 @@ def open_run(
         If the run does not exist.
     """
     if run is None:
-        found = list(Path("runs").glob(f"*/{FILE}"))
-        if not found:
+        files = list(Path("runs").glob(f"*/{FILE}"))
+        if not files:
             raise InputError("there is no run below runs/: give the run's folder")
-        newest = max(found, key=_started)
+        newest = max(files, key=_started)
         return Result(newest.parent, build=build)
     if isinstance(run, Result):
         return Result(run.path, build=build or run.saved.known_build)
@@ -440,9 +440,9 @@ def open_run(
 
 
 def _started(file: Path) -> float:
-    """Return the start time of a run; negative infinity if the run is damaged."""
+    """Return the start time of a run; negative infinity if the run is damaged or unreadable."""
     try:
         with reader(file.parent) as connection:
             return float(read_meta(connection)["started"])
-    except CorruptDataError:
+    except (CorruptDataError, OSError):
         return -math.inf

@@ -26,7 +26,7 @@ from cerebro.results.export import SKLEARN, TORCH, Kept, cause_of, export, trace
 
 ABOUT = "model.json"
 STATS_BYTES = 1_000_000_000
-"""The size, in bytes, of the largest column for which statistics are computed."""
+"""The size of the largest column for which statistics are computed."""
 
 LOAD_TORCH = '''"""Load the network that this folder holds. Needs only PyTorch."""
 
@@ -98,49 +98,37 @@ def save(
     read: Callable[[], Any],
     load: Callable[[], tuple[Any, Dataset]],
 ) -> Path:
-    """Save a model; see `cerebro.Trial.save`.
-
-    Parameters
-    ----------
-    folder
-        The folder to create.
-    about
-        Facts about the trial, as plain values.
-    build
-        The run's ``build``.
-    read, load
-        As for `cerebro.results.export.export`.
-    """
+    """Save a model; see `cerebro.Trial.save`, and `cerebro.results.export.Kept` for `load`."""
     target = path_of("folder", folder)
     if not target.absolute().parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.absolute().parent}")
     if target.exists() and not (target / ABOUT).is_file():
         raise InputError(f"{target} exists and is not a saved model: choose another folder")
-    made = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.absolute().parent))
     try:
         packed = read()
-        kept = Kept(packed, load)
+        stored = Kept(packed, load)
         model, data = load()
-        if kept.kind == TORCH:
-            export(made / "weights.safetensors", "safetensors", lambda: packed, load)
-            form, inputs = _torch(model, data, made)
-        elif kept.kind == SKLEARN:
-            form, inputs = _sklearn(model, made)
+        if stored.kind == TORCH:
+            export(draft / "weights.safetensors", "safetensors", lambda: packed, load)
+            form, inputs = _torch(model, data, draft)
+        elif stored.kind == SKLEARN:
+            form, inputs = _sklearn(model, draft)
         else:
-            export(made / "weights.safetensors", "safetensors", lambda: packed, load)
+            export(draft / "weights.safetensors", "safetensors", lambda: packed, load)
             form, inputs = LOAD_WEIGHTS, list(data.columns)
-        (made / "load.py").write_text(form, encoding="utf-8")
-        (made / "build.py").write_text(_source(build), encoding="utf-8")
+        (draft / "load.py").write_text(form, encoding="utf-8")
+        (draft / "build.py").write_text(_source(build), encoding="utf-8")
         described = {**about, "inputs": [_column(data, name) for name in inputs]}
         described["classes"] = {n: names for n, names in data.classes.items() if names is not None}
         described["environment"] = environment.describe()["packages"]
-        (made / ABOUT).write_text(f"{strict_json(described)}\n", encoding="utf-8")
-        made.chmod(0o755)
+        (draft / ABOUT).write_text(f"{strict_json(described)}\n", encoding="utf-8")
+        draft.chmod(0o755)
         if target.exists():
             shutil.rmtree(target)
-        made.rename(target)
+        draft.rename(target)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(draft, ignore_errors=True)
         raise
     return target
 
@@ -150,13 +138,13 @@ def _torch(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
     import torch
 
     net = model.net.eval()
-    given = traced_inputs(model, data)
+    inputs = traced_inputs(model, data)
     with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from PyTorch, about its own code
         try:
             with _without_graph():
                 program = torch.export.export(
-                    net, given.args, given.kwargs or None, dynamic_shapes=given.shapes
+                    net, inputs.args, inputs.kwargs or None, dynamic_shapes=inputs.shapes
                 )
         except Exception as error:  # PyTorch and the network raise many kinds of exceptions
             warnings.warn(
@@ -164,9 +152,9 @@ def _torch(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
                 "has only its weights, for the network that build.py makes",
                 stacklevel=users_level(),
             )
-            return LOAD_WEIGHTS, given.columns
+            return LOAD_WEIGHTS, inputs.columns
         torch.export.save(program, folder / "model.pt2")
-    return LOAD_TORCH, given.columns
+    return LOAD_TORCH, inputs.columns
 
 
 @contextlib.contextmanager
@@ -204,7 +192,7 @@ def _source(build: Callable[..., Any]) -> str:
 def _column(data: Dataset, name: str) -> dict[str, Any]:
     """Describe a column as the model gets it, and its values in the training data."""
     stored = data.columns[stored_column(name, data.columns)]
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "column": name,
         "stored_dtype": stored.dtype,
         "stored_shape": list(stored.shape),
@@ -214,6 +202,6 @@ def _column(data: Dataset, name: str) -> dict[str, Any]:
         try:
             stats = data.stats(name)
         except InputError:  # a column without numbers
-            return found
-        found |= {key: float(stats[key]) for key in ("mean", "std", "min", "max")}
-    return found
+            return facts
+        facts |= {key: float(stats[key]) for key in ("mean", "std", "min", "max")}
+    return facts

@@ -48,31 +48,8 @@ HELD_TRIALS = 10_000
 class SavedRun:
     """The files of a run, as they were when last read.
 
-    Parameters
-    ----------
-    path
-        The run's folder.
-    build
-        The run's ``build``, if it cannot be imported again.
-
-    Attributes
-    ----------
-    path, folder
-        The folder as it was given, and as an absolute path.
-    meta
-        The store's record of the whole run.
-    trial_count
-        The number of trials; with folds, of configurations.
-    before_reading
-        Called before files are read: during a run in this process, it waits until finished epochs
-        are on disk.
-
-    Raises
-    ------
-    InputError
-        If the folder does not hold a run.
-    CorruptDataError
-        If the run's store cannot be read.
+    Raises InputError if the folder does not hold a run, and CorruptDataError if its store cannot be
+    read.
     """
 
     def __init__(
@@ -80,9 +57,10 @@ class SavedRun:
     ) -> None:
         self.path = path_of("run", path)
         self.folder = self.path.absolute()  # the working directory may change
+        # During a run in this process, this waits until finished epochs are on disk.
         self.before_reading: Callable[[], None] = lambda: None
         self.meta: dict[str, Any] = {}
-        self.trial_count = 0
+        self.trial_count = 0  # with folds, of configurations
         self._records: list[TrialRecord] | None = None
         self._configurations: list[TrialRecord] | None = None
         self._folds: Folds | None = None
@@ -134,7 +112,6 @@ class SavedRun:
 
     @property
     def holds_trials(self) -> bool:
-        """Whether all trials are in memory."""
         return self._records is not None
 
     def best_epoch(self, record: TrialRecord) -> int | None:
@@ -145,10 +122,7 @@ class SavedRun:
         return record.best_epoch(self.metric, self.mode)
 
     def some(self, numbers: Sequence[int]) -> list[TrialRecord]:
-        """Return the trials with these numbers, in this order.
-
-        In a run with folds, this method and the following ones return configurations.
-        """
+        """Return the trials with these numbers, in this order; with folds, the configurations."""
         if self._records is not None:
             return [self.configurations[number] for number in numbers]
         self.before_reading()
@@ -156,7 +130,6 @@ class SavedRun:
             return self._marked(read_trials(connection, numbers))
 
     def counts(self) -> Counter[str]:
-        """Count the trials by status."""
         if self._records is not None:
             return Counter(record.status for record in self.configurations)
         self.before_reading()
@@ -210,7 +183,6 @@ class SavedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of the search that affect its trials."""
         return dict(self.meta["settings"])
 
     @property
@@ -220,7 +192,6 @@ class SavedRun:
 
     @property
     def metric(self) -> str:
-        """The metric that ranks trials."""
         return str(self.meta["settings"]["metric"])
 
     @property
@@ -235,7 +206,6 @@ class SavedRun:
 
     @property
     def ranked_by(self) -> Ranking:
-        """The metric, mode and epoch by which trials are ranked."""
         return Ranking(self.metric, self.mode, self.select)
 
     @property
@@ -248,7 +218,6 @@ class SavedRun:
 
     @property
     def recipe(self) -> Recipe:
-        """The identity of ``build``."""
         return Recipe.from_json(self.meta["build"])
 
     def units(self) -> list[dict[str, Any]]:
@@ -293,10 +262,10 @@ class SavedRun:
 
     def _trial_and_fold(self, number: int | None) -> dict[str, int | None]:
         """Return the user's trial and fold for a stored trial; None stands for the run itself."""
-        each = self.trials_each
-        place = {"trial": None if number is None else number // each}
+        folds = self.trials_each
+        place = {"trial": None if number is None else number // folds}
         if self.meta["folds"] is not None:
-            place["fold"] = None if number is None else number % each
+            place["fold"] = None if number is None else number % folds
         return place
 
     @property
@@ -318,10 +287,9 @@ class SavedRun:
             return {trial: (begin, end) for trial, begin, end in rows}
 
     def rows_per_epoch(self, number: int) -> tuple[int, int]:
-        """Return how many rows a trial trained and validated on in its first epoch.
+        """Return how many rows a stored trial trained and validated on in its first epoch.
 
-        `number` is the number of a stored trial, which is a fold in a run with folds. Rows that no
-        unit has processed are not counted; a unit that ran again counts once.
+        Only processed rows count; a unit that ran again counts once.
         """
         self.before_reading()
         with reader(self.folder) as connection:
@@ -336,7 +304,6 @@ class SavedRun:
         return counted.get(False, 0), counted.get(True, 0)
 
     def ranges(self) -> dict[str, Range]:
-        """Return the range of each setting, by its dotted name."""
         return ranges_of(self.meta["space"])
 
     def not_exact(self, number: int) -> list[str]:
@@ -358,18 +325,11 @@ class SavedRun:
             return ""
 
     def state_path(self, record: EpochRecord) -> Path:
-        """Return the path of an epoch's kept state."""
         assert record.state_file is not None
         return self.folder / "states" / record.state_file
 
     def read_state(self, trial: int, record: EpochRecord) -> bytes:
-        """Read a kept state and compare it with its checksum.
-
-        Raises
-        ------
-        CorruptDataError
-            If it is missing or damaged.
-        """
+        """Read a kept state; raise CorruptDataError if it is missing or its checksum differs."""
         path = self.state_path(record)
         self.before_reading()  # in a callback, wait until the finished epoch is stored
         try:
@@ -396,17 +356,17 @@ class SavedRun:
     def find_build(self, build: Callable[..., Any] | None) -> Callable[..., Any]:
         """Return the given ``build``, or import the run's again; warn if it has changed.
 
-        In a run of an Optuna study, ``build`` is called with an Optuna trial, as in that run.
+        For a run of an Optuna study, the result takes an Optuna trial, as in that run.
         """
         if build is not None:
             check_build(build)
             self.recipe.warn_if_changed(build)
         elif self._build is None:
             self._build = self.recipe.find()
-        found: Callable[..., Any] = build or self._build  # type: ignore[assignment]
-        if self.recipe.takes_trial and not isinstance(found, StudyBuild):
-            return StudyBuild(found, self.trials_each)
-        return found
+        function: Callable[..., Any] = build or self._build  # type: ignore[assignment]
+        if self.recipe.takes_trial and not isinstance(function, StudyBuild):
+            return StudyBuild(function, self.trials_each)
+        return function
 
     def _with_own_rows(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Replace the path of rows that were passed to the search by the run's current folder."""
@@ -443,21 +403,21 @@ class SavedRun:
             ) from error
 
     def new_places(self, views: Mapping[str, Dataset | None]) -> dict[str, dict[str, Any]]:
-        """Return new records of the datasets that are no longer where the run has recorded them.
+        """Return new records of the datasets that are no longer at their recorded paths.
 
-        `views` are the run's ``"data"`` and ``"validation"`` at their current places. A copy that
-        is used beside the recorded dataset, for example on a local disk, gets no record.
+        `views` are the run's ``"data"`` and ``"validation"`` at their current places. A copy used
+        beside an existing dataset, such as one on a local disk, gets no record.
         """
-        found = {}
+        places = {}
         for name, view in views.items():
-            known = self.meta[name]
-            if view is None or known is None:
+            recorded = self.meta[name]
+            if view is None or recorded is None:
                 continue
-            if is_url(known["path"]) or Path(known["path"]).exists():
+            if is_url(recorded["path"]) or Path(recorded["path"]).exists():
                 continue
             now = view.spec()
-            found[name] = {**known, **{key: now[key] for key in ("path", "set") if key in now}}
-        return found
+            places[name] = {**recorded, **{key: now[key] for key in ("path", "set") if key in now}}
+        return places
 
     def columns(self) -> Mapping[str, Column]:
         """Return the columns of the run's data; empty if the data is missing."""
@@ -476,21 +436,21 @@ class SavedRun:
         return None if described is None or data is None else Folds.from_json(data, described)
 
     def view(self, name: str, moved: Dataset | None) -> Dataset | None:
-        """Return the run's data, read from `moved` if that is given.
+        """Return the run's data, read from `moved` if given.
 
-        If `moved` has more rows, only the rows on which the run was trained are used: `moved` may
-        be the dataset that was passed to `search` with a fraction for validation.
+        Only the run's rows are used: `moved` may be the whole dataset from which `search` split off
+        validation data.
         """
         spec = self.meta[name]
         if spec is None:
             return None
         if moved is not None:
             if name == "data":
-                known = {**spec, "path": moved._place}
+                updated = {**spec, "path": moved._place}
                 if not moved._is_whole():
-                    view = Dataset.from_spec(known, check=False)
+                    view = Dataset.from_spec(updated, check=False)
                     return view if moved._holds(view) else moved
-                spec = {**known, "transforms": moved.spec()["transforms"] or spec["transforms"]}
+                spec = {**updated, "transforms": moved.spec()["transforms"] or spec["transforms"]}
             elif spec["path"] == self.meta["data"]["path"]:
                 spec = {**spec, "path": moved._place}
         if spec is self.meta[name]:
@@ -500,8 +460,7 @@ class SavedRun:
     def data_for(self, data: Any, number: int, rows: ExitStack) -> Dataset:
         """Return the dataset to evaluate on: `data`, or the validation data of trial `number`.
 
-        Data given in memory is written to a temporary folder, which is removed when `rows` is
-        closed.
+        Data in memory is written to a temporary folder, which closing `rows` removes.
         """
         if isinstance(data, (str, os.PathLike)):
             data = Dataset(data)

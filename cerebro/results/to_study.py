@@ -101,7 +101,7 @@ def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | N
 
 
 def _attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dict[str, Any]:
-    found = {
+    facts = {
         "run": str(saved.folder),
         "trial": trial.number,
         "status": trial.status,
@@ -113,13 +113,11 @@ def _attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dic
     }
     flat = {path_name(path): value for path, value in leaves(trial.config)}
     if flat != params:
-        found["config"] = trial.config
-    return {name: value for name, value in found.items() if value is not None}
+        facts["config"] = trial.config
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 class Times:
-    """Finds the times at which trials began and ended."""
-
     def __init__(self, saved: SavedRun) -> None:
         self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
         self._spans = saved.spans()
@@ -133,11 +131,11 @@ class Times:
 class RunParameters:
     """The parameters of a run's configurations, and their distributions.
 
-    In a study, a name has one distribution, which all trials share: only then do Optuna's samplers
-    and importances use them together. The dimensions of the space keep their bounds, widened for
-    trials outside them, as points may be; a dimension that has other values under other conditions
-    is named with its conditions. The bounds of all other names, and of normal distributions, which
-    Optuna lacks, are those of the trials' own values. Constants are not parameters.
+    All trials share one distribution per name: otherwise Optuna's samplers and importances would
+    not use them together. The space's dimensions keep their bounds, widened for points outside
+    them. A dimension that has other values under other conditions is named with its conditions. All
+    other names, and normal distributions, which Optuna lacks, have the bounds of the trials'
+    values. Constants are not parameters.
     """
 
     def __init__(self, optuna: Any, saved: SavedRun, trials: Sequence[Trial]) -> None:
@@ -167,13 +165,13 @@ class RunParameters:
 
     def _all(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
         """Yield each name with its value and its distribution in the space, None if it has none."""
-        found = set()
+        paths = set()
         for node, value, kind in self._known.values(config):
             if node.applies(config):
-                found.add(node.path)
+                paths.add(node.path)
                 yield self._known.name(node), value, kind
         for path, value in leaves(config, self._of_space):
-            if path not in found and (path not in self._of_space or path in self._normal):
+            if path not in paths and (path not in self._of_space or path in self._normal):
                 yield path_name(path), storable(value), None
 
 
@@ -192,10 +190,7 @@ def leaves(
 def _common(optuna: Any, kinds: Sequence[Any], values: Sequence[Any]) -> Any:
     """Return one distribution for all values of a name; None if Optuna has none.
 
-    Parameters
-    ----------
-    kinds
-        The distribution of each value in the space, or None.
+    `kinds` has the distribution of each value in the space, or None.
     """
     kind = kinds[0]
     if kind is None or any(other != kind for other in kinds):

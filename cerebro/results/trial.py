@@ -252,7 +252,8 @@ class Trial:
         if context is None:
             context = self.saved.context(build)
         info = make_info(
-            *(context.views(self.number)[0], context.order(self.number)),
+            context.views(self.number)[0],
+            context.order(self.number),
             trial=self.number,
             epochs=self.record.info_epochs(
                 (record.epoch + 1) * context.units_per_epoch - 1, context.epochs
@@ -267,9 +268,9 @@ class Trial:
         ):
 
             def build_live() -> LiveModel:
-                made = build_model(context, self.number, self.record.config, info)
+                parts = build_model(context, self.number, self.record.config, info)
                 return LiveModel(
-                    *made,
+                    *parts,
                     progress=EpochProgress(),
                     torch_flags=torch_flags(),
                     keras=keras_settings(),
@@ -371,7 +372,10 @@ class Trial:
             if text := left_out(unfit, target):
                 warnings.warn(f"{what}: {text}", stacklevel=users_level())
         loader = make_batches(
-            *(model, target, settings["eval_batch_size"] or self._batch_size(), device),
+            model,
+            target,
+            settings["eval_batch_size"] or self._batch_size(),
+            device,
             seed=settings["seed"],
             shuffle=False,
             augment=False,
@@ -452,7 +456,7 @@ class Trial:
             return predict(live.model, data, self._batch_size(), unfit)
 
     def _unfit(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
-        """Return messages about columns of `data` that the model might misread; see `predict`.
+        """Return messages about columns that the model might misread.
 
         Raises InputError if the model names such a column among its inputs.
         """
@@ -462,11 +466,11 @@ class Trial:
         inputs = getattr(model, "_inputs", None)
         if inputs is None:
             named = read_columns(model, train.columns)  # None: the model may read any column
-            wanted = [name for name in data.columns if named is None or name in named]
-            return unfit_columns(train, data, what, wanted)
+            columns = [name for name in data.columns if named is None or name in named]
+            return unfit_columns(train, data, what, columns)
         read = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
-        wanted = [name for name in data.columns if name in read]
-        for message in unfit_columns(train, data, what, wanted).values():
+        columns = [name for name in data.columns if name in read]
+        for message in unfit_columns(train, data, what, columns).values():
             raise InputError(message)
         return {}
 
@@ -667,10 +671,7 @@ class Trial:
         return batch_size_of(self.config, self.saved.settings["batch_size"])
 
     def _selected(self) -> EpochRecord | None:
-        """Return the epoch that ranks the trial; for a fold, the one that ranks its configuration.
-
-        None before the first epoch.
-        """
+        """Return the epoch that ranks the trial or, for a fold, its configuration; or None."""
         by = self.saved.ranked_by
         if self._whole is not None:
             whole = self._whole.selected(by)
@@ -679,7 +680,6 @@ class Trial:
         return self.record.selected(by)
 
     def _fold(self, fold: int) -> Trial:
-        """Return the fold with this index."""
         folds = self.folds
         if not folds:
             raise InputError(f"trial {self.number} has no folds: leave out fold=")
@@ -704,19 +704,19 @@ class Trial:
         if isinstance(epoch, str) and epoch not in ("best", "last"):
             raise InputError(f"epoch must be 'best', 'last' or an epoch's number, not {epoch!r}")
         if epoch == "last":
-            wanted = records[-1].epoch
+            number = records[-1].epoch
         elif epoch == "best":
-            wanted = selected.epoch  # so that `metrics` and `state_hash` are those of the model
+            number = selected.epoch  # so that `metrics` and `state_hash` are those of the model
         else:
-            wanted = whole_number("epoch", epoch, 0)
-        found = next((r for r in records if r.epoch == wanted), None)
-        if found is None or found.state_file is None:
-            kept = [str(r.epoch) for r in records if r.state_file is not None]
+            number = whole_number("epoch", epoch, 0)
+        record = next((r for r in records if r.epoch == number), None)
+        if record is None or record.state_file is None:
+            available = [str(r.epoch) for r in records if r.state_file is not None]
             raise InputError(
-                f"trial {self.number} has no state of epoch {wanted}; kept are "
-                f"{', '.join(kept) or 'none'} (keep='all' keeps every epoch)"
+                f"trial {self.number} has no state of epoch {number}; kept are "
+                f"{', '.join(available) or 'none'} (keep='all' keeps every epoch)"
             )
-        return found
+        return record
 
     def __repr__(self) -> str:
         from cerebro.report import format as fmt

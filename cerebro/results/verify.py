@@ -81,20 +81,16 @@ class Verification:
 def verify_run(path: Path) -> Verification:
     """Verify a run, finished or not; see `cerebro.Result.verify`.
 
-    Raises
-    ------
-    InputError
-        If the folder does not hold a run.
-    CorruptDataError
-        If another version of Cerebro wrote the run, and this one cannot read it.
+    Raises InputError if the folder does not hold a run, and CorruptDataError if another version of
+    Cerebro wrote the run and this one cannot read it.
     """
     hashes: dict[tuple[str, str], str | None] = {}
-    found = _verify_once(path, hashes)
-    if found.problems and _may_go_on(path):
+    result = _verify_once(path, hashes)
+    if result.problems and _may_go_on(path):
         again = {(p.where, p.what) for p in _verify_once(path, hashes).problems}
-        lasting = [p for p in found.problems if (p.where, p.what) in again]
-        found.problems[:] = lasting
-    return found
+        lasting = [p for p in result.problems if (p.where, p.what) in again]
+        result.problems[:] = lasting
+    return result
 
 
 def _may_go_on(path: Path) -> bool:
@@ -282,8 +278,8 @@ def _check_states(
                 hashes[key] = _state_problem(saved.state_path(epoch), epoch.state_hash)
             what = hashes[key]
             if what is not None:
-                kept = [str(e.epoch) for e in record.epochs if e.state_file and e is not epoch]
-                others = f"epochs {', '.join(kept)} are kept too" if kept else "no other is kept"
+                more = [str(e.epoch) for e in record.epochs if e.state_file and e is not epoch]
+                others = f"epochs {', '.join(more)} are kept too" if more else "no other is kept"
                 advice = f"restore a copy, or train the trial again ({others})"
                 where = f"{saved.state_path(epoch)} (trial {record.number}, epoch {epoch.epoch})"
                 problems.append(Problem(where, what, advice))
@@ -338,14 +334,14 @@ def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
     keep = saved.settings["keep"]
     if not record.epochs:
         return
-    wanted = {record.epochs[-1].epoch}
+    required = {record.epochs[-1].epoch}
     if keep == "best":
         best = saved.best_epoch(record)
-        wanted |= {best} if best is not None else set()
+        required |= {best} if best is not None else set()
     elif keep == "all":
-        wanted = {epoch.epoch for epoch in record.epochs}
+        required = {epoch.epoch for epoch in record.epochs}
     for epoch in record.epochs:
-        if epoch.epoch in wanted and epoch.state_file is None:
+        if epoch.epoch in required and epoch.state_file is None:
             yield Problem(
                 f"trial {record.number}, epoch {epoch.epoch}",
                 f"its state was to be kept (keep={keep!r}), but no file is named",

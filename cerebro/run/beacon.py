@@ -1,9 +1,8 @@
 """Mark a run as owned by a process of this host, without a file.
 
 The mark is an abstract Unix socket (Linux only) with the folder's device and inode as its name. The
-kernel gives a name to one process at a time and takes it back when the process ends. Nobody can
-delete it, and it does not depend on the locks of the file system. Containers with a network of
-their own do not see it.
+kernel gives a name to one process at a time and frees it when the process ends. Nobody can delete
+it, and it needs no file locks. Containers with their own network do not see it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Key = tuple[int, int]
 
 _PEER = struct.Struct("iII")  # struct ucred: process, user, group
 _WAITING = 4096
-"""How many may ask for the owner's number before it answers, which it does at every commit."""
+"""How many processes may ask for the owner's number between two commits."""
 
 
 class Taken(Exception):
@@ -35,13 +34,7 @@ class Taken(Exception):
 
 
 class Beacon:
-    """The mark of one run; see the module's docstring.
-
-    Raises
-    ------
-    Taken
-        If another process has the mark.
-    """
+    """The mark of one run; see the module's docstring. Raises `Taken` if another process has it."""
 
     def __init__(self, folder: Path, key: Key) -> None:
         self._open: list[socket.socket | int] = []
@@ -65,7 +58,7 @@ class Beacon:
                 raise Taken(pid) from None
 
     def answer(self) -> None:
-        """Let go of the processes that have asked for the owner's number."""
+        """Release the processes that have asked for the owner's number."""
         for mark in self._open:
             with contextlib.suppress(OSError):
                 while not isinstance(mark, int):
@@ -82,19 +75,19 @@ class Beacon:
 
 
 def holder(key: Key) -> int | None:
-    """Return the number of the process that has the mark of a run; 0 if unknown, None if none."""
+    """Return the number of the process with a run's mark: 0 if unknown, None if there is none."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:
             asking.connect(_name(key))
-            found = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+            credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         except BlockingIOError:  # more have asked than it has answered
             return 0
         except OSError:
             return None
-    pid = int(_PEER.unpack(found)[0])
+    pid = int(_PEER.unpack(credentials)[0])
     # A fork made by C code may keep the mark of a process that has ended.
     return pid if pid == 0 or start_of(pid) is not None else None
 

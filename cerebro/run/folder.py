@@ -105,19 +105,12 @@ def make_durable_folder(folder: Path) -> None:
 
 
 def make_folders(run: Path, state_dir: Path) -> None:
-    """Create the missing folders of a run."""
     for folder in (*(run / name for name in PARTS), state_dir):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def claim_state_dir(state_dir: Path, folder: Path, run_id: str) -> None:
-    """Write the run's id to a separate folder for slots.
-
-    Raises
-    ------
-    InputError
-        If the folder holds slots of a different run.
-    """
+    """Write the run's id to a separate slots folder; raise InputError if it has another's slots."""
     if state_dir == folder / "states":
         return
     claimed = claimant(state_dir)
@@ -178,12 +171,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
 def sweep(run: Path, state_dir: Path) -> list[str]:
     """Delete the state files that a closed run does not need; return their names.
 
-    Parameters
-    ----------
-    run
-        The run's folder. No process may be writing to the run.
-    state_dir
-        The folder of the run's slots.
+    No process may be writing to the run.
     """
     with reader(run) as connection:
         named = {
@@ -216,15 +204,16 @@ class OwnedRun:
 
 
 UNFINISHED = {
-    *(FILE + ".new", FILE + ".new-journal", OWNER_FILE),
+    FILE + ".new",
+    FILE + ".new-journal",
+    OWNER_FILE,
     *PARTS,
     *FOLDERS,
 }
 """The entries that a process leaves behind if it is killed while creating a run."""
 
 rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
-"""The folder of the run that is being created, if it already holds the rows passed to the search.
-"""
+"""The folder of the run being created, if it already holds rows passed to the search."""
 
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
@@ -257,8 +246,8 @@ def reserved(
 ) -> Iterator[str | os.PathLike[str] | None]:
     """Choose and create the folder of a new run, if its name is not given; yield it, else `run`.
 
-    Searches that begin at the same time thus get different folders. A folder in which no run was
-    created is removed at the end of the block.
+    Searches that begin at the same time get different folders. At the end of the block, a folder
+    without a run is removed.
     """
     if run is not None and if_exists != "new":
         yield run
@@ -288,12 +277,9 @@ def reserved(
 
 
 def claim(folder: Path) -> None:
-    """Create the folder of a new run, before anything is written to it, unless it exists.
+    """Create the folder of a new run, unless it exists, before anything is written to it.
 
-    Raises
-    ------
-    InputError
-        If another search has created it in this moment.
+    Raises InputError if another search creates it at this moment.
     """
     if folder.exists():
         return
@@ -309,8 +295,8 @@ def claim(folder: Path) -> None:
 def gives_way(folder: Path) -> bool:
     """Return whether a new run may replace the run in a folder.
 
-    A run may be replaced if no process is training it, it has not finished an epoch, and the folder
-    holds nothing else: the search was called again after a mistake or an early interrupt.
+    It may if no process trains the run, no epoch is finished, and the folder holds nothing else:
+    the search was called again after a mistake or an early interrupt.
     """
     if not (folder / FILE).is_file() or folder.is_symlink() or owner_of(folder) is not None:
         return False
@@ -349,7 +335,6 @@ def make_way(folder: Path) -> None:
 
 
 def refuse_folder(folder: Path) -> NoReturn:
-    """Raise InputError because a run's folder already exists."""
     raise InputError(
         f"run folder {folder} exists already: choose another run=, delete it, open it with "
         "cerebro.open(), start a new one beside it with if_exists='new', or continue it with "

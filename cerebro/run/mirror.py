@@ -6,11 +6,10 @@
     trials/3.log                        what a trial printed
     data/..., validation/...            rows that were given to the search
 
-A snapshot is taken, and the states that it names get a second name at once, because a run in
-progress soon removes them. Then the states are uploaded, then the snapshot, then ``run.json``. So
-the run that ``run.json`` names is always complete, whenever the upload is interrupted. Names
-contain hashes, so that an upload that is repeated changes nothing. Slots are not copied: a run
-that is resumed from here has lost the epochs that were in progress.
+The states that a snapshot names get a second name at once, because a live run soon removes them.
+First the states are uploaded, then the snapshot, then ``run.json``: an interrupted upload leaves a
+complete run. Names contain hashes, so repeating an upload changes nothing. Slots are not copied: a
+run that is resumed from a copy has lost the epochs that were in progress.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ POINTER = "run.json"
 FORMAT = "cerebro-run"
 VERSION = 1
 TRIES = 20
-"""How often a copy that a live run has overtaken is begun again."""
+"""How often to begin a copy again if a live run has overtaken it."""
 
 _LOG = re.compile(r"\d+\.log", re.ASCII)
 
@@ -55,16 +54,11 @@ _LOG = re.compile(r"\d+\.log", re.ASCII)
 class Pointer:
     """The content of ``run.json``."""
 
-    run: str
-    """The id of the run,"""
-    writer: str
-    """that of the process that wrote it,"""
-    store: str
-    """the name of the snapshot's object,"""
-    store_hash: str
-    """its XXH3-128, and"""
-    epochs: int
-    """the number of epochs that are finished in it, of all trials."""
+    run: str  # its id
+    writer: str  # the id of the process that wrote this
+    store: str  # the name of the snapshot's object
+    store_hash: str  # the snapshot's XXH3-128
+    epochs: int  # the number of finished epochs in the snapshot, over all trials
 
     def to_bytes(self) -> bytes:
         return json.dumps({"format": FORMAT, "version": VERSION, **vars(self)}, indent=1).encode()
@@ -73,12 +67,8 @@ class Pointer:
 def read_pointer(objects: Objects) -> Pointer | None:
     """Read ``run.json``; None if there is no copy of a run.
 
-    Raises
-    ------
-    CorruptDataError
-        If it is damaged, or of another version.
-    StorageError
-        If the storage refuses or is not reached.
+    Raises CorruptDataError if it is damaged or of another version, and StorageError if the storage
+    refuses or cannot be reached.
     """
     url = objects.url_of(POINTER)
     try:
@@ -101,7 +91,6 @@ def read_pointer(objects: Objects) -> Pointer | None:
 
 
 def state_object(file: str, state_hash: str) -> str:
-    """Return the name of a kept state's object."""
     return f"states/{file.removesuffix('.safetensors')}.{state_hash}.safetensors"
 
 
@@ -109,24 +98,14 @@ def state_object(file: str, state_hash: str) -> str:
 
 
 class _Overtaken(Exception):
-    """The run has gone on since the snapshot was taken, which names a state that is not there.
+    """The run has removed a state that the snapshot names.
 
     Its arguments are the state's file, its hash, and what is wrong.
     """
 
 
 class Uploader:
-    """Copies one run to object storage, as often as `upload` is called.
-
-    Parameters
-    ----------
-    objects
-        The place of the copy.
-    folder
-        The run's folder.
-    resumed
-        The copy from which the run was resumed, if it was.
-    """
+    """Copies a run to object storage at each `upload`; `resumed` is the copy that it came from."""
 
     def __init__(self, objects: Objects, folder: Path, resumed: Pointer | None = None) -> None:
         self.objects = objects
@@ -139,21 +118,12 @@ class Uploader:
         self._done: tuple[Any, ...] | None = None
 
     def upload(self, *, whole: bool = False) -> bool:
-        """Bring the copy up to date; return False if nothing but units has been added.
+        """Bring the copy up to date; return False if only units were added.
 
-        Parameters
-        ----------
-        whole
-            Whether to copy every row that is there, whatever it is.
-
-        Raises
-        ------
-        InputError
-            If the place holds a different run, or another process has gone on with this one.
-        StorageError
-            If the storage refuses or is not reached: the copy stays as it was.
-        CorruptDataError
-            If the store or a state here is damaged.
+        With `whole`, copy these too. If the storage refuses or cannot be reached, raises
+        StorageError and leaves the copy as it was. Raises InputError if the place holds a different
+        run, or another process has continued this one, and CorruptDataError if the store or a state
+        is damaged.
         """
         before: tuple[str, ...] = ()
         with self._room() as room:
@@ -176,13 +146,13 @@ class Uploader:
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[Path]:
-        """Make a temporary folder in that of the states, so that it can have links to them."""
+        """Make a temporary folder beside the states, so that it can have links to them."""
         options: dict[str, Any] = {"prefix": HELD, "ignore_cleanup_errors": True}
         try:
-            made = tempfile.TemporaryDirectory(dir=self._folder / "states", **options)
+            temporary = tempfile.TemporaryDirectory(dir=self._folder / "states", **options)
         except OSError:  # another user's run, perhaps
-            made = tempfile.TemporaryDirectory(**options)
-        with made as room:
+            temporary = tempfile.TemporaryDirectory(**options)
+        with temporary as room:
             yield Path(room)
 
     def _upload(self, room: Path, whole: bool, *, copies: bool) -> bool:
@@ -218,28 +188,28 @@ class Uploader:
         return True
 
     def _claim(self) -> None:
-        """Make sure that the place is free or has this run; note what is there already."""
+        """Check that the place is free or has this run; note what it already has."""
         with reader(self._folder) as connection:
             run, epochs = _id(connection), _progress(connection)[0]
-        found = read_pointer(self.objects)
-        if found is not None and found.run != run:
+        pointer = read_pointer(self.objects)
+        if pointer is not None and pointer.run != run:
             raise InputError(f"{self.objects.url} holds a different run: choose another URL")
-        if found is not None and found.epochs > epochs:
+        if pointer is not None and pointer.epochs > epochs:
             raise InputError(
-                f"{self.objects.url} has {found.epochs} finished epochs of this run, and "
+                f"{self.objects.url} has {pointer.epochs} finished epochs of this run, and "
                 f"{self._folder} has {epochs}: continue it with cerebro.resume("
                 f"{self.objects.url!r}), or choose another URL"
             )
-        if self._before is not None and found != self._before:
+        if self._before is not None and pointer != self._before:
             raise self._taken_over()
         self._there = self.objects.names()
-        self._before, self._is_first = found, False
+        self._before, self._is_first = pointer, False
 
     def _check_writer(self) -> None:
-        """Raise InputError if another process has written the copy since this one has."""
-        found = read_pointer(self.objects)
+        """Raise InputError if another process has since written the copy."""
+        pointer = read_pointer(self.objects)
         # A write that failed may have succeeded.
-        if found != self._before and (found is None or found.writer != self._writer):
+        if pointer != self._before and (pointer is None or pointer.writer != self._writer):
             raise self._taken_over()
 
     def _taken_over(self) -> InputError:
@@ -251,7 +221,7 @@ class Uploader:
     def _hold(self, file: str, state_hash: str, room: Path, *, copies: bool) -> None:
         """Keep a state until it is uploaded, whatever the run removes meanwhile.
 
-        Where there are no links, it is kept only if `copies`.
+        Without hard links, it is copied if `copies`, and otherwise not kept.
         """
         path, held = self._folder / "states" / file, room / f"{state_hash}-{file}"
         if held.exists():  # since the last attempt
@@ -311,7 +281,7 @@ def _id(connection: sqlite3.Connection) -> str:
 
 
 def _progress(connection: sqlite3.Connection) -> tuple[Any, ...]:
-    """Return what changes when something durable has been added: epochs, decisions, statuses."""
+    """Return what changes with every durable addition: epochs, decisions, statuses."""
     (epochs,) = connection.execute("SELECT count(*) FROM epochs").fetchone()
     (decisions,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
     statuses = connection.execute("SELECT status, count(*) FROM trials GROUP BY status").fetchall()
@@ -319,7 +289,7 @@ def _progress(connection: sqlite3.Connection) -> tuple[Any, ...]:
 
 
 def _states(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the files of the kept states that rows name, and their hashes."""
+    """Return the files of the kept states that rows name, with their hashes."""
     check_rows(connection, "epochs")
     sql = "SELECT state_file, state_hash FROM epochs WHERE state_file IS NOT NULL"
     return {str(check_state_file(file)): str(hash) for file, hash in connection.execute(sql)}
@@ -329,42 +299,31 @@ def _states(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def download(objects: Objects, folder: Path) -> Pointer:
-    """Make a run's folder from its copy, completely or not at all.
+    """Make a run's folder, which must not exist, from its copy; completely or not at all.
 
-    Parameters
-    ----------
-    folder
-        The folder to make; it must not exist.
-
-    Raises
-    ------
-    InputError
-        If there is no copy of a run.
-    CorruptDataError
-        If an object is missing, truncated or modified; the message has its URL.
-    StorageError
-        If the storage refuses or is not reached.
+    Raises InputError if there is no copy of a run; CorruptDataError with the URL of an object that
+    is missing, truncated or modified; and StorageError if the storage refuses or cannot be reached.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for left in reversed(range(TRIES)):
+    for tries_left in reversed(range(TRIES)):
         pointer = read_pointer(objects)
         if pointer is None:
             raise InputError(
                 f"no copy of a run at '{objects.url}': cerebro.callbacks.Mirror makes one"
             )
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.tmp-", dir=folder.parent))
+        draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.tmp-", dir=folder.parent))
         try:
-            made.chmod(0o755)
-            _fill(objects, pointer, made)
-            made.rename(folder)
+            draft.chmod(0o755)
+            _fill(objects, pointer, draft)
+            draft.rename(folder)
             durable.sync_folder(folder.parent)
             return pointer
         except MissingObjectError as error:
             # A live run removes what its next copy does not need.
-            if not left or read_pointer(objects) == pointer:
+            if not tries_left or read_pointer(objects) == pointer:
                 raise CorruptDataError(f"{error}: the copy of the run is damaged") from error
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
     raise AssertionError("unreachable")
 
 
@@ -380,8 +339,8 @@ def _fill(objects: Objects, pointer: Pointer, folder: Path) -> None:
             states = _states(connection)
             has_own_rows = read_meta(connection).get("own_rows") is True
     except OtherVersionError as error:
-        own, url = os.fspath(folder / FILE), objects.url_of(pointer.store)
-        raise OtherVersionError(str(error).replace(own, url)) from None
+        local, url = os.fspath(folder / FILE), objects.url_of(pointer.store)
+        raise OtherVersionError(str(error).replace(local, url)) from None
     for file, state_hash in states.items():
         name = state_object(file, state_hash)
         packed = objects.read(name)
@@ -405,7 +364,6 @@ def _fill(objects: Objects, pointer: Pointer, folder: Path) -> None:
 
 
 def _check_rows_of(folder: Path, url: str) -> None:
-    """Compare rows with their checksums."""
     try:
         manifest = read_manifest(folder)
         for shard in range(len(manifest.shards)):
@@ -415,7 +373,7 @@ def _check_rows_of(folder: Path, url: str) -> None:
 
 
 def _forget_slots(folder: Path) -> None:
-    """Have the run keep its slots in its own folder: the other one is on another machine."""
+    """Have the run keep its slots in its own folder: a separate one is on another machine."""
     with contextlib.closing(sqlite3.connect(folder / FILE)) as store:
         store.execute("UPDATE meta SET value = ? WHERE key = 'state_dir'", (encode(None),))
         store.commit()

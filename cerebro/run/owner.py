@@ -1,18 +1,15 @@
 """Determine the owner of a run: the one process that may train it.
 
-A process that trains a run holds a lock on ``owner.lock`` in the run's folder; the file also names
-the process: ``{"pid": 4711, "host": "node7", "start": ...}``. The lock (POSIX, on the whole file)
-ends with its process, no matter how the process dies, and forks do not inherit it. On a network
-file system a lock may be visible on one host only. There, the owner also renews the file's
+The owner holds a POSIX lock on ``owner.lock`` in the run's folder, which also names it: ``{"pid":
+4711, "host": "node7", "start": ...}``. The lock ends with the process, and forks do not inherit it.
+A network file system may show a lock on one host only. There, the owner also renews the file's
 modification time; an owner on a different host counts as dead if this time is old.
 
-A lock can be lost: with its file (``rm *.lock``), when any part of the process closes a descriptor
-of the file, or on a file system that grants every lock to everybody. So on its own host an owner is
-also known by its mark (`cerebro.run.beacon`) and, while it lives, by its number and start in the
-file. At every commit it makes a file that is missing again.
-
-A process loses its locks on a file when it closes any descriptor of that file. For a run that this
-process itself trains, the answers therefore come from memory.
+A lock can be lost: with its file, when the process closes any descriptor of the file, or on a file
+system that grants every lock. So on its own host an owner is also known by its mark
+(`cerebro.run.beacon`) and by the number and start in the file. At every commit it makes a missing
+file again. For a run that this process trains, answers come from memory: opening and closing the
+file would lose the lock.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ class Process:
     pid: int
     host: str
     start: str | None = field(default=None, compare=False)
-    """When it began, see `start_of`; None if unknown."""
+    """When it began (`start_of`); None if unknown."""
 
     @classmethod
     def current(cls) -> Process:
@@ -85,14 +82,9 @@ class Owner:
     def take(cls, folder: Path) -> Owner:
         """Become the owner of a run.
 
-        Raises
-        ------
-        InputError
-            If this process or another one already trains the run; the message names the process.
-        NoLocksError
-            If the file system has no locks.
-        OSError
-            If the folder cannot be written.
+        Raises InputError, which names the process, if this process or another one already trains
+        the run; NoLocksError if the file system has no locks; and OSError if the folder cannot be
+        written.
         """
         with _guard:
             key = _key_of(folder)
@@ -127,11 +119,8 @@ class Owner:
     def keep(self) -> None:
         """Make the lock's file again if it is missing; called at every commit.
 
-        Raises
-        ------
-        InputError
-            If another process has taken the run meanwhile, which only a system without abstract
-            sockets lets it do.
+        Raises InputError if another process has taken the run, which only the lack of abstract
+        sockets allows.
         """
         with _guard:
             if self._released.is_set() or self.process.pid != os.getpid():
@@ -249,15 +238,7 @@ def _opened(file: Path) -> Iterator[int]:
 
 
 def _locked_file(folder: Path) -> int:
-    """Return a descriptor of the lock's file, which this process has locked.
-
-    Raises
-    ------
-    InputError
-        If another process owns the run.
-    NoLocksError, OSError
-        As for `Owner.take`.
-    """
+    """Return a descriptor of the lock's file, which this process has locked; see `Owner.take`."""
     fd = open_plain(folder / FILE, os.O_RDWR | os.O_CREAT)
     try:
         if not _lock(fd, folder) or _is_alive(folder, fd, writable=True):
@@ -291,13 +272,7 @@ def _no_locks(folder: Path) -> NoLocksError:
 
 
 def _is_locked(fd: int, folder: Path) -> bool:
-    """Return whether another process has the lock. Does not take it.
-
-    Raises
-    ------
-    NoLocksError
-        If the file system has no locks.
-    """
+    """Return whether another process has the lock, without taking it; may raise NoLocksError."""
     # struct flock, of type F_WRLCK, from 0 to the end.
     layout = "qqihh" if sys.platform == "darwin" else "hhqqi"
     fields = {"l_type": fcntl.F_WRLCK, "l_whence": os.SEEK_SET, "l_start": 0, "l_len": 0}
@@ -317,9 +292,9 @@ def _is_locked(fd: int, folder: Path) -> bool:
 def _read(fd: int) -> Process | None:
     """Return the process that wrote the file; None if the file is empty or incomplete."""
     try:
-        found = json.loads(os.pread(fd, 4096, 0))
-        start = found.get("start")
-        process = Process(int(found["pid"]), str(found["host"]), start and str(start))
+        fields = json.loads(os.pread(fd, 4096, 0))
+        start = fields.get("start")
+        process = Process(int(fields["pid"]), str(fields["host"]), start and str(start))
     except (
         OSError,
         ValueError,
@@ -330,9 +305,8 @@ def _read(fd: int) -> Process | None:
         RecursionError,
     ):
         return None
-    return (
-        process if 0 < process.pid < 2**31 else None
-    )  # kill() takes other numbers as groups of processes
+    # kill() takes other numbers as groups of processes.
+    return process if 0 < process.pid < 2**31 else None
 
 
 def _write(fd: int, text: str) -> None:
@@ -341,7 +315,7 @@ def _write(fd: int, text: str) -> None:
 
 
 def _named(folder: Path, pid: int) -> str:
-    """Return a process of this host as text; 0 is a process whose number only the file knows."""
+    """Return a process of this host as text; for 0, look its number up in the file."""
     if pid > 0:
         return str(Process(pid, os.uname().nodename))
     with contextlib.suppress(OSError), _opened(folder / FILE) as fd:

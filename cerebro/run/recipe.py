@@ -71,14 +71,7 @@ class Recipe:
         return "<" not in self.qualname
 
     def find(self) -> Callable[..., Any]:
-        """Import the function again.
-
-        Raises
-        ------
-        InputError
-            If it cannot be imported, or the script that defined it has changed; the message says to
-            pass ``build=``.
-        """
+        """Import the function again; raise InputError if that fails or its script has changed."""
         if not self.has_name:
             inside = "<locals>" in self.qualname or "<lambda>" in self.qualname
             what = (
@@ -91,23 +84,20 @@ class Recipe:
                 f"{_PASS_IT}"
             )
         try:
-            found: Any = self._module()
+            build: Any = self._module()
             for part in self.qualname.split("."):
-                found = getattr(found, part)
+                build = getattr(build, part)
         except CerebroError:
             raise
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # such as that of a script that reads its arguments
+        except (Exception, SystemExit) as error:  # a script may read its arguments, and exit
             why = _reason(error)
             if self.module == "__main__":
                 raise InputError(f"this run's {self._not_found(why)}") from error
             raise InputError(
                 f"this run's build(), {self.name}, cannot be imported here ({why}): {_PASS_IT}"
             ) from error
-        self.warn_if_changed(found)
-        return found  # type: ignore[no-any-return]
+        self.warn_if_changed(build)
+        return build  # type: ignore[no-any-return]
 
     def warn_if_changed(self, build: Callable[..., Any]) -> None:
         """Warn if the source of ``build`` has changed since the run was trained."""
@@ -147,8 +137,8 @@ class Recipe:
         file = _file_of(main)
         if file is not None and self.file == file:
             return True
-        found = _at(main, self.qualname)
-        return self.source_hash is not None and source_hash(found) == self.source_hash
+        function = _at(main, self.qualname)
+        return self.source_hash is not None and source_hash(function) == self.source_hash
 
     @property
     def script_is_unchanged(self) -> bool:
@@ -177,7 +167,6 @@ class Recipe:
 
 
 def _reason(error: BaseException) -> str:
-    """Say why an import has failed."""
     if isinstance(error, SystemExit):
         return f"it ends the process: sys.exit({text_of(error)})"
     if isinstance(error, (ImportError, AttributeError, OSError)):  # their texts say it
@@ -188,7 +177,7 @@ def _reason(error: BaseException) -> str:
 def _name_of(build: Any) -> tuple[str, str]:
     """Return the module and qualified name from which ``build`` can be imported.
 
-    The qualified name of an object that cannot be imported is in angle brackets.
+    If it cannot be imported, the qualified name is in angle brackets.
     """
     while isinstance(build, WrappedBuild):
         build = build.build
@@ -208,15 +197,15 @@ def _name_of(build: Any) -> tuple[str, str]:
 
 
 def _at(module: ModuleType | None, qualname: str) -> Any:
-    """Return what a module has under a qualified name, else None."""
-    found: Any = module
+    """Return what a module has under a qualified name, or None."""
+    value: Any = module
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def _name_with_m(main: ModuleType) -> str | None:
-    """Return the name of a program that ``python -m`` runs as a module, else None."""
+    """Return the name of a program that ``python -m`` runs as a module, or None."""
     name = getattr(getattr(main, "__spec__", None), "name", None)
     return None if name == "__main__" else name
 
@@ -237,30 +226,29 @@ def import_file(
 ) -> ModuleType:
     """Import a Python file by its path, under ``name``.
 
-    By default, the name is the file's stem; if the file has relative imports, it is a module of
-    the package that its folders are. The file's folder is put first on ``sys.path``, as for a
-    script, and for a module of a package also the folder that holds the package. If the file has
-    the name of a different module, such as ``torch.py``, it does not replace that module: the file
-    is imported under a different name, its folder is put last, and workers receive its code.
+    By default, the name is the file's stem or, with relative imports, its dotted name in its
+    package. As for a script, the file's folder is put first on ``sys.path``; so is the folder of
+    its package. A file with the name of a different module, such as ``torch.py``, does not replace
+    that module: it gets a different name, its folder is put last, and workers receive its code.
 
-    If the names in `sought` are defined by then, the import of a script stops at its search.
-    Whatever the file raises is raised.
+    A script's import stops at its search if the names in `sought` are then defined. Exceptions of
+    the file are passed on.
     """
     file = Path(path).resolve()
-    wanted = name or _name_in_package(file)
-    known = sys.modules.get(wanted)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
+    plain_name = name or _name_in_package(file)
+    loaded = sys.modules.get(plain_name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(file):
+        return loaded
     if not file.exists():
         raise FileNotFoundError(f"{path} does not exist")
-    taken = _is_taken(wanted, file)
-    own_name = f"{wanted}_{_core.xxh3_64(str(file).encode())}" if taken else wanted
+    taken = _is_taken(plain_name, file)
+    own_name = f"{plain_name}_{_core.xxh3_64(str(file).encode())}" if taken else plain_name
     if own_name in sys.modules:
         return sys.modules[own_name]
     spec = stoppable(importlib.util.spec_from_file_location(own_name, file))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
-    root = file.parents[min(wanted.count("."), len(file.parents) - 1)]
+    root = file.parents[min(plain_name.count("."), len(file.parents) - 1)]
     for folder in (file.parent, root):
         if str(folder) not in sys.path:
             sys.path.insert(len(sys.path) if taken else 0, str(folder))
@@ -278,7 +266,7 @@ def import_file(
 
 
 def _name_in_package(file: Path) -> str:
-    """Return the file's stem; after the names of its packages if it has relative imports."""
+    """Return the file's stem, after the names of its packages if it has relative imports."""
     try:
         statements = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):  # the import will raise it
@@ -350,7 +338,7 @@ def _file_hash(build: Callable[..., Any]) -> str | None:
 
 
 def _hash_of(file: str | None) -> str | None:
-    """Return the XXH3-128 of a file, as this process has imported it; None if it is not there."""
+    """Return the XXH3-128 of a file, as this process has imported it; None if it is missing."""
     if file is None:
         return None
     try:
@@ -366,10 +354,7 @@ def call_build(build: Callable[..., Any], config: Any, info: Any) -> Any:
 
 
 class WrappedBuild:
-    """A ``build`` that calls the user's ``build`` with different arguments.
-
-    It takes over the name and source of the user's ``build``, so that the run records these.
-    """
+    """A ``build`` that calls the user's, whose name and source it has, with different arguments."""
 
     def __init__(self, build: Callable[..., Any]) -> None:
         self.build = build
@@ -383,10 +368,9 @@ class WrappedBuild:
 
 
 class StudyBuild(WrappedBuild):
-    """A ``build`` that calls the user's ``build`` with an Optuna trial.
+    """A ``build`` that calls the user's with an Optuna trial, which suggests the recorded values.
 
-    The Optuna trial suggests the recorded values in a worker. Each trial of the study corresponds
-    to `folds` trials of the run.
+    Each trial of the study has `folds` trials of the run.
     """
 
     takes_trial = True  # recorded, so that a resumed run also passes an Optuna trial
@@ -396,11 +380,11 @@ class StudyBuild(WrappedBuild):
         self.folds = folds
 
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
-        known = config.get(STUDY, {})  # cerebro.refit does not have it
-        trial = _trial_class()(plain(config), known.get("number", info.trial // self.folds))
-        trial.user_attrs.update(known.get("user_attrs", {}))
-        trial.system_attrs.update(known.get("system_attrs", {}))
-        trial.study = StudyStandIn(known.get("study", ""), known.get("direction", "NOT_SET"))
+        study = config.get(STUDY, {})  # cerebro.refit does not have it
+        trial = _trial_class()(plain(config), study.get("number", info.trial // self.folds))
+        trial.user_attrs.update(study.get("user_attrs", {}))
+        trial.system_attrs.update(study.get("system_attrs", {}))
+        trial.study = StudyStandIn(study.get("study", ""), study.get("direction", "NOT_SET"))
         return call_build(self.build, trial, info)
 
 
@@ -438,8 +422,8 @@ class StudyStandIn:
 
 def check_build(build: Any) -> None:
     """Raise InputError unless `build` can be called with a configuration."""
-    made = hasattr(build, "state_dict") and not isinstance(build, type)  # networks are callable
-    if made or not callable(build):
+    is_model = hasattr(build, "state_dict") and not isinstance(build, type)  # networks are callable
+    if is_model or not callable(build):
         raise InputError(
             f"build must be a function that makes a model, such as def build(config): ..., "
             f"not {type(build).__name__}"

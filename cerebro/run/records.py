@@ -23,12 +23,10 @@ OPEN: tuple[Status, ...] = ("waiting", "running", "paused")
 ENDED: tuple[Status, ...] = ("stopped", "finished", "diverged", "failed")
 
 NOT_EXACT = "not exact"
-"""The kind of an event that names an operation for which there is no deterministic version."""
+"""The kind of an event that names an operation without a deterministic version."""
 
 STUDY = "cerebro:study"
-"""The key of a stored configuration that holds the data of an Optuna trial, other than its
-parameters, for `build`. Not shown to users; see `cerebro.run.recipe`.
-"""
+"""The key of a stored configuration for an Optuna trial's other data; users do not see it."""
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,9 +55,7 @@ class Raised:
     """Describes an exception of the user's code, without the exception object."""
 
     bases: tuple[str, ...] = ()
-    """The full names of the exception's class and base classes, in method resolution order; empty
-    if nothing was raised.
-    """
+    """The names of the exception's class and its bases, in method resolution order; or empty."""
     place: str = ""
     """The line of the user's code that raised it; empty if no such line is known."""
 
@@ -120,7 +116,7 @@ class TrialRecord:
     extensions: tuple[tuple[int, int], ...] = ()
     """If ``info.epochs`` has changed: pairs of a position and the value from there on."""
     fold: int | None = None
-    """The number of the fold that this trial is in its configuration; None without folds."""
+    """The index of this fold in its configuration; None without folds."""
     folds: tuple[TrialRecord, ...] = ()
     """In a configuration with folds: the trials of its folds."""
     _best: _BestSoFar = field(default_factory=_BestSoFar, init=False, repr=False, compare=False)
@@ -132,8 +128,8 @@ class TrialRecord:
 
     def info_epochs(self, position: int, default: int) -> int:
         """Return the value of ``info.epochs`` for the unit at a position."""
-        known = [epochs for begin, epochs in self.extensions if begin <= position]
-        return known[-1] if known else default
+        values = [epochs for begin, epochs in self.extensions if begin <= position]
+        return values[-1] if values else default
 
     @property
     def first_epoch(self) -> int:
@@ -210,10 +206,7 @@ STD = "_std"
 
 
 def gather(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
-    """Return the configurations of trials that are sorted by number.
-
-    A configuration with missing trials is left out; only a damaged store has one.
-    """
+    """Return the configurations of trials sorted by number, except those that lack trials."""
     return [
         configuration(records[first : first + folds])
         for first in range(0, len(records) - folds + 1, folds)
@@ -221,7 +214,6 @@ def gather(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
 
 
 def configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
-    """Return the record of the configuration whose folds are `folds`."""
     first = folds[0]
     for fold, record in enumerate(folds):
         record.fold = fold

@@ -51,22 +51,14 @@ class Training:
     """The seconds that a unit may take, for executors that can kill their workers."""
 
     def order_of(self, train: Dataset) -> EpochOrder:
-        """Return the order of the rows of a trial's training data."""
         return order_of(train, self.shuffle, self.seed, stagger=self.stagger)
 
     def training(self) -> dict[str, Any]:
-        """Return these settings by name."""
         return {f.name: getattr(self, f.name) for f in fields(Training)}
 
     @staticmethod
     def recorded(record: Mapping[str, Any]) -> dict[str, Any]:
-        """Return these settings by name, as a run's record stores them.
-
-        Raises
-        ------
-        KeyError
-            If one is missing.
-        """
+        """Return these settings from a run's record; raise KeyError if one is missing."""
         return {f.name: record[f.name] for f in fields(Training)}
 
 
@@ -106,12 +98,10 @@ class Settings(Training):
 
     @property
     def validates(self) -> bool:
-        """Whether trials are validated."""
         return self.validation is not None or self.folds is not None
 
     @property
     def ranking(self) -> Ranking:
-        """The metric, mode and epoch by which trials are ranked."""
         return Ranking(self.metric, self.mode, self.select)
 
     @property

@@ -27,7 +27,7 @@ from cerebro.errors import CorruptDataError
 from cerebro.machine.files import open_plain, read_bytes
 
 CLAIM = "cerebro-run"
-"""The name of the file, in a separate folder for slots, with the id of the run that owns it."""
+"""The file in a separate folder for slots that has the id of the run that owns it."""
 
 _KEPT = re.compile(
     r"(\d+)-epoch-(\d+)(?:\.safetensors|(?:\.([0-9a-f]{32}))?(\.safetensors\.new))", re.ASCII
@@ -60,9 +60,7 @@ class StateFile:
     epoch: int | None
     """The epoch of a kept state; None for a file of the trial's slots."""
     state_hash: str | None = None
-    """For an unpublished state, the hash in its name, or an empty string if the name has none. None
-    for any other file.
-    """
+    """The hash in an unpublished state's name (empty if it has none); None for other files."""
 
 
 def state_file(path: Path) -> StateFile | None:
@@ -77,13 +75,13 @@ def state_file(path: Path) -> StateFile | None:
 
 def kept_files(folder: Path) -> dict[int, list[StateFile]]:
     """Find the kept states in a folder, by trial, with published states last."""
-    found: dict[int, list[StateFile]] = defaultdict(list)
+    by_trial: dict[int, list[StateFile]] = defaultdict(list)
     for file in _state_files(folder):
         if file.epoch is not None:
-            found[file.trial].append(file)
-    for files in found.values():
+            by_trial[file.trial].append(file)
+    for files in by_trial.values():
         files.sort(key=lambda file: (file.state_hash is None, file.path.name))
-    return found
+    return by_trial
 
 
 def trials_with_slots(folder: Path) -> set[int]:
@@ -97,7 +95,6 @@ def _state_files(folder: Path) -> Iterator[StateFile]:
 
 
 def epoch_state_file(trial: int, epoch: int) -> str:
-    """Return the name of the file that keeps a trial's state after an epoch."""
     return f"{trial}-epoch-{epoch}.safetensors"
 
 
@@ -107,17 +104,14 @@ def unpublished(file: str, state_hash: str) -> str:
 
 
 def slots_stem(folder: Path, trial: int) -> Path:
-    """Return the path with which the names of a trial's slots begin."""
+    """Return the path prefix of a trial's slots."""
     return folder / str(trial)
 
 
 def claimant(folder: Path) -> str | None:
-    """Return the id of the run that owns a separate folder of slots; None if no run owns it.
+    """Return the id of the run that owns a separate folder of slots, or None.
 
-    Raises
-    ------
-    CorruptDataError, OSError
-        If the claim cannot be read.
+    Raises CorruptDataError or OSError if the claim cannot be read.
     """
     try:
         return read_bytes(folder / CLAIM, 100).decode("utf-8", "replace")
@@ -128,7 +122,7 @@ def claimant(folder: Path) -> str | None:
 # --- deleting ----------------------------------------------------------------
 
 HELD = ".mirror-"
-"""How the names of folders begin that hold states until they are uploaded."""
+"""The prefix of folders that hold states until they are uploaded."""
 
 
 def remove_state(file: str | os.PathLike[str]) -> None:
@@ -138,7 +132,6 @@ def remove_state(file: str | os.PathLike[str]) -> None:
 
 
 def remove_slots(folder: Path, trial: int) -> None:
-    """Delete a trial's slots, if there are any."""
     _remove_parts(folder, trial, (".a", ".b", ".slots", ".moving.a", ".moving.slots"))
 
 
@@ -153,17 +146,8 @@ def remove_unneeded(
 ) -> list[str]:
     """Delete the state files that a closed run does not need; return their names.
 
-    The run needs the kept states that rows name, and all files of its open trials, because one of
-    these files may belong to an epoch whose row could not be written.
-
-    Parameters
-    ----------
-    epoch_dir, state_dir
-        The folders of the kept states and of the slots.
-    named
-        The kept states that rows name.
-    is_open
-        For each trial, whether it has anything left to train.
+    The run needs the kept states that rows name (`named`), and all files of open trials: one of
+    these may belong to an epoch whose row could not be written.
     """
 
     def is_needed(file: StateFile) -> bool:
@@ -185,7 +169,7 @@ def remove_unneeded(
 
 
 def remove_held(epoch_dir: Path) -> None:
-    """Delete what an upload that was killed has left. No process may be uploading the run."""
+    """Delete what a killed upload has left. No process may be uploading the run."""
     for folder in epoch_dir.glob(f"{HELD}*"):
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -196,10 +180,7 @@ def remove_held(epoch_dir: Path) -> None:
 def read_state(kept: KeptState) -> bytes:
     """Read a kept state, even if it is about to get its final name.
 
-    Raises
-    ------
-    CorruptDataError
-        If it is missing or damaged.
+    Raises CorruptDataError if it is missing or damaged.
     """
     path = Path(kept.file)
     for name in (path, path.with_name(unpublished(path.name, kept.state_hash)), path):
@@ -233,9 +214,8 @@ def move_slots(
 ) -> None:
     """Move a trial's state to new slots, which no other process has open.
 
-    If this process is killed at any moment, either the old files or the new ones are valid. Until
-    the page is replaced, the new ``.a`` holds either the same state or a state that does not match
-    the seal on the old page.
+    If this process is killed, either the old files or the new ones are valid. Until the page is
+    replaced, the new ``.a`` holds the same state or does not match the seal on the old page.
     """
     stem = slots_stem(folder, trial)
     moving = f"{stem}.moving"
@@ -256,7 +236,7 @@ _ATTEMPTS = 10
 def slot_damage(folder: Path, trial: int) -> tuple[Path, str] | None:
     """Return the damaged file of a trial's slots and what is wrong with it.
 
-    Return None if nothing is wrong, if the slots are gone, or if they keep changing.
+    None if nothing is wrong, or if the slots are gone or keep changing.
     """
     stem = slots_stem(folder, trial)
     for _ in range(_ATTEMPTS):

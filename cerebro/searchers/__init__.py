@@ -60,7 +60,6 @@ _METHODS = ("suggest", "report", "state_dict", "load_state_dict")
 
 
 def set_up(searcher: Searcher, space: Space, settings: Any) -> None:
-    """Prepare a searcher for a search with these settings."""
     if isinstance(searcher, SpaceSearcher):
         searcher.select = settings.select
     timed = settings.n_trials is None and settings.time_limit is not None
@@ -98,8 +97,8 @@ def make_searcher(searcher: str | Searcher | type[Searcher]) -> Searcher:
                 f"searcher={searcher!r} is not known; there are {names}, or "
                 "pass an object with the methods of cerebro.searchers.Searcher"
             )
-        made: Searcher = kind()
-        return made
+        built: Searcher = kind()
+        return built
     instance: Any = searcher() if isinstance(searcher, type) else searcher
     missing = [name for name in _METHODS if not callable(getattr(instance, name, None))]
     if missing:

@@ -12,21 +12,13 @@ from cerebro.searchers.base import Decision, SpaceSearcher, Suggestion
 
 
 class AdaptiveSearcher(SpaceSearcher):
-    """A searcher whose decisions depend on reports; its new configurations are random.
-
-    Trial ``t`` is ``space.sample(seed, t)``, after the points, as in random search. Subclasses
-    define what to suggest next (:meth:`suggest`) and how a trial proceeds (:meth:`_decide`).
-    """
+    """A searcher whose decisions depend on reports; its new configurations are random."""
 
     _most: float = math.inf
-    """How many trials, not counting clones, a searcher begins that chooses the number itself."""
+    """How many trials, without clones, the searcher begins if it chooses the number itself."""
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Receive the metrics of a trial's epoch (from 0) and decide how the trial proceeds.
-
-        A metric that is not finite, such as that of a failed trial, ends the trial and counts as
-        the worst of all.
-        """
+        """Decide how a trial proceeds; a metric that is not finite ends it and counts as worst."""
         value = metrics.get(self._metric, math.nan) * self._sign
         return self._decide(trial, epoch, value if math.isfinite(value) else math.inf)
 
@@ -35,13 +27,7 @@ class AdaptiveSearcher(SpaceSearcher):
         raise NotImplementedError
 
     def _new(self, epochs: int) -> Suggestion:
-        """Suggest the next new trial, to be trained until `epochs` epochs are done.
-
-        Raises
-        ------
-        InputError
-            Before the first trial, if there are more points than trials.
-        """
+        """Suggest the next new trial, as in random search, to be trained until epoch `epochs`."""
         trial = self._next
         # Not in setup: a run that began with n_trials may be resumed without.
         if trial == 0 and len(self._points) > self._most:
@@ -55,15 +41,13 @@ class AdaptiveSearcher(SpaceSearcher):
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)
 
     def _again(self, trial: int, epochs: int) -> Suggestion:
-        """Suggest resuming a paused trial until `epochs` epochs are done."""
+        """Suggest resuming a paused trial until epoch `epochs`."""
         return Suggestion({}, epochs, trial=trial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, as JSON, from which a new searcher continues after :meth:`setup`."""
         return {"count": self._next, **self._state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that :meth:`state_dict` returned; called after :meth:`setup`."""
         self._next = int(state["count"])
         self._load(state)
 
@@ -77,7 +61,7 @@ class AdaptiveSearcher(SpaceSearcher):
 def check_rungs(
     min_epochs: int, reduction_factor: int, epochs: int | None = None
 ) -> tuple[int, int]:
-    """Return the first two parameters as ints; raise InputError unless they define valid rungs."""
+    """Return the first two arguments as ints; raise InputError unless they define valid rungs."""
     min_epochs = whole_number("min_epochs", min_epochs, 1, math.inf)
     reduction_factor = whole_number("reduction_factor", reduction_factor, 2, math.inf)
     if epochs is not None and min_epochs > epochs:
@@ -99,7 +83,7 @@ def rung_epochs(min_epochs: int, reduction_factor: int, epochs: int) -> list[int
 
 
 def encode_value(value: float) -> float | None:
-    """Return a value for JSON: infinity becomes null."""
+    """Return a value as JSON: infinity becomes null."""
     return value if math.isfinite(value) else None
 
 

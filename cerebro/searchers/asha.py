@@ -21,10 +21,7 @@ from cerebro.searchers.base import DONE, Decision, Suggested, needs_end
 
 
 class _Rung:
-    """The trials that reached a rung, with a record of which have not been promoted.
-
-    The trials are kept sorted, so that decisions need no sorting.
-    """
+    """The trials that reached a rung, sorted, and which of them have not been promoted."""
 
     def __init__(self, reduction_factor: int) -> None:
         self._factor = reduction_factor
@@ -35,19 +32,19 @@ class _Rung:
         return len(self._ranked)
 
     def add(self, trial: int, value: float, *, moved: bool = False) -> None:
-        """Add a trial that reached the rung; infinity: it has ended, but counts."""
+        """Add a trial that reached the rung, or that has ended (infinity) and still counts."""
         insort(self._ranked, (value, trial))
         if math.isfinite(value) and not moved:
             heapq.heappush(self._stayed, (value, trial))
 
     def is_good(self, value: float, trial: int) -> bool:
-        """Return whether a trial at this rung is among the best ``1/reduction_factor``."""
+        """Return whether a trial is among the rung's best ``1/reduction_factor``."""
         rank = bisect_left(self._ranked, (value, trial))
         return rank < len(self._ranked) // self._factor
 
     @property
     def moved(self) -> int:
-        """The number of trials that were promoted."""
+        """The number of promoted trials."""
         return bisect_left(self._ranked, (math.inf, -1)) - len(self._stayed)
 
     @property
@@ -57,7 +54,7 @@ class _Rung:
         return sum(entry in stayed for entry in self._ranked[: len(self) // self._factor])
 
     def promoted(self) -> int | None:
-        """Remove and return the best trial not yet promoted, or None if it is not good enough."""
+        """Remove and return the best trial to promote; None if no trial is good enough."""
         if self._stayed and self.is_good(*self._stayed[0]):
             return heapq.heappop(self._stayed)[1]
         return None
@@ -182,14 +179,11 @@ class ASHA(AdaptiveSearcher):
         return epochs
 
     def _promotions(self, trials: float) -> float:
-        """Return how many of the trials that reach a rung are promoted, on average.
-
-        This is more than one in `reduction_factor`, because trials that were among the best when
-        they arrived count, too. The excess grows with the square root; its factors come from a
-        simulation.
-        """
+        """Return how many of the trials that reach a rung are promoted, on average."""
         if trials < self._reduction_factor:
             return 0.0
+        # Trials that were among the best when they arrived count, too. This excess grows with the
+        # square root; its factors come from a simulation.
         return trials / self._reduction_factor + max(0.0, 0.4 * math.sqrt(trials) - 0.5)
 
     def _state(self) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Define the interface of searchers.
 
-A searcher decides which configuration to suggest next, until which epoch it trains, and whether a
-trial continues. It uses no models, files or clocks, so its decisions are a pure function of its
-setup and its reports.
+A searcher decides what to suggest next, until which epoch it trains, and whether a trial continues.
+It uses no models, files or clocks: its decisions are a pure function of its setup and its reports.
 """
 
 from __future__ import annotations
@@ -259,16 +258,9 @@ def add_defaults(searcher: Any) -> None:
 
 
 class SpaceSearcher(Searcher):
-    """A searcher that keeps the arguments of `setup`; the base class of Cerebro's own searchers.
+    """A searcher that keeps the arguments of `setup`; the base class of Cerebro's own searchers."""
 
-    Attributes
-    ----------
-    select
-        The search's ``select``, set before `setup`: the epoch by which a trial is ranked, "best" or
-        "last".
-    """
-
-    select: str = "best"
+    select: str = "best"  # set before `setup`: whether the best or the last epoch ranks a trial
 
     def __init__(self) -> None:
         self._space = Space({})
@@ -276,13 +268,10 @@ class SpaceSearcher(Searcher):
         self._epochs = 1
         self._n_trials: int | float | None = None
         self._metric = ""
-        self._sign = 1.0
-        """1 if a lower metric is better, else -1."""
+        self._sign = 1.0  # -1 if a higher metric is better
         self._points: list[Mapping[str, Any]] = []
-        self._completed: list[dict[str, Any]] = []
-        """The points as complete configurations: missing dimensions are drawn at random."""
-        self._next = 0
-        """The number of trials suggested so far, which is also the number of the next trial."""
+        self._completed: list[dict[str, Any]] = []  # points with random values where they had none
+        self._next = 0  # how many trials were suggested: the next trial's number
 
     def setup(
         self,
@@ -295,15 +284,7 @@ class SpaceSearcher(Searcher):
         mode: str,
         points: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Prepare for a search; see `cerebro.searchers.Searcher.setup`.
-
-        Raises
-        ------
-        InputError
-            If the searcher cannot search this space (the message names the dimension) or for this
-            long, if a point does not fit the space, if `n_trials` is below 1, below the number of
-            points, or missing for a searcher that never ends by itself, or if a package is missing.
-        """
+        """Prepare for a search; see `cerebro.searchers.Searcher.setup`."""
         check_n_trials(n_trials, points)
         self._space, self._seed, self._epochs = space, seed, epochs
         self._n_trials = n_trials
@@ -318,10 +299,7 @@ class SpaceSearcher(Searcher):
 
 
 class SequenceSearcher(SpaceSearcher):
-    """A searcher whose configurations are known beforehand, one by one.
-
-    Subclasses define the number of configurations and each of them; every trial trains to the end.
-    """
+    """A searcher of known configurations, whose trials all train to the end."""
 
     adaptive = False
 
@@ -351,15 +329,12 @@ class SequenceSearcher(SpaceSearcher):
         return Suggestion(config, self._epochs)
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
-        """Return CONTINUE: every trial trains to the end."""
         return Decision.CONTINUE
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of the trial that will be suggested next."""
         return {"next": self._next}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue after the last trial that was suggested."""
         self._next = int(state["next"])
 
 
@@ -370,13 +345,7 @@ def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
 
 
 def needs_end(title: str, n_trials: int | float | None) -> int | float:
-    """Return `n_trials` for a searcher that never ends by itself.
-
-    Raises
-    ------
-    InputError
-        If `n_trials` is None.
-    """
+    """Return `n_trials` for a searcher that never ends by itself; raise InputError for None."""
     if n_trials is None:
         raise InputError(
             f"{title} never ends by itself: give n_trials (how many configurations to try) or "

@@ -1,8 +1,7 @@
 """Implement a bracket of successive halving: rungs that are filled, compared and reduced.
 
-Every rung waits for all of its trials; then the best are promoted to the next rung. This is the
-definition in the papers, which needs trials that can pause. Variants that decide when a trial
-arrives may lose the best trial because of the order of arrival.
+A rung waits for all of its trials, as in the papers; the best are then promoted. Variants that
+decide when a trial arrives may lose the best trial because of the order of arrival.
 """
 
 from __future__ import annotations
@@ -27,33 +26,15 @@ class Rung:
 
 @dataclass(eq=False)
 class Bracket:
-    """A bracket and its progress.
-
-    Attributes
-    ----------
-    rungs
-        Rungs with decreasing sizes and increasing epochs.
-    level
-        The index of the rung that is being filled.
-    begun
-        The number of trials begun in the first rung.
-    values
-        The values of this rung's trials, to be minimized; infinity for a trial that has ended.
-    members
-        The trials of this rung.
-    waiting
-        Promoted trials that have not been suggested yet, best first.
-    dropped
-        Paused trials that will not continue and that `Searcher.dropped` has not returned yet.
-    """
+    """A bracket of `rungs`, with decreasing sizes and increasing epochs, and its progress."""
 
     rungs: Sequence[Rung]
-    level: int = 0
-    begun: int = 0
-    values: dict[int, float] = field(default_factory=dict)
-    members: list[int] = field(default_factory=list)
-    waiting: list[int] = field(default_factory=list)
-    dropped: list[int] = field(default_factory=list)
+    level: int = 0  # of the rung that is being filled
+    begun: int = 0  # trials of the first rung
+    values: dict[int, float] = field(default_factory=dict)  # to minimize; infinity: ended
+    members: list[int] = field(default_factory=list)  # of this rung
+    waiting: list[int] = field(default_factory=list)  # promoted, not suggested yet; best first
+    dropped: list[int] = field(default_factory=list)  # paused for good, not reported yet
 
     @property
     def rung(self) -> Rung:
@@ -74,7 +55,7 @@ class Bracket:
 
     @property
     def epochs_to_come(self) -> int:
-        """The epochs of trials that are still to be suggested, new or promoted."""
+        """The epochs of trials still to be suggested, new or promoted."""
         alive = len(self.members) - sum(map(math.isinf, self.values.values()))
         if self.level == 0:
             new = self.rungs[0].trials - self.begun
@@ -88,12 +69,11 @@ class Bracket:
         return epochs
 
     def begin(self, trial: int) -> None:
-        """Begin a new trial in the first rung."""
         self.members.append(trial)
         self.begun += 1
 
     def promoted(self) -> int | None:
-        """Return the next trial promoted to the current rung, or None."""
+        """Remove and return the next trial promoted to the current rung, or None."""
         return self.waiting.pop(0) if self.waiting else None
 
     def decide(self, trial: int, epoch: int, value: float) -> Decision:
@@ -122,7 +102,6 @@ class Bracket:
             self.level = len(self.rungs) - 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the bracket's progress as JSON."""
         return {
             "rungs": [[rung.trials, rung.epochs] for rung in self.rungs],
             "level": self.level,
@@ -135,7 +114,6 @@ class Bracket:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Bracket:
-        """Return a bracket with the progress that :meth:`state_dict` returned."""
         return cls(
             [Rung(trials, epochs) for trials, epochs in state["rungs"]],
             state["level"],
@@ -148,10 +126,7 @@ class Bracket:
 
 
 class Brackets:
-    """Several brackets in parallel: the first one that needs a trial gets the worker.
-
-    Finished brackets are removed.
-    """
+    """Unfinished brackets in parallel; the first one that needs a trial gets it."""
 
     def __init__(self, brackets: Sequence[Bracket]) -> None:
         self.brackets = list(brackets)
@@ -201,12 +176,12 @@ class Brackets:
 
     def dropped(self) -> list[int]:
         """Return the paused trials that will not continue, each only once."""
-        found = []
+        trials = []
         for bracket in self.brackets:
-            found += bracket.dropped
+            trials += bracket.dropped
             bracket.dropped = []
-        self._forget(found)
-        return found
+        self._forget(trials)
+        return trials
 
     def _forget(self, trials: Sequence[int]) -> None:
         for trial in trials:
@@ -246,5 +221,4 @@ class BracketSearcher(AdaptiveSearcher):
         return self._brackets.decide(trial, epoch, value)
 
     def dropped(self) -> list[int]:
-        """Return the paused trials that will not be resumed, each only once."""
         return self._brackets.dropped()

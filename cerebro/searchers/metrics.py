@@ -38,25 +38,21 @@ def known_mode(metric: str) -> Mode | None:
 
 
 def nearest(metric: str, names: Iterable[str]) -> str | None:
-    """Return the metric's name that is most like a given one; None if none is like it.
-
-    Abbreviations are alike: ``acc`` and ``accuracy``, ``auc`` and ``roc_auc``, ``f1`` and
-    ``f1_score``, ``mse`` and ``mean_squared_error``.
-    """
-    prefix = next((each for each in ("val_", "train_") if metric.startswith(each)), "")
-    known = {
-        each.removeprefix(prefix).lower(): each
-        for each in names
-        if (each.startswith(prefix) if prefix else not each.startswith(("val_", "train_")))
+    """Return the name that is most like a metric, such as ``accuracy`` for ``acc``; or None."""
+    prefix = next((start for start in ("val_", "train_") if metric.startswith(start)), "")
+    originals = {
+        name.removeprefix(prefix).lower(): name
+        for name in names
+        if (name.startswith(prefix) if prefix else not name.startswith(("val_", "train_")))
     }
-    own = metric.removeprefix(prefix).lower()
-    short = [each for each in known if _abbreviates(each, own) or _abbreviates(own, each)]
-    near = short[:1] or difflib.get_close_matches(own, known, 1)
-    return known[near[0]] if near else None
+    stem = metric.removeprefix(prefix).lower()
+    short = [name for name in originals if _abbreviates(name, stem) or _abbreviates(stem, name)]
+    near = short[:1] or difflib.get_close_matches(stem, originals, 1)
+    return originals[near[0]] if near else None
 
 
 def _abbreviates(short: str, name: str) -> bool:
-    """Return whether a name is a word of another one, the beginning of one, or its initials."""
+    """Return whether a name is the beginning of a word of another one, or its initials."""
     words = re.split(r"[_\W]+", name)
     initials = "".join(word[:1] for word in words)
     return len(short) > 1 and (short == initials or any(w.startswith(short) for w in words))
@@ -67,31 +63,16 @@ def _name(metric: str) -> str:
 
 
 def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric") -> Mode:
-    """Return whether `metric` is minimized or maximized.
-
-    Parameters
-    ----------
-    metric
-        A metric's name; a prefix ``val_`` or ``train_`` is ignored.
-    mode
-        The user's "min" or "max", or None.
-    argument
-        The name of the user's argument, for error messages.
-
-    Raises
-    ------
-    InputError
-        If `mode` is invalid, or if it is None and the metric is not well known.
-    """
+    """Return whether `metric` is minimized or maximized; raise InputError if this is unknown."""
     if mode is not None:
         if mode not in ("min", "max"):
             raise InputError(f"mode must be 'min' or 'max', not {mode!r}")
         return cast(Mode, mode)
     if not isinstance(metric, str):
         raise InputError(f"{argument} must be the name of a metric, not {metric!r}")
-    known = known_mode(metric)
-    if known is not None:
-        return known
+    usual = known_mode(metric)
+    if usual is not None:
+        return usual
     name = _name(metric)
     place = "" if argument == "metric" else f"{argument}: "
     near = difflib.get_close_matches(name, [*_MIN.split(), *_MAX.split()], 1)

@@ -1,9 +1,8 @@
 """Search with models: Optuna's samplers TPE and Gaussian processes.
 
-Only the sampler is Optuna's. Trials are Cerebro's, trained in rounds, so the same seed gives the
-same trials with any number of workers. A sampler works on a study in memory. Its random state
-cannot be stored. Instead, the run's store keeps the log of suggestions and reports, which is
-replayed when the run is resumed.
+Only the sampler is Optuna's, on a study in memory. Trials are Cerebro's, trained in rounds, so the
+same seed gives the same trials with any number of workers. A sampler's random state cannot be
+stored; a resumed run replays the log of suggestions and reports from its store.
 """
 
 from __future__ import annotations
@@ -26,12 +25,7 @@ MAX_SAMPLER_SEED = 2**32
 
 
 class SamplerSearch(AdaptiveSearcher):
-    """Asks an Optuna sampler for configurations; every trial trains to the end.
-
-    The sampler learns the metric of the epoch that ranks a trial. A trial that fails or diverges is
-    a pruned one without metrics: TPE counts it as worse than all others, and the Gaussian process
-    leaves it out. The trials of earlier runs are the sampler's initial history.
-    """
+    """Asks an Optuna sampler for configurations; every trial trains to the end."""
 
     _title = ""
 
@@ -53,7 +47,7 @@ class SamplerSearch(AdaptiveSearcher):
         self._begin()
 
     def _begin(self) -> None:
-        """Begin with an empty log, and a study that has only the earlier runs' trials."""
+        """Begin with an empty log, and a study of the earlier runs' trials."""
         optuna = import_optuna(self._title)
         self._parameters = Parameters(optuna, self._space)
         with quiet(optuna):
@@ -96,8 +90,8 @@ class SamplerSearch(AdaptiveSearcher):
         trial = self._next
         point = self._points[trial] if trial < len(self._points) else {}
         with quiet(optuna):
-            given = parameters.of_config(point)[0]
-            self._study.enqueue_trial(given)
+            params = parameters.of_config(point)[0]
+            self._study.enqueue_trial(params)
             asked = self._study.ask()
 
             def choose(node: Node) -> Any:
@@ -105,7 +99,7 @@ class SamplerSearch(AdaptiveSearcher):
 
             config = self._space.fill(point, choose)
             for node in self._space.nodes:  # the sampler also receives the point's values
-                if node.varies and node.applies(config) and parameters.name(node) in given:
+                if node.varies and node.applies(config) and parameters.name(node) in params:
                     parameters.suggest(asked, node)
         self._asked[trial] = asked
         self._next += 1
@@ -116,9 +110,9 @@ class SamplerSearch(AdaptiveSearcher):
         over = not math.isfinite(value)
         if over or epoch + 1 == self._epochs:
             best = self._best.pop(trial)
-            told = value if over or self.select == "last" else best
-            self._log.append(["tell", trial, encode_value(told)])
-            self._tell(trial, told)
+            result = value if over or self.select == "last" else best
+            self._log.append(["tell", trial, encode_value(result)])
+            self._tell(trial, result)
         return Decision.STOP if over else Decision.CONTINUE
 
     def _tell(self, trial: int, value: float) -> None:

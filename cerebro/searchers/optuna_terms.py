@@ -25,30 +25,15 @@ from cerebro.space import (
 )
 
 ATTRIBUTE = "cerebro"
-"""The user attribute of a study's trials with the run's folder, the trial's number there, and more.
-"""
+"""The attribute of a study's trials with the run's folder and the trial's number there."""
 
 
 def import_optuna(what: str) -> Any:
-    """Return Optuna; raise InputError if it is not installed."""
     return import_extra("optuna", "optuna", f"{what} needs Optuna")
 
 
 class Parameters:
-    """The varying dimensions of a space, as Optuna distributions.
-
-    Bounds are inclusive on both sides. See `storable` for options that Optuna cannot hold.
-
-    Parameters
-    ----------
-    left_out
-        The kinds of dimensions that are not parameters.
-
-    Raises
-    ------
-    InputError
-        If Optuna has no equivalent distribution; the message names the dimension.
-    """
+    """The varying dimensions of a space, except kinds `left_out`, as Optuna distributions."""
 
     def __init__(
         self, optuna: Any, space: Space, left_out: tuple[type[Dimension], ...] = ()
@@ -63,14 +48,10 @@ class Parameters:
         self._names = {id(node): self._name(node) for node in self._nodes}
 
     def name(self, node: Node) -> str:
-        """Return a node's name for Optuna."""
         return self._names[id(node)]
 
     def _name(self, node: Node) -> str:
-        """Return a node's path, with its conditions if another node there has other values.
-
-        In a study, a name has one distribution.
-        """
+        """Return a node's path; add its conditions if the path has several distributions."""
         kind, name = self._kinds[id(node)], path_name(node.path)
         beside = [other for other in self._nodes if other.path == node.path]
         if all(self._kinds[id(other)] == kind for other in beside):
@@ -82,22 +63,18 @@ class Parameters:
         return f"{name} if {', '.join(conditions)}"
 
     def suggest(self, trial: Any, node: Node) -> Any:
-        """Let an Optuna trial choose a node's value; return the value for the configuration.
-
-        A multiple of a step is the one of other searchers, such as 0.3, and not Optuna's
-        0.30000000000000004.
-        """
+        """Let an Optuna trial choose a node's value; return the value for the configuration."""
         name, kind = self.name(node), self._kinds[id(node)]
         dimension = node.dimension
         if isinstance(dimension, Choice):
-            chosen = trial.suggest_categorical(name, kind.choices)
+            option = trial.suggest_categorical(name, kind.choices)
             encoded = {storable(o): o for o in dimension.options if storable(o) is not o}
-            return encoded.get(chosen, chosen)
+            return encoded.get(option, option)
         step = {} if kind.log else {"step": kind.step}
         suggest = trial.suggest_int if isinstance(dimension, Integer) else trial.suggest_float
         value = suggest(name, kind.low, kind.high, log=kind.log, **step)
         if isinstance(dimension, Uniform) and dimension.step is not None:
-            return dimension.nearest(value)
+            return dimension.nearest(value)  # 0.3, not Optuna's 0.30000000000000004
         return value
 
     def values(self, config: Mapping[str, Any]) -> Iterator[tuple[Node, Any, Any]]:
@@ -118,7 +95,6 @@ class Parameters:
 
 
 def contains(kind: Any, value: Any) -> bool:
-    """Return whether a distribution contains a value."""
     try:
         return bool(kind._contains(kind.to_internal_repr(value)))
     except (TypeError, ValueError):
@@ -133,13 +109,7 @@ def storable(value: Any) -> Any:
 
 
 def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
-    """Return the Optuna distribution of a dimension.
-
-    Raises
-    ------
-    InputError
-        If Optuna has no equivalent distribution.
-    """
+    """Return the Optuna distribution of a dimension; raise InputError if there is none."""
     kinds = optuna.distributions
     if isinstance(dimension, Uniform):
         high = dimension.high
@@ -195,15 +165,7 @@ _SERVER_IS_GONE = "start its server, with optuna.storages.run_grpc_proxy_server"
 def storage_errors(
     optuna: Any, storage: Any, name: str, *, kind: type[CerebroError] = InputError, more: str = ""
 ) -> Iterator[None]:
-    """Convert storage errors to one line: which storage fails, why, and how to fix it.
-
-    Parameters
-    ----------
-    kind
-        The exception to raise instead of the storage's own.
-    more
-        Text to append.
-    """
+    """Raise storage errors as `kind` in one line: which storage fails, why, and how to fix it."""
     try:
         yield
     except CerebroError:

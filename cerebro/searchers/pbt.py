@@ -108,7 +108,7 @@ class PBT(AdaptiveSearcher):
 
     @property
     def _target(self) -> int:
-        """The number of epochs at the end of this generation."""
+        """The epochs at the end of this generation."""
         return min((self._generation + 1) * self._interval, self._epochs)
 
     def suggest(self) -> Suggested:
@@ -207,8 +207,8 @@ class PBT(AdaptiveSearcher):
 
     def dropped(self) -> list[int]:
         """Return the paused trials that will not be resumed, each only once."""
-        found, self._dropped = self._dropped, []
-        return found
+        trials, self._dropped = self._dropped, []
+        return trials
 
     # --- explore ---------------------------------------------------------
 

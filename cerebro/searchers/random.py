@@ -49,9 +49,8 @@ class RandomSearch(DrawnSearch):
         super()._prepare()
         self._is_finite = self._space.is_finite
         self._used: set[str] = set()
-        self._drawn: list[
-            dict[str, Any]
-        ] = []  # for a finite space: configurations after the points
+        # For a finite space: configurations after the points.
+        self._drawn: list[dict[str, Any]] = []
         self._all: dict[str, dict[str, Any]] | None = None  # every configuration, once it is needed
 
     def _config(self, trial: int) -> dict[str, Any]:
@@ -59,8 +58,7 @@ class RandomSearch(DrawnSearch):
             return self._space.sample(self._seed, trial)
         if not self._drawn:
             self._used.update(map(_key, self._completed))
-        # Draw earlier trials first, also after a resume: which configurations are unused depends on
-        # them.
+        # Which configurations are unused depends on earlier trials: draw these first.
         while len(self._points) + len(self._drawn) <= trial:
             self._drawn.append(self._unused(len(self._points) + len(self._drawn)))
             self._used.add(_key(self._drawn[-1]))
@@ -70,36 +68,30 @@ class RandomSearch(DrawnSearch):
     def _unused(self, trial: int) -> dict[str, Any]:
         first = self._space.sample(self._seed, trial)
         again = (self._seed + (trial + 1) * 0x9E3779B97F4A7C15) % 2**63
-        # First the values that the trial takes from grids in its turn, then any.
+        # Prefer the values that the trial takes from grids in its turn.
         for turn in (trial, None) if self._space.has_grids else (trial,):
             config = first
             for attempt in range(REDRAWS):
                 if _key(config) not in self._used:
                     return config
                 config = self._space.complete({}, again, attempt, turn=turn)
-            left = self._left(turn)
-            if left:
-                return left[again % len(left)]
+            unused = self._left(turn)
+            if unused:
+                return unused[again % len(unused)]
         self._used.clear()
         return first
 
     def _left(self, turn: int | None) -> list[dict[str, Any]]:
-        """Return the configurations that no trial has used; empty if they are too many to list.
-
-        Parameters
-        ----------
-        turn
-            The number of the trial whose values of grids the configurations have; None: any.
-        """
+        """Return unused configurations, with trial `turn`'s values of grids; empty if too many."""
         if self._all is None:
             try:
                 self._all = {_key(config): config for config in self._space.grid()}
             except InputError:
                 self._all = {}
-        left = [config for key, config in self._all.items() if key not in self._used]
+        unused = [config for key, config in self._all.items() if key not in self._used]
         if turn is None or not self._space.has_grids:
-            return left
-        return [config for config in left if self._space.is_turn(config, turn)]
+            return unused
+        return [config for config in unused if self._space.is_turn(config, turn)]
 
 
 def _key(config: dict[str, Any]) -> str:

@@ -35,8 +35,7 @@ class SuccessiveHalving(BracketSearcher):
         super().__init__()
         self._min_epochs, self._reduction_factor = check_rungs(min_epochs, reduction_factor)
         self._rungs: list[int] = []
-        self._whole = 1
-        """The number of trials of which one reaches the last rung."""
+        self._whole = 1  # the number of trials that leaves one for the last rung
 
     def _prepare(self) -> None:
         check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
@@ -46,13 +45,10 @@ class SuccessiveHalving(BracketSearcher):
         self._most = self._whole if self._n_trials is None else math.inf
 
     def _bracket(self) -> Bracket | None:
-        """Return a bracket of the trials that no bracket has; None if all have one.
-
-        Some have none at the beginning, and if a run is resumed with more ``n_trials``.
-        """
-        wanted = self._whole if self._n_trials is None else self._n_trials
-        first = wanted - self._next - self._brackets.to_begin
-        if wanted == math.inf:
+        """Return a bracket of the trials that no bracket has; None if all have one."""
+        total = self._whole if self._n_trials is None else self._n_trials
+        first = total - self._next - self._brackets.to_begin
+        if total == math.inf:
             first = self._whole if self._brackets.is_over else 0
         if first <= 0:
             return None
@@ -64,7 +60,7 @@ class SuccessiveHalving(BracketSearcher):
         )
 
     def _open(self) -> Bracket | None:
-        """Open a bracket of the trials that no bracket has, if there are any."""
+        """Open a bracket of the trials that no bracket has, if any."""
         bracket = self._bracket()
         if bracket is not None:
             self._brackets.add(bracket)

@@ -1,8 +1,7 @@
 """Choices of `SearchCV` that are not JSON: tuples and mappings.
 
-A configuration is JSON, which has no tuples, and no mappings whose keys are numbers. A tuple is
-stored as a list, a mapping as its text, so that tables and plots show what it is. Both become the
-original again before they reach the estimator or the results.
+A configuration stores a tuple as a list and a mapping as its text, so that tables and plots show
+what it is. Both become the original again before they reach the estimator or the results.
 """
 
 from __future__ import annotations
@@ -25,15 +24,7 @@ Originals = dict[str, dict[str, Any]]
 
 
 def as_choices(space: Any) -> tuple[Space, Originals]:
-    """Return a space whose configurations are JSON, and the choices that its values stand for.
-
-    Tuples are choices, as in scikit-learn's grids.
-
-    Raises
-    ------
-    InputError
-        The space is not valid, or has a mapping that is not a choice.
-    """
+    """Return a space whose configurations are JSON, and the choices that its values stand for."""
     if isinstance(space, (list, tuple)):
         raise InputError(
             "space must be a mapping, not a list of grids: search each one separately, or use "
@@ -47,7 +38,7 @@ def as_choices(space: Any) -> tuple[Space, Originals]:
 
 
 def restored(config: Mapping[str, Any], originals: Originals) -> dict[str, Any]:
-    """Return the parameters of a configuration, with the choices that its values stand for."""
+    """Return a configuration's parameters, with the choices that its values stand for."""
     return {
         name: deepcopy(originals[name].get(json.dumps(value), value))
         if name in originals
@@ -73,10 +64,10 @@ def _converted(mapping: Mapping[str, Any], originals: Originals) -> dict[Any, An
 
 
 def _dimension(value: Any, name: Any, originals: Originals) -> Any:
-    """Return a value of the space with choices that can be stored as JSON."""
+    """Return a value of the space, with JSON in place of its choices."""
     if not isinstance(name, str):
         return value  # as_space raises an error
-    if isinstance(value, tuple):
+    if isinstance(value, tuple):  # choices, as in scikit-learn's grids
         value = list(value)
     dimension = translated(value, name)
     if dimension is None:
@@ -99,7 +90,7 @@ def _dimension(value: Any, name: Any, originals: Originals) -> Any:
 
 
 def _condition(value: Any) -> Any:
-    """Return the value of a condition, or its list of values, as configurations have them."""
+    """Return a condition's value, or list of values, as configurations have them."""
     return [_stored(item) for item in value] if isinstance(value, list) else _stored(value)
 
 
@@ -110,12 +101,12 @@ def _is_special(option: Any) -> bool:
 
 
 def _stored(option: Any) -> Any:
-    """Return what stands for a choice in configurations; lists in place of tuples come later."""
+    """Return what stands for a choice in configurations; tuples become lists later."""
     return str(_plain(option)) if isinstance(option, Mapping) else option
 
 
 def _plain(value: Any) -> Any:
-    """Return a mapping with numbers in place of NumPy's, for a text that is easy to read."""
+    """Return a mapping with Python's numbers in place of NumPy's, whose text is easy to read."""
     if isinstance(value, Mapping):
         return {_plain(key): _plain(item) for key, item in value.items()}
     return value.item() if isinstance(value, np.generic) else value

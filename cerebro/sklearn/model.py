@@ -270,8 +270,8 @@ class Model(BaseModel):
         rows = f"{len(y)} rows given for validation"
         if self._kind != "classifier":
             return rows
-        known = steps_of(self.estimator)[-1][1].classes_
-        return f"{rows}, which have {len(np.intersect1d(y, known))} of the {len(known)} classes"
+        classes = steps_of(self.estimator)[-1][1].classes_
+        return f"{rows}, which have {len(np.intersect1d(y, classes))} of the {len(classes)} classes"
 
     def _default_loss(self, x: Any, y: Any, predicted: Any) -> float:
         if self._kind == "clusterer":
@@ -325,9 +325,9 @@ class Model(BaseModel):
         afresh.
         """
         steps = [step for _, step in steps_of(self.estimator)]
-        own = [getattr(step, "random_state", None) for step in steps]
+        random_states = [getattr(step, "random_state", None) for step in steps]
         self.load_state_dict(state)
-        for step, random_state in zip(steps, own, strict=True):
+        for step, random_state in zip(steps, random_states, strict=True):
             if hasattr(step, "random_state"):
                 step.random_state = random_state
             if hasattr(step, "_random_state"):
@@ -421,10 +421,7 @@ def _classes_of(info: Any, target: str) -> Any:
 
 
 def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
-    """Return the mean of -log p(y); p is 0 for rows whose class is unknown.
-
-    With several labels per row, it is the mean of the sums over labels, as in `MLPClassifier`.
-    """
+    """Return the mean of -log p(y), summed over the labels of a row; p of unknown classes is 0."""
     if y.ndim == 2:
         right = np.where(y != 0, probabilities, 1 - probabilities).astype(np.float64)
         return float(-np.mean(np.log(np.maximum(right, np.finfo(np.float64).eps)).sum(1)))
@@ -436,18 +433,17 @@ def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
 
 
 def _state_of(estimator: Any) -> dict[str, Any]:
-    """Return the fitted attributes of one estimator."""
     parameters = set(estimator.get_params(deep=False))
     arrays = {
         name: value for name, value in vars(estimator).items() if _belongs(name, value, parameters)
     }
     aliases = _aliases(arrays)
-    own = getattr(estimator, "random_state", None)
+    random_state = getattr(estimator, "random_state", None)
     return {
         "estimator": type(estimator).__name__,
         "aliases": aliases,
         "attributes": {
-            name: _encoded(value, name, None if name == "random_state" else own)
+            name: _encoded(value, name, None if name == "random_state" else random_state)
             for name, value in arrays.items()
             if name not in aliases
         },
@@ -455,7 +451,7 @@ def _state_of(estimator: Any) -> dict[str, Any]:
 
 
 def _load(estimator: Any, state: Mapping[str, Any]) -> None:
-    """Load the fitted attributes of one estimator; see `Model.load_state_dict`."""
+    """See `Model.load_state_dict`."""
     kind = type(estimator).__name__
     if state.get("estimator") != kind:
         raise StateError(
@@ -468,10 +464,10 @@ def _load(estimator: Any, state: Mapping[str, Any]) -> None:
             delattr(estimator, name)
     if "random_state" in loaded:
         estimator.random_state = _decoded(loaded["random_state"], None)
-    own = getattr(estimator, "random_state", None)
+    random_state = getattr(estimator, "random_state", None)
     for name, value in loaded.items():
         if name != "random_state":
-            setattr(estimator, name, _decoded(value, own))
+            setattr(estimator, name, _decoded(value, random_state))
     for name, (source, shape) in state["aliases"].items():
         setattr(estimator, name, getattr(estimator, source).reshape(shape))
     if kind == "MiniBatchKMeans":
@@ -497,18 +493,14 @@ def _set_optimizer(estimator: Any) -> None:
 
 
 def _belongs(name: str, value: Any, parameters: set[str]) -> bool:
-    """Return whether an attribute is part of the state."""
     if name == "random_state":
         return isinstance(value, np.random.RandomState)
     return name not in parameters and name not in _SKIPPED
 
 
 def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the attributes that are views of other attributes: name -> [base, shape].
-
-    In averaging linear models, ``coef_`` is a view of ``_average_coef``; separate copies would
-    diverge.
-    """
+    """Return the attributes that are views of others, as name -> [base, shape]."""
+    # In averaging linear models, ``coef_`` is a view of ``_average_coef``; copies would diverge.
     arrays = {
         name: value
         for name, value in sorted(attributes.items())
@@ -526,10 +518,7 @@ def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _encoded(value: Any, name: str, own: Any) -> Any:
-    """Return an attribute as arrays and JSON; NumPy scalars become 0-d arrays.
-
-    `own` is the estimator's ``random_state``; an attribute may be the same object.
-    """
+    """Return an attribute as arrays and JSON; `own` is the estimator's ``random_state``."""
     if value is None or isinstance(value, (bool, int, str)) or type(value) is float:
         return value
     if isinstance(value, np.generic):
@@ -553,7 +542,7 @@ def _encoded(value: Any, name: str, own: Any) -> Any:
 
 
 def _holds_strings(array: Any) -> bool:
-    """Return whether this is an array of objects that are strings, such as names of columns."""
+    """Return whether an array has objects that are strings, such as names of columns."""
     is_list = array.dtype.kind == "O" and array.ndim == 1
     return is_list and all(type(item) is str for item in array)
 
@@ -597,7 +586,7 @@ def _decoded(value: Any, own: Any) -> Any:
         key = np.array(value["key"])
         generator.set_state(("MT19937", key, value["position"], int(gauss is not None), gauss or 0))
         return generator
-    made = _OBJECTS[kind].__new__(_OBJECTS[kind])
+    instance = _OBJECTS[kind].__new__(_OBJECTS[kind])
     for name, item in value["attributes"].items():
-        setattr(made, name, _decoded(item, own))
-    return made
+        setattr(instance, name, _decoded(item, own))
+    return instance

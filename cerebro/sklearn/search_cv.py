@@ -89,8 +89,8 @@ class ScoredModel(Model):
     def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
         x, y, _, *weights = parts
         weighted = bool(weights) and _weights_rows(self._scorer)
-        given = {"sample_weight": weights[0]} if weighted else {}
-        score = self._scorer(self.estimator, x, y, **given)
+        options = {"sample_weight": weights[0]} if weighted else {}
+        score = self._scorer(self.estimator, x, y, **options)
         if isinstance(score, Mapping):
             raise InputError(
                 f"scoring returned several scores, {', '.join(map(str, score))}: SearchCV takes one"
@@ -139,13 +139,8 @@ class BuildEstimator:
         return ScoredModel(estimator, self.scorer, self.labels, self.weight)
 
     def lines_on_interrupt(self, kept: str, path: str) -> list[str]:
-        """Return the lines that an interrupted `fit` shows; users lack this `build` to resume it.
-
-        Parameters
-        ----------
-        kept, path
-            A line on what is in the run's folder, and its path.
-        """
+        """Return what an interrupted `fit` shows; `kept` is a line on what the run's folder has."""
+        # Users do not have this `build`, so they cannot resume the run.
         if not self.keeps_run:
             return ["interrupted: nothing is kept; SearchCV(run=...) keeps the trials"]
         return [
@@ -154,7 +149,6 @@ class BuildEstimator:
         ]
 
     def configured(self, config: Mapping[str, Any]) -> Any:
-        """Return a fresh estimator with these parameters."""
         return _configured(self.estimator, config, self.originals)
 
 
@@ -166,11 +160,9 @@ class Given:
         self._name = name
 
     def get_n_splits(self) -> int:
-        """Return the number of folds."""
         return len(self._pairs)
 
     def split(self, *_: Any) -> Iterator[tuple[Any, Any]]:
-        """Return the row numbers of each fold."""
         return iter(self._pairs)
 
     def __repr__(self) -> str:
@@ -181,14 +173,11 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def _of_best(name: str) -> Callable[[Method], Method]:
-    """Return a decorator: the method exists only if the best estimator has the method `name`.
-
-    Before `fit`, the method exists if the estimator passed to `SearchCV` has it. It does not exist
-    with ``refit=False``.
-    """
+    """Return a decorator: the method exists if the best estimator has the method `name`."""
 
     def check(self: Any) -> bool:
         self._check_refit()
+        # Before `fit`, the given estimator decides.
         getattr(getattr(self, "best_estimator_", self.estimator), name)
         return True
 
@@ -347,7 +336,11 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         labels = getattr(self, "classes_", None)
         weight = "w" if "w" in columns else None
         build = BuildEstimator(
-            *(self.estimator, self.scorer_, labels, weight, originals),
+            self.estimator,
+            self.scorer_,
+            labels,
+            weight,
+            originals,
             keeps_run=self.run is not None,
         )
         with tempfile.TemporaryDirectory(prefix="cerebro-search-") as temporary:
@@ -386,10 +379,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _columns(self, X: Any, y: Any, fit_params: dict[str, Any], learning: Any) -> dict[str, Any]:
-        """Check the arguments of `fit` and of the search; return the rows as columns.
-
-        `learning` is the estimator with parameters with which it learns by batch, if there are any.
-        """
+        """Check all arguments and return the rows as columns; `learning` learns by batch."""
         sample_weight = fit_params.pop("sample_weight", None)
         if fit_params:
             raise InputError(
@@ -574,13 +564,13 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        own = get_tags(self.estimator)
-        tags.estimator_type = own.estimator_type
-        tags.classifier_tags = deepcopy(own.classifier_tags)
+        inner = get_tags(self.estimator)
+        tags.estimator_type = inner.estimator_type
+        tags.classifier_tags = deepcopy(inner.classifier_tags)
         if tags.classifier_tags is not None:
             tags.classifier_tags.multi_label = False
-        tags.regressor_tags = deepcopy(own.regressor_tags)
-        tags.target_tags = deepcopy(own.target_tags)
+        tags.regressor_tags = deepcopy(inner.regressor_tags)
+        tags.target_tags = deepcopy(inner.target_tags)
         tags.target_tags.required = True
         tags.input_tags.sparse = False
         tags.array_api_support = False
@@ -588,27 +578,23 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _configured(estimator: Any, config: Mapping[str, Any], originals: Originals) -> Any:
-    """Return a fresh estimator with a configuration's parameters."""
     values = restored(config, originals)
     values.pop("batch_size", None)
     return clone(estimator).set_params(**values)
 
 
 def _learning(estimator: Any, space: Space, originals: Originals) -> Any:
-    """Return the estimator if it learns by batch, else with parameters of the space that make it.
-
-    If none are found, return it as it is, for its own error.
-    """
+    """Return the estimator, with parameters of the space if it needs them to learn by batch."""
     for number in range(-1, MAX_TRIED):
         try:
-            made = estimator
+            candidate = estimator
             if number >= 0:
-                made = _configured(estimator, space.sample(0, number), originals)
-            kind_of(made)
+                candidate = _configured(estimator, space.sample(0, number), originals)
+            kind_of(candidate)
         except Exception:  # also of parameters that the estimator does not have
             continue
-        return made
-    return estimator
+        return candidate
+    return estimator  # for its own error
 
 
 def _check_choices(estimator: Any, space: Space, originals: Originals) -> None:
@@ -631,15 +617,11 @@ def _check_choices(estimator: Any, space: Space, originals: Originals) -> None:
 
 
 def _rename_features(estimator: Any, names: Any) -> None:
-    """Name the features of an estimator that has learned from rows without names.
-
-    The steps of a pipeline after one with pandas output have names: those that the previous step
-    made up.
-    """
+    """Name the features of an estimator that has learned from rows without names."""
     steps = [step for _, step in steps_of(estimator)]
     steps[0].feature_names_in_ = names
     for previous, step in pairwise(steps):
-        if hasattr(step, "feature_names_in_"):
+        if hasattr(step, "feature_names_in_"):  # it has names that the previous step made up
             step.feature_names_in_ = previous.get_feature_names_out()
 
 
@@ -676,8 +658,8 @@ def _score(trial: Any, fold: Any) -> float:
 
 def _ranks(means: Any) -> Any:
     """Return ranks from 1, the highest mean first; ties share the lowest rank, NaN comes last."""
-    known = np.where(np.isnan(means), -np.inf, means)
-    return np.array([1 + int((known > mean).sum()) for mean in known], np.int32)
+    comparable = np.where(np.isnan(means), -np.inf, means)
+    return np.array([1 + int((comparable > mean).sum()) for mean in comparable], np.int32)
 
 
 def _times(result: Result, shape: tuple[int, ...]) -> dict[str, Any]:

@@ -73,19 +73,13 @@ def steps_of(estimator: Any) -> list[tuple[str, Any]]:
 
 
 def kind_of(estimator: Any) -> str:
-    """Return the kind, as in `SUPPORTED`, of an estimator or of a pipeline's last step.
-
-    Raises
-    ------
-    InputError
-        The estimator or a step is not supported; the message names it.
-    """
+    """Return an estimator's kind; raise InputError if it, or a pipeline's step, is unsupported."""
     if not isinstance(estimator, Pipeline):
         return _kind(estimator, "")
     *transformers, (last, final) = steps_of(estimator) or [("", None)]
     for name, step in transformers:
-        known = _is_of_sklearn(step) and type(step).__name__ in (*TRANSFORMERS, *STATELESS)
-        if not known:
+        is_supported = _is_of_sklearn(step) and type(step).__name__ in (*TRANSFORMERS, *STATELESS)
+        if not is_supported:
             raise InputError(
                 _unable(step, _step(name))
                 if not hasattr(step, "partial_fit")
@@ -143,22 +137,8 @@ def _is_of_sklearn(estimator: Any) -> bool:
 
 
 def learn(estimator: Any, x: Any, *arguments: Any, **options: Any) -> None:
-    """Learn one batch: `partial_fit` of an estimator, or of each step of a pipeline in order.
-
-    Parameters
-    ----------
-    x
-        The batch's rows.
-    arguments, options
-        More arguments of the last step's ``partial_fit``: the target, and others such as
-        ``classes``.
-
-    Raises
-    ------
-    InputError
-        The weights of all rows are 0, and the estimator does not accept such a batch.
-    """
-    *transformers, (_, final) = steps_of(estimator)
+    """Call `partial_fit` of an estimator, or of each step of a pipeline in order."""
+    *transformers, (_, final) = steps_of(estimator)  # which takes `arguments` and `options`
     for _, step in transformers:
         if type(step).__name__ not in STATELESS:
             step.partial_fit(x)
@@ -194,11 +174,8 @@ def _settle(estimator: Any) -> None:
 
 
 def string_objects(strings: Any) -> Any:
-    """Return strings as an array of objects, as pandas and scikit-learn store names of columns.
-
-    Equal strings are the same object, because the hop check compares arrays byte by byte, and
-    the bytes of such an array are the addresses of its items.
-    """
+    """Return strings as an array of objects, as pandas and scikit-learn store names of columns."""
+    # The hop check compares the bytes of arrays, here addresses: equal strings must be one object.
     return np.array([sys.intern(str(item)) for item in strings], dtype=object)
 
 

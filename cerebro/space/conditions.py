@@ -190,13 +190,13 @@ class Compiler:
         values = [value, *value] if isinstance(value, list) else [value]
         for depth in range(len(prefix), -1, -1):
             path = (*prefix[:depth], item.name)
-            found = [node for node in self.nodes if node.path == path]
-            if found:
-                self.check_possible(found, values, label, item.name)
+            nodes = [node for node in self.nodes if node.path == path]
+            if nodes:
+                self.check_possible(nodes, values, label, item.name)
                 return Condition(path, values)
-        known = ", ".join(path_name(node.path) for node in self.nodes) or "nothing"
+        names = ", ".join(path_name(node.path) for node in self.nodes) or "nothing"
         raise InputError(
-            f"{label}: no {item.name!r} in its own or an enclosing mapping (there is {known})"
+            f"{label}: no {item.name!r} in its own or an enclosing mapping (there is {names})"
         )
 
     @staticmethod
@@ -224,13 +224,7 @@ def _exclusive(one: Sequence[Condition], two: Sequence[Condition]) -> bool:
 
 
 def as_dimension(value: object, name: str = "") -> Dimension:
-    """Return a value of a space as a dimension; lists, arrays and ranges become choices.
-
-    Raises
-    ------
-    InputError
-        The value is a tuple, which could mean a range or a choice.
-    """
+    """Return a value of a space as a dimension; lists, arrays and ranges become choices."""
     if isinstance(value, Dimension):
         return value
     if isinstance(value, tuple):

@@ -20,15 +20,7 @@ def path_name(path: Path) -> str:
 
 
 def json_value(value: object, name: str, *, keep_tuples: bool = False) -> Any:
-    """Return `value` as a JSON round trip would: tuples as lists, NumPy scalars as numbers.
-
-    If `keep_tuples` is True, tuples remain tuples; the store of a run keeps them too.
-
-    Raises
-    ------
-    InputError
-        The value cannot be stored as JSON; the message begins with `name`.
-    """
+    """Return `value` as a JSON round trip would; raise InputError, with `name`, if it cannot."""
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if value is None or isinstance(value, (bool, int, str)):
@@ -58,7 +50,7 @@ def json_value(value: object, name: str, *, keep_tuples: bool = False) -> Any:
 
 
 def _number(value: object, label: str, name: str) -> float:
-    """Check that an argument of a dimension is a finite real number."""
+    """Return a dimension's argument; raise InputError unless it is a finite real number."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -79,10 +71,7 @@ class Dimension:
     """Base class of the entries of a space, which the functions of this module create."""
 
     def checked(self, name: str) -> Dimension:
-        """Return this dimension with its arguments checked and converted to plain values.
-
-        Called when the space is made, because the name is not known earlier.
-        """
+        """Return this dimension with checked, plain arguments; called when its name is known."""
         raise NotImplementedError
 
     def draw(self, share: float) -> Any:

@@ -1,18 +1,13 @@
 """Dimensions of other libraries' spaces: Ray Tune's, Optuna's and SciPy's.
 
-They are recognized by the module and name of their class, so none of the libraries is imported. The
-possible values are exactly those of the library: Tune's integers exclude their upper end, Optuna's
-include it, SciPy's ``randint`` excludes it. A distribution without an equivalent raises an
-InputError that names the dimension.
+They are recognized by the module and name of their class, so no library is imported. The possible
+values are exactly those of the library: Tune's integers exclude their upper end, Optuna's include
+it. Probabilities are the library's too, with two exceptions: integers on a logarithmic scale are
+rounded to the nearest (Tune rounds down), and all multiples of a step are equally likely (in Tune's
+``quniform``, the first and last are half as likely).
 
-Probabilities are the library's too, except where Cerebro has its own rule for rounding. Integers on
-a logarithmic scale are rounded to the nearest, where Tune rounds down: a 1 from ``lograndint(1,
-10)`` has the probability 0.37 here and 0.30 in Tune. All multiples of a step are equally likely,
-where the first and last of Tune's ``quniform`` are half as likely as the others.
-
-Tune's ``grid_search`` becomes a `Grid`: trials take its options in turn, so each combination occurs
-as often as with Tune's ``num_samples``. Tune's ``sample_from`` becomes a `Derived`, which is
-computed after the rest of the configuration is known.
+Tune's ``grid_search`` becomes a `Grid`, whose options trials take in turn; ``sample_from`` becomes
+a `Derived`, which is computed after the rest of the configuration.
 """
 
 from __future__ import annotations
@@ -34,18 +29,7 @@ from cerebro.space.tune_dimensions import Derived, Grid, Quantized, multiple, on
 
 
 def translated(value: object, name: str) -> Dimension | None:
-    """Translate another library's dimension; return None if the object is not one.
-
-    Parameters
-    ----------
-    name
-        The dimension's name, for errors.
-
-    Raises
-    ------
-    InputError
-        The dimension has no equivalent here.
-    """
+    """Return another library's dimension as Cerebro's; None if the object is not one."""
     kind = type(value)
     if kind.__module__.startswith("ray.tune."):
         return _from_tune(value, name)
@@ -90,7 +74,7 @@ def _from_tune(value: Any, name: str) -> Dimension:
 
 
 def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Dimension:
-    """Translate Tune's integers, which exclude their upper end unless quantized by more than 1."""
+    """Translate Tune's integers, which exclude their upper end unless `q` is above 1."""
     if q is None or q == 1:
         return Integer(value.lower, value.upper - 1, log=log)
     low, high = _multiples(value, name, q)
@@ -98,7 +82,7 @@ def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Dimension:
 
 
 def _multiples(value: Any, name: str, q: float) -> tuple[int, int]:
-    """Return the first and last integer whose product with `q` is within a domain's bounds."""
+    """Return the first and last factor of `q` within a domain's bounds."""
     low, high = on_grid(value.lower, q, math.ceil), on_grid(value.upper, q, math.floor)
     if low > high:
         raise InputError(f"{name}: there is no multiple of {q} from {value.lower} to {value.upper}")
@@ -128,16 +112,16 @@ def _from_optuna(value: Any, name: str) -> Dimension:
 
 def _from_scipy(value: Any, name: str) -> Dimension:
     kind = value.dist.name
-    given = _scipy_arguments(value)
-    loc, scale = given.get("loc", 0), given.get("scale", 1)
+    arguments = _scipy_arguments(value)
+    loc, scale = arguments.get("loc", 0), arguments.get("scale", 1)
     if kind == "uniform":
         return Uniform(loc, loc + scale)
     if kind in ("loguniform", "reciprocal") and loc == 0:
-        return LogUniform(given["a"] * scale, given["b"] * scale)
+        return LogUniform(arguments["a"] * scale, arguments["b"] * scale)
     if kind == "norm":
         return Normal(loc, scale)
     if kind == "randint":
-        return Integer(given["low"] + loc, given["high"] + loc - 1)
+        return Integer(arguments["low"] + loc, arguments["high"] + loc - 1)
     raise _refuse(
         name,
         f"scipy.stats.{kind}" + (f" with loc={loc}" if loc != 0 else ""),

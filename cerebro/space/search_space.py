@@ -121,8 +121,8 @@ class Space:
 
     @cached_property
     def _grids(self) -> list[tuple[Node, Grid]]:
-        found = [(node, node.dimension) for node in self.nodes if isinstance(node.dimension, Grid)]
-        return sorted(found, key=lambda grid: grid[0].path)
+        grids = [(node, node.dimension) for node in self.nodes if isinstance(node.dimension, Grid)]
+        return sorted(grids, key=lambda grid: grid[0].path)
 
     def grid_options(self, trial: int) -> dict[int, Any]:
         """Return the option that a trial takes from each grid, by the ``id`` of the grid's node."""
@@ -156,13 +156,13 @@ class Space:
         """
         if not isinstance(point, Mapping):
             raise InputError(f"a point must be a mapping of names to values, not {point!r}")
-        given = json_value(point, "points")
+        fixed = json_value(point, "points")
         config: dict[str, Any] = {}
         unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]] = []
         for node in self.nodes:
             if not node.applies(config):
                 continue
-            there, value = value_at(given, node.path)
+            there, value = value_at(fixed, node.path)
             if node.nest:
                 value = {}
             elif not there and isinstance(node.dimension, Constant):
@@ -175,12 +175,12 @@ class Space:
             else:
                 put_at(config, node.path, copy.deepcopy(value))
         settle(unsettled, config)
-        unknown = [path for path in _leaves(given, self._nests()) if not value_at(config, path)[0]]
+        unknown = [path for path in _leaves(fixed, self._nests()) if not value_at(config, path)[0]]
         if unknown:
-            known = ", ".join(path_name(path) for path in self.paths) or "nothing"
+            names = ", ".join(path_name(path) for path in self.paths) or "nothing"
             raise InputError(
                 f"points: {path_name(unknown[0])!r} is not in the space, or its condition does "
-                f"not hold (the space has {known})"
+                f"not hold (the space has {names})"
             )
         return config
 
@@ -286,14 +286,14 @@ class Space:
 
 
 def _shown(values: list[Any]) -> list[Any]:
-    """Return a condition's values for display: without a leading list of all other values."""
+    """Return a condition's values for display: without a leading list of all the others."""
     if len(values) > 1 and isinstance(values[0], list) and values[0] == values[1:]:
         return values[1:]
     return values
 
 
 def _leaves(point: Mapping[str, Any], nests: set[Path], prefix: Path = ()) -> Iterator[Path]:
-    """Yield the path of every value of a point; mappings that are values count as one value."""
+    """Yield the path of every value of a point; a mapping that is a value counts as one."""
     for key, value in point.items():
         path = (*prefix, key)
         if isinstance(value, Mapping) and path in nests:
@@ -359,11 +359,4 @@ SpaceLike = Space | Mapping[str, Any]
 
 
 def as_space(space: SpaceLike) -> Space:
-    """Return `space` as a checked :class:`Space`.
-
-    Raises
-    ------
-    InputError
-        As :class:`Space` does.
-    """
     return space if isinstance(space, Space) else Space(space)

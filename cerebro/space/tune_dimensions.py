@@ -24,10 +24,7 @@ from cerebro.space.dimensions import (
 
 @dataclass(frozen=True)
 class Quantized(Dimension):
-    """A dimension of multiples of `q`: the multiple nearest to a number drawn from `inner`.
-
-    If `inner` is an `Integer`, its values are the factors that `q` is multiplied by.
-    """
+    """The multiple of `q` nearest to a number from `inner`, or `q` times an `Integer`'s value."""
 
     inner: Integer | LogUniform | Normal
     q: float
@@ -77,10 +74,7 @@ class Quantized(Dimension):
 
 @dataclass(frozen=True)
 class Grid(Choice):
-    """A choice whose options are assigned to trials in turn, not at random.
-
-    See `Space.complete`.
-    """
+    """A choice whose options trials take in turn, not at random; see `Space.complete`."""
 
     def checked(self, name: str) -> Grid:
         return Grid(super().checked(name).options)
@@ -97,11 +91,7 @@ _functions: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary(
 
 @dataclass(frozen=True)
 class Derived(Dimension):
-    """A value that a function computes from the rest of the configuration.
-
-    While the function runs, `random` and NumPy's global generator are seeded from the dimension's
-    stream.
-    """
+    """A value that a function computes from the rest of the configuration."""
 
     function: Callable[..., Any] = field(repr=False)
     takes_config: bool = True
@@ -137,20 +127,14 @@ class Derived(Dimension):
 
     @classmethod
     def from_json(cls, function: str, takes_config: bool) -> Derived:
-        """Return the dimension whose function has the identity `function`.
-
-        Raises
-        ------
-        InputError
-            This process does not have the function; runs do not store code.
-        """
-        found = _functions.get(function)
-        if found is None:
+        """Return the dimension of a function of this process, by its identity."""
+        original = _functions.get(function)
+        if original is None:
             raise InputError(
                 f"the space has a function (sample_from, {function.partition(':')[0]}), which is "
                 "not stored: rerun the script that began the run, with if_exists='resume'"
             )
-        return cls(found, takes_config)
+        return cls(original, takes_config)
 
     def __repr__(self) -> str:
         return f"sample_from({getattr(self.function, '__qualname__', self.function)!s})"
@@ -168,17 +152,10 @@ class Unsettled:
     share: float
 
     def settle(self, config: Mapping[str, Any], name: str) -> Any:
-        """Return the value.
-
-        Raises
-        ------
-        Missing
-            The function needs a value that `config` lacks or that is not computed yet.
-        InputError
-            The function failed, or its value cannot be stored.
-        """
+        """Return the value; raise Missing if it needs a value that `config` does not have yet."""
         arguments = (View(config),) if self.dimension.takes_config else ()
         try:
+            # `random` and NumPy's global generator are seeded from the dimension's stream.
             with generators.reserved(False, int(self.share * 2**32)):
                 value = self.dimension.function(*arguments)
         except Missing:
@@ -213,45 +190,31 @@ class View(dict[str, Any]):
 def settle(
     unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]], config: Mapping[str, Any]
 ) -> None:
-    """Compute and store the values of functions, which may need one another's values.
-
-    Parameters
-    ----------
-    unsettled
-        For each value, its name, the placeholder, and a function that stores the value.
-
-    Raises
-    ------
-    InputError
-        A function needs a missing value, or functions need each other's values.
-    """
+    """Compute and store (name, placeholder, put) values, which may need one another."""
     while unsettled:
-        left = []
+        remaining = []
         for name, value, put in unsettled:
             try:
                 put(value.settle(config, name))
             except Missing as missing:
-                left.append((name, value, put))
+                remaining.append((name, value, put))
                 cause = missing
-        if len(left) == len(unsettled):
-            name, value, _ = left[0]
+        if len(remaining) == len(unsettled):
+            name, value, _ = remaining[0]
             raise InputError(
                 f"{name}: {value.dimension!r} needs {cause.args[0]!r}, which the configuration "
                 "lacks at that point"
             )
-        unsettled = left
+        unsettled = remaining
 
 
 def grid_index(trial: int, counts: list[int]) -> list[int]:
-    """Return the index of a trial's option in each grid.
-
-    Consecutive trials enumerate all combinations of options; the first grid varies fastest.
-    """
-    found = []
+    """Return a trial's option in each grid: all combinations in turn, the first grid fastest."""
+    indices = []
     for count in counts:
         trial, index = divmod(trial, count)
-        found.append(index)
-    return found
+        indices.append(index)
+    return indices
 
 
 def multiple(index: int, q: float) -> Any:

@@ -25,13 +25,12 @@ def check_net(net: Any) -> None:
 
 def split_metrics(metrics: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metrics that are functions of a batch, and those that accumulate batches."""
-    given: Any = {"": metrics} if is_collection(metrics) else named_functions("metrics", metrics)
-    functions = {name: f for name, f in given.items() if not accumulates(f)}
-    return functions, {name: f for name, f in given.items() if accumulates(f)}
+    named: Any = {"": metrics} if is_collection(metrics) else named_functions("metrics", metrics)
+    functions = {name: f for name, f in named.items() if not accumulates(f)}
+    return functions, {name: f for name, f in named.items() if accumulates(f)}
 
 
 def named_epoch_metrics(metrics: Any) -> dict[str, Any]:
-    """Return the metrics of whole passes by name."""
     return named_functions("epoch_metrics", {"": metrics} if is_collection(metrics) else metrics)
 
 
@@ -83,8 +82,8 @@ def check_schedulers(scheduler: Any, optimizers: Sequence[Any]) -> tuple[Any, ..
 
 
 def check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str:
-    known = ("epoch", "batch", "metric")
-    if scheduler_step not in known and not str(scheduler_step).startswith("metric:"):
+    names = ("epoch", "batch", "metric")
+    if scheduler_step not in names and not str(scheduler_step).startswith("metric:"):
         raise InputError(
             f"scheduler_step must be 'epoch', 'batch', 'metric' or 'metric:NAME', not "
             f"{scheduler_step!r}"
@@ -112,10 +111,7 @@ def check_scheduler_step(scheduler_step: str, schedulers: Sequence[Any]) -> str:
 
 
 def needs_metric(scheduler: Any) -> bool:
-    """Return whether a scheduler's `step` needs a metric, as that of `ReduceLROnPlateau` does.
-
-    The argument that other schedulers take, if they take any, is the epoch's number.
-    """
+    """Return whether a scheduler's `step` needs a metric, rather than an epoch's number."""
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         return True
     try:
@@ -154,21 +150,21 @@ def check_state(state: str) -> None:
 def check_train_step(
     *, clip_norm: float | None, accumulate: int, amp: str | None, graph: bool | None
 ) -> None:
-    """Raise InputError if a setting of updates was given, which `train_step` makes itself."""
-    given = {
+    """Raise InputError if a setting of updates was given, because `train_step` makes them."""
+    is_given_by_name = {
         "clip_norm": clip_norm is not None,
         "accumulate": accumulate != 1,
         "amp": amp is not None,
         "graph": graph,
     }
-    for name in (name for name, is_given in given.items() if is_given):
+    for name in (name for name, is_given in is_given_by_name.items() if is_given):
         raise InputError(
             f"train_step makes its own updates: leave out {name}, and do its work in train_step"
         )
 
 
 def check_functions(functions: Mapping[str, Any]) -> None:
-    """Raise InputError unless the arguments, by name, can be called with a batch's values."""
+    """Raise InputError unless the arguments, by name, can be called with tensors."""
     for name, value in functions.items():
         if value is not None and not callable(value):
             raise InputError(f"{name} must be callable, not {value!r}")
@@ -177,7 +173,7 @@ def check_functions(functions: Mapping[str, Any]) -> None:
 
 
 def make_amp(amp: str | None, device: str) -> tuple[Any, Any]:
-    """Return the autocast context and the gradient scaler; None for each that is not used."""
+    """Return the autocast context and the gradient scaler, each None if it is not used."""
     if amp is None:
         return None, None
     if amp not in ("bf16", "fp16"):

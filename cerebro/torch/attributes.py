@@ -1,8 +1,7 @@
 """Attributes of a LightningModule that training changes: counters, lists of outputs, frozen parts.
 
-A state contains only the attributes that differ from those of the module that `build` made, also of
-submodules, and also those whose names begin with an underscore. A module that changes none adds
-nothing to the state.
+A state contains only the attributes that differ from those that `build` made, also of submodules,
+and also those whose names begin with an underscore.
 """
 
 from __future__ import annotations
@@ -25,15 +24,9 @@ _HPARAMS = {"_hparams", "_hparams_initial", "_hparams_name"}
 
 
 class Attributes:
-    """The plain attributes of all modules, and their modes, as `build` made them.
+    """The plain attributes, modes and frozen flags of a module, as `build` made them.
 
-    Parameters
-    ----------
-    root
-        The root module. The attributes and modes of its submodules and the frozen flags of its
-        parameters are part of the state.
-    base
-        The class ``LightningModule``, whose own attributes are not part of the state.
+    The attributes of `base`, the class ``LightningModule``, are left out.
     """
 
     def __init__(self, root: Any, base: Any) -> None:
@@ -42,16 +35,16 @@ class Attributes:
         copies: dict[int, Any] = {}  # modules may share a large tensor
         self._made: dict[str, dict[str, Any]] = {}
         for name, module in self._modules():
-            made = self._made[name] = self._plain(module)
-            for key, value in made.items():
+            plain = self._made[name] = self._plain(module)
+            for key, value in plain.items():
                 if id(value) not in copies:
                     copies[id(value)] = _copied(value)
-                made[key] = copies[id(value)]
+                plain[key] = copies[id(value)]
         self._modes = {name: part.training for name, part in root.named_modules()}
         self._trained = {name: item.requires_grad for name, item in root.named_parameters()}
 
     def _modules(self) -> Iterator[tuple[str, Any]]:
-        """Yield the modules by path, without metrics, which have states of their own."""
+        """Yield the modules by path, except metrics."""
         metrics: list[str] = []
         for name, module in self._root.named_modules():
             if name.startswith(tuple(metrics)):
@@ -65,11 +58,11 @@ class Attributes:
         """Return the attributes, modes and flags that differ from those that `build` made."""
         changed: dict[str, Any] = {}
         for name, module in self._modules():
-            made = self._made.get(name, {})
+            built = self._made.get(name, {})
             now = {
                 key: _packable(value)
                 for key, value in self._plain(module).items()
-                if key not in made or not _equal(value, made[key])
+                if key not in built or not _equal(value, built[key])
             }
             if now:
                 changed[name] = now
@@ -86,14 +79,14 @@ class Attributes:
         return {"attributes": changed, "modes": modes, "requires_grad": trained}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the attributes, modes and flags in `state`; reset all others to what `build` made."""
+        """Set the attributes, modes and flags in `state`; reset all others."""
         for name, module in self._modules():
-            made, current = self._made.get(name, {}), self._plain(module)
-            now = {**made, **state["attributes"].get(name, {})}
+            built, current = self._made.get(name, {}), self._plain(module)
+            now = {**built, **state["attributes"].get(name, {})}
             for key in current.keys() - now.keys():
                 _remove(module, key)
             for key, value in now.items():
-                loaded = _like(value, made.get(key))
+                loaded = _like(value, built.get(key))
                 if key not in current or not _equal(current[key], loaded):
                     _set(module, key, _copied(loaded))
         for name, part in self._root.named_modules():
@@ -105,10 +98,10 @@ class Attributes:
 
     def _plain(self, module: Any) -> dict[str, Any]:
         """Return a module's own attributes that are numbers, strings, tensors or lists of them."""
-        # What begins with an underscore in a layer of PyTorch is derived from its parameters.
+        # In PyTorch's layers, names with an underscore are derived from the parameters.
         hidden = "_" if type(module).__module__.split(".")[0] == "torch" else "__"
         derived = _derived(module)
-        found = {
+        values = {
             key: value
             for key, value in vars(module).items()
             if key not in self._theirs
@@ -118,12 +111,12 @@ class Attributes:
         }
         for key, value in (vars(module).get("_hparams") or {}).items():
             if isinstance(key, str) and _is_plain(value):
-                found[f"hparams.{key}"] = value
-        return found
+                values[f"hparams.{key}"] = value
+        return values
 
 
 def _derived(module: Any) -> set[Any]:
-    """Return the names of the tensors that weight norm or pruning computes before each forward."""
+    """Return the names of tensors that weight norm or pruning computes before each forward."""
     hooks = module._forward_pre_hooks.values()
     names = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks}
     return {name for name in names if isinstance(name, str)}
@@ -163,7 +156,7 @@ def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of a plain value; unlike `owned`, it keeps NumPy's arrays."""
+    """Return a copy of a plain value; unlike `owned`, keep NumPy's arrays."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
@@ -174,17 +167,17 @@ def _copied(value: Any) -> Any:
 
 
 def _like(value: Any, made: Any) -> Any:
-    """Return a value of a state with the tuples of what `build` made; a state has lists."""
+    """Return a state's value with tuples where `build` made tuples, because states have lists."""
     if isinstance(made, (list, tuple)) and isinstance(value, list):
-        known = [*made, *[None] * len(value)]
-        return type(made)([_like(item, like) for item, like in zip(value, known, strict=False)])
+        examples = [*made, *[None] * len(value)]
+        return type(made)([_like(item, like) for item, like in zip(value, examples, strict=False)])
     if isinstance(made, dict) and isinstance(value, dict):
         return {key: _like(item, made.get(key)) for key, item in value.items()}
     return value
 
 
 def _packable(value: Any) -> Any:
-    """Return a value with its tensors detached, and with lists in place of tuples."""
+    """Return a value with tensors detached, and with lists in place of tuples."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if isinstance(value, dict):

@@ -1,9 +1,8 @@
 """Dropout's random numbers in a recorded step, drawn by the C core instead of PyTorch.
 
-PyTorch draws them one at a time, which takes longer than all the arithmetic of a small layer. The
-core makes the generator's numbers in vectors. The bits and the generator's state afterwards are the
-same, which is tested once per process. If they differ, for example because PyTorch draws with
-Intel's library on this processor, PyTorch draws.
+PyTorch draws them one at a time; the core makes the generator's numbers in vectors, which is much
+faster. The bits and the generator's state afterwards are the same, which is tested once per
+process. If they differ, for example because PyTorch uses Intel's library, PyTorch draws.
 """
 
 from __future__ import annotations
@@ -34,20 +33,19 @@ def _draw(out: Any, p: float = 0.5) -> None:
 
 @functools.cache
 def _equals_pytorch() -> bool:
-    """Return whether the core's draws have PyTorch's bits."""
     mine, its = torch.Generator().manual_seed(0), torch.Generator().manual_seed(0)
     for size in (1, 7, 311, 2048):
         for p in (0.0, 0.2, 0.5, 0.9, 1.0):
             for generator in (mine, its):
                 torch.rand(1, generator=generator)  # draws an odd count of numbers
             expected = torch.empty(size).bernoulli_(p, generator=its)
-            found = torch.empty(size)
+            draws = torch.empty(size)
             try:
-                _core.draw_bernoulli(mine.get_state, mine.set_state, found.data_ptr(), size, p)
+                _core.draw_bernoulli(mine.get_state, mine.set_state, draws.data_ptr(), size, p)
             except ValueError:
                 return False
             if not (
-                torch.equal(found, expected) and torch.equal(mine.get_state(), its.get_state())
+                torch.equal(draws, expected) and torch.equal(mine.get_state(), its.get_state())
             ):
                 return False
     return True

@@ -1,8 +1,8 @@
 """PyTorch's composite operators that may be in a recorded step.
 
-A composite operator has no kernel: it calls others. Each of these was read to see that it computes
-nothing itself and reads no memory without an operator, so that the operators that it calls say all
-that it does. A step with any other composite operator is not recorded; its log names the operator.
+A composite operator has no kernel: it calls others. The source of each of these was checked: it
+computes nothing itself, and reads no memory without an operator. A step with any other composite
+operator is not recorded; the log names the operator.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COMPOSITES = frozenset(
     inverse linalg_inv linalg_solve linalg_det det slogdet linalg_slogdet linalg_matrix_power
     """.split()  # noqa: SIM905
 )
-"""Their names, without ``aten::``."""
+"""Names without ``aten::``."""
 
 UNSAFE_OVERLOADS = frozenset(
     {
@@ -48,7 +48,7 @@ UNSAFE_OVERLOADS = frozenset(
         "tensor_split@tensor_indices_or_sections",
     }
 )
-"""Overloads of these that read lengths or indices from the memory of a tensor."""
+"""Their overloads that read lengths or indices from the memory of a tensor."""
 
 
 def is_reviewed(name: str, overload: str) -> bool:

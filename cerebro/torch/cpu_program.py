@@ -1,7 +1,7 @@
 """A recorded step as a list of calls, which repeat it on the CPU without Python code.
 
-The list leaves out views, allocations, and copies of gradients that autograd made only because the
-recording keeps the gradients alive. `cerebro.torch.runnable_calls` decides how each call runs.
+The list leaves out views, allocations, and copies that autograd made only because the recording
+keeps gradients alive. `cerebro.torch.runnable_calls` decides how each call runs.
 """
 
 from __future__ import annotations
@@ -36,15 +36,7 @@ FILLS = {"ones_like", "zeros_like", "full_like", "ones", "zeros", "full", "arang
 
 
 class Program:
-    """Calls that repeat a recorded step.
-
-    Parameters
-    ----------
-    recording
-        The recorded step.
-    kept
-        The tensors that are read after the program has run: the step's results.
-    """
+    """Calls that repeat a recorded step; `kept` are the tensors of its results."""
 
     def __init__(self, recording: Recording, kept: Iterable[Any]) -> None:
         self._recording = recording
@@ -56,7 +48,7 @@ class Program:
         self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
         self._replaced = replaced = _needless_copies(recording, {address_of(t) for t in kept})
         views: dict[Any, Any] = {}
-        made: dict[int, Any] = {}
+        tensors: dict[int, Any] = {}
         self.containers: dict[int, tuple[list[Any], dict[str, Any]]] = {}
         """The arguments and keywords of each call, which may be changed before a replay."""
         for index, call in enumerate(recording.calls):
@@ -70,10 +62,10 @@ class Program:
         for call in recording.calls:
             for tensor in tensors_in(mapped(call.outs, partial(replaced.of, views))):
                 if tensor.numel() and not recording.external(tensor):
-                    made[address_of(tensor)] = tensor
-        self._memory = made
-        self.held_bytes = sum(t.untyped_storage().nbytes() for t in made.values())
-        """The bytes of memory that the program keeps in addition to the model's."""
+                    tensors[address_of(tensor)] = tensor
+        self._memory = tensors
+        self.held_bytes = sum(t.untyped_storage().nbytes() for t in tensors.values())
+        """The bytes of memory that only the program uses."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -97,13 +89,8 @@ class Program:
     def finish(self, shared: Callable[[list[Any], Any], Any]) -> None:
         """Replace the recorded calls with faster ones that compute the same bits.
 
-        This runs some of the calls, so the contents of the program's memory change.
-
-        Parameters
-        ----------
-        shared
-            ``shared(arguments, dtype)`` returns the tensor that replaces the number
-            ``arguments[1]``.
+        This runs some of the calls and so changes the program's memory. ``shared(arguments,
+        dtype)`` returns the tensor that replaces the number ``arguments[1]``.
         """
         constant = self._constants()
         items = self._items
@@ -111,11 +98,11 @@ class Program:
             if index in constant:
                 run(*args, **kwargs)
                 continue
-            found = None if isinstance(run, partial) else operations(func, args, kwargs)
-            if found is not None:
+            elementwise = None if isinstance(run, partial) else operations(func, args, kwargs)
+            if elementwise is not None:
                 if not items or not isinstance(items[-1], list):
                     items.append([])
-                items[-1] += found  # type: ignore[operator]
+                items[-1] += elementwise  # type: ignore[operator]
                 continue
             native = native_call(func, run, args, kwargs)
             if native is not None:
@@ -126,9 +113,11 @@ class Program:
             drawn = bernoulli(func, args, kwargs)
             items.append((drawn or binding(run, args, kwargs), args, kwargs))
         self._prepare()
-        # Invalidate the results, so that one that the program fails to write is noticed.
-        kept = {self._replaced.address(self._recording.calls[i].outs[0]) for i in constant}
-        self._spoiled = [_spoiling(t) for address, t in self._memory.items() if address not in kept]
+        # Invalidate the results, to notice a result that the program fails to write.
+        filled = {self._replaced.address(self._recording.calls[i].outs[0]) for i in constant}
+        self._spoiled = [
+            _spoiling(t) for address, t in self._memory.items() if address not in filled
+        ]
         self.spoil()
 
     def spoil(self) -> None:
@@ -137,7 +126,7 @@ class Program:
             whole.fill_(bad)
 
     def _prepare(self) -> None:
-        """Compile the lists of elementwise operations into blocks that can run."""
+        """Compile the lists of elementwise operations into blocks."""
         for item in self._items:
             if isinstance(item, list):
                 block = Block(item, rounding())
@@ -150,11 +139,11 @@ class Program:
                 self._calls.append((item.prepared(), (), {}))
 
     def place(self, container: Any, key: Any) -> tuple[Any, Any]:
-        """Return the container and key from which the finished program reads a recorded number."""
+        """Return the container and key from which the finished program reads a number."""
         return self._moved.get((id(container), key), (container, key))
 
     def _constants(self) -> set[int]:
-        """Return the calls with constant results in memory that no other call writes."""
+        """Return the calls with constant results that no other call overwrites."""
         calls = {index: self._recording.calls[index] for index in self._steps}
         written = Counter(
             self._replaced.address(tensor)
@@ -168,26 +157,20 @@ class Program:
         }
 
     def calls(self) -> list[tuple[Any, tuple[Any, ...], dict[str, Any] | None]]:
-        """Return the functions, arguments and keywords of the calls, with the current numbers."""
+        """Return the functions, arguments and keywords of the calls with the current numbers."""
         return [(run, tuple(args), dict(kwargs) or None) for run, args, kwargs in self._calls]
 
     def run(self) -> None:
-        """Repeat the step."""
-        # Without autograd: the operators of the backward pass are among the calls.
+        # Autograd is off, because the calls include the backward pass.
         with torch._C._AutoDispatchBelowAutograd():
             for run, args, kwargs in self._calls:
                 run(*args, **kwargs)
 
     def differs_from(self, other: Recording, free: set[tuple[int, int, Any]]) -> str | None:
-        """Return how another recording of the step differs; None if it is the same program.
+        """Return how a recording for another batch differs; None if it is the same program.
 
-        Parameters
-        ----------
-        other
-            A recording of the same step for another batch.
-        free
-            Numbers that may differ, each as (number of the call, container, key); the container is
-            0 for arguments and 1 for keywords.
+        `free` are the numbers that may differ, each as (number of the call, 0 for arguments or 1
+        for keywords, path).
         """
         ours = self._recording
         if [call.func for call in ours.calls] != [call.func for call in other.calls]:
@@ -199,18 +182,18 @@ class Program:
             for which, (left, right) in enumerate(
                 ((mine.args, its.args), (mine.kwargs, its.kwargs), (mine.outs, its.outs))
             ):
-                for path, one, two in pairs(left, right):
+                for path, a, b in pairs(left, right):
                     if (index, which, path) in free:
                         continue
-                    if not _alike(one, two, ours, other, numbers, mine.section is not None):
+                    if not _alike(a, b, ours, other, numbers, mine.section is not None):
                         return f"{mine.name}() has other arguments than before"
         return None
 
 
 def _arguments_of(item: Any) -> list[Any]:
-    """Return what an item of a program reads and writes."""
+    """Return what an item reads and writes."""
     if isinstance(item, list):
-        return [[one.out, *one.operands] for one in item]
+        return [[operation.out, *operation.operands] for operation in item]
     if isinstance(item, tuple):
         return [item[1], item[2], _memory_of(item[0])]
     return list(item.tensors)
@@ -231,7 +214,7 @@ def _alike(
         return False
     mine, its = address_of(one), address_of(two)
     if ours.external(one):
-        # A tensor that Python makes in every step may depend on anything, except in an optimizer.
+        # A tensor that Python code makes may depend on anything, except in an optimizer.
         return mine == its or (known_code and same(one, two))
     return known.setdefault(mine, its) == its
 
@@ -244,11 +227,10 @@ class _Replaced:
         self.sources: dict[int, Any] = {}
 
     def address(self, tensor: Any) -> int:
-        """Return the address of the memory that the program uses for a tensor."""
         return address_of(self.sources.get(address_of(tensor), tensor))
 
     def of(self, views: dict[Any, Any], tensor: Any) -> Any:
-        """Return the tensor in the program's memory; return one object for equal views."""
+        """Return the tensor in the program's memory; equal views are the same object."""
         source = self.sources.get(address_of(tensor))
         if source is not None:
             offset = source.storage_offset() + tensor.storage_offset()
@@ -259,39 +241,39 @@ class _Replaced:
 
 
 def _needless_copies(recording: Recording, kept: set[int]) -> _Replaced:
-    """Return gradients that autograd copied only because the recording kept the originals alive."""
+    """Return gradients that autograd copied only because the recording keeps them alive."""
     calls = recording.calls
     last = {}
     for index, call in enumerate(calls):
         for tensor in call.tensors():
             last[address_of(tensor)] = index
-    found = _Replaced()
-    made: dict[int, Any] = {}
+    replaced = _Replaced()
+    allocated: dict[int, Any] = {}
     taken: set[int] = set()
     for index, call in enumerate(calls):
         if call.name == "new_empty_strided":
-            made[address_of(call.outs[0])] = call.outs[0]
-        if call.name != "copy_" or address_of(call.args[0]) not in made:
+            allocated[address_of(call.outs[0])] = call.outs[0]
+        if call.name != "copy_" or address_of(call.args[0]) not in allocated:
             continue
         copy, source = call.args[0], call.args[1]
-        whole = made.pop(address_of(copy))
+        whole = allocated.pop(address_of(copy))
         if (
             isinstance(source, torch.Tensor)
             and form_of(copy) == form_of(whole) == form_of(source)
             and last[address_of(source)] == index
             and source.numel()
             and not recording.external(source)
-            and address_of(source) not in found.sources
+            and address_of(source) not in replaced.sources
             and not {address_of(source), address_of(copy)} & (kept | taken)
         ):
             taken.add(address_of(source))
-            found.sources[address_of(copy)] = source
-            found.dropped.add(index)
-    return found
+            replaced.sources[address_of(copy)] = source
+            replaced.dropped.add(index)
+    return replaced
 
 
 def _is_left_out(call: Call) -> bool:
-    """Return whether a call writes no memory: a view, an allocation, or reading a number."""
+    """Return whether a call writes no memory, like a view or an allocation."""
     if call.name in ALLOCATES or facts(call.func).is_view:
         return True
     if facts(call.func).mutates or call.name in HIDDEN_WRITES:
@@ -304,12 +286,12 @@ def _is_left_out(call: Call) -> bool:
 
 
 def _written_or_made(call: Call) -> list[Any]:
-    found = {address_of(t): t for t in written_by(call) + tensors_in(call.outs)}
-    return list(found.values())
+    tensors = {address_of(t): t for t in written_by(call) + tensors_in(call.outs)}
+    return list(tensors.values())
 
 
 def _spoiling(tensor: Any) -> tuple[Any, float]:
-    """Return a tensor's whole memory, and NaN or -1: results that are not computed are noticed."""
+    """Return a tensor's whole memory, and an invalid value for it: NaN or -1."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((size,), (1,), 0)
     return whole, math.nan if whole.is_floating_point() or whole.is_complex() else -1

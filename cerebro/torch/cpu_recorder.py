@@ -1,12 +1,11 @@
 """Record the operators of a training step on the CPU.
 
-A `Recording` stores every ATen call below autograd: forward pass, backward pass and optimizer. All
-memory that the calls used stays allocated, so running the same calls on the same memory repeats the
-step (`cerebro.torch.cpu_program`).
+A `Recording` stores every ATen call below autograd: forward pass, backward pass and optimizer. It
+keeps their memory allocated, so the same calls on the same memory repeat the step
+(`cerebro.torch.cpu_program`).
 
-A recording does not repeat decisions of Python code. `Recording.refusal` names something that no
-program can repeat: a number read back (``.item()``), a shape that depends on data, a change to
-memory that belongs neither to the state nor to the step.
+`Recording.refusal` names something that no program can repeat: a number read back (``.item()``), a
+shape that depends on data, a change to memory that belongs neither to the state nor to the step.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from cerebro.torch.nested_arguments import (
 )
 
 READS_BACK = {"_nested_tensor_from_mask_left_aligned"}
-"""Operators that read values of tensors back to Python but lack PyTorch's tag for it."""
+"""Operators that read values back to Python but lack PyTorch's tag for it."""
 
 HIDDEN_WRITES = {"native_batch_norm": (3, 4)}
-"""Indices of arguments that an operator writes, although its schema does not mark them so."""
+"""Indices of arguments that an operator writes, but that its schema does not mark as written."""
 
 _OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), torch.utils.__file__)
 
 
 class Facts:
-    """Facts from an operator's schema, stored because querying the schema is slow."""
+    """Facts from an operator's schema, which is slow to query."""
 
     __slots__ = (
         "is_of_profiler", "is_view", "mutates", "name", "reads_data", "shape_of_data",
@@ -83,7 +82,6 @@ class Call:
         self.func = func
         self.about = about
         self.name = about.name
-        """The operator's name without namespace and overload."""
         self.args = args
         self.kwargs = kwargs
         self.outs = outs
@@ -91,11 +89,10 @@ class Call:
         self.has_gradients = torch.is_grad_enabled()
 
     def tensors(self) -> Iterable[Any]:
-        """Return all tensors among arguments and results."""
         yield from tensors_in([self.args, list(self.kwargs.values()), self.outs])
 
     def places(self) -> Iterable[tuple[Any, Any]]:
-        """Return (container, key) of all arguments that are not containers themselves."""
+        """Yield ((container, key), argument) for all arguments that are not containers."""
         yield from places_in(self.args)
         yield from places_in(self.kwargs)
 
@@ -103,10 +100,7 @@ class Call:
 class Recording(TorchDispatchMode):  # type: ignore[misc]
     """A context that records the operators that run in it; they compute as usual.
 
-    Parameters
-    ----------
-    writable
-        The addresses of the storages that the step may change: weights, moments, buffers.
+    `writable` are the addresses of the storages that the step may change.
     """
 
     def __init__(self, writable: Iterable[int]) -> None:
@@ -125,8 +119,8 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # PyTorch would keep `torch.compile` away from the method below at each call. A step that
-        # compiles is not recorded.
+        # Otherwise, PyTorch keeps `torch.compile` away from the method below at each call, which is
+        # needless: a step that compiles is not recorded.
         return False
 
     def __torch_dispatch__(
@@ -136,17 +130,17 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         about = facts(func)
         if about.is_of_profiler:
             return func(*args, **kwargs)
-        given: list[tuple[Any, Any]] = []
-        noted_args, noted_kwargs = noted(list(args), given), noted(dict(kwargs), given)
+        inputs: list[tuple[Any, Any]] = []
+        noted_args, noted_kwargs = noted(list(args), inputs), noted(dict(kwargs), inputs)
         # Copy the inputs before the operator runs, because it may change their shapes.
-        before = self._noted_addresses(given)
+        before = self._noted_addresses(inputs)
         out = func(*args, **kwargs)
-        made: list[tuple[Any, Any]] = []
-        outs = noted(listed(out), made)
+        results: list[tuple[Any, Any]] = []
+        outs = noted(listed(out), results)
         call = Call(func, about, noted_args, noted_kwargs, outs, self.section)
-        self._check(call, about, given, made, before)
-        self._made.update(self._noted_addresses(made) - before)
-        if about.name == "lift_fresh":  # by torch.tensor(), whose memory no call has made
+        self._check(call, about, inputs, results, before)
+        self._made.update(self._noted_addresses(results) - before)
+        if about.name == "lift_fresh":  # from torch.tensor(), which makes memory without a call
             self._lifted |= before
         self.calls.append(call)
         return out
@@ -156,19 +150,19 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         return self.address_of(tensor) not in self._made
 
     def address_of(self, tensor: Any) -> int:
-        """Return the address of a tensor's storage; quickly for the tensors of :attr:`calls`."""
-        found = self._addresses.get(id(tensor))
-        return address_of(tensor) if found is None else found[1]
+        """Return the address of a tensor's storage; fast for the tensors of :attr:`calls`."""
+        entry = self._addresses.get(id(tensor))
+        return address_of(tensor) if entry is None else entry[1]
 
     def _noted_addresses(self, pairs: Iterable[tuple[Any, Any]]) -> set[int]:
-        """Return the addresses of the storages of a call's strided tensors."""
-        found = set()
+        """Note the addresses of the storages of a call's strided tensors, and return them."""
+        addresses = set()
         for _, copy in pairs:
             if copy.layout == _STRIDED:
                 address = address_of(copy)
                 self._addresses[id(copy)] = copy, address  # kept alive, so that its id is unique
-                found.add(address)
-        return found
+                addresses.add(address)
+        return addresses
 
     def _check(
         self,
@@ -178,7 +172,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         made: list[tuple[Any, Any]],
         before: set[int],
     ) -> None:
-        """Set `refusal` if a program cannot repeat the call, and `leaves_traces`.
+        """Set `refusal` if a program cannot repeat the call; also set `leaves_traces`.
 
         `given` and `made` pair the call's inputs and results with their copies.
         """
@@ -212,14 +206,14 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
 
 
 def written_by(call: Call) -> list[Any]:
-    """Return the tensors that a call writes, without those that it creates."""
-    found: list[Any] = []
+    """Return the tensors that a call writes, except those that it creates."""
+    tensors: list[Any] = []
     for index, name in call.about.writes:
         value = call.args[index] if index < len(call.args) else call.kwargs.get(name)
-        found += tensors_in([value])
+        tensors += tensors_in([value])
     for index in HIDDEN_WRITES.get(call.name, ()):
-        found += tensors_in([call.args[index]])
-    return found
+        tensors += tensors_in([call.args[index]])
+    return tensors
 
 
 def _depends_on_data(call: Call) -> bool:

@@ -32,20 +32,16 @@ _ENDS = {
     "ReluBackward0": ("ReLU", 0.0, torch.inf),
 }
 _RESHAPES = (
-    *("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice", "Index"),
-    *("T", "Transpose", "Permute", "ToCopy", "Alias", "Clone", "Expand"),
-)
+    "View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Select", "Slice", "Index",
+    "T", "Transpose", "Permute", "ToCopy", "Alias", "Clone", "Expand",
+)  # fmt: skip
 
 
 def diagnose(model: Any, batch: Mapping[str, Any]) -> tuple[list[Finding], list[LossCall]]:
     """Return findings about a PyTorch model, and the calls of loss functions.
 
-    Parameters
-    ----------
-    model
-        A `cerebro.torch.Model`, or any model whose attributes are modules. It is changed.
-    batch
-        A training batch, which is not changed.
+    `model` is a `cerebro.torch.Model`, or any model whose attributes are modules. It is changed;
+    `batch`, a training batch, is not.
     """
     nets = networks(model)
     if not nets or any(map(is_scripted, nets)):
@@ -69,12 +65,7 @@ def networks(model: Any) -> list[Any]:
 def uses_old_gradients(model: Any, train: Any, load: Any) -> bool:
     """Return whether a training step adds to the gradients that an earlier step left.
 
-    Parameters
-    ----------
-    train
-        ``train()`` trains on one batch.
-    load
-        ``load()`` loads the same state each time.
+    ``train()`` trains on one batch; ``load()`` loads the same state each time.
     """
     if isinstance(model, Model):
         return False
@@ -82,12 +73,12 @@ def uses_old_gradients(model: Any, train: Any, load: Any) -> bool:
     load()
     _set_gradients(parameters, [None] * len(parameters))
     train()
-    left = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
-    if not any(grad is not None and bool(grad.any()) for grad in left):
+    gradients = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
+    if not any(grad is not None and bool(grad.any()) for grad in gradients):
         return False
     before = [p.detach().clone() for p in parameters]
     load()
-    _set_gradients(parameters, [None if grad is None else 1 + 2 * grad for grad in left])
+    _set_gradients(parameters, [None if grad is None else 1 + 2 * grad for grad in gradients])
     train()
     return any(not torch.equal(now, old) for now, old in zip(parameters, before, strict=True))
 
@@ -104,22 +95,22 @@ def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Findin
     batch = model._placed(dict(batch)) if model._on_gpu else dict(batch)
     evaluated = _watch([model.net], batch, model._measure, model)
     model._to_training()
-    given = dict(batch)
+    augmented = dict(batch)
     if model._augment is not None:
-        given = model._augment(_copied(given))
+        augmented = model._augment(_copied(augmented))
     autocast = contextlib.nullcontext() if model._autocast is None else model._autocast
-    before = _copied({name: given[name] for name in _small(given)})
-    with watched([model.net], _targets(model, given)) as trained, autocast:
-        _, loss, _, _ = model._objective(given)
-    found = [*_of_modes(trained, evaluated), *_of_calls(trained, evaluated, loss)]
-    found += _of_changed(model, before, given)
+    before = _copied({name: augmented[name] for name in _small(augmented)})
+    with watched([model.net], _targets(model, augmented)) as trained, autocast:
+        _, loss, _, _ = model._objective(augmented)
+    findings = [*_of_modes(trained, evaluated), *_of_calls(trained, evaluated, loss)]
+    findings += _of_changed(model, before, augmented)
     model._drop_gradients()
     loss.backward()
-    if "one-output" not in {finding.code for finding in found}:  # the gradients of one output are 0
-        found += _of_optimizers(model)
-    found += _of_inputs(trained)
+    if "one-output" not in {item.code for item in findings}:  # the gradients of one output are 0
+        findings += _of_optimizers(model)
+    findings += _of_inputs(trained)
     model._drop_gradients()
-    return found, trained.losses
+    return findings, trained.losses
 
 
 def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
@@ -205,10 +196,10 @@ def _of_sign(call: LossCall, loss: Any) -> Iterator[Finding]:
 
 
 def _of_cross_entropy(call: LossCall) -> Iterator[Finding]:
-    given = call.input.detach()
-    axis = 1 if given.ndim > 1 else 0
+    outputs = call.input.detach()
+    axis = 1 if outputs.ndim > 1 else 0
     end = _end_of(call.input)
-    if end == "softmax" or (end is None and _is_distribution(given, axis)):
+    if end == "softmax" or (end is None and _is_distribution(outputs, axis)):
         yield Finding(
             "softmax-before-cross-entropy",
             "the outputs are probabilities, and cross_entropy applies softmax again",
@@ -238,7 +229,7 @@ def _of_cross_entropy(call: LossCall) -> Iterator[Finding]:
             "hint",
             call.place,
         )
-    if given.shape[axis] == 1:
+    if outputs.shape[axis] == 1:
         yield Finding(
             "one-output",
             "cross_entropy over one output is always 0",
@@ -248,10 +239,10 @@ def _of_cross_entropy(call: LossCall) -> Iterator[Finding]:
 
 
 def _of_nll(call: LossCall) -> Iterator[Finding]:
-    given = call.input.detach().float()
-    axis = 1 if given.ndim > 1 else 0
-    if float(given.max()) > 1e-3:
-        kind = "probabilities" if _is_distribution(given, axis) else "logits"
+    outputs = call.input.detach().float()
+    axis = 1 if outputs.ndim > 1 else 0
+    if float(outputs.max()) > 1e-3:
+        kind = "probabilities" if _is_distribution(outputs, axis) else "logits"
         cure = "use cross_entropy" if kind == "logits" else "return log_softmax, not softmax"
         yield Finding(
             "not-log-probabilities",
@@ -321,7 +312,7 @@ _OF_LOSS = {
 
 
 def _end_of(tensor: Any) -> str | None:
-    """Return the last function that computed the outputs, ignoring operations that only reshape."""
+    """Return the last function that computed the outputs, ignoring reshapes."""
     node = tensor.grad_fn
     while node is not None:
         name = node.name()
@@ -407,7 +398,7 @@ def _of_learning_rates(model: Model) -> Iterator[Finding]:
 
 
 def _of_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterator[Finding]:
-    """Find parameters of the network, by name, that only lack a gradient or only an optimizer.
+    """Find parameters of the network that lack either a gradient or an optimizer.
 
     `taken` has the parameters of the optimizers by their `id`.
     """
@@ -419,11 +410,11 @@ def _of_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterato
             "use them in forward, or leave them out of the network",
             "hint",
         )
-    left = [n for n, p in named.items() if id(p) not in taken and p.grad is not None]
-    if left:
+    lost = [n for n, p in named.items() if id(p) not in taken and p.grad is not None]
+    if lost:
         yield Finding(
             "not-in-optimizer",
-            f"{_listed(left)} {'have' if len(left) > 1 else 'has'} gradients, but no optimizer",
+            f"{_listed(lost)} {'have' if len(lost) > 1 else 'has'} gradients, but no optimizer",
             "give all of net.parameters() to the optimizer, or freeze with requires_grad_(False)",
             "hint",
         )
@@ -440,9 +431,9 @@ def _of_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterato
 def _of_other_parameters(
     model: Model, named: Mapping[str, Any], taken: Mapping[int, Any]
 ) -> Iterator[Finding]:
-    """Find parameters of the optimizers that are not, or are no longer, the network's."""
-    own = {id(p) for p in named.values()} | _of_loss(model)
-    old = [p for key, p in taken.items() if key not in own]
+    """Find parameters of the optimizers that are not, or no longer, the network's."""
+    ids = {id(p) for p in named.values()} | _of_loss(model)
+    old = [p for key, p in taken.items() if key not in ids]
     new = {n: p for n, p in named.items() if not any(p is built for built in model._parameters)}
     if old and new:
         matters = any(p.grad is not None and bool(p.grad.any()) for p in [*old, *new.values()])
@@ -467,12 +458,12 @@ def _of_loss(model: Model) -> set[int]:
 
 
 def _of_inputs(trained: Calls) -> Iterator[Finding]:
-    given = trained.first_input
-    if given is None or not given.is_floating_point() or given.numel() < 2:
+    values = trained.first_input
+    if values is None or not values.is_floating_point() or values.numel() < 2:
         return
-    size, spread = float(given.abs().mean()), float(given.float().std())
+    size, spread = float(values.abs().mean()), float(values.float().std())
     if max(size, spread) > UNSCALED:
-        low, high = float(given.min()), float(given.max())
+        low, high = float(values.min()), float(values.max())
         yield Finding(
             "unscaled-inputs",
             f"the first layer gets values from {low:.4g} to {high:.4g} (mean magnitude {size:.3g})",

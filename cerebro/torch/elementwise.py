@@ -1,11 +1,9 @@
 """Elementwise operators of a recorded step, run by the C core instead of PyTorch.
 
-An optimizer's update is a chain of additions, multiplications, divisions and copies of float32.
-Their rounding is standardized, so the core can compute the same bits as PyTorch. Two things depend
-on how PyTorch was built and on the processor: whether a multiplication and the addition after it
-are rounded once or twice, and which square root is called. Both are tested once per process; an
-operator whose results differ is left to PyTorch. In addition, programs are always compared with the
-ordinary step.
+The rounding of float32 arithmetic is standardized, so the core can compute the same bits as
+PyTorch. Two things depend on PyTorch's build and on the processor: whether a multiplication and the
+addition after it are rounded once or twice, and which square root is called. Both are tested once
+per process; PyTorch runs the operators whose results differ.
 """
 
 from __future__ import annotations
@@ -32,10 +30,7 @@ log = logging.getLogger("cerebro.torch")
 
 
 class Operation:
-    """An elementwise operation of the C core: its name, tensors and number.
-
-    `place` is the container and key of the number among the recorded call's arguments.
-    """
+    """An elementwise operation of the C core: its name, tensors and number."""
 
     __slots__ = ("name", "number", "operands", "out", "place", "value")
 
@@ -44,53 +39,52 @@ class Operation:
         self.out = out
         self.operands = operands
         self.number: float | None = None
-        self.place: tuple[Any, Any] | None = None
+        self.place: tuple[Any, Any] | None = None  # the container and key of the recorded number
         self.value: Any = None
 
 
 class Block:
-    """A sequence of operations that run without Python in between."""
+    """A sequence of operations that run without Python."""
 
     def __init__(self, operations: Sequence[Operation], rounding: _Rounding) -> None:
-        numbers = [one.number for one in operations if one.number is not None]
+        numbers = [op.number for op in operations if op.number is not None]
         self.numbers = array("d", numbers or [0.0])
         """The numbers that the operations read when they run; write to the array to change one."""
         self.places: dict[tuple[int, Any], tuple[array[float], int]] = {}
         """The array and index of each recorded number, by its container's id and its key."""
         calls, index = [], 0
-        for one in operations:
+        for op in operations:
             at = -1
-            if one.number is not None:
+            if op.number is not None:
                 at, index = index, index + 1
-                if one.place is not None:
-                    container, key = one.place
+                if op.place is not None:
+                    container, key = op.place
                     self.places[id(container), key] = (self.numbers, at)
-            addresses = [tensor.data_ptr() for tensor in one.operands]
+            addresses = [tensor.data_ptr() for tensor in op.operands]
             first, second, third = (*addresses, 0, 0, 0)[:3]
-            value = 0 if one.value is None else one.value.data_ptr()
-            size = one.out.numel()
-            calls.append((one.name, size, one.out.data_ptr(), first, second, third, at, value))
-        self._memory = [(one.out, one.operands, one.value) for one in operations]
+            value = 0 if op.value is None else op.value.data_ptr()
+            size = op.out.numel()
+            calls.append((op.name, size, op.out.data_ptr(), first, second, third, at, value))
+        self._memory = [(op.out, op.operands, op.value) for op in operations]
         self.run = _core.Elementwise(calls, self.numbers, rounding.fused, rounding.sqrt)
 
 
 def operations(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Operation] | None:
-    """Return the core's operations for a call; None if the core cannot compute the same bits."""
+    """Return the core's operations for a call; None if it cannot compute the same bits."""
     rule = _rules().get(func)
     if rule is None:
         return None
     names = [argument.name for argument in func._schema.arguments]
     places: dict[str, tuple[Any, Any]] = {n: (args, i) for i, n in enumerate(names[: len(args)])}
     places |= {name: (kwargs, name) for name in kwargs}
-    found = rule(_Arguments(places))
-    if found is None:
+    result = rule(_Arguments(places))
+    if result is None:
         return None
-    made = found if isinstance(found, list) else [found]
-    return made if all(map(_has_the_same_bits, made)) else None
+    items = result if isinstance(result, list) else [result]
+    return items if all(map(_has_the_same_bits, items)) else None
 
 
 def _has_the_same_bits(one: Operation) -> bool:
-    """Return whether the core computes an operation with PyTorch's bits."""
     tensors = [one.out, *one.operands]
     if one.name not in rounding().names or not all(map(is_dense, tensors)):
         return False
@@ -103,8 +97,6 @@ def _has_the_same_bits(one: Operation) -> bool:
 
 
 class _Arguments:
-    """A call's arguments by name."""
-
     def __init__(self, places: dict[str, tuple[Any, Any]]) -> None:
         self._places = places
 
@@ -114,27 +106,26 @@ class _Arguments:
 
     @property
     def out(self) -> Any:
-        """The tensor that the call writes."""
         names = [name for name in ("out", "grad_input") if name in self._places]
         return self[names[0] if names else "self"]
 
     def numbered(self, name: str, operands: Sequence[str], number: str) -> Operation | None:
-        """Return an operation whose number is the argument `number`, which defaults to 1."""
-        found = Operation(name, self.out, [self[operand] for operand in operands])
+        """Return an operation with the number in the argument `number`, which defaults to 1."""
+        operation = Operation(name, self.out, [self[operand] for operand in operands])
         if number not in self._places:
-            found.number = 1.0
+            operation.number = 1.0
         elif _is_number(self[number]):
-            found.number = float(self[number])
-            found.place = self._places[number]
-        elif _is_value(self[number], found.out):
-            found.value = self[number]
+            operation.number = float(self[number])
+            operation.place = self._places[number]
+        elif _is_value(self[number], operation.out):
+            operation.value = self[number]
         else:
             return None
-        return found
+        return operation
 
 
 def _binary(name: str, given: _Arguments) -> Operation | None:
-    """Return the operation of a product or quotient; the second factor is a tensor or a number."""
+    """Return a product or quotient with a tensor or a number."""
     other = given["other"]
     if _is_number(other) or _is_value(other, given.out):
         return given.numbered(f"{name}_number", ["self"], "other")
@@ -156,20 +147,20 @@ def _copy(given: _Arguments) -> Operation | None:
 
 
 def _zero(given: _Arguments) -> Operation | None:
-    found = Operation("fill", given.out, [])
-    found.number = 0.0
-    return found
+    operation = Operation("fill", given.out, [])
+    operation.number = 0.0
+    return operation
 
 
 def _counting(given: _Arguments) -> list[Operation] | None:
-    """Return the operations that add 1 to each of an optimizer's counts of steps."""
+    """Return the operations that increase each of an optimizer's counts of steps."""
     counts, number = given["self"], given["scalar"]
     if type(number) is not int or any(count.dim() != 0 for count in counts):
         return None
-    found = [Operation("add_number", count, [count]) for count in counts]
-    for one in found:
-        one.number = float(number)
-    return found
+    additions = [Operation("add_number", count, [count]) for count in counts]
+    for addition in additions:
+        addition.number = float(number)
+    return additions
 
 
 def _numbered(name: str, operands: Sequence[str], number: str) -> Callable[[_Arguments], Any]:
@@ -219,13 +210,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_value(value: Any, out: Any) -> bool:
-    """Return whether a value is a 0-d float32 tensor, and the output is not 0-d."""
+    """Return whether a value is a 0-d float32 tensor for an output that is not 0-d."""
     is_single = isinstance(value, torch.Tensor) and value.dim() == 0 and out.dim() > 0
     return is_single and value.dtype == torch.float32 and value.device.type == "cpu"
 
 
 def is_dense(value: Any) -> bool:
-    """Return whether a value is a float32 tensor without gaps, with dimensions in any order."""
+    """Return whether a value is a float32 tensor without gaps, its dimensions in any order."""
     if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
         return False
     expected = 1
@@ -240,27 +231,17 @@ def is_dense(value: Any) -> bool:
 
 
 class _Rounding:
-    """How the core must round to compute the same bits as PyTorch.
-
-    Attributes
-    ----------
-    fused
-        Whether a multiplication and the addition after it are rounded only once.
-    sqrt
-        The address of the square root function to call; 0: that of the C library.
-    names
-        The operations whose results equal PyTorch's bit for bit.
-    """
+    """How the core must round to compute the same bits as PyTorch."""
 
     def __init__(self, fused: bool, sqrt: int, names: frozenset[str]) -> None:
-        self.fused = fused
-        self.sqrt = sqrt
-        self.names = names
+        self.fused = fused  # whether a multiplication and the addition after it are rounded once
+        self.sqrt = sqrt  # the address of the square root to call; 0 for the C library's
+        self.names = names  # the operations with PyTorch's bits
 
 
 @contextmanager
 def usual_dtype() -> Iterator[None]:
-    """Make new tensors float32, whatever the user has chosen as the default."""
+    """Make new tensors float32 in this block, whatever the user's default is."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -276,7 +257,7 @@ def is_native() -> bool:
 
 @functools.cache
 def rounding() -> _Rounding:
-    """Return how this PyTorch rounds, found by comparing the core's operations with PyTorch's."""
+    """Return how PyTorch rounds, from comparisons with the core's operations."""
     if not is_native():
         return _Rounding(False, 0, frozenset())
     with torch.no_grad(), usual_dtype():
@@ -285,14 +266,14 @@ def rounding() -> _Rounding:
             (root for root in (library_function("vmsSqrt"), 0) if _agrees("sqrt", fused, root)), 0
         )
         names = frozenset(name for name in _EXAMPLES if _agrees(name, fused, root))
-    left = sorted(set(_EXAMPLES) - names)
-    if left:
-        log.info("PyTorch rounds %s differently from the C core", ", ".join(left))
+    different = sorted(set(_EXAMPLES) - names)
+    if different:
+        log.info("PyTorch rounds %s differently from the C core", ", ".join(different))
     return _Rounding(fused, root, names)
 
 
 def library_function(name: str) -> int:
-    """Return the address of a function that PyTorch's library exports; 0 if it is missing."""
+    """Return the address of a function in PyTorch's library; 0 if it is missing."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
@@ -300,7 +281,8 @@ def library_function(name: str) -> int:
         return 0
 
 
-# The same as PyTorch's functions: a, b and c are tensors, x is a number.
+# By operation: PyTorch's function of tensors a, b, c and a number x, the number of tensors that it
+# reads, and whether it reads x.
 _EXAMPLES: dict[str, tuple[Callable[[Any, Any, Any, float], Any], int, bool]] = {
     "copy": (lambda a, b, c, x: a.clone(), 1, False),
     "fill": (lambda a, b, c, x: torch.full_like(a, x), 0, True),
@@ -332,17 +314,17 @@ def _agrees(name: str, fused: bool, sqrt: int) -> bool:
     for size in _SIZES:
         a, b, c = (example_values(size, seed) for seed in (3, 5, 7))
         for x in _NUMBERS if numbered else (0.0,):
-            one = Operation(name, torch.empty(size), (a, b, c)[:operands])
-            one.number = x if numbered else None
-            Block([one], how).run()
-            if not same_bits(one.out, function(a, b, c, x)):
+            operation = Operation(name, torch.empty(size), (a, b, c)[:operands])
+            operation.number = x if numbered else None
+            Block([operation], how).run()
+            if not same_bits(operation.out, function(a, b, c, x)):
                 return False
     return True
 
 
 @functools.cache
 def example_values(size: int, seed: int) -> Any:
-    """Return numbers of many magnitudes and special values, the same for equal arguments."""
+    """Return numbers of many magnitudes, and special values; repeatable."""
     steps = torch.arange(size, dtype=torch.float64)
     phases = (steps * 0.6180339887498949 * seed + 0.1 * seed).frac()
     values = ((phases - 0.4) * torch.exp2((steps * seed) % 37 - 24)).float()
@@ -352,6 +334,6 @@ def example_values(size: int, seed: int) -> Any:
 
 
 def same_bits(one: Any, two: Any) -> bool:
-    """Return whether two float32 tensors have the same bits, apart from those of NaN."""
+    """Return whether two float32 tensors have the same bits; all NaN are equal."""
     equal = one.view(torch.int32) == two.view(torch.int32)
     return bool((equal | (one.isnan() & two.isnan())).all())

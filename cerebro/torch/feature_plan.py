@@ -31,24 +31,12 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class LayerCost:
-    """The cost of a layer for one pass over all rows.
+    """The cost of a layer for one pass over all rows."""
 
-    Attributes
-    ----------
-    compute
-        Seconds to compute the layer from the inputs, including the time to load them.
-    load
-        Seconds to load the stored layer.
-    nbytes
-        Bytes of the stored layer on disk.
-    trials
-        The number of trials that read the layer.
-    """
-
-    compute: float
-    load: float
-    nbytes: int
-    trials: int
+    compute: float  # seconds to load the inputs and compute the layer
+    load: float  # seconds to load the stored layer
+    nbytes: int  # bytes on disk
+    trials: int  # the number of trials that read the layer
 
 
 @dataclass(frozen=True)
@@ -158,8 +146,7 @@ def choose(
 ) -> tuple[tuple[str, ...], float]:
     """Return the fastest set of layers that fits a budget, and its seconds.
 
-    If several sets are equally fast, return the one with the fewest bytes. Layers that no trial
-    reads are not stored.
+    Of equally fast sets, return the smallest. Layers that no trial reads are not stored.
     """
     names = list(costs)
     uses = np.array([costs[name].trials * epochs for name in names], float)
@@ -174,7 +161,7 @@ def choose(
     once = np.where(sets, compute, 0).max(axis=1, initial=0)
     seconds = once + np.where(sets, uses * load, uses * compute).sum(axis=1)
     best = np.lexsort(((sets * nbytes).sum(axis=1), seconds))[0]
-    return tuple(name for name, chosen in zip(names, sets[best], strict=True) if chosen), float(
+    return tuple(name for name, stored in zip(names, sets[best], strict=True) if stored), float(
         seconds[best]
     )
 
@@ -182,7 +169,7 @@ def choose(
 def _measure(
     images: Dataset, trunk: Trunk, batch_size: int, trials: Mapping[str, int]
 ) -> dict[str, LayerCost]:
-    """Measure one batch several times; return the costs for all rows, in the network's order."""
+    """Measure a batch several times; return the costs for all rows, in the network's order."""
     work = derivation(
         images,
         trunk,
@@ -195,25 +182,25 @@ def _measure(
         dtypes=None,
     )
     batches = work.batches(images._rows, 0, None)
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     rows = 1
     times: dict[str, list[float]] = {name: [] for name in trunk.layers}
     for _ in range(_ROUNDS + 1):  # the first round is a warm-up
         trunk.wait()
         start = time.perf_counter()
         batch = next(iter(batches))
-        trunk.wait()  # batches are copied to a GPU while this process goes on
+        trunk.wait()  # batches are copied to a GPU in the background
         loaded = time.perf_counter() - start
         rows = len(next(iter(batch.values())))
-        found = trunk.measure(batch, timed=True)
+        outputs = trunk.measure(batch, timed=True)
         for name, seconds in trunk.seconds.items():
             times[name].append(loaded + seconds)
     passes = images.num_rows / rows
     return {
         name: LayerCost(
             statistics.median(times[name][1:]) * passes,
-            _gather_seconds(found[name]) * passes,
-            found[name][0].numel() * found[name].element_size() * images.num_rows,
+            _gather_seconds(outputs[name]) * passes,
+            outputs[name][0].numel() * outputs[name].element_size() * images.num_rows,
             trials[name],
         )
         for name in trunk.order

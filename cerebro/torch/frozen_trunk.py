@@ -79,16 +79,16 @@ class Features(Dataset):
         InputError
             The head takes a column that is not an output of the trunk.
         """
-        given: Any = inputs
-        if given is None:
-            given = getattr(model, "inputs", None)
-        if given is None:
+        columns: Any = inputs
+        if columns is None:
+            columns = getattr(model, "inputs", None)
+        if columns is None:
             if len(self.layers) != 1:
                 raise InputError(
                     f"complete: name the head's input, inputs=..., one of {', '.join(self.layers)}"
                 )
-            given = next(iter(self.layers))
-        names = column_names("inputs", given)
+            columns = next(iter(self.layers))
+        names = column_names("inputs", columns)
         for name in names:
             if name not in self.layers:
                 raise InputError(
@@ -100,7 +100,7 @@ class Features(Dataset):
             raise InputError(f"complete: model must be a cerebro.torch.Model, not {model!r}")
         stored = {name: getattr(torch, self.columns[name].dtype) for name in names}
         layers = {name: self.layers[name] for name in names}
-        return WholeNetwork(self._trunk.net, head, layers, given, stored).eval()
+        return WholeNetwork(self._trunk.net, head, layers, columns, stored).eval()
 
 
 class WholeNetwork(torch.nn.Module):  # type: ignore[misc]
@@ -122,17 +122,16 @@ class WholeNetwork(torch.nn.Module):  # type: ignore[misc]
         self._stored = dict(stored)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Return the head's output for the trunk's inputs."""
-        found = outputs_of(self.trunk, named or inputs, self._layers)
+        outputs = outputs_of(self.trunk, named or inputs, self._layers)
         # Cast to the stored type, as if the outputs were read from the files.
-        found = {
-            name: value.to(self._stored[name]).to(value.dtype) for name, value in found.items()
+        outputs = {
+            name: value.to(self._stored[name]).to(value.dtype) for name, value in outputs.items()
         }
         if isinstance(self._inputs, str):
-            return self.head(found[self._inputs])
+            return self.head(outputs[self._inputs])
         if isinstance(self._inputs, Mapping):
-            return self.head(**{key: found[name] for key, name in self._inputs.items()})
-        return self.head(*(found[name] for name in self._inputs))
+            return self.head(**{key: outputs[name] for key, name in self._inputs.items()})
+        return self.head(*(outputs[name] for name in self._inputs))
 
 
 def features(
@@ -237,24 +236,18 @@ def features(
         )
         with naming_gpu_memory(trunk.device, work.batch_size):
             same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
-        made = recipe(work, trunk.identity(), keep=keep, says=SAYS)
-        target = _beside(images, made) if folder is None else folder
+        plan = recipe(work, trunk.identity(), keep=keep, says=SAYS)
+        target = _beside(images, plan) if folder is None else folder
         if not (target / FILE_NAME).exists():
-            check_budget(made.nbytes, limit)
-        found = Features(write(made, target, progress, executor, trunk.threads, room=True))
-    found._take_transforms(images, made.kept)
-    found._trunk, found.layers, found.same_bits = trunk, dict(trunk.layers), same_bits
-    return found
+            check_budget(plan.nbytes, limit)
+        result = Features(write(plan, target, progress, executor, trunk.threads, room=True))
+    result._take_transforms(images, plan.kept)
+    result._trunk, result.layers, result.same_bits = trunk, dict(trunk.layers), same_bits
+    return result
 
 
 def _folder(images: Dataset, path: Any) -> Path | None:
-    """Return `path` as a Path; None: beside the images.
-
-    Raises
-    ------
-    InputError
-        `path` is a URL or no path at all, or it is None and the images are in object storage.
-    """
+    """Return `path` as a Path, or None for a folder beside the images."""
     if path is not None:
         return path_of("path", path)
     if images.url is not None:  # beside their copy, the cache would remove it to make room
@@ -272,10 +265,7 @@ def _beside(images: Dataset, made: Recipe) -> Path:
 def _compare_halves(trunk: Trunk, batch: Mapping[str, Any]) -> dict[str, bool]:
     """Return, by column, whether outputs keep their bits if the batch is halved.
 
-    Raises
-    ------
-    InputError
-        The outputs differ by more than rounding errors.
+    Raise InputError if they differ by more than rounding errors.
     """
     whole = trunk.measure(batch)
     rows = len(next(iter(batch.values())))
@@ -295,11 +285,11 @@ def _compare_halves(trunk: Trunk, batch: Mapping[str, Any]) -> dict[str, bool]:
             )
         same[name] = _are_equal(first, again)
         rounding = _ROUNDING.get(value.dtype, _COARSE if value.is_floating_point() else 0.0)
-        one, two = first.double(), again.double()
-        finite = one.isfinite() & two.isfinite()
-        scale = float(one[finite].abs().max()) if finite.any() else 0.0
-        apart = float((one - two)[finite].abs().max()) if finite.any() else 0.0
-        alike = _are_equal(one[~finite], two[~finite])
+        x, y = first.double(), again.double()
+        finite = x.isfinite() & y.isfinite()
+        scale = float(x[finite].abs().max()) if finite.any() else 0.0
+        apart = float((x - y)[finite].abs().max()) if finite.any() else 0.0
+        alike = _are_equal(x[~finite], y[~finite])
         if not same[name] and not (alike and apart <= rounding * scale):
             raise InputError(
                 f"layers: a row's output of {trunk.layers[name]!r} depends on the other rows of "

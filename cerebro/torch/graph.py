@@ -1,23 +1,17 @@
 """A training step as a CUDA graph: captured once, replayed for every batch of the same shape.
 
-A step of a small network consists of hundreds of kernels, each of which takes less time to run than
-to launch. A graph launches them all at once. It repeats the work of the GPU but runs no Python, so
-a step may be captured only if its Python code does the same every time. This is verified:
+A graph launches the many short kernels of a step at once. It runs no Python code, so a step is
+captured only if its Python code does the same every time. This is verified:
 
-- The first steps of a model are ordinary steps on the capture stream. In these, libraries are
-  initialized and the optimizer creates its state, so that this warm-up need not be undone.
-- Then, for a few batches, each step is computed twice from the same state of weights, moments,
-  buffers and generators: as an ordinary step and by the graph. Every tensor, number and generator
-  must end up with the same bits. Otherwise, or if the capture fails, the model continues with
-  ordinary steps from the result of the last one, and its log gives the reason.
+- The first steps are ordinary steps on the capture stream. They initialize libraries and create the
+  optimizer's state.
+- Then, for a few batches, each step is computed twice from the same state: as an ordinary step and
+  by the graph. Tensors, numbers and generators must end up with the same bits. Otherwise, or if the
+  capture fails, the model continues with ordinary steps, and its log gives the reason.
 - Batches of a different shape take ordinary steps.
 
-A replayed step therefore equals an ordinary one, bit for bit. Results do not depend on whether a
-graph was captured, when in a trial, or on which worker.
-
 Between steps, the learning rate is a number, as schedulers and states require; within a step, it is
-a tensor that the graph reads. Other settings of an optimizer are part of the graph; if one changes,
-all further steps are ordinary.
+a tensor that the graph reads. If another setting changes, all further steps are ordinary.
 """
 
 from __future__ import annotations
@@ -60,26 +54,26 @@ class Recorder(Protocol):
     """Record work on a device and repeat it: `CudaRecorder`, or a stand-in in tests."""
 
     def warm(self, work: Callable[[], Any]) -> Any:
-        """Run `work` on the capture stream, and return its result."""
+        """Run `work` on the capture stream."""
 
     def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
-        """Run `work` as `warm` does; return its result, and a line that waits for the device.
+        """Run `work` as `warm` does; return its result, and the first line that waits for the GPU.
 
-        If no line waits, None is returned for it. A graph cannot wait for the device.
+        The line is None if nothing waits.
         """
 
     def capture(self, work: Callable[[], Any]) -> tuple[Any, Callable[[], None], int]:
         """Record `work` without running it on the device.
 
-        Returns the tensors of its result, a function that replays the work and fills them, and the
+        Return the tensors of its result, a function that replays the work and fills them, and the
         bytes of memory that only this work uses.
         """
 
 
 _streams: dict[tuple[Any, int], Any] = {}
-"""The capture stream for each device and stream of replays. All models that replay on one stream
-share it, because cuBLAS keeps a workspace of some MB for every stream that it is used on; models
-that replay on different streams may not, because their graphs would overwrite that workspace."""
+"""The capture stream by device and stream of replays. Models that replay on the same stream share
+it, because cuBLAS keeps a workspace of some MB for every stream. Models that replay on different
+streams do not, because their graphs would overwrite that workspace."""
 
 _failed: list[Any] = []
 """Graphs whose capture failed; kept because the allocator queries them until the process ends."""
@@ -112,14 +106,14 @@ class CudaRecorder:
     def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
         before = torch.cuda.get_sync_debug_mode()
         place = None
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.filterwarnings("always", message=WAITS)
             torch.cuda.set_sync_debug_mode("warn")
             try:
                 result = self.warm(work)
             finally:
                 torch.cuda.set_sync_debug_mode(before)
-        for warning in told:
+        for warning in caught:
             if str(warning.message).startswith(ABOUT_WATCHING):
                 continue
             if re.match(WAITS, str(warning.message)) is None:
@@ -152,22 +146,19 @@ class CudaRecorder:
         return result, graph.replay, held
 
     def _mend(self, graph: Any, pool: Any) -> None:
-        """Recover PyTorch from a failed capture.
-
-        PyTorch leaves its allocator in the capture's pool, which would never be released. Older
-        versions also leave the generator in capturing mode; the end of the next capture corrects
-        this. The allocator of pinned memory keeps querying the graph for streams.
-        """
+        """Recover PyTorch from a failed capture."""
         device = self._device
         torch.cuda.synchronize(device)
         end = getattr(torch._C, "_cuda_endAllocateToPool", None)
         release = getattr(torch._C, "_cuda_releasePool", None)
+        # PyTorch leaves its allocator in the capture's pool, which would never be released.
         if end is not None and release is not None:
             with contextlib.suppress(RuntimeError):  # PyTorch has already done it
                 end(device.index, pool)
                 release(device.index, pool)
                 _failed.append(graph)
         _streams[self._key] = torch.cuda.Stream(device)
+        # Older versions leave the generator in capturing mode. The end of a capture corrects this.
         with (
             _no_collections(),
             torch.cuda.graph(
@@ -179,10 +170,7 @@ class CudaRecorder:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Keep Python's garbage collector from running.
-
-    It would destroy the graphs of dropped models, and that invalidates a capture.
-    """
+    # The garbage collector would destroy the graphs of dropped models. This invalidates a capture.
     if not gc.isenabled():
         yield
         return
@@ -198,10 +186,7 @@ class Different(Exception):
 
 
 def groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the current parameter groups of all optimizers.
-
-    ``Optimizer.load_state_dict`` replaces the groups, and may replace the tensors of the state.
-    """
+    """Return the current parameter groups; ``Optimizer.load_state_dict`` replaces them."""
     return [group for item in optimizers for group in item.param_groups]
 
 
@@ -213,18 +198,8 @@ def are_others(now: Sequence[Any], before: Sequence[Any]) -> bool:
 class GraphedStep:
     """A training step that is captured after a few batches of the same shape.
 
-    Parameters
-    ----------
-    step
-        ``step(batch)`` trains on a batch and returns metrics: tensors, numbers or pairs.
-    modules
-        The modules whose parameters and buffers the step changes.
-    optimizers
-        The optimizers whose settings and states the step uses.
-    recorder
-        The recorder that captures and replays the step.
-    drop_gradients
-        Called after a capture that failed in the middle of a step.
+    ``step(batch)`` returns metrics: tensors, numbers or pairs. ``drop_gradients()`` is called after
+    a capture or comparison that failed.
     """
 
     def __init__(
@@ -265,7 +240,7 @@ class GraphedStep:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of device memory that the graph uses in addition to the model's state."""
+        """The bytes of device memory that only the graph uses."""
         return 0 if self._graph is None else self._graph.held_bytes
 
     def moved(self) -> None:
@@ -338,7 +313,7 @@ class GraphedStep:
         return values
 
     def _taken(self) -> Taken | None:
-        """Return a copy of the state; if memory is short, give up the graph and return None."""
+        """Return a copy of the state; if memory is short, refuse the graph and return None."""
         try:
             return self._state.taken()
         except torch.cuda.OutOfMemoryError:
@@ -348,9 +323,9 @@ class GraphedStep:
     def _compare(self, batch: Batch, graph: _Graph, values: Values, after: Taken) -> None:
         """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
         self._rates.fill()
-        found = graph.replay(batch)
+        replayed = graph.replay(batch)
         for name, value in values.items():
-            if not same(value, found.get(name)):
+            if not same(value, replayed.get(name)):
                 raise Different(f"the metric {name!r} of the graph differs")
         self._state.require(after)
         self._compared += 1
@@ -377,8 +352,6 @@ class GraphedStep:
 
 
 class _Graph:
-    """A captured step with its buffers."""
-
     def __init__(
         self,
         shape: Any,
@@ -398,7 +371,6 @@ class _Graph:
         self._replay = replay
 
     def replay(self, batch: Batch) -> Values:
-        """Train on a batch of the captured shape."""
         fill(self._static, batch)
         self._replay()
         return {name: cloned(value) for name, value in self._values.items()}
@@ -450,27 +422,25 @@ class Rates:
 
 
 def make_capturable(optimizers: Sequence[Any]) -> None:
-    """Make optimizers keep values on the device instead of reading them on the host."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "capturable" in group:
                 group["capturable"] = True
             elif type(optimizer) is torch.optim.SGD and not group.get("differentiable"):
-                # The only setting with which it does not read a learning rate in a tensor on the
-                # host.
+                # Otherwise, SGD reads the learning rate's tensor on the host.
                 group["fused"], group["foreach"] = True, False
 
 
 def _settings_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the optimizer settings that are constants in a graph."""
-    found = []
+    """Return the settings that are constants in a graph."""
+    settings = []
     for optimizer in optimizers:
         free = {"params"} | ({"lr"} if type(optimizer) in TENSOR_RATES else set())
         free |= {"initial_lr"}
         for group in optimizer.param_groups:
-            kept = {key: value for key, value in group.items() if key not in free}
-            found.append({k: v for k, v in kept.items() if not isinstance(v, torch.Tensor)})
-    return found
+            constants = {key: value for key, value in group.items() if key not in free}
+            settings.append({k: v for k, v in constants.items() if not isinstance(v, torch.Tensor)})
+    return settings
 
 
 def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
@@ -485,7 +455,7 @@ def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
 
 
 class Taken:
-    """A copy of everything that a step may change."""
+    """A copy of a `LiveState`."""
 
     def __init__(
         self, tensors: list[Any], numbers: list[Any], places: Any, drawn: dict[str, Any]
@@ -504,37 +474,36 @@ class StateParts:
         self._optimizers = optimizers
 
     def places(self) -> list[int]:
-        """Return the tensors' addresses."""
         return [tensor.data_ptr() for tensor in self._unnamed()]
 
     def _drawn(self) -> dict[str, Any]:
-        """Return the states of the random generators by name."""
+        """Return the states of the random generators, by name."""
         return generators.capture(True)
 
     def _tensors(self) -> list[tuple[str, Any]]:
-        found: list[tuple[str, Any]] = []
+        tensors: list[tuple[str, Any]] = []
         for module in self._modules:
-            found += module.named_parameters()
-            found += module.named_buffers()
+            tensors += module.named_parameters()
+            tensors += module.named_buffers()
         for optimizer in self._optimizers:
             for number, entries in enumerate(optimizer.state.values()):
-                found += [
+                tensors += [
                     (f"the optimizer's {key!r} of parameter {number}", value)
                     for key, value in _items(entries)
                     if isinstance(value, torch.Tensor)
                 ]
-        return found
+        return tensors
 
     def _unnamed(self) -> list[Any]:
-        """Return the same tensors in the same order; names take most of the time."""
-        found: list[Any] = []
+        """Return the tensors of `_tensors` in the same order, but faster: names take time."""
+        tensors: list[Any] = []
         for module in self._modules:
-            found += _tensors_of(module)
+            tensors += _tensors_of(module)
         for optimizer in self._optimizers:
             for entries in optimizer.state.values():
                 if isinstance(entries, Mapping):
-                    found += [v for v in entries.values() if isinstance(v, torch.Tensor)]
-        return found
+                    tensors += [v for v in entries.values() if isinstance(v, torch.Tensor)]
+        return tensors
 
     def _numbers(self) -> list[tuple[Any, Any, Any]]:
         return [
@@ -550,7 +519,6 @@ class LiveState(StateParts):
     """The state of modules, optimizers and generators, which can be copied and restored."""
 
     def taken(self) -> Taken:
-        """Return a copy of everything."""
         tensors = [tensor.detach().clone() for _, tensor in self._tensors()]
         numbers = [value for _, _, value in self._numbers()]
         return Taken(tensors, numbers, self.places(), self._drawn())
@@ -565,13 +533,7 @@ class LiveState(StateParts):
         generators.restore(taken.generators)
 
     def require(self, taken: Taken) -> None:
-        """Check that all values equal those in `taken`, bit for bit.
-
-        Raises
-        ------
-        Different
-            A value differs; the message names the first one.
-        """
+        """Raise `Different` unless all values equal those in `taken`, bit for bit."""
         for (name, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
             if not same(tensor, value):
                 raise Different(f"{name} of the graph differs")
@@ -581,13 +543,7 @@ class LiveState(StateParts):
 
 
 def require_drawn(now: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Check that two states of the random generators are equal.
-
-    Raises
-    ------
-    Different
-        They differ; the message names the first generator that does.
-    """
+    """Raise `Different` unless two states of the random generators are equal."""
     for name, state in expected.items():
         if not same_numbers(now[name], state):
             raise Different(f"the step draws from a random generator of the host ({name})")
@@ -598,7 +554,6 @@ _LISTS_TENSORS = ("named_parameters", "named_buffers", "_named_members", "named_
 
 
 def _tensors_of(module: Any) -> list[Any]:
-    """Return the parameters and buffers of a module."""
     kind, base = type(module), torch.nn.Module
     if any(getattr(kind, name, None) is not getattr(base, name, None) for name in _LISTS_TENSORS):
         named = [*module.named_parameters(), *module.named_buffers()]
@@ -609,15 +564,15 @@ def _tensors_of(module: Any) -> list[Any]:
     parameters: dict[int, Any] = {}
     buffers: dict[int, Any] = {}
     for part in parts.values():
-        for found, named in ((parameters, part._parameters), (buffers, part._buffers)):
+        for tensors, named in ((parameters, part._parameters), (buffers, part._buffers)):
             for tensor in named.values():
                 if tensor is not None:
-                    found[id(tensor)] = tensor
+                    tensors[id(tensor)] = tensor
     return [*parameters.values(), *buffers.values()]
 
 
 def _add_parts(module: Any, parts: dict[int, Any]) -> bool:
-    """Add the modules of ``module.modules()`` in its order, several times as fast.
+    """Add the modules of ``module.modules()`` in its order, but several times as fast.
 
     Return whether all of them list their parts as `torch.nn.Module` does.
     """
@@ -639,7 +594,7 @@ def _items(entries: Any) -> list[tuple[Any, Any]]:
 
 
 def shape_of(batch: Batch) -> Any:
-    """Return all properties of a batch, except its values, that a captured step depends on."""
+    """Return the properties of a batch, apart from values, that a captured step depends on."""
     return tuple(
         (name, tuple(value.shape), value.dtype, value.stride())
         if isinstance(value, torch.Tensor)
@@ -659,7 +614,7 @@ def fill(static: Batch, batch: Batch) -> None:
 
 
 def cloned(value: Any) -> Any:
-    """Return a copy of a value, because the next replay overwrites the graph's tensors."""
+    """Return a copy that the next replay does not overwrite."""
     if isinstance(value, tuple):
         return tuple(cloned(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value

@@ -135,13 +135,7 @@ def from_lightning(
 
 
 class LightningModel(BaseModel):
-    """A LightningModule in a search; see :func:`from_lightning`.
-
-    Attributes
-    ----------
-    net
-        The module.
-    """
+    """A LightningModule in a search; see :func:`from_lightning`."""
 
     framework = "torch"
     words = Words(
@@ -193,8 +187,8 @@ class LightningModel(BaseModel):
         self._partial = state == "trainable"
         self._predicts = _overrides(module, base, "predict_step")
         self._validates = _overrides(module, base, "validation_step")
-        # Lightning's own optimizer_zero_grad removes gradients; another may set them to 0, which
-        # momentum and weight decay tell apart from none.
+        # Lightning's own optimizer_zero_grad removes gradients. Another may set them to 0, which is
+        # not the same for momentum and weight decay.
         self._keeps_gradients = _overrides(module, base, "optimizer_zero_grad")
         self._hook_name: str | None = None
         self._rows = 0
@@ -203,13 +197,7 @@ class LightningModel(BaseModel):
     # --- before training --------------------------------------------------------
 
     def bind_info(self, info: Info) -> None:
-        """Set the module up for a trial, in the same order as a Trainer.
-
-        Raises
-        ------
-        InputError
-            The return value of ``configure_optimizers`` is invalid.
-        """
+        """Set the module up for a trial, in the same order as a Trainer."""
         module = self.net
         device = torch.device(info.device)
         accumulate, clip_val, clip_algorithm, precision = self._options
@@ -271,32 +259,26 @@ class LightningModel(BaseModel):
         self._hook("on_train_epoch_start")
 
     def train_batch(self, batch: Batch) -> dict[str, Any]:
-        """Train on one batch: run the module's step, and the update if it is due.
-
-        Returns
-        -------
-        dict
-            The loss that the step returned, detached; empty if the step returned None.
-        """
+        """Train on one batch; return the step's loss, detached, unless the step returns None."""
         trainer = self._of_trial
         trainer.batch_index += 1
         index = trainer.batch_index
         trainer.read_logs = self._train_logs.last
         try:
-            given = self._prepared(batch)
-            if self._hook("on_train_batch_start", given, index) == -1:
+            prepared = self._prepared(batch)
+            if self._hook("on_train_batch_start", prepared, index) == -1:
                 raise InputError(
                     "on_train_batch_start returned -1, which ends an epoch in Lightning: return "
                     "None, because every trial of a search trains on all batches"
                 )
             automatic = self.net.automatic_optimization
             take = self._step_automatically if automatic else self._step_manually
-            loss, outputs = take(given, index)
+            loss, outputs = take(prepared, index)
             if automatic:
                 self._step_schedulers("step", plateau=False)
                 if trainer.is_last_batch:
                     self._step_schedulers("epoch", plateau=False)
-            self._hook("on_train_batch_end", outputs, given, index)
+            self._hook("on_train_batch_end", outputs, prepared, index)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             self._explain_batch(batch, error)
             raise
@@ -309,7 +291,7 @@ class LightningModel(BaseModel):
 
     @property
     def _gathers(self) -> bool:
-        """Whether the window of ``accumulate_grad_batches`` needs more batches before an update."""
+        """Whether the window of ``accumulate_grad_batches`` needs more batches."""
         trainer = self._of_trial
         count, window = trainer.batch_index + 1, trainer.accumulate_grad_batches
         return count % window != 0 and not trainer.is_last_batch
@@ -317,7 +299,7 @@ class LightningModel(BaseModel):
     def _step_automatically(self, batch: Any, index: int) -> tuple[Any, Any]:
         trainer, window = self._of_trial, self._of_trial.accumulate_grad_batches
         optimizer = self._optimizers[0]
-        kept: list[Any] = [None, {}]
+        result: list[Any] = [None, {}]
 
         @torch.enable_grad()  # type: ignore[untyped-decorator]
         def closure() -> Any:
@@ -328,12 +310,12 @@ class LightningModel(BaseModel):
                 self._hook("on_before_zero_grad", optimizer)
                 self._hook("optimizer_zero_grad", trainer.current_epoch, index, optimizer)
             if scaled is None:
-                kept[:] = None, {}
+                result[:] = None, {}
                 return None
             detached = scaled.detach().clone()
             trainer.strategy.backward(scaled, optimizer)
             extra = returned if isinstance(returned, Mapping) else {}
-            kept[:] = loss.detach(), {**extra, "loss": detached}
+            result[:] = loss.detach(), {**extra, "loss": detached}
             return detached
 
         if self._gathers:
@@ -342,7 +324,7 @@ class LightningModel(BaseModel):
             wrapped = trainer.strategy._lightning_optimizers[0]
             self._hook("optimizer_step", trainer.current_epoch, index, wrapped, closure)
             trainer.global_step += 1
-        return kept[0], kept[1]
+        return result[0], result[1]
 
     def _step_manually(self, batch: Any, index: int) -> tuple[Any, Any]:
         with torch.enable_grad():
@@ -380,46 +362,35 @@ class LightningModel(BaseModel):
                 if value is None:
                     if not config.strict:
                         continue
-                    known = ", ".join(trainer.callback_metrics) or "nothing"
+                    names = ", ".join(trainer.callback_metrics) or "nothing"
                     raise InputError(
                         f"the scheduler monitors {config.monitor!r}, but the module has logged "
-                        f"{known}: log it with self.log, or give the search validation="
+                        f"{names}: log it with self.log, or give the search validation="
                     )
             self._hook("lr_scheduler_step", config.scheduler, value)
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Call ``on_train_epoch_end``, step epoch schedulers, and compute the logged values.
-
-        Returns
-        -------
-        dict
-            The training metrics: the values that the module has logged.
-        """
+        """Call ``on_train_epoch_end``, step epoch schedulers, and return the logged values."""
         trainer = self._of_trial
         if not trainer.is_last_batch:  # part of an epoch, as in cerebro.check
             self._step_schedulers("epoch", plateau=False)
         self._step_schedulers("step", plateau=True)
         with self._readable(self._train_logs):
             self._hook("on_train_epoch_end")
-        found = self._close(self._train_logs, "train")
+        values = self._close(self._train_logs, "train")
         self._step_schedulers("epoch", plateau=True)
         self._train_logs.reset()
         trainer.batch_index = -1
         trainer.current_epoch = epoch + 1
-        return found
+        return values
 
     # --- evaluation -----------------------------------------------------------------
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """Run ``validation_step`` on all rows; return the values that the module logs.
 
-        If the module logs no loss, the loss is what the step returns. See
+        If the module logs no loss, the loss is the mean of what the step returns. See
         `cerebro.model.BaseModel.evaluate` for the arguments.
-
-        Raises
-        ------
-        InputError
-            The module has no ``validation_step``, or there are no rows.
         """
         if not self._validates:
             raise InputError(
@@ -438,11 +409,7 @@ class LightningModel(BaseModel):
                 self._val_logs.reset()
 
     def _drop_gradients(self) -> None:
-        """Drop gradients that are left when validation begins, as a Trainer does.
-
-        They are left by manual optimization that gathers the gradients of several batches, and by
-        an ``optimizer_zero_grad`` that sets them to 0.
-        """
+        """Drop gradients before validation, as a Trainer does."""
         if hasattr(self.net, "on_validation_model_zero_grad"):  # not in older versions
             self._hook("on_validation_model_zero_grad")
 
@@ -453,13 +420,13 @@ class LightningModel(BaseModel):
         self._hook("on_validation_epoch_start")
         for index, batch in enumerate(batches):
             try:
-                given = self._prepared(batch)
-                self._hook("on_validation_batch_start", given, index)
+                prepared = self._prepared(batch)
+                self._hook("on_validation_batch_start", prepared, index)
                 with self._autocast:
                     returned = self._hook(
-                        "validation_step", *self._arguments("validation_step", given, index)
+                        "validation_step", *self._arguments("validation_step", prepared, index)
                     )
-                self._hook("on_validation_batch_end", returned, given, index)
+                self._hook("on_validation_batch_end", returned, prepared, index)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 self._explain_batch(batch, error)
                 raise
@@ -471,13 +438,12 @@ class LightningModel(BaseModel):
             raise InputError("there are no rows to evaluate")
         with self._readable(self._val_logs):
             self._hook("on_validation_epoch_end")
-        found = self._close(self._val_logs, "val")
+        values = self._close(self._val_logs, "val")
         self._hook("on_validation_end")
-        return {"loss": total / weights, **found} if weights else found
+        return {"loss": total / weights, **values} if weights else values
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Put all submodules into evaluation mode in this block; restore their modes afterwards."""
         modes = [(part, part.training) for part in self.net.modules()]
         trainer = self._trainer
         self.net.eval()
@@ -504,10 +470,10 @@ class LightningModel(BaseModel):
             if columns is None:
                 return self.net(batch)
             check_batch(batch, columns, None)
-            given = make_getter(columns)(batch)
+            arguments = make_getter(columns)(batch)
             if isinstance(columns, str):
-                return self.net(given)
-            return self.net(**given) if isinstance(columns, Mapping) else self.net(*given)
+                return self.net(arguments)
+            return self.net(**arguments) if isinstance(columns, Mapping) else self.net(*arguments)
 
     @property
     def inputs(self) -> Columns:
@@ -587,7 +553,7 @@ class LightningModel(BaseModel):
 
     @contextlib.contextmanager
     def _readable(self, logs: Logs) -> Iterator[None]:
-        """Let the hook at the end of an epoch read the epoch's values, as a Trainer does."""
+        """Let a hook at the end of an epoch read the epoch's values, as a Trainer does."""
         trainer = self._of_trial
         trainer.read_logs = logs.of_epoch
         try:
@@ -598,7 +564,7 @@ class LightningModel(BaseModel):
     def _close(self, logs: Logs, stage: str) -> dict[str, float]:
         """Return an epoch's values by Cerebro's names; store them by Lightning's names."""
         noted = self._of_trial.callback_metrics
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         full: dict[str, str] = {}
         for item, value in logs.results():
             noted.update(item.names_of(value))
@@ -609,8 +575,8 @@ class LightningModel(BaseModel):
                     f"the module logs {full[name]!r} and {item.name!r}, which are both {name!r} in "
                     f"a search, where metrics are called {stage}_{name}: rename one of them"
                 )
-            found.update(numbers(name, value, item.metric))
-        return found
+            values.update(numbers(name, value, item.metric))
+        return values
 
     # --- batches ----------------------------------------------------------------------
 
@@ -622,13 +588,12 @@ class LightningModel(BaseModel):
             self._hook_name = before
 
     def _prepared(self, batch: Batch) -> Any:
-        """Return the batch that the module's steps receive."""
         self._rows = len(next(iter(batch.values())))
         if self._batch_columns is not None:
             check_batch(batch, self._batch_columns, None)
-        given = self._get_batch(self._placed(batch))
-        given = self._hook("on_before_batch_transfer", given, 0)
-        return self._hook("on_after_batch_transfer", given, 0)
+        prepared = self._get_batch(self._placed(batch))
+        prepared = self._hook("on_before_batch_transfer", prepared, 0)
+        return self._hook("on_after_batch_transfer", prepared, 0)
 
     def _placed(self, batch: Batch) -> Batch:
         device = self.net.device
@@ -638,7 +603,7 @@ class LightningModel(BaseModel):
         return moved(batch, device) if any(away) else batch
 
     def _explain_batch(self, batch: Batch, error: Exception) -> None:
-        """Raise InputError if a step failed because it expected a tuple, not a dict of columns."""
+        """Raise InputError if a step failed because it expects a tuple, not a dict of columns."""
         if self._batch_columns is not None or not isinstance(batch, Mapping):
             return
         unpacked = isinstance(error, KeyError) and error.args and isinstance(error.args[0], int)
@@ -659,10 +624,9 @@ class LightningModel(BaseModel):
     def state_dict(self) -> dict[str, Any]:
         """Return the state: live tensors, not copies.
 
-        It has the same parts as a state of :class:`cerebro.torch.Model`. In addition, ``lightning``
-        has the module's position, logged values and changed attributes, and ``gradients`` has the
-        gradients of an unfinished window of accumulation, and those that the module's own
-        ``optimizer_zero_grad`` may keep.
+        It has the parts of a state of :class:`cerebro.torch.Model`. In addition, ``lightning`` has
+        the module's position, logged values and changed attributes, and ``gradients`` has the
+        gradients that an unfinished window or the module's ``optimizer_zero_grad`` leaves.
         """
         trainer = self._of_trial
         net = dict(self.net.state_dict())
@@ -699,13 +663,7 @@ class LightningModel(BaseModel):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state of an equally built module; its tensors are copied, not kept.
-
-        Raises
-        ------
-        StateError
-            The state is from a different module or optimizer.
-        """
+        """Load a state of an equally built module; its tensors are copied, not kept."""
         trainer = self._of_trial
         for part, there in (
             ("lightning", True),
@@ -739,10 +697,7 @@ class LightningModel(BaseModel):
         self._attributes.load_state_dict(of_module)
 
     def load_clone(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Continue from another trial's state with this trial's hyperparameters.
-
-        See :meth:`cerebro.torch.Model.load_clone`.
-        """
+        """See :meth:`cerebro.torch.Model.load_clone`."""
         state = in_own_order(state, self._optimizers, self._schedulers, self._names)
         load_clone(self.load_state_dict, self._optimizers, self._schedulers, state)
 
@@ -770,7 +725,7 @@ class LightningModel(BaseModel):
 
 
 def _base_of(module: Any, *, strict: bool = True) -> Any:
-    """Return the LightningModule class that an object's class inherits from."""
+    """Return the LightningModule class that the module's class inherits from."""
     for kind in type(module).__mro__:
         if kind.__module__ in LIGHTNING and kind.__name__ == "LightningModule":
             return kind
@@ -785,8 +740,8 @@ def _base_of(module: Any, *, strict: bool = True) -> Any:
 
 
 def _overrides(module: Any, base: Any, name: str) -> bool:
-    own = getattr(type(module), name, None)
-    return name in vars(module) or own is not getattr(base, name, None)
+    method = getattr(type(module), name, None)
+    return name in vars(module) or method is not getattr(base, name, None)
 
 
 def _refuse(module: Any, base: Any) -> None:
@@ -833,7 +788,6 @@ def _forward_columns(inputs: Columns | None, forward: Columns | None) -> Columns
 
 
 def _loss_of(returned: Any) -> Any:
-    """Return the loss in `returned`, the return value of ``training_step``."""
     if isinstance(returned, Mapping):
         if returned.get("loss") is None:
             raise InputError("training_step returned a dict without 'loss': add it")
@@ -906,11 +860,11 @@ def _is_optimizer(value: Any) -> bool:
 
 
 def _check_schedule(settings: dict[str, Any], optimizers: Sequence[Any], automatic: bool) -> None:
-    known = {"scheduler", "name", "interval", "frequency", "reduce_on_plateau", "monitor", "strict"}
-    if settings.keys() - known or "scheduler" not in settings:
+    keys = {"scheduler", "name", "interval", "frequency", "reduce_on_plateau", "monitor", "strict"}
+    if settings.keys() - keys or "scheduler" not in settings:
         raise InputError(
             f"configure_optimizers: a scheduler's dict has the keys {', '.join(settings)}, but may "
-            f"have {', '.join(sorted(known))}"
+            f"have {', '.join(sorted(keys))}"
         )
     scheduler = settings["scheduler"]
     if not all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict")):

@@ -32,22 +32,7 @@ _CURES = {
 
 
 class Trainer:
-    """A stand-in for Lightning's Trainer that gives a module access to the search.
-
-    Parameters
-    ----------
-    module
-        The LightningModule.
-    info
-        The facts about the trial.
-    device
-        The module's device.
-    accumulate, clip_val, clip_algorithm, precision
-        Like Lightning's ``accumulate_grad_batches``, ``gradient_clip_val``,
-        ``gradient_clip_algorithm`` and ``precision``.
-    hook
-        ``hook(name, ...)`` calls the module's hook of that name.
-    """
+    """A stand-in for Lightning's Trainer; ``hook(name, ...)`` calls a hook of the module."""
 
     def __init__(
         self,
@@ -107,7 +92,7 @@ class Trainer:
 
     @property
     def callback_metrics(self) -> dict[str, Any]:
-        """The logged values by name; `read_logs` adds those that hooks may read already."""
+        """The logged values by name, with those that `read_logs` adds."""
         if self.read_logs is not None:
             self._noted.update(self.read_logs())
         return self._noted
@@ -137,7 +122,7 @@ class Trainer:
 
 
 class Strategy:
-    """The object ``self.trainer.strategy``: one device, and the steps of Lightning's optimizers."""
+    """The object ``self.trainer.strategy``."""
 
     def __init__(self, module: Any, device: Any, hook: Callable[..., Any]) -> None:
         self.lightning_module = self.model = self._module = module
@@ -147,7 +132,6 @@ class Strategy:
         self._lightning_optimizers: list[Any] = []
 
     def backward(self, loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the backward pass and the hooks around it."""
         self._hook("on_before_backward", loss)
         self._module.backward(loss, *args, **kwargs)
         self._hook("on_after_backward")
@@ -156,7 +140,7 @@ class Strategy:
     def optimizer_step(
         self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any
     ) -> Any:
-        """Step an optimizer; run the hook and the clipping between closure and update."""
+        """Step an optimizer; run the hook and clip gradients between closure and update."""
         module, trainer = self._module, self._module.trainer
 
         def wrapped() -> Any:
@@ -184,7 +168,7 @@ class Strategy:
 
 
 class Clipping:
-    """The object ``self.trainer.precision_plugin``, which clips the gradients of an optimizer."""
+    """The object ``self.trainer.precision_plugin``."""
 
     def clip_gradients(
         self, optimizer: Any, clip_val: float = 0.0, gradient_clip_algorithm: str = "norm"
@@ -206,4 +190,4 @@ def part_of(module: Any, name: str) -> Any:
 
 
 LIGHTNING = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
-"""The modules that define LightningModule."""
+"""The Python modules that define LightningModule."""

@@ -1,8 +1,7 @@
 """Values that a LightningModule logs: means, sums, minima and maxima over an epoch.
 
-The arithmetic is the same as in Lightning: in the default floating-point type, on the value's
-device, in the order of the calls. A logged ``torchmetrics.Metric`` is computed and reset at the end
-of the epoch.
+The arithmetic is Lightning's: in the default floating-point type, on the value's device, in the
+order of the calls. A logged ``torchmetrics.Metric`` is computed and reset at the end of the epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _START = {"mean": 0.0, "sum": 0.0, "min": float("inf"), "max": float("-inf")}
 
 @dataclass
 class Logged:
-    """The values that one hook logs under one name: over the epoch so far, and in the last call."""
+    """The values that a hook logs under a name: over the epoch so far, and in the last call."""
 
     name: str
     hook: str
@@ -34,7 +33,7 @@ class Logged:
     last: Any = None
 
     def add(self, value: Any, weight: int) -> None:
-        """Add a 0-d tensor with its weight, the number of rows that it covers."""
+        """Add a 0-d tensor, weighted by the number of rows that it covers."""
         if self.value is None:
             start = torch.tensor(_START[self.reduce], dtype=torch.get_default_dtype())
             self.value, self.weight = start.to(value.device), torch.tensor(0).to(value.device)
@@ -49,7 +48,6 @@ class Logged:
             self.value = (torch.min if self.reduce == "min" else torch.max)(self.value, value)
 
     def result(self) -> Any:
-        """Return the epoch's value."""
         if self.metric is not None:
             return self.metric.compute()
         return self.value / self.weight if self.reduce == "mean" else self.value
@@ -63,13 +61,8 @@ class Logged:
 class Logs:
     """The values logged in an epoch of training, or in a validation pass.
 
-    Parameters
-    ----------
-    name_of
-        ``name_of(metric)`` returns the path of a torchmetrics metric, or None if it is not part of
-        the module.
-    metric
-        ``metric(path)`` returns the metric with this path.
+    ``name_of(metric)`` returns the path of a torchmetrics metric in the module, or None;
+    ``metric(path)`` returns the metric with this path.
     """
 
     def __init__(self, name_of: Callable[[Any], str | None], metric: Callable[[str], Any]) -> None:
@@ -88,13 +81,7 @@ class Logs:
         on_step: bool,
         on_epoch: bool,
     ) -> None:
-        """Add a value: a 0-d tensor, or a metric that is computed at the end of the epoch.
-
-        Raises
-        ------
-        InputError
-            The metric is not part of the module.
-        """
+        """Add a value: a 0-d tensor, or a metric of the module."""
         key = (hook, name)
         if key not in self._items:
             self._items[key] = Logged(name, hook, reduce, on_step, on_epoch)
@@ -110,7 +97,7 @@ class Logs:
             item.add(value, weight)
 
     def last(self) -> Iterator[tuple[str, Any]]:
-        """Yield the values of the last step with the names that Lightning gives them."""
+        """Yield the values of the last step by the names that Lightning gives them."""
         for item in self._items.values():
             if item.on_step and item.last is not None:
                 yield item.name, item.last
@@ -123,7 +110,7 @@ class Logs:
             yield item, item.result()
 
     def of_epoch(self) -> Iterator[tuple[str, Any]]:
-        """Yield the values over the epoch so far with the names that Lightning gives them."""
+        """Yield the values over the epoch so far by the names that Lightning gives them."""
         for item in self._items.values():
             if item.on_epoch:
                 yield from item.names_of(item.result()).items()
@@ -149,7 +136,7 @@ class Logs:
         return entries
 
     def load_state_dict(self, entries: list[Mapping[str, Any]], device: Any) -> None:
-        """Load entries; tensors are copied."""
+        """Load copies of entries."""
         self._items = {}
         for entry in entries:
             item = Logged(**{key: entry[key] for key in _SETTINGS})

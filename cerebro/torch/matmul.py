@@ -1,7 +1,7 @@
 """Matrix products of a recorded step, computed by PyTorch's BLAS without PyTorch's dispatch.
 
-PyTorch computes the product of float32 matrices with the function SGEMM of its BLAS. Where its
-library exports this function, the core calls it with PyTorch's arguments, so the bits are the same.
+PyTorch computes the product of float32 matrices with SGEMM. If its library exports this function,
+the core calls it with PyTorch's arguments, so the bits are the same.
 """
 
 from __future__ import annotations
@@ -20,11 +20,7 @@ _MOST = 2**31 - 1
 
 
 class Product:
-    """``out = a @ b``, plus `bias` in every row, on tensors.
-
-    BLAS stores matrices by columns. For an `out` that is stored by rows, PyTorch therefore computes
-    the transposed product, and so does this.
-    """
+    """``out = a @ b``, plus `bias` in every row."""
 
     def __init__(self, out: Any, a: Any, b: Any, bias: Any = None) -> None:
         self.tensors = [out, a, b] if bias is None else [out, a, b, bias]
@@ -34,12 +30,12 @@ class Product:
         return self.tensors[:1]
 
     def prepared(self) -> Any:
-        """Return the core's function for it; None if BLAS cannot take the tensors as they are."""
+        """Return the core's function; None if BLAS cannot take the tensors as they are."""
         if not all(map(_is_plain, self.tensors)) or any(t.dim() != 2 for t in self.tensors[:3]):
             return None
         out, a, b, *bias = self.tensors
         is_by_columns = _is_by_columns(out)
-        if not is_by_columns:
+        if not is_by_columns:  # like PyTorch, because BLAS stores matrices by columns
             out, a, b = out.t(), b.t(), a.t()
         first, second = _layout(a), _layout(b)
         if first is None or second is None or not _is_by_columns(out):
@@ -59,13 +55,7 @@ class Product:
 
 
 def product(given: Mapping[str, Any]) -> Product | None:
-    """Return a recorded ``mm.out`` or ``addmm.out`` as a product of the core, or None.
-
-    Parameters
-    ----------
-    given
-        The call's arguments by name.
-    """
+    """Return a recorded ``mm.out`` or ``addmm.out`` as a product of the core, or None."""
     if given.get("alpha", 1) != 1 or given.get("beta", 1) != 1 or _sgemm() == 0:
         return None
     if "mat1" in given:
@@ -74,7 +64,7 @@ def product(given: Mapping[str, Any]) -> Product | None:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Return whether a tensor is float32 numbers of this machine's memory, few enough for BLAS."""
+    """Return whether a tensor is float32, in host memory, and small enough for BLAS."""
     return (
         tensor.dtype == torch.float32
         and tensor.device.type == "cpu"
@@ -86,16 +76,13 @@ def _is_plain(tensor: Any) -> bool:
 
 
 def _is_by_columns(out: Any) -> bool:
-    """Return whether PyTorch takes a result as stored by columns."""
+    """Return whether PyTorch regards a result as stored by columns."""
     rows, columns = out.shape
     return bool(out.stride(0) == 1 and (columns == 1 or out.stride(1) >= rows))
 
 
 def _layout(matrix: Any) -> tuple[bool, int] | None:
-    """Return whether a factor is stored transposed, and its elements from one column to the next.
-
-    None if PyTorch would copy it.
-    """
+    """Return whether a factor is transposed, and its stride; None if PyTorch would copy it."""
     rows, columns = matrix.shape
     if matrix.stride(0) == 1 and matrix.stride(1) >= rows:
         return False, matrix.stride(1)

@@ -295,7 +295,7 @@ class Model(BaseModel):
         self._device = self._parameters[0].device
         self._on_gpu = self._device.type == "cuda"
         self._partial = state == "trainable"
-        # They are not in the state, by whose size the memory of models is known otherwise.
+        # The size of the state tells how much memory a model uses, but these are not in the state.
         frozen = [*net.buffers(), *(p for p in net.parameters() if not p.requires_grad)]
         self._frozen_bytes = sum(t.nbytes for t in frozen) if self._partial else 0
         self._autocast, self._scaler = make_amp(amp, self._device.type)
@@ -453,7 +453,7 @@ class Model(BaseModel):
 
     @contextlib.contextmanager
     def _metering(self) -> Iterator[None]:
-        """Reset torchmetrics metrics for a pass in this block; restore their states at the end."""
+        """Reset torchmetrics metrics for this block, and restore their states at the end."""
         returned, self._returned = self._returned, {}
         try:
             with self._meters.aside():
@@ -463,15 +463,15 @@ class Model(BaseModel):
 
     def _computed(self) -> dict[str, float]:
         """Return the values of the torchmetrics metrics that have accumulated batches."""
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         with self._no_grad:
             for name, metric in self._accumulating.items():
                 if is_updated(metric):
-                    found.update(numbers(name, metric.compute(), metric))
+                    values.update(numbers(name, metric.compute(), metric))
             for name, path in self._returned.items():
                 metric = self._meters.metric(path)
-                found.update(numbers(name, metric.compute(), metric))
-        return found
+                values.update(numbers(name, metric.compute(), metric))
+        return values
 
     def replays_for(self, step: Any) -> list[_core.Replay] | None:
         """Return the recorded steps that may replace calls of `train_batch` or `eval_batch`.
@@ -659,7 +659,7 @@ class Model(BaseModel):
     # --- the parts of a training step -----------------------------------------
 
     def _compile(self, graph: bool | None) -> Callable[[Batch], dict[str, Any]]:
-        """Return the function that trains on a batch; see the argument `graph`."""
+        """Return the function that trains on a batch."""
         if graph and self._on_gpu:
             if self.accumulate != 1:
                 raise InputError("graph=True on a GPU replays whole steps: leave out accumulate")
@@ -675,8 +675,9 @@ class Model(BaseModel):
         autocast, scaler, accumulate = self._autocast, self._scaler, self.accumulate
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
         by_update = self._steps_by_update
-        # A phase is the batch's place in its update, and by how much longer the update is than
-        # `accumulate`: each is another program. It is 0 for the first batch of a usual one.
+        # A phase encodes the batch's position in its update, and by how many batches the update is
+        # longer than `accumulate`. Each phase has its own program. Phase 0 is the first batch of an
+        # update of the usual length.
         longest = 2 * accumulate
 
         def step(batch: Batch, phase: int) -> dict[str, Any]:
@@ -725,7 +726,7 @@ class Model(BaseModel):
     def _record(
         self, step: Callable[[Batch, int], dict[str, Any]]
     ) -> Callable[[Batch, int], dict[str, Any]]:
-        """Return `step` wrapped to be recorded and replayed; wrap the evaluation step, too."""
+        """Return `step` wrapped to be recorded and replayed; also wrap the evaluation step."""
 
         def evaluate(batch: Batch, pending: int) -> dict[str, Any]:
             return self._measure(batch)[0]
@@ -733,7 +734,7 @@ class Model(BaseModel):
         modules = [self.net, self._loss] if isinstance(self._loss, torch.nn.Module) else [self.net]
         gathered = self._parameters if self.accumulate != 1 else ()
         training = RecordedStep(
-            *(step, "training step", modules, self._optimizers, gathered, self._drop_gradients)
+            step, "training step", modules, self._optimizers, gathered, self._drop_gradients
         )
         self._recorded = (training, RecordedStep(evaluate, "evaluation", modules))
         return training
@@ -794,7 +795,6 @@ class Model(BaseModel):
             recorded.refuse("it has differed from the ordinary step before")
 
     def _compile_graphed(self, recorder: Recorder) -> Callable[[Batch], dict[str, Any]]:
-        """Return the function that trains on a batch with a step that can be captured."""
         net, objective, augment = self.net, self._objective, self._augment
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
 
@@ -824,7 +824,6 @@ class Model(BaseModel):
     def _compile_own(
         self, train_step: Callable[..., Mapping[str, Any] | None]
     ) -> Callable[[Batch], dict[str, Any]]:
-        """Return the function that trains on a batch with the user's own step."""
         net, optimizers, augment = self.net, self._optimizers, self._augment
         by_batch = bool(self._schedulers) and self._scheduler_step == "batch"
 
@@ -843,7 +842,6 @@ class Model(BaseModel):
         return train
 
     def _update(self) -> None:
-        """Update the parameters with the accumulated gradients, and drop the gradients."""
         self._pending = 0
         scaler = self._scaler
         if scaler is not None and self._clip_norm is not None:
@@ -863,10 +861,10 @@ class Model(BaseModel):
         self._drop_gradients()
 
     def _add_new_parameters(self) -> None:
-        """Note the parameters of layers that were added in training; their order is by name."""
-        known = {id(parameter) for parameter in self._parameters}
+        """Note the parameters of layers that were added in training, in order of their names."""
+        ids = {id(parameter) for parameter in self._parameters}
         everything = _all_parameters(self.net, self._optimizers)
-        new = [item for item in everything if id(item) not in known]
+        new = [item for item in everything if id(item) not in ids]
         if new:
             for recorded in self._recorded:
                 recorded.refuse("layers were added in training")
@@ -1002,10 +1000,10 @@ class Model(BaseModel):
         if self._autocast is not None:  # NumPy and scikit-learn lack bfloat16
             outputs = in_float32(outputs)
         arguments = (outputs,) if self._target is None else (outputs, targets)
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, metric in self._epoch_metrics.items():
-            found.update(numbers(name, self._call(metric, *arguments), metric))
-        return found
+            values.update(numbers(name, self._call(metric, *arguments), metric))
+        return values
 
     def _call(self, metric: Callable[..., Any], *arguments: Any) -> Any:
         with self._no_grad:
@@ -1032,7 +1030,6 @@ class Model(BaseModel):
         return joined(parts)
 
     def _placed(self, batch: Batch) -> Batch:
-        """Return the batch on the network's device; return it unchanged if it is already there."""
         away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
         return moved(batch, self._device) if any(away) else batch
 
@@ -1043,7 +1040,6 @@ class Model(BaseModel):
 
 
 def _make_forward(net: Any, inputs: Columns) -> Callable[[Batch], Any]:
-    """Return a function that calls the network with the columns `inputs` of a batch."""
     if isinstance(inputs, str):
         return lambda batch: net(batch[inputs])
     get = make_getter(inputs)
@@ -1083,7 +1079,6 @@ def _find_metric(step: str, metrics: Mapping[str, Any]) -> float:
 
 
 def _is_channels_last(weight: Any) -> bool:
-    """Return whether a weight is a convolution's and in the memory format ``channels_last``."""
     return (
         weight.dim() == 4
         and not weight.is_contiguous()
@@ -1094,12 +1089,12 @@ def _is_channels_last(weight: Any) -> bool:
 def _all_parameters(net: Any, optimizers: Sequence[Any]) -> list[Any]:
     """Return the network's parameters in order, then any other parameters of the optimizers."""
     parameters = list(net.parameters())
-    known = {id(parameter) for parameter in parameters}
+    ids = {id(parameter) for parameter in parameters}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if id(parameter) not in known:
-                    known.add(id(parameter))
+                if id(parameter) not in ids:
+                    ids.add(id(parameter))
                     parameters.append(parameter)
     return parameters
 

@@ -1,9 +1,8 @@
 """Operators of a recorded step that the C core computes, with PyTorch's bits, instead of PyTorch.
 
 These are matrix products (`cerebro.torch.matmul`), and sums and losses
-(`cerebro.torch.reductions`). Each call is computed both ways once, when a program is made, and is
-left to PyTorch if a bit differs. Elementwise operators (`cerebro.torch.elementwise`) are compiled
-in lists.
+(`cerebro.torch.reductions`); for others, see `cerebro.torch.elementwise`. Each call is computed
+both ways once, when a program is made, and is left to PyTorch if a bit differs.
 """
 
 from __future__ import annotations
@@ -23,44 +22,37 @@ class NativeCall(Protocol):
 
     @property
     def tensors(self) -> list[Any]:
-        """The tensors that it reads and writes."""
+        """The tensors that the call reads and writes."""
 
     @property
     def outs(self) -> list[Any]:
-        """Those that it writes, float32."""
+        """The tensors that it writes, in float32."""
 
     def prepared(self) -> Callable[[], None] | None:
-        """Return the function that computes it; None if the core cannot take these tensors."""
+        """Return the core's function; None if it cannot take these tensors."""
 
 
 def native_call(
     func: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> NativeCall | None:
-    """Return a recorded call as one of the core's; None if PyTorch must compute it.
+    """Return a recorded call as the core's call; None if PyTorch must compute it.
 
-    The call runs, to compare the bits.
-
-    Parameters
-    ----------
-    func, args, kwargs
-        The operator, which writes into existing memory, and its arguments.
-    run
-        What repeats the call.
+    This runs the call, with ``run(*args, **kwargs)``, to compare the bits.
     """
     rule = _rules().get(func)
     if rule is None or not is_native() or torch.get_num_threads() > 1:
         return None
     names = [argument.name for argument in func._schema.arguments]
-    found = rule(dict(zip(names, args, strict=False)) | kwargs)
-    compute = None if found is None else found.prepared()
-    if found is None or compute is None:
+    call = rule(dict(zip(names, args, strict=False)) | kwargs)
+    compute = None if call is None else call.prepared()
+    if call is None or compute is None:
         return None
     run(*args, **kwargs)
-    expected = [out.clone() for out in found.outs]
-    for out in found.outs:
+    expected = [out.clone() for out in call.outs]
+    for out in call.outs:
         out.fill_(torch.nan)
     compute()
-    return found if all(map(same_bits, found.outs, expected)) else None
+    return call if all(map(same_bits, call.outs, expected)) else None
 
 
 @functools.cache

@@ -11,7 +11,7 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 LEAVES = {
     type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format,
 }  # fmt: skip
-"""Types of arguments that are neither tensors nor containers; most arguments have one of them."""
+"""Types of most arguments that are neither tensors nor containers."""
 
 
 def address_of(tensor: Any) -> int:
@@ -25,7 +25,7 @@ def listed(out: Any) -> list[Any]:
 def noted(value: Any, found: list[tuple[Any, Any]]) -> Any:
     """Return a copy of nested arguments with detached tensors, which keep their current shapes.
 
-    Adds all tensors, paired with their copies, to `found`.
+    Add all tensors, paired with their copies, to `found`.
     """
     kind = type(value)
     if kind in LEAVES:

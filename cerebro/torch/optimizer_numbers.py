@@ -1,12 +1,9 @@
 """Find and update the numbers in an optimizer's step that come from its settings.
 
-PyTorch's optimizers compute numbers in Python and pass them to operators, such as
-``1 - lr * weight_decay`` or ``-lr / (1 - beta1**t)``. A recorded step contains their values at the
-time of recording. To find them, the optimizer is recorded once more, with different settings and a
-different count of steps. For every number that changes, one of the optimizer's formulas must give
-both values. Before every replay, the formulas are computed again from the current settings.
-
-If an optimizer has no formulas here, or no formula explains a number, steps are not replayed.
+PyTorch's optimizers compute numbers in Python, such as ``-lr / (1 - beta1**t)``, and pass them to
+operators. To find them in a recorded step, the optimizer is recorded once more with different
+settings and a different count of steps. For every number that changes, a formula must give both
+values; otherwise steps are not replayed. Before every replay, the formulas are computed again.
 """
 
 from __future__ import annotations
@@ -64,12 +61,12 @@ COUNTED = ("step size", "correction")
 """Formulas whose values change with every step."""
 
 NUMBERS = ("lr", "betas", "weight_decay", "eps", "momentum", "dampening")
-"""Settings that formulas use. Which operators run depends on which of them are 0."""
+"""Settings that formulas use. The operators that run depend on which settings are 0."""
 
 IGNORED = (
-    *("params", "param_names"),
-    *("initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"),
-)
+    "params", "param_names",
+    "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum",
+)  # fmt: skip
 """Entries of parameter groups that only schedulers and users read, not optimizers."""
 
 PLAIN = (type(None), bool, int, float, complex, str)
@@ -77,11 +74,11 @@ PLAIN = (type(None), bool, int, float, complex, str)
 
 
 class Unexplained(Exception):
-    """An optimizer whose step cannot be repeated; the message gives the reason."""
+    """An optimizer's step cannot be repeated; the message gives the reason."""
 
 
 class Hole:
-    """A place in a recorded call where the number comes from an optimizer's settings."""
+    """A number in a recorded call that comes from an optimizer's settings."""
 
     def __init__(self, group: int, formula: str, container: Any, key: Any) -> None:
         self.group = group
@@ -99,7 +96,7 @@ class Numbers:
         self.take_groups()
 
     def take_groups(self) -> bool:
-        """Store the optimizers' current groups; return whether they are different objects now."""
+        """Store the optimizers' current groups; return whether the objects have changed."""
         if not are_others(groups_of(self._optimizers), [group for group, _, _ in self._groups]):
             return False
         self._groups = [
@@ -142,31 +139,25 @@ class Numbers:
 
     def branches(self) -> Any:
         """Return the settings that decide which operators run."""
-        found: list[Any] = []
+        values: list[Any] = []
         for group, _, _ in self._groups:
             for key, value in group.items():
                 if key in NUMBERS:
-                    found.append((key, key == "lr" or _nonzero(value)))
+                    values.append((key, key == "lr" or _nonzero(value)))
                 elif key not in IGNORED:  # users may add entries of any type
-                    found.append((key, repr(value)))
-        return tuple(found)
+                    values.append((key, repr(value)))
+        return tuple(values)
 
     def counts(self) -> list[float]:
-        """Return the number of the next step of each group."""
-        found = []
+        """Return the number of each group's next step."""
+        counts = []
         for group, _, item in self._groups:
             step = _step_of(item, group["params"])
-            found.append(1.0 if step is None else float(step) + 1.0)
-        return found
+            counts.append(1.0 if step is None else float(step) + 1.0)
+        return counts
 
     def require_equal_counts(self) -> None:
-        """Check that all parameters of a group have taken the same number of steps.
-
-        Raises
-        ------
-        Unexplained
-            If the numbers of steps differ.
-        """
+        """Raise `Unexplained` unless a group's parameters have taken equally many steps."""
         for group, _, item in self._groups:
             steps = {
                 float(item.state[p]["step"])
@@ -191,29 +182,10 @@ class Numbers:
     def find(
         self, calls: Sequence[Call], counts: Sequence[float], program: Program, probe: Probe
     ) -> tuple[list[Hole], set[tuple[int, int, Any]]]:
-        """Find the numbers of a recorded step that come from settings.
+        """Find the numbers of a recorded step's `calls` that come from settings.
 
-        Parameters
-        ----------
-        calls
-            The calls of the recorded step.
-        counts
-            The return value of :meth:`counts` at the recorded step.
-        program
-            The program that will run, in whose arguments numbers will be set.
-        probe
-            The optimizers' calls under different settings.
-
-        Returns
-        -------
-        tuple
-            The places of the numbers, and the same places as :meth:`Program.differs_from` takes
-            them.
-
-        Raises
-        ------
-        Unexplained
-            If a number changes and no formula gives its values.
+        `counts` are the :meth:`counts` at the recorded step. Return the numbers' places, also in
+        the form of :meth:`Program.differs_from`; raise `Unexplained` if no formula gives a number.
         """
         ours = [(i, call) for i, call in enumerate(calls) if call.section is not None]
         if [call.func for _, call in ours] != [call.func for call in probe.calls]:
@@ -227,10 +199,10 @@ class Numbers:
             parts = ((call.args, changed.args, args), (call.kwargs, changed.kwargs, kwargs))
             for which, (here, there, into) in enumerate(parts):
                 for path in _number_paths(here):
-                    one, two = _at(here, path), _at(there, path)
-                    if one == two:
+                    before, after = _at(here, path), _at(there, path)
+                    if before == after:
                         continue
-                    group, formula = _explained(one, two, now, probe.values, call.name)
+                    group, formula = _explained(before, after, now, probe.values, call.name)
                     container = _at(into, path[:-1])
                     holes.append(Hole(group, formula, container, path[-1]))
                     free.add((index, which, path))
@@ -238,10 +210,9 @@ class Numbers:
 
 
 class Probe:
-    """The optimizers' calls under settings whose numbers all differ from the current ones.
+    """The optimizers' calls under different settings.
 
-    To record the calls, the optimizers make a step with zero gradients. The caller must restore the
-    state afterwards.
+    The optimizers make a step with zero gradients; the caller must restore the state afterwards.
     """
 
     def __init__(self, numbers: Numbers, stepped: Sequence[Any], recording: Recording) -> None:
@@ -267,7 +238,7 @@ class Probe:
 
 @contextmanager
 def sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[Any]]:
-    """Mark each optimizer's calls in a recording; yield the list of parameters that they update."""
+    """Mark each optimizer's calls in a recording; yield the list of updated parameters."""
     handles: list[Any] = []
     stepped: list[Any] = []
 
@@ -294,22 +265,21 @@ def sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[A
 
 
 def _altered(group: Group, place: int) -> dict[str, Any]:
-    """Return the group's settings with distinct values; zeros stay 0."""
-    found: dict[str, Any] = {}
+    """Return the group's settings with different values; zeros stay 0, except the rate."""
+    settings: dict[str, Any] = {}
     for index, key in enumerate(NUMBERS):
         value = group.get(key)
         shift = 1 - (0.013 + 0.0071 * index) / (1 + 0.37 * place)
         if key == "lr":
-            found[key] = value * shift if value else 0.0137 * shift
+            settings[key] = value * shift if value else 0.0137 * shift
         elif isinstance(value, tuple):
-            found[key] = tuple(v * shift ** (1 + i) for i, v in enumerate(value))
+            settings[key] = tuple(v * shift ** (1 + i) for i, v in enumerate(value))
         elif key in group and value:
-            found[key] = value * shift
-    return found
+            settings[key] = value * shift
+    return settings
 
 
 def _advance(optimizers: Sequence[Any]) -> None:
-    """Increase the step counts, so that the next step has a different number."""
     for optimizer in optimizers:
         for entries in optimizer.state.values():
             step = entries.get("step") if isinstance(entries, dict) else None
@@ -326,7 +296,7 @@ def _explained(one: Any, two: Any, now: Any, then: Any, name: str) -> tuple[int,
 
 
 def _comparable(value: Any) -> Any:
-    """Return a form of a value that ``==`` can compare; tensors and arrays have no truth value."""
+    """Return a form of a value that ``==`` can compare."""
     if isinstance(value, (list, tuple)):
         return [_comparable(item) for item in value]
     return value if type(value) in PLAIN else id(value)

@@ -1,13 +1,12 @@
 """An optimizer's step on the CPU, with its arithmetic in the C core.
 
-PyTorch's `Adam`, `AdamW` and `SGD` call up to a dozen operators for each parameter. For a small
-network, calling them takes longer than the forward and backward pass. The core makes the whole
-step in one pass over each tensor, and rounds as those operators do (`csrc/core/optimizer_step.c`).
+PyTorch's `Adam`, `AdamW` and `SGD` call up to a dozen operators for each parameter. The core makes
+the whole step in one pass over each tensor, and rounds as those operators do
+(`csrc/core/optimizer_step.c`).
 
-The core knows the default form only: float32 tensors on the CPU without gaps, settings that are
-Python numbers, no hooks, and none of `amsgrad`, `maximize`, `foreach`, `fused`, `capturable` and
-`differentiable`. Every form is compared with PyTorch's own step at its first use in a process. Any
-other step is PyTorch's own.
+The core knows only the default form: float32 tensors on the CPU without gaps, settings that are
+Python numbers, no hooks, and none of the settings in `_OFF`. Each form is compared with PyTorch's
+step at its first use in a process. PyTorch makes all other steps.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _OFF = ("amsgrad", "maximize", "foreach", "fused", "capturable", "differentiable
 log = logging.getLogger("cerebro.torch")
 
 Form = tuple[bool, bool, bool, bool, bool]
-"""Is it SGD; does it decay weights, decoupled; has it momentum, of Nesterov's kind?"""
+"""Whether it is SGD, has weight decay, decoupled, has momentum, and of Nesterov's kind."""
 
 
 def step(optimizer: Any) -> None:
@@ -64,7 +63,7 @@ def step(optimizer: Any) -> None:
 
 
 def _own_step(kind: type) -> Any:
-    """Return the function `step` of a class, without the wrapper that PyTorch adds later."""
+    """Return a class's `step`, without the wrapper that PyTorch adds later."""
     function = vars(kind).get("step", kind.step)  # type: ignore[attr-defined]
     if getattr(function, "__code__", None) is _WRAPPER:
         function = function.__wrapped__
@@ -75,7 +74,7 @@ _KINDS = {kind: _own_step(kind) for kind in (torch.optim.Adam, torch.optim.AdamW
 
 
 def _functions() -> tuple[Any, ...]:
-    """Return the functions of PyTorch that make steps in the default form."""
+    """Return PyTorch's functions that make steps in the default form."""
     return (
         torch_adam.adam,
         torch_adam._single_tensor_adam,
@@ -92,13 +91,13 @@ _FUNCTIONS = _functions()
 
 
 def _is_plain(optimizer: Any) -> bool:
-    """Return whether ``optimizer.step()`` runs PyTorch's code and no other."""
+    """Return whether ``optimizer.step()`` runs only PyTorch's code."""
     kind = type(optimizer)
     if kind not in _KINDS or _own_step(kind) is not _KINDS[kind] or _functions() != _FUNCTIONS:
         return False
-    own = vars(optimizer).get("step")
-    if own is not None and not (
-        getattr(own, "_wrapped_by_lr_sched", False) and own.__wrapped__ is kind.step
+    replacement = vars(optimizer).get("step")
+    if replacement is not None and not (
+        getattr(replacement, "_wrapped_by_lr_sched", False) and replacement.__wrapped__ is kind.step
     ):
         return False
     return not (
@@ -141,9 +140,9 @@ def _settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _gathered(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
-    """Return the groups for `_core.optimizer_step` and their parameters; None if it is not known.
+    """Return the groups for `_core.optimizer_step`, and their parameters; None if it cannot.
 
-    Everything is looked up anew, because users may replace any of it between two steps.
+    Nothing is cached, because users may replace any part between two steps.
     """
     if not _is_plain(optimizer):
         return None
@@ -167,7 +166,7 @@ def _tensors_of(
     """Return a group's tensors as `_core.optimizer_step` takes them; None if it cannot."""
     is_sgd, _, _, momentum, _ = form
     most = PARALLEL if torch.get_num_threads() > 1 else 1 << 62
-    found: list[int] = []
+    arguments: list[int] = []
     for parameter in group["params"]:
         gradient = parameter.grad
         if gradient is None:
@@ -189,15 +188,15 @@ def _tensors_of(
             return None
         addresses = [part.data_ptr() for part in parts]
         absent = (0,) * (3 - len(parts))
-        found += (parameter.numel(), parameter.data_ptr(), *addresses, *absent, steps)
-    return found
+        arguments += (parameter.numel(), parameter.data_ptr(), *addresses, *absent, steps)
+    return arguments
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
-    """Return whether the core can go through a parameter and tensors element by element."""
+    """Return whether the core can pass over a parameter and tensors element by element."""
     shape, stride = parameter.shape, None
     if not parameter.is_contiguous():
         if not is_dense(parameter):
@@ -218,7 +217,7 @@ def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
 
 
 def _counts(steps: Any) -> bool:
-    """Return whether a count of steps is as the default form has it."""
+    """Return whether a count of steps has the default form."""
     return (
         type(steps) is torch.Tensor
         and steps.dtype is torch.float32
@@ -233,13 +232,12 @@ def _counts(steps: Any) -> bool:
 
 @functools.cache
 def _agrees(kind: type, form: Form) -> bool:
-    """Return whether the core's step in this form has the bits of PyTorch's."""
     if not rounding().names >= _NEEDS:
         return False
     try:
         with usual_dtype():
             agrees = all(_compared(kind, form, size) for size in (7, 1511))
-    except Exception:  # some setting of the user's; the trial's own step is another matter
+    except Exception:  # from a setting of the user; the trial's own step may still succeed
         agrees = False
     if not agrees:
         log.info("PyTorch's %s rounds differently from the C core", kind.__name__)
@@ -250,12 +248,12 @@ def _compared(kind: type, form: Form, size: int) -> bool:
     """Return whether six steps on example values have the same bits."""
     mine, its = (_example(kind, form, size) for _ in range(2))
     for number in range(6):
-        for each in (mine, its):
-            group = each.param_groups[0]
+        for optimizer in (mine, its):
+            group = optimizer.param_groups[0]
             group["lr"] = (0.01, 0.3, 1e-5)[number % 3]
             group["params"][0].grad = _finite(size, 2 * number + 3)
         its.step()
-        if number == 0:  # which makes the state
+        if number == 0:  # the first step makes the state
             mine.step()
             continue
         (group,) = mine.param_groups
@@ -268,7 +266,6 @@ def _compared(kind: type, form: Form, size: int) -> bool:
 
 
 def _example(kind: type, form: Form, size: int) -> Any:
-    """Return an optimizer of this form, over one parameter."""
     is_sgd, decays, decoupled, momentum, nesterov = form
     parameter = torch.nn.Parameter(_finite(size, 11))
     decay = 0.013 if decays else 0.0
@@ -292,5 +289,5 @@ def _tensors(optimizer: Any) -> list[Any]:
     (parameter,) = optimizer.param_groups[0]["params"]
     state = optimizer.state.get(parameter, {})
     names = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
-    found = [state[name] for name in names if state.get(name) is not None]
-    return [parameter.detach(), *found]
+    tensors = [state[name] for name in names if state.get(name) is not None]
+    return [parameter.detach(), *tensors]

@@ -11,7 +11,7 @@ from cerebro.model import is_joinable
 
 
 def host_copy(output: Any) -> Any:
-    """Return a network's output with the same structure, in host memory."""
+    """Return a network's output in host memory, with the same structure."""
     if isinstance(output, torch.Tensor):
         return output.cpu()
     if isinstance(output, Mapping):
@@ -22,7 +22,7 @@ def host_copy(output: Any) -> Any:
 
 
 def joined(parts: list[Any]) -> Any:
-    """Join the batches' outputs along their rows; return them as a list if they do not fit."""
+    """Join the batches' outputs along their rows; return a list if they do not fit."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts) if is_joinable(parts) else parts

@@ -1,9 +1,8 @@
 """Order the states of optimizers by the names of their parameters.
 
-PyTorch numbers an optimizer's parameters by group and place. Another process may give them in
-another order: the elements of a set, the keys of a JSON file and the files of a folder have none.
-So a state has the parameters' names, and is packed in the order of these names, which is the same
-in every process. When a state is loaded, each parameter gets what has its name.
+PyTorch numbers an optimizer's parameters by group and position. This order may differ between
+processes, for example if it comes from a set. So a state has the parameters' names and is packed in
+the order of these names. When a state is loaded, parameters are matched by name.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from cerebro.errors import StateError
 
 Name = str | None
 Names = list[list[Name]]
-"""The names of an optimizer's parameters, by group; None: neither network nor loss has it."""
+"""The names of an optimizer's parameters, by group; None if neither network nor loss has one."""
 
 Order = list[tuple[int, list[int]]]
-"""For each group, the present place of the group, and the present places of its parameters."""
+"""For each group, its present position, and the present positions of its parameters."""
 
 NAMES = "parameter_names"
-"""The part of an optimizer's state with the `Names`, beside ``state`` and ``param_groups``."""
+"""The key of the `Names` in an optimizer's state, beside ``state`` and ``param_groups``."""
 
 _OF_TORCH = {"state", "param_groups", NAMES}
 
@@ -41,9 +40,9 @@ _SAME = "build must make the same model from the same configuration"
 
 
 class ParameterNames:
-    """The names of a model's parameters; a parameter keeps the name that it had first.
+    """The names of a model's parameters; a parameter keeps its first name.
 
-    A parameter with several names has the first in alphabetical order. Those of a loss begin with
+    If it has several names, the first in alphabetical order counts. Names in a loss begin with
     ``loss:``.
     """
 
@@ -53,24 +52,22 @@ class ParameterNames:
         self._look()
 
     def of(self, parameter: Any) -> Name:
-        """Return a parameter's name; None if neither network nor loss has it."""
         if id(parameter) not in self._known:  # it may have been added in training
             self._look()
         return self._known.get(id(parameter), (None, None))[1]
 
     def by_group(self, optimizer: Any) -> Names:
-        """Return the names of an optimizer's parameters."""
         return [[self.of(item) for item in group["params"]] for group in optimizer.param_groups]
 
     def _look(self) -> None:
-        found: dict[int, tuple[Any, str]] = {}
+        entries: dict[int, tuple[Any, str]] = {}
         for prefix, module in self._modules.items():
             if not isinstance(module, torch.nn.Module):
                 continue
             named = module.named_parameters(remove_duplicate=False)
             for name, parameter in sorted(named, key=lambda pair: pair[0]):
-                found.setdefault(id(parameter), (parameter, prefix + name))
-        self._known = found | self._known
+                entries.setdefault(id(parameter), (parameter, prefix + name))
+        self._known = entries | self._known
 
 
 def in_fixed_order(
@@ -78,8 +75,7 @@ def in_fixed_order(
 ) -> dict[str, Any]:
     """Return a model's state in an order that is the same in every process.
 
-    What cannot be told apart by name, or is not known to be in the order of the groups, stays as it
-    is.
+    Parts that cannot be ordered by name keep their order.
     """
     parts = _parts(state["optimizer"], len(optimizers))
     orders = [
@@ -105,11 +101,7 @@ def in_own_order(
 ) -> dict[str, Any]:
     """Return a model's state in the order of the optimizers that `build` made.
 
-    Raises
-    ------
-    StateError
-        The optimizers have other parameters than the state, or they are in another order and cannot
-        be told apart.
+    Raise StateError if the parameters are others, or cannot be matched by name.
     """
     orders = []
     parts = _parts(state["optimizer"], len(optimizers))
@@ -135,12 +127,11 @@ def in_own_order(
 
 
 def _same_order(names: Names) -> Order:
-    """Return the order that changes nothing."""
     return [(place, list(range(len(group)))) for place, group in enumerate(names)]
 
 
 def _fixed_order(names: Names, schedulers: Sequence[tuple[Any, Any]]) -> Order:
-    """Return the order by name; groups without a parameter with a name come last."""
+    """Return the order by name; groups without names come last."""
     order = [
         (place, sorted(places, key=lambda at: _key(names[place][at])))
         for place, places in _same_order(names)
@@ -150,7 +141,7 @@ def _fixed_order(names: Names, schedulers: Sequence[tuple[Any, Any]]) -> Order:
 
 
 def _key(name: Name) -> tuple[Any, ...]:
-    """Return the key by which names are sorted, for most networks in the usual order."""
+    """Return a sort key for names; most networks keep their usual order."""
     if name is None:
         return (1,)
     return 0, *(
@@ -159,16 +150,16 @@ def _key(name: Name) -> tuple[Any, ...]:
 
 
 def _matching_order(own: Names, saved: Names) -> Order:
-    """Return the order in which the saved groups and parameters have the own names."""
+    """Return the order that gives the saved groups and parameters the names in `own`."""
     if own == saved:
         return _same_order(own)
-    left: dict[tuple[Any, ...], list[int]] = {}
+    places_by_set: dict[tuple[Any, ...], list[int]] = {}
     for place, group in enumerate(saved):
-        left.setdefault(_set_of(group), []).append(place)
+        places_by_set.setdefault(_set_of(group), []).append(place)
     order = []
     sizes, others = [len(group) for group in own], [len(group) for group in saved]
     for group in own:
-        places = left.get(_set_of(group))
+        places = places_by_set.get(_set_of(group))
         if sorted(sizes) != sorted(others):
             raise StateError(
                 f"the state's optimizer has parameter groups of {others} tensors, build's has "
@@ -189,11 +180,11 @@ def _set_of(names: list[Name]) -> tuple[Any, ...]:
 
 
 def _places(group: list[Name], saved: list[Name]) -> list[int]:
-    """Return the places in a saved group of the parameters of an equal group."""
-    found: dict[Name, list[int]] = {}
+    """Return the positions of a group's parameters in a saved group with the same names."""
+    places: dict[Name, list[int]] = {}
     for place, name in enumerate(saved):
-        found.setdefault(name, []).append(place)
-    return [found[name].pop(0) for name in group]
+        places.setdefault(name, []).append(place)
+    return [places[name].pop(0) for name in group]
 
 
 def _listed(names: Sequence[Name]) -> str:
@@ -205,7 +196,6 @@ def _listed(names: Sequence[Name]) -> str:
 
 
 def _can_move(part: Mapping[str, Any]) -> bool:
-    """Return whether the parameters in an optimizer's state can be put into another order."""
     if part.keys() != _OF_TORCH:
         return False
     numbers = [number for group in part["param_groups"] for number in group["params"]]
@@ -234,18 +224,17 @@ def _schedulers_of(
     schedulers: Sequence[Any],
     state: Mapping[str, Any],
 ) -> list[tuple[Any, Any]]:
-    """Return the schedulers that may be an optimizer's, with their states; None: it is unknown."""
+    """Return the schedulers that may be an optimizer's, with their states; None if unsure."""
     parts = _parts(state.get("scheduler"), len(schedulers))
-    found = []
+    pairs = []
     for scheduler, part in zip(schedulers, parts, strict=True):
         its = _optimizer_of(scheduler, optimizers)
         if its is None or its is optimizer:
-            found.append((scheduler, None if its is None else part))
-    return found
+            pairs.append((scheduler, None if its is None else part))
+    return pairs
 
 
 def _optimizer_of(scheduler: Any, optimizers: Sequence[Any]) -> Any:
-    """Return a scheduler's optimizer; None if unknown."""
     its = getattr(scheduler, "optimizer", None)
     if its is None and len(optimizers) == 1:
         return optimizers[0]
@@ -253,7 +242,7 @@ def _optimizer_of(scheduler: Any, optimizers: Sequence[Any]) -> Any:
 
 
 def _moves_groups(schedulers: Sequence[tuple[Any, Any]], order: Order) -> bool:
-    """Return whether the states of schedulers follow if groups are put into another order."""
+    """Return whether the schedulers' states can follow the groups into another order."""
     if [place for place, _ in order] == list(range(len(order))):
         return True
     return all(_follows(scheduler, part, len(order)) for scheduler, part in schedulers)
@@ -270,20 +259,14 @@ def _follows(scheduler: Any, state: Any, groups: int) -> bool:
     if type(scheduler).__module__.startswith("torch.optim."):
         return True
     unknown = (value for key, value in state.items() if key not in _BY_GROUP)
-    return not any(isinstance(each, (list, tuple)) and len(each) == groups for each in unknown)
+    return not any(isinstance(entry, (list, tuple)) and len(entry) == groups for entry in unknown)
 
 
 # --- reordering ---------------------------------------------------------------------
 
 
 def _parts(state: Any, count: int) -> list[Any]:
-    """Return the states of `count` optimizers or schedulers; see `cerebro.torch.state`.
-
-    Raises
-    ------
-    StateError
-        The state has a different number of them.
-    """
+    """Return the states of `count` optimizers or schedulers; see `cerebro.torch.state`."""
     if count == 1:
         return [state]
     try:
@@ -304,25 +287,25 @@ def _reordered(
     schedulers: Sequence[Any],
     orders: Sequence[Order],
 ) -> dict[str, Any]:
-    """Return a model's state with the groups and parameters of each optimizer in an order."""
-    found = dict(state)
+    """Return a model's state with the groups and parameters of its optimizers in these orders."""
+    reordered = dict(state)
     parts = _parts(state["optimizer"], len(optimizers))
     pairs = list(zip(parts, orders, strict=True))
     if all(order == _same_order(part[NAMES]) for part, order in pairs):
-        return found
-    found["optimizer"] = _joined([_with_order(part, order) for part, order in pairs])
+        return reordered
+    reordered["optimizer"] = _joined([_with_order(part, order) for part, order in pairs])
     if schedulers:
         parts = _parts(state["scheduler"], len(schedulers))
         for at, scheduler in enumerate(schedulers):
             for optimizer, order in zip(optimizers, orders, strict=True):
                 if _optimizer_of(scheduler, optimizers) is optimizer:
                     parts[at] = _by_group(parts[at], [place for place, _ in order])
-        found["scheduler"] = _joined(parts)
-    return found
+        reordered["scheduler"] = _joined(parts)
+    return reordered
 
 
 def _with_order(part: Mapping[str, Any], order: Order) -> Mapping[str, Any]:
-    """Return an optimizer's state with its groups and parameters in an order, numbered anew."""
+    """Return an optimizer's state in an order, with the parameters renumbered."""
     names = part[NAMES]
     if order == _same_order(names):
         return part
@@ -330,7 +313,7 @@ def _with_order(part: Mapping[str, Any], order: Order) -> Mapping[str, Any]:
     groups = []
     for place, places in order:
         group = dict(part["param_groups"][place])
-        for key in ("params", "param_names"):  # the latter if it was made from named parameters
+        for key in ("params", "param_names"):  # param_names only with named parameters
             if key in group:
                 group[key] = [group[key][at] for at in places]
         numbers |= {number: len(numbers) + at for at, number in enumerate(group["params"])}
@@ -344,7 +327,7 @@ def _with_order(part: Mapping[str, Any], order: Order) -> Mapping[str, Any]:
 
 
 def _by_number(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an optimizer's state with the states of the parameters by ascending number."""
+    """Return an optimizer's state with the parameters' states by ascending number."""
     states = part["state"] if part.keys() == _OF_TORCH else {}
     if not states or not all(type(key) is int for key in states):
         return part
@@ -353,13 +336,13 @@ def _by_number(part: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _by_group(state: Mapping[str, Any], places: list[int]) -> dict[str, Any]:
     """Return a scheduler's state with its lists in the order of the groups."""
-    found = dict(state)
+    reordered = dict(state)
     for key in _BY_GROUP & state.keys():
         if isinstance(state[key], (list, tuple)) and len(state[key]) == len(places):
-            found[key] = type(state[key])([state[key][place] for place in places])
+            reordered[key] = type(state[key])([state[key][place] for place in places])
     if isinstance(state.get("_schedulers"), (list, tuple)):
-        found["_schedulers"] = [
+        reordered["_schedulers"] = [
             _by_group(part, places) if isinstance(part, Mapping) else part
             for part in state["_schedulers"]
         ]
-    return found
+    return reordered

@@ -11,25 +11,10 @@ from cerebro.errors import InputError
 
 
 def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: str | None) -> None:
-    """Move modules from host memory to a device, in place: parameters stay the same objects.
+    """Move modules and optimizers' states from host memory to a device, in place.
 
-    A network that `build` has already placed stays where it is.
-
-    Parameters
-    ----------
-    net
-        A `torch.nn.Module`.
-    optimizers
-        Optimizers of its parameters; their existing state is moved too.
-    others
-        Losses and metrics; modules among them are moved too.
-    device
-        The device as PyTorch names it; None: nothing is moved.
-
-    Raises
-    ------
-    InputError
-        Moving the network would replace its parameters.
+    A network that `build` has already placed stays where it is. Raise InputError if moving the
+    network replaces its parameters.
     """
     if device is None or torch.device(device).type == "cpu":
         return
@@ -50,7 +35,7 @@ def place(net: Any, optimizers: Sequence[Any], others: Iterable[Any], device: st
 
 
 def _place_optimizer(optimizer: Any) -> None:
-    """Move the state that an optimizer made before its parameters moved, such as Adagrad's sums."""
+    """Move the state that an optimizer already has, such as Adagrad's sums."""
     for group in optimizer.param_groups:
         on_device = group.get("capturable") or group.get("fused")
         for parameter in group["params"]:

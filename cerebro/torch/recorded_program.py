@@ -1,4 +1,4 @@
-"""A program with its memory: its inputs, its results and the numbers set before each replay."""
+"""A program with its memory: its inputs and results, and the numbers set before each replay."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from cerebro.torch.witness import leaves_of
 
 
 class RecordedProgram:
-    """A program with its inputs, its results and the numbers set before each replay."""
-
     def __init__(
         self,
         program: Program,
@@ -35,10 +33,8 @@ class RecordedProgram:
             value.untyped_storage().nbytes() for value in tensors_of(static.values())
         )
         self.leaves = leaves_of(program.recording)
-        """The recording's operators that compute."""
         self.values = {name: _detached(value) for name, value in values.items()}
-        self._tensors: dict[Any, Any] = {}
-        """The numbers that are tensors, by group, formula and type."""
+        self._tensors: dict[Any, Any] = {}  # numbers that are tensors: by group, formula and type
         self._constants: dict[Any, Any] = {}
         self._holes = holes
         program.finish(self._shared)
@@ -57,7 +53,7 @@ class RecordedProgram:
         self._is_python_needed = False
 
     def _shared(self, args: list[Any], dtype: Any) -> Any:
-        """Return a tensor with the number ``args[1]``; calls with equal numbers share a tensor."""
+        """Return a tensor with the number ``args[1]``; equal numbers share a tensor."""
         for hole in self._holes:
             if hole.container is args and hole.key == 1:
                 hole.key = None  # the tensor is set instead
@@ -69,7 +65,6 @@ class RecordedProgram:
         return self._constants.setdefault(constant, torch.tensor(args[1], dtype=dtype))
 
     def set_numbers(self, numbers: Numbers, settings: Any) -> None:
-        """Set the program's numbers for the next step."""
         holes = self._counted
         if settings is not self._set_for:
             holes, self._set_for = self._holes, settings
@@ -77,18 +72,18 @@ class RecordedProgram:
         if not holes:
             return
         counts = numbers.counts()
-        found = {group: numbers.values(group, counts[group]) for group in {h.group for h in holes}}
+        values = {group: numbers.values(group, counts[group]) for group in {h.group for h in holes}}
         for hole in holes:
-            value = found[hole.group][hole.formula]
+            value = values[hole.group][hole.formula]
             if hole.key is None:
                 hole.container.fill_(value)
             else:
                 hole.container[hole.key] = value
 
     def without_python(self, numbers: Numbers) -> _core.Replay | None:
-        """Return the step under the current settings for `_core.run_unit`; None if it needs Python.
+        """Return the step for `_core.run_unit`; None if it needs Python.
 
-        Call this after :meth:`set_numbers`.
+        Call this after :meth:`set_numbers`, which sets the current settings.
         """
         if self._without_python is None and not self._is_python_needed:
             try:
@@ -104,14 +99,13 @@ class RecordedProgram:
         return self._without_python
 
     def replay(self, batch: Batch) -> Values:
-        """Run the program on a batch of the recorded shape, and return its results."""
         fill(self.static, batch)
         self.program.run()
         return {name: cloned(value) for name, value in self.values.items()}
 
 
 class NeedsPython(Exception):
-    """Raised for a part of a step that `_core.Replay` cannot run."""
+    """`_core.Replay` cannot run a part of a step."""
 
 
 def _input_of(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
@@ -121,7 +115,7 @@ def _input_of(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
 
 
 def _number_of(hole: Hole, numbers: Numbers) -> tuple[str, float, float, int, int, str]:
-    """Return how a number is computed from the count of steps, and its place."""
+    """Return how a number is computed from the count of steps, and its address."""
     lr, beta, steps = numbers.of_count(hole.group, hole.formula)
     count = float(steps) + 1
     for step in (count, count + 1, 3 * count + 1000):
@@ -146,7 +140,7 @@ def _metric_of(name: str, value: Any) -> tuple[str, Any, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number; for a tensor with one number, its address and type."""
+    """Return a number, or the address and type of a tensor with one number."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         return value.data_ptr(), _name_of(value.dtype)
     if isinstance(value, (int, float)):

@@ -1,27 +1,21 @@
 """A training step on the CPU as a list of operators: recorded once, replayed for every batch.
 
-This is what ``graph=True`` asks for: the user promises that the step's Python code does the same
-for every batch. Most of a small network's step is Python code and dispatch, not arithmetic; a
-recorded step avoids both. It computes the same bits as the ordinary step, because the same
-operators run on the same memory. The promise is checked wherever this is possible:
+With ``graph=True``, the user promises that the step's Python code does the same for every batch. A
+replayed step runs the same operators on the same memory, without Python code and dispatch. The
+promise is checked:
 
 - The first steps with a batch shape are ordinary steps, in which the optimizer creates its state.
-- The next step is recorded as it runs (`cerebro.torch.cpu_recorder`), and then taken again without
-  the recorder, while PyTorch's profiler watches it (`cerebro.torch.witness`). Both must call the
-  same operators. From the same state, this step, the recorded one and the program must lead to the
-  same weights, moments, buffers, metrics and generators, bit for bit.
-- The step after that is recorded, watched and compared in the same way. The operators, their
-  arguments and the constants that they read must be the same, except numbers that the optimizer's
-  settings explain (`cerebro.torch.optimizer_numbers`).
-- One more step is compared; its ordinary step is not recorded.
+- The next step is recorded (`cerebro.torch.cpu_recorder`), and taken again without the recorder,
+  while PyTorch's profiler watches it (`cerebro.torch.witness`). Both must call the same operators.
+  From the same state, both steps and the program must lead to the same state, bit for bit.
+- The step after that is checked in the same way. Operators, arguments and constants must be the
+  same, except numbers that the optimizer's settings explain (`cerebro.torch.optimizer_numbers`).
+- One more step is compared without a recording.
 - Before each unit, everything that the promise does not cover must be unchanged
-  (`cerebro.torch.surroundings`); after it, the program is compared with one more ordinary step,
-  which is watched, too (:meth:`RecordedStep.end_unit`).
+  (`cerebro.torch.surroundings`). After the unit, the program is compared with one more ordinary
+  step.
 
-If anything differs, all further steps are ordinary and continue from the last ordinary step, and
-the log gives the reason.
-
-There is one program for each batch shape; an epoch has batches of two sizes.
+If anything differs, all further steps are ordinary, and the log gives the reason.
 """
 
 from __future__ import annotations
@@ -69,54 +63,24 @@ log = logging.getLogger("cerebro.torch")
 
 @dataclasses.dataclass
 class Watched:
-    """A step that was recorded and undone.
-
-    Attributes
-    ----------
-    recording
-        The operators.
-    values
-        The metrics, in the memory of the recording.
-    told
-        A copy of the metrics.
-    stepped
-        The parameters that the optimizers updated.
-    gradients
-        Pairs of the parameters and their gradients after the step.
-    after
-        The state after the step; None if the step failed or replaced tensors.
-    refusal
-        Why the step cannot be repeated; None if it can.
-    """
+    """A step that was recorded and undone."""
 
     recording: Recording
-    values: Values = dataclasses.field(default_factory=dict)
-    told: Values = dataclasses.field(default_factory=dict)
-    stepped: list[Any] = dataclasses.field(default_factory=list)
-    gradients: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
-    after: Copied | None = None
-    refusal: str | None = None
+    values: Values = dataclasses.field(default_factory=dict)  # metrics, in the recording's memory
+    told: Values = dataclasses.field(default_factory=dict)  # a copy of the metrics
+    stepped: list[Any] = dataclasses.field(default_factory=list)  # the updated parameters
+    gradients: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)  # by parameter
+    after: Copied | None = None  # None if the step failed or replaced tensors
+    refusal: str | None = None  # why the step cannot be repeated
 
 
 class RecordedStep:
     """A step that is recorded after a few batches of the same shape.
 
-    Parameters
-    ----------
-    step
-        ``step(batch, phase)`` computes on a batch and returns metrics: tensors, numbers or pairs.
-        `phase` is the number of earlier batches since the last update.
-    what
-        The name of the step in the log.
-    modules
-        The modules whose parameters and buffers the step changes.
-    optimizers
-        The optimizers whose states the step changes.
-    parameters
-        The parameters whose gradients are accumulated over a window of several steps; empty if
-        every step makes an update.
-    drop_gradients
-        Called after a replay that updates the parameters, and after a failure.
+    ``step(batch, phase)`` returns metrics: tensors, numbers or pairs. Each `phase` has its own
+    programs; 0 is the first batch of an update. `what` names the step in the log. `parameters` are
+    those whose gradients are accumulated over several steps. ``drop_gradients()`` removes what a
+    failed step leaves.
     """
 
     def __init__(
@@ -150,8 +114,7 @@ class RecordedStep:
         self.ready: list[_core.Replay] = []
         """Steps that `_core.run_unit` may replay by itself until the unit ends."""
         self.replays = 0
-        """The number of steps replayed without a comparison. Those that `_core.run_unit` replays
-        are counted at the end of their unit."""
+        """The number of steps replayed without a comparison; `_core.run_unit`'s are added later."""
         self.refusal: str | None = None
         """The reason why steps are no longer recorded; None while they are."""
 
@@ -187,11 +150,11 @@ class RecordedStep:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of memory of the programs, in addition to the model's."""
+        """The bytes of memory that only the programs use."""
         return sum(recorded.held_bytes for recorded in self._programs.values())
 
     def look_again(self) -> None:
-        """Check the tensors' addresses again, because a state was loaded or a unit has ended."""
+        """Check the tensors' addresses before the next step: after loading a state, or a unit."""
         self._take_back()
         self._looks_again = True
 
@@ -200,11 +163,8 @@ class RecordedStep:
     def begin_unit(self, *, at_once: bool = False) -> None:
         """Begin a unit. Until the unit ends, nothing runs except its steps.
 
-        Parameters
-        ----------
-        at_once
-            Whether `_core.run_unit` may replay the first batch, too. The modules must then be in
-            the mode in which the unit's steps run.
+        With `at_once`, `_core.run_unit` may replay the first batch, too. The modules must then be
+        in the mode of the unit's steps.
         """
         self._take_back()
         self._used.clear()
@@ -214,16 +174,10 @@ class RecordedStep:
             self._offer_all()
 
     def end_unit(self) -> str | None:
-        """Compare the unit's most used program with the ordinary step.
+        """Compare the unit's most used program with the ordinary step; return how they differ.
 
         Both make one more step from the current state, on the last batch; then the state is
-        restored.
-
-        Returns
-        -------
-        str or None
-            How they differ; None if they are equal. If they differ, the unit's states may be wrong,
-            and steps are no longer recorded.
+        restored. If they differ, the unit's states may be wrong, and recording ends.
         """
         self._take_back()
         used, self._used = self._used, Counter()
@@ -240,10 +194,7 @@ class RecordedStep:
         return None
 
     def has_failed(self) -> bool:
-        """Return whether a replay has raised an exception in this unit.
-
-        Unlike that of an ordinary step, its traceback has none of the user's lines.
-        """
+        """Return whether a replay has raised an exception in this unit."""
         return self._has_failed or any(replay.failed for _, replay in self._offered)
 
     def refuse(self, reason: str) -> None:
@@ -259,7 +210,7 @@ class RecordedStep:
             self._settings, self._branches = settings, self._numbers.branches()
 
     def _offer_all(self) -> None:
-        """Make the checks that are due at a unit's first batch, and offer all compared programs."""
+        """Make the checks of a unit's first batch, and offer all compared programs."""
         self._numbers.take_groups()
         if self.refusal is not None or not self._look_again():
             return
@@ -336,18 +287,9 @@ class RecordedStep:
     ) -> tuple[Watched, Values]:
         """Record a step on `static`, undo it, and take it on `batch` before a witness.
 
-        Only the second step counts, because PyTorch computes some results by other operators while
-        these are recorded, or fails then. A step that cannot be undone is not taken again.
-
-        Parameters
-        ----------
-        before
-            The present state.
-
-        Returns
-        -------
-        tuple
-            The recorded step, and the metrics of the step that counts.
+        `before` is the present state. Return the recorded step, and the metrics of the second step.
+        Only the second one counts, because PyTorch computes some results by other operators while
+        it is recorded, or fails. A step that cannot be undone is not taken again.
         """
         entries, gradients = Entries(self._modules, self._optimizers), self._gradients.taken()
         watched = Watched(Recording(self._state.storages()))
@@ -377,7 +319,7 @@ class RecordedStep:
     def _witnessed(
         self, batch: Batch, phase: int, leaves: Sequence[Leaf]
     ) -> tuple[Values, str | None]:
-        """Take an ordinary step; return how its operators differ from recorded ones, too."""
+        """Take an ordinary step; also return how its operators differ from the recorded ones."""
         try:
             with Witness() as witness:
                 values = self._ordinary(batch, phase)
@@ -399,18 +341,17 @@ class RecordedStep:
     ) -> tuple[list[Hole], set[Any]]:
         if not stepped:
             return [], set()
-        kept = self._gradients.taken()
+        gradients = self._gradients.taken()
         try:
             probe = Probe(self._numbers, stepped, Recording(self._state.storages()))
         finally:
             self._drop_gradients()
-            self._gradients.put(kept)
+            self._gradients.put(gradients)
         return self._numbers.find(recording.calls, counts, program, probe)
 
     # --- comparisons -------------------------------------------------------
 
     def _compared(self, batch: Batch, phase: int, recorded: RecordedProgram) -> Values:
-        """Take an ordinary step, and check that the program gives the same results."""
         with self._state.listed():
             return self._compared_as_listed(batch, phase, recorded)
 
@@ -478,20 +419,17 @@ class RecordedStep:
         self._require(recorded.replay(batch), values, after)
 
     def _require(self, found: Values, values: Values, after: Copied) -> None:
-        """Check that metrics and state equal those of the ordinary step, `values` and `after`."""
         _require_same(found, values)
         self._state.require(after)
 
     # --- refusals ----------------------------------------------------------
 
     def _replaced_tensors(self) -> None:
-        """Count a step that replaced tensors; give up recording at the third, see `MOST_TRIES`."""
         self._tries += 1
         if self._tries == MOST_TRIES:
             self._refuse("it replaces the model's tensors with others")
 
     def _give_up(self, error: Exception, after: Copied) -> None:
-        """Stop recording because of `error`; continue from the state `after`."""
         if isinstance(error, Different):
             self._refuse(f"it is not the ordinary step: {error}")
         elif isinstance(error, Unexplained):
@@ -541,17 +479,15 @@ def _how_it_differs(error: Exception) -> str:
 
 
 def _require_same(found: Values, values: Values) -> None:
-    """Check that metrics equal those of the ordinary step, `values`."""
     for name, value in values.items():
         if not same(value, found.get(name)):
             raise Different(f"the metric {name!r} differs")
 
 
 def _is_aligned(batch: Batch) -> bool:
-    """Return whether a batch has the same memory layout as the copy that a program reads.
+    """Return whether a batch has the memory layout of the copy that a program reads.
 
-    With a different layout, kernels may add in a different order. Batches of a loader have this
-    layout.
+    With a different layout, kernels may add in a different order.
     """
     return all(
         value.is_contiguous() and value.data_ptr() % ALIGNMENT == 0
@@ -561,7 +497,7 @@ def _is_aligned(batch: Batch) -> bool:
 
 
 def _compiles() -> str | None:
-    """Return a reason if ``torch.compile`` is in use, which does not work during recording."""
+    """Return a reason if ``torch.compile`` is in use, which prevents recording."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None and utils.counters["frames"]:
         return "torch.compile is in use"

@@ -1,9 +1,9 @@
 """Sums of a recorded step, added up by the C core in PyTorch's order.
 
-PyTorch adds float32 numbers up in partial sums, whose order depends on shapes and on the width of
-the processor's vectors. On one thread, the core repeats this order for the sums of columns (the
-gradient of a bias) and for the negative log likelihood. Both are tested once per process; what
-differs is left to PyTorch.
+The order in which PyTorch adds float32 numbers depends on shapes and on the width of the
+processor's vectors. On one thread, the core repeats this order for the sums of columns (the
+gradient of a bias) and for the negative log likelihood. Both are tested once per process; PyTorch
+computes what differs.
 """
 
 from __future__ import annotations
@@ -18,27 +18,17 @@ import cerebro._core as _core
 from cerebro.torch.elementwise import same_bits
 
 _BLOCKS = (32, 64)
-"""Columns that PyTorch adds up at once: four vectors of 32 or 64 bytes."""
+"""Columns that PyTorch sums at once: four vectors of 32 or 64 bytes."""
 _MOST_ROWS = 1 << 16
 _MEAN, _SUM = 1, 2
 """PyTorch's numbers for the reductions of losses."""
 
 
 class Reduction:
-    """A sum of the core, on tensors.
+    """A sum of the core; for `kind` and the three `parts`, see `cerebro._core.Reduction`.
 
-    Parameters
-    ----------
-    kind
-        See `cerebro._core.Reduction`.
-    matrix
-        The tensor whose shape is that of the sum's matrix.
-    parts
-        The tensors at the core's three addresses; None for an unused one.
-    outs
-        The numbers of the parts that are written.
-    target
-        For losses: the classes, the class that does not count, and whether the loss is a mean.
+    `matrix` is the index of the part with the matrix's shape, `outs` those of the written parts.
+    For losses, `target` has the classes, the ignored class, and whether the loss is a mean.
     """
 
     def __init__(
@@ -57,15 +47,15 @@ class Reduction:
 
     @property
     def tensors(self) -> list[Any]:
-        found = [part for part in self._parts if part is not None]
-        return found if self._target is None else [*found, self._target[0]]
+        parts = [part for part in self._parts if part is not None]
+        return parts if self._target is None else [*parts, self._target[0]]
 
     @property
     def outs(self) -> list[Any]:
         return [self._parts[index] for index in self._outs]
 
     def prepared(self) -> Any:
-        """Return the core's function for it; None if it cannot take these tensors."""
+        """Return the core's function; None if it cannot take these tensors."""
         if not all(map(_is_dense, self.tensors)):
             return None
         rows, columns = self._parts[self._matrix].shape
@@ -80,14 +70,14 @@ class Reduction:
 
 
 def sum_columns(given: Mapping[str, Any]) -> Reduction | None:
-    """Return a recorded ``sum.IntList_out`` as a sum of the core; None if it is another."""
+    """Return a recorded ``sum.IntList_out`` as a sum of the core; None if the core lacks it."""
     matrix, out = given["self"], given["out"]
     if given["dim"] != [0] or given.get("dtype") not in (None, torch.float32):
         return None
     if matrix.dim() != 2 or matrix.dtype != torch.float32 or out.dtype != torch.float32:
         return None
-    # PyTorch adds one column up as a row, and many rows in more levels. Of columns that do not fill
-    # a vector, it takes four at once.
+    # PyTorch sums a single column as a row, and many rows in more levels. Of columns that do not
+    # fill a vector, it takes four at once.
     rows, columns = matrix.shape
     if columns < 2 or rows > _MOST_ROWS or not _block() or 4 <= columns < _block() // 4:
         return None
@@ -95,7 +85,7 @@ def sum_columns(given: Mapping[str, Any]) -> Reduction | None:
 
 
 def nll_loss(given: Mapping[str, Any]) -> Reduction | None:
-    """Return a recorded ``nll_loss_forward.output`` as a sum of the core; None if it is another."""
+    """Return a recorded ``nll_loss_forward.output`` as a sum of the core, or None."""
     target = _target(given)
     if target is None:
         return None
@@ -104,7 +94,7 @@ def nll_loss(given: Mapping[str, Any]) -> Reduction | None:
 
 
 def nll_gradient(given: Mapping[str, Any]) -> Reduction | None:
-    """Return a recorded ``nll_loss_backward.grad_input`` likewise."""
+    """Return a recorded ``nll_loss_backward.grad_input`` as a sum of the core, or None."""
     target = _target(given)
     if target is None:
         return None
@@ -136,9 +126,9 @@ def _is_dense(tensor: Any) -> bool:
 
 @functools.cache
 def _block() -> int:
-    """Return how many columns this PyTorch adds up at once; 0 if its order is another."""
+    """Return how many columns PyTorch sums at once; 0 if its order is another."""
     for block in _BLOCKS:
-        # The last one, the largest, has whole blocks and all levels of partial sums.
+        # The last shape, the largest, has whole blocks and all levels of partial sums.
         if all(map(_adds_like(block), (*_SHAPES, (4200, block + 5)))):
             return block
     return 0
@@ -158,7 +148,6 @@ def _adds_like(block: int) -> Callable[[tuple[int, int]], bool]:
 
 @functools.cache
 def _adds_losses() -> bool:
-    """Return whether the core's losses have PyTorch's bits."""
     return all(map(_has_losses, ((3, 2), (17, 10), (256, 3), (257, 5), (5000, 2))))
 
 
@@ -169,22 +158,22 @@ def _has_losses(shape: tuple[int, int]) -> bool:
     target[::5] = -100
     for reduction in (_MEAN, _SUM):
         loss, count, gradient = torch.empty(()), torch.empty(()), torch.empty(shape)
-        chosen = (target.data_ptr(), -100, reduction == _MEAN)
+        labels = (target.data_ptr(), -100, reduction == _MEAN)
         places = (likelihoods.data_ptr(), count.data_ptr(), loss.data_ptr())
-        _core.Reduction("nll_loss", shape, places, 0, chosen)()
+        _core.Reduction("nll_loss", shape, places, 0, labels)()
         places = (loss.data_ptr(), count.data_ptr(), gradient.data_ptr())
-        _core.Reduction("nll_gradient", shape, places, 0, chosen)()
-        given = (likelihoods, target, None, reduction, -100)
-        its, counted = torch.ops.aten.nll_loss_forward(*given)
-        theirs = torch.ops.aten.nll_loss_backward(its, *given, counted)
+        _core.Reduction("nll_gradient", shape, places, 0, labels)()
+        arguments = (likelihoods, target, None, reduction, -100)
+        its, counted = torch.ops.aten.nll_loss_forward(*arguments)
+        theirs = torch.ops.aten.nll_loss_backward(its, *arguments, counted)
         pairs = ((loss, its), (count, counted), (gradient, theirs))
-        if not all(same_bits(one, two) for one, two in pairs):
+        if not all(same_bits(mine, other) for mine, other in pairs):
             return False
     return True
 
 
 def _numbers(rows: int, columns: int) -> Any:
-    """Return numbers of several magnitudes, the same for equal sizes."""
+    """Return numbers of several magnitudes; repeatable."""
     size = rows * columns
     phases = (torch.arange(size, dtype=torch.float64) * 0.6180339887498949).frac() - 0.5
     powers = torch.exp2(torch.arange(-6.0, 7.0, dtype=torch.float64))

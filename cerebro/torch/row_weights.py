@@ -15,16 +15,9 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def check_weight(weight: Any, loss: Any, step: Any) -> None:
-    """Raise InputError unless the rows of a loss can be weighted by a column.
+    """Raise InputError unless the rows of a loss can be weighted by the column `weight`.
 
-    Parameters
-    ----------
-    weight
-        The name of the column.
-    loss
-        The model's `loss`.
-    step
-        The model's `step` or `train_step`, or None.
+    `step` is the model's `step` or `train_step`, or None.
     """
     if not isinstance(weight, str):
         raise InputError(f"weight must be a column's name, not {weight!r}")
@@ -46,23 +39,15 @@ def check_weight(weight: Any, loss: Any, step: Any) -> None:
         )
 
 
-# Checks passed, by (checksum of the data, column, shards), because every build in a worker checks.
+# Passed checks by (checksum of the data, column, shards), because each build in a worker checks.
 _checked: set[tuple[str, str, tuple[int, ...]]] = set()
 
 
 def check_column(data: Any, weight: str) -> None:
-    """Raise InputError unless the training data's weights are finite, at least 0, and not all 0.
+    """Raise InputError unless a dataset's weights are finite, at least 0, and not all 0.
 
-    A column that is missing, or that transforms change, is not checked here but in the training
-    step. Shards on another node of a cluster are checked there; damaged shards are reported by the
-    unit that reads them.
-
-    Parameters
-    ----------
-    data
-        A `cerebro.Dataset`.
-    weight
-        The name of the column.
+    The training step checks a column that is missing, or that transforms change. Shards on another
+    node are checked there; damaged shards are reported by the unit that reads them.
     """
     column = data.columns.get(weight)
     if column is None or column.ragged or weight in data.transforms:
@@ -93,21 +78,9 @@ def check_column(data: Any, weight: str) -> None:
 def weighted_mean(losses: Any, batch: Batch, weight: str, *, required: bool) -> tuple[Any, Any]:
     """Return ``sum(weight * loss) / sum(weight)`` and the sum of the weights, 0-d tensors.
 
-    Parameters
-    ----------
-    losses
-        One value per row, ``(rows,)``, or several, ``(rows, ...)``, which are averaged per row.
-    batch
-        The batch. Without the column, all rows have the weight 1.
-    weight
-        The name of the column, which has the shape ``(rows,)`` or ``(rows, 1)``.
-    required
-        Whether the batch must have the column, as in training.
-
-    Raises
-    ------
-    InputError
-        There is not one loss and one weight per row, or the column is missing.
+    `losses` have the shape ``(rows, ...)`` and are averaged per row; weights have the shape
+    ``(rows,)`` or ``(rows, 1)``. Without the column `weight`, all rows have the weight 1, unless it
+    is `required`. Raise InputError if a shape is wrong or the column is missing.
     """
     rows = len(next(iter(batch.values())))
     if not isinstance(losses, torch.Tensor) or losses.dim() == 0 or len(losses) != rows:
@@ -136,5 +109,5 @@ def weighted_mean(losses: Any, batch: Batch, weight: str, *, required: bool) -> 
             )
         weights = column.reshape(-1).to(kind)
     total = weights.sum()
-    # Where all weights are 0, 0 / 0 would turn the network into NaN.
+    # If all weights are 0, 0 / 0 would turn the network into NaN.
     return (losses * weights).sum() / total.clamp(min=torch.finfo(kind).tiny), total

@@ -31,33 +31,33 @@ def runnable(
 ) -> tuple[Any, tuple[Any, Any, Any]]:
     """Return an operator, and (function, arguments, keywords) that repeat a call into `outs`."""
     if facts(call.func).mutates:
-        given = {address_of(t) for t in tensors_in([args, kwargs])}
-        made = [t if _is_made(t, given) else None for t in outs]
-        if not any(t is not None for t in made):
+        addresses = {address_of(t) for t in tensors_in([args, kwargs])}
+        results = [t if _is_made(t, addresses) else None for t in outs]
+        if not any(t is not None for t in results):
             return call.func, (call.func, args, kwargs)
-        return call.func, (partial(_call_and_copy, call.func._op, made), args, kwargs)
+        return call.func, (partial(_call_and_copy, call.func._op, results), args, kwargs)
     if call.name in ("clone", "_to_copy"):
         copy = torch.ops.aten.copy_.default
         return copy, (copy, [outs[0], args[0]], {})
     if call.name in ASKS_FOR_GRADIENTS:
         op = _WithGradients if call.has_gradients else _WithoutGradients
         return call.func, (partial(_call_and_copy, op(call.func._op), outs), args, kwargs)
-    found = _out_variant(call.func)
+    overload = _out_variant(call.func)
     several = len(call.func._schema.returns) == 1 and len(outs) != 1
     if (
-        found is None
+        overload is None
         or any(not isinstance(t, torch.Tensor) for t in outs)
         or (call.name in RESIZES)
     ):
         return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
-    variant, names, allowed = found
+    variant, names, allowed = overload
     is_list = several or "[]" in str(call.func._schema.returns[0].type)
 
     def into(memory: list[Any]) -> dict[str, Any]:
-        given = {key: value for key, value in kwargs.items() if key in allowed}
-        return given | ({names[0]: memory} if is_list else dict(zip(names, memory, strict=True)))
+        rest = {key: value for key, value in kwargs.items() if key in allowed}
+        return rest | ({names[0]: memory} if is_list else dict(zip(names, memory, strict=True)))
 
-    # Some variants need `out` in another shape than their result's, so try them on other memory.
+    # Some variants need an `out` of another shape than their result, so try them on other memory.
     beside = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in outs]
     places = [address_of(t) for t in beside]
     variant(*args, **into(beside))
@@ -74,8 +74,7 @@ def runnable(
 def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
     """Return whether an operator converts the number ``args[1]`` to a tensor in every call.
 
-    A tensor that is created in advance, in the type that the operator computes in, gives the same
-    bits.
+    A tensor that is created in advance gives the same bits.
     """
     if func not in _arithmetic() or isinstance(args[1], (torch.Tensor, bool)):
         return False
@@ -91,9 +90,9 @@ def _arithmetic() -> tuple[Any, ...]:
 
 
 def binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Return PyTorch's own function for an operator if it calls exactly that operator.
+    """Return PyTorch's function for an operator if it calls exactly that operator.
 
-    The function's argument parser takes half as long as the operator's.
+    Its argument parser takes half as long as the operator's.
     """
     if isinstance(run, partial):
         return run
@@ -108,12 +107,12 @@ def binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         except (RuntimeError, TypeError, ValueError):
             return run._op
         if [func for func, _, _ in tried.calls] == [run] and all(
-            one is two
-            for made, given in (
+            x is y
+            for called, passed in (
                 (tried.calls[0][1], args),
                 (list(tried.calls[0][2].items()), list(kwargs.items())),
             )
-            for one, two in zip(all_tensors(list(made)), all_tensors(list(given)), strict=False)
+            for x, y in zip(all_tensors(list(called)), all_tensors(list(passed)), strict=False)
         ):
             return function
     return run._op
@@ -134,12 +133,12 @@ class _Tried(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _is_made(value: Any, given: set[int]) -> bool:
-    """Return whether a result is a tensor in memory that no argument uses."""
+    """Return whether a result is a tensor in new memory."""
     return isinstance(value, torch.Tensor) and value.numel() > 0 and address_of(value) not in given
 
 
 class _WithGradients:
-    """A function that calls an operator with gradients on."""
+    """Calls an operator with gradients on."""
 
     mode: Any = torch.enable_grad
 
@@ -152,7 +151,7 @@ class _WithGradients:
 
 
 class _WithoutGradients(_WithGradients):
-    """A function that calls an operator with gradients off."""
+    """Calls an operator with gradients off."""
 
     mode = torch.no_grad
 
@@ -167,10 +166,7 @@ _variants: dict[Any, Any] = {}
 
 
 def _out_variant(func: Any) -> Any:
-    """Return an operator's `out=` overload, and the names of its output and other arguments.
-
-    Return None if the operator has no such overload.
-    """
+    """Return an operator's `out=` overload and the names of its outputs and other arguments."""
     if func not in _variants:
         _variants[func] = _find_out_variant(func)
     return _variants[func]
@@ -178,15 +174,15 @@ def _out_variant(func: Any) -> Any:
 
 def _find_out_variant(func: Any) -> Any:
     schema = func._schema
-    wanted = [(a.name, str(a.type)) for a in schema.arguments if a.name not in _ABOUT_MEMORY]
-    known = {a.name for a in schema.arguments}
+    expected = [(a.name, str(a.type)) for a in schema.arguments if a.name not in _ABOUT_MEMORY]
+    names = {a.name for a in schema.arguments}
     for name in func.overloadpacket.overloads():
         variant = getattr(func.overloadpacket, name)
         arguments = variant._schema.arguments
         outs = [a.name for a in arguments if a.is_out]
         rest = [(a.name, str(a.type)) for a in arguments if not a.is_out]
-        fits = [pair for pair in rest if pair[0] not in _ABOUT_MEMORY] == wanted
-        fits = fits and known.issuperset(name for name, _ in rest)
+        fits = [pair for pair in rest if pair[0] not in _ABOUT_MEMORY] == expected
+        fits = fits and names.issuperset(name for name, _ in rest)
         if outs and fits and len(outs) == len(schema.returns):
             return variant, outs, {name for name, _ in rest}
     return None

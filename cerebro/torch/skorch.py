@@ -76,13 +76,13 @@ def from_skorch(
         search does not use.
     """
     _check(net)
-    made = _initialized(net)
-    scheduler = None if make_scheduler is None else make_scheduler(made.optimizer_)
+    copy = _initialized(net)
+    scheduler = None if make_scheduler is None else make_scheduler(copy.optimizer_)
     model = Model(
-        made.module_,
-        optimizer=made.optimizer_,
-        loss=_Loss(made),
-        metrics=_accuracy(made) if metrics is None else metrics,
+        copy.module_,
+        optimizer=copy.optimizer_,
+        loss=_Loss(copy),
+        metrics=_accuracy(copy) if metrics is None else metrics,
         epoch_metrics=epoch_metrics,
         inputs=inputs,
         target=target,
@@ -114,7 +114,7 @@ class _Loss(torch.nn.Module):  # type: ignore[misc]
 
 
 def _squeezed(output: Any) -> Any:
-    """Return logits of shape (rows, 1) in shape (rows,), as the net's own ``infer`` does."""
+    """Return logits of shape (rows, 1) in shape (rows,), as the net's ``infer`` does."""
     return output.squeeze(1) if output.dim() == 2 and output.shape[1] == 1 else output
 
 
@@ -134,20 +134,20 @@ def _accuracy(net: Any) -> dict[str, Callable[..., Any]]:
 
 
 def _initialized(net: Any) -> Any:
-    """Return a copy of a net that skorch has initialized for the model's device."""
+    """Return a copy of a net, initialized for the model's device."""
     from sklearn.base import clone
 
-    made = clone(net)
-    made.set_params(device=build_device() or "cpu")
-    made.initialize()
+    copy = clone(net)
+    copy.set_params(device=build_device() or "cpu")
+    copy.initialize()
     parts = {"_modules": "module", "_criteria": "criterion", "_optimizers": "optimizer"}
-    extra = {name for kind in parts for name in getattr(made, kind, [])} - set(parts.values())
+    extra = {name for kind in parts for name in getattr(copy, kind, [])} - set(parts.values())
     if extra:
         raise InputError(
             f"the skorch net has {', '.join(sorted(extra))} in addition to one module, criterion "
             "and optimizer: use cerebro.torch.Model(train_step=...)"
         )
-    return made
+    return copy
 
 
 def _is_a(net: Any, name: str) -> bool:
@@ -172,15 +172,15 @@ def _check(net: Any) -> None:
         raise InputError(
             f"{kind} has the callback {name}, which a search does not call: use {cure}"
         )
-    given = net.dataset if isinstance(net.dataset, type) else type(net.dataset)
-    is_default = (given.__module__, given.__name__) == ("skorch.dataset", "Dataset")
-    if given is not net.dataset or not is_default:
+    dataset = net.dataset if isinstance(net.dataset, type) else type(net.dataset)
+    is_default = (dataset.__module__, dataset.__name__) == ("skorch.dataset", "Dataset")
+    if dataset is not net.dataset or not is_default:
         raise InputError(
-            f"{kind} has dataset={given.__name__}, which a search does not use: do its work in "
+            f"{kind} has dataset={dataset.__name__}, which a search does not use: do its work in "
             "cerebro.shard, Dataset.with_transforms, or the module"
         )
     for name in _OWN_STEPS:
-        owner = next(each for each in type(net).__mro__ if name in vars(each))
+        owner = next(base for base in type(net).__mro__ if name in vars(base))
         if not owner.__module__.startswith("skorch."):
             raise InputError(
                 f"{owner.__name__} overrides {name}, which a search does not call: use "

@@ -1,11 +1,10 @@
 """Save and load exact states of PyTorch optimizers, schedulers and networks.
 
-Saving a state copies nothing: the state contains the live tensors, and the caller packs it. Loading
-a state copies its tensors, because they may be views of a buffer that is overwritten later.
+A saved state contains the live tensors; the caller packs it. Loading a state copies its tensors,
+because they may be views of a buffer that is overwritten later.
 
-`torch.optim.Optimizer.load_state_dict` casts an optimizer's state to its parameters' type, so
-float32 moments of bfloat16 parameters would lose bits. This module therefore loads the states of
-ordinary optimizers itself.
+`torch.optim.Optimizer.load_state_dict` casts a state to the parameters' type, so float32 moments of
+bfloat16 parameters would lose bits. This module therefore loads ordinary optimizers itself.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _LEAVES = {torch.Tensor, torch.nn.Parameter, bool, float, int, str, type(None)}
 
 
 def plain(value: Any) -> Any:
-    """Return `value` with special mappings and queues converted to plain dicts and lists."""
+    """Return `value` with mappings and queues converted to dicts and lists."""
     if type(value) in _LEAVES:
         return value
     if isinstance(value, Mapping):
@@ -66,17 +65,14 @@ def _is_ordinary(optimizer: Any) -> bool:
 
 
 def optimizer_state(optimizer: Any, names: ParameterNames) -> dict[str, Any]:
-    """Return ``optimizer.state_dict()``, with live tensors, in plain containers, with the names."""
+    """Return ``optimizer.state_dict()`` in plain containers, with live tensors and the names."""
     return {**plain(optimizer.state_dict()), NAMES: names.by_group(optimizer)}
 
 
 def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
     """Load a state into an optimizer without changing the type of any tensor.
 
-    Raises
-    ------
-    StateError
-        The optimizer has different parameter groups than the state.
+    Raise StateError if the parameter groups differ.
     """
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     saved = [len(group["params"]) for group in state["param_groups"]]
@@ -86,8 +82,8 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
             "build must make the same model from the same configuration"
         )
     if not _is_ordinary(optimizer):
-        own = {key: value for key, value in state.items() if key != NAMES}
-        optimizer.load_state_dict(owned(own))
+        ordinary = {key: value for key, value in state.items() if key != NAMES}
+        optimizer.load_state_dict(owned(ordinary))
         return
     for group, loaded in zip(optimizer.param_groups, state["param_groups"], strict=True):
         for key, value in loaded.items():
@@ -132,7 +128,7 @@ def _load_parameter_states(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def _parameter_state(parameter: Any, key: str, current: Any, value: Any, on_device: Any) -> Any:
-    """Return one entry of a parameter's state, on the device that the optimizer expects."""
+    """Return an entry of a parameter's state, on the device that the optimizer expects."""
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
@@ -158,24 +154,21 @@ def group_settings(optimizer: Any) -> list[dict[str, Any]]:
 def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
     """Restore the settings of parameter groups after another trial's state was loaded.
 
-    If a scheduler has changed the loaded learning rate from its initial value, the restored
-    learning rate is scaled by the same factor.
+    If a scheduler has changed the loaded learning rate, scale the restored one by the same factor.
     """
-    for group, own in zip(optimizer.param_groups, settings, strict=True):
-        rate = own["lr"]
-        if "initial_lr" in own and group.get("initial_lr"):
-            rate = own["initial_lr"] * (group["lr"] / group["initial_lr"])
-        for key, value in {**own, "lr": rate}.items():
+    for group, restored in zip(optimizer.param_groups, settings, strict=True):
+        rate = restored["lr"]
+        if "initial_lr" in restored and group.get("initial_lr"):
+            rate = restored["initial_lr"] * (group["lr"] / group["initial_lr"])
+        for key, value in {**restored, "lr": rate}.items():
             group[key] = _replaced(group.get(key), value)
 
 
 def scheduler_state(scheduler: Any) -> dict[str, Any]:
-    """Return the scheduler's state in plain containers."""
     return plain(scheduler.state_dict())  # type: ignore[no-any-return]
 
 
 def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
-    """Load a scheduler's state, converted to the scheduler's types of containers."""
     loaded = owned(state)
     _convert_containers(scheduler, loaded)
     scheduler.load_state_dict(loaded)
@@ -184,8 +177,7 @@ def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
 def _convert_containers(scheduler: Any, loaded: dict[str, Any]) -> None:
     """Convert a state's containers, in place, to the types that the scheduler has.
 
-    The states in ``_schedulers`` are those of the schedulers that `SequentialLR` and
-    `ChainedScheduler` contain: `SequentialLR` calls methods that only a Counter has.
+    Do the same for the schedulers inside `SequentialLR` and `ChainedScheduler`.
     """
     for key, value in loaded.items():
         current = getattr(scheduler, key, None)
@@ -213,25 +205,22 @@ _PROGRESS = {
 
 
 def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's own settings with the position in `state`.
-
-    For schedulers that are not torch's, the position cannot be separated from the settings:
-    everything except the base learning rates comes from `state`.
-    """
-    own = scheduler_state(scheduler)
+    """Return a scheduler's own settings with the position in `state`."""
+    current = scheduler_state(scheduler)
+    # The position of other schedulers cannot be separated from their settings.
     if not type(scheduler).__module__.startswith("torch.optim."):
-        rates = {"base_lrs": own["base_lrs"]} if "base_lrs" in own else {}
+        rates = {"base_lrs": current["base_lrs"]} if "base_lrs" in current else {}
         return {**state, **rates}
-    found = {**own, **{key: state[key] for key in _PROGRESS & state.keys() & own.keys()}}
+    advanced = {**current, **{key: state[key] for key in _PROGRESS & state.keys() & current.keys()}}
     inner = getattr(scheduler, "_schedulers", None)
     if inner is not None and len(state.get("_schedulers", ())) == len(inner):
         pairs = zip(inner, state["_schedulers"], strict=True)
-        found["_schedulers"] = [advanced_state(item, part) for item, part in pairs]
-    return found
+        advanced["_schedulers"] = [advanced_state(item, part) for item, part in pairs]
+    return advanced
 
 
 def each_state(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
-    """Return the state of a single optimizer or scheduler; of several, the states by number."""
+    """Return the state of one optimizer or scheduler, or the states of several by number."""
     if len(objects) == 1:
         return take(objects[0])
     return {str(index): take(item) for index, item in enumerate(objects)}
@@ -240,10 +229,7 @@ def each_state(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) ->
 def parts_of(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
     """Return optimizers or schedulers, each with its part of a state from :func:`each_state`.
 
-    Raises
-    ------
-    StateError
-        The state has a different number of optimizers or schedulers.
+    Raise StateError if the state has a different number of them.
     """
     if len(objects) == 1:
         return [(objects[0], state)]
@@ -262,17 +248,14 @@ def load_clone(
     schedulers: Sequence[Any],
     state: Mapping[str, Any],
 ) -> None:
-    """Load another trial's state with `load`, but keep the settings of optimizers and schedulers.
-
-    See :meth:`cerebro.torch.Model.load_clone`.
-    """
-    own = [group_settings(optimizer) for optimizer in optimizers]
+    """See :meth:`cerebro.torch.Model.load_clone`."""
+    own_settings = [group_settings(optimizer) for optimizer in optimizers]
     advanced = [
         advanced_state(scheduler, part)
         for scheduler, part in parts_of(schedulers, state.get("scheduler", {}))
     ]
     load(state)
-    for optimizer, settings in zip(optimizers, own, strict=True):
+    for optimizer, settings in zip(optimizers, own_settings, strict=True):
         apply_settings(optimizer, settings)
     for scheduler, part in zip(schedulers, advanced, strict=True):
         load_scheduler(scheduler, part)
@@ -287,7 +270,7 @@ def gradients_of(parameters: Sequence[Any], names: ParameterNames) -> dict[str, 
 def load_gradients(
     parameters: Sequence[Any], state: Mapping[str, Any], names: ParameterNames
 ) -> None:
-    """Set all gradients to copies of those in `state`, or to None if `state` lacks them."""
+    """Set all gradients to copies of those in `state`; to None if `state` lacks them."""
     for key, parameter in _by_key(parameters, names):
         value = state.get(key)
         parameter.grad = (
@@ -306,7 +289,6 @@ def _by_key(parameters: Sequence[Any], names: ParameterNames) -> Iterator[tuple[
 
 
 def frozen_names(net: Any) -> set[str]:
-    """Return the names of a network's frozen parameters."""
     named = net.named_parameters(remove_duplicate=False)
     return {name for name, parameter in named if not parameter.requires_grad}
 
@@ -323,21 +305,9 @@ def _is_live(net: Any, state: Mapping[str, Any]) -> bool:
 
 
 def load_net(net: Any, state: Mapping[str, Any], *, partial: bool) -> None:
-    """Load a state into a network by copying into its tensors in place.
+    """Copy a state into a network's tensors in place; raise StateError if it does not fit.
 
-    Parameters
-    ----------
-    net
-        A `torch.nn.Module`.
-    state
-        Tensors by name.
-    partial
-        Whether frozen parameters may be missing in the state.
-
-    Raises
-    ------
-    StateError
-        Names or shapes differ.
+    With `partial`, frozen parameters may be missing in the state.
     """
     loaded: Any = OrderedDict(
         (name, torch.from_numpy(value) if isinstance(value, np.ndarray) else value)

@@ -10,25 +10,16 @@ from typing import Any
 from cerebro.torch.model import Model
 
 STEPS = 8
-"""How many steps of each kind are measured."""
+"""The number of measured steps of each kind."""
 LONGEST = 0.005
-"""Longer ordinary steps are not measured, in seconds: they are mostly arithmetic."""
+"""Ordinary steps of more seconds are not measured: they are mostly arithmetic."""
 
 
 def measured_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the seconds of an ordinary step and of a replayed one.
+    """Return the seconds of an ordinary step and of a replayed step.
 
-    Parameters
-    ----------
-    model
-        A model that may be changed, and is not used afterwards.
-    batch
-        A training batch; it is not changed.
-
-    Returns
-    -------
-    tuple of float or None
-        None if the user has chosen `graph`, or if the step cannot be recorded.
+    The model is changed, the batch is not. Return None if the user has chosen `graph`, or if the
+    step cannot be recorded.
     """
     if type(model) is not Model or not model.may_be_recorded:
         return None
@@ -38,7 +29,7 @@ def measured_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] |
         return None
     ordinary = min(ordinary, _seconds(lambda: model.train_batch(dict(batch)), STEPS))
     log = logging.getLogger("cerebro.torch")
-    before, log.disabled = log.disabled, True  # a refusal is no news here
+    before, log.disabled = log.disabled, True  # do not report a refusal
     try:
         model.record()
         for _ in range(STEPS):
@@ -51,7 +42,7 @@ def measured_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] |
 
 
 def _seconds(step: Callable[[], Any], count: int) -> float:
-    """Return the CPU seconds of the fastest of some steps."""
+    """Return the CPU seconds of the fastest of `count` steps."""
     best = float("inf")
     for _ in range(count):
         begun = time.thread_time()

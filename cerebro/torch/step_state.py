@@ -26,10 +26,7 @@ MT19937_BYTES = 624 * 4 + 4
 
 
 class Entries:
-    """A copy of the attributes of modules and of the entries in optimizers' states.
-
-    With it, changes made by a step's Python code are undone.
-    """
+    """A copy of modules' attributes and optimizers' states, to undo changes by Python code."""
 
     def __init__(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> None:
         parts = (vars(part) for module in modules for part in module.modules())
@@ -43,7 +40,6 @@ class Entries:
         ]
 
     def put(self) -> None:
-        """Restore attributes and entries."""
         for entries, saved in self._parts:
             for key in [key for key in entries if key not in saved]:
                 del entries[key]
@@ -62,13 +58,12 @@ class Gradients:
         self._buffers: dict[int, Any] = {}
 
     def prepare(self) -> None:
-        """Allocate the memory for parameters that do not have it yet."""
         for index, parameter in enumerate(self._parameters):
             if parameter.requires_grad and index not in self._buffers:
                 self._buffers[index] = torch.zeros_like(parameter, requires_grad=False)
 
     def settle(self) -> None:
-        """Copy the current gradients into the shared memory, and use it for the gradients."""
+        """Move the current gradients into the shared memory."""
         with torch.no_grad():
             for index, parameter in enumerate(self._parameters):
                 gradient = parameter.grad
@@ -80,11 +75,7 @@ class Gradients:
         return tuple(parameter.grad is not None for parameter in self._parameters)
 
     def arrange(self, present: Sequence[bool]) -> None:
-        """Set the gradients of those parameters that have one at this position in a window.
-
-        A window consists of the batches between two updates. `present` is a result of
-        :meth:`present`.
-        """
+        """Give gradients to the parameters that had one when :meth:`present` was called."""
         for index, (parameter, there) in enumerate(zip(self._parameters, present, strict=True)):
             parameter.grad = self._buffers[index] if there else None
 
@@ -93,7 +84,7 @@ class Gradients:
         return [(parameter, parameter.grad) for parameter in self._parameters]
 
     def put(self, gradients: list[tuple[Any, Any]]) -> None:
-        """Set the gradients of parameters, from pairs that :meth:`taken` returned."""
+        """Set the gradients to what :meth:`taken` returned."""
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
@@ -111,17 +102,11 @@ class Listing:
 
     The C core copies and compares all memory without gaps at once. With an operator of PyTorch for
     each tensor, this would take longer than the step of a small network.
-
-    Attributes
-    ----------
-    tensors
-        The tensors.
-    numbers
-        The containers and keys of the optimizers' numbers in host memory.
     """
 
     def __init__(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> None:
         self.tensors = tensors
+        # The containers and keys of the optimizers' numbers in host memory.
         self.numbers = [(entries, key) for entries, key, _ in numbers]
         self._forms = list(map(_form_of, tensors))
         are_dense = list(map(_is_dense, tensors))
@@ -143,7 +128,7 @@ class Listing:
         )
 
     def lists_again(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> bool:
-        """Return whether a new list of a state would be this one."""
+        """Return whether a new listing of the state would equal this one."""
         return (
             len(tensors) == len(self.tensors)
             and all(map(is_, tensors, self.tensors))
@@ -151,7 +136,7 @@ class Listing:
         )
 
     def saved(self) -> Tensors:
-        """Return a copy of all tensors: one buffer, and the tensors that it does not contain."""
+        """Return a copy of all tensors."""
         self._require_place()
         buffer = np.empty(self._regions.nbytes, np.uint8)
         self._regions.save(buffer)
@@ -172,19 +157,19 @@ class Listing:
     def differing(self, saved: Tensors, other: Tensors | None = None) -> int | None:
         """Return the index of a tensor that differs between two copies; None if none does.
 
-        Without `other`, a copy is compared with the tensors.
+        Without `other`, compare a copy with the tensors.
         """
         if other is None:
             self._require_place()
-            found = self._regions.differing(saved[0])
+            region = self._regions.differing(saved[0])
             others = [self.tensors[index] for index in self._others]
         else:
-            found = self._regions.differing(saved[0], other[0])
+            region = self._regions.differing(saved[0], other[0])
             others = other[1]
-        if found is not None:
-            return self._dense[found]
-        for index, one, two in zip(self._others, saved[1], others, strict=True):
-            if not same(one, two):
+        if region is not None:
+            return self._dense[region]
+        for index, before, after in zip(self._others, saved[1], others, strict=True):
+            if not same(before, after):
                 return index
         return None
 
@@ -197,16 +182,15 @@ class Listing:
             raise Different("the step replaces its tensors")
 
     def _tensors_in(self, buffer: Any) -> list[Any]:
-        """Return copies of the tensors in a buffer."""
-        found, start = [], 0
+        tensors, start = [], 0
         for index in self._dense:
             _, nbytes, shape, stride, dtype = self._forms[index]
-            # Copied to new memory: a view with another type must be aligned to that type.
+            # Copy to new memory, because a view with another type must be aligned to that type.
             flat = torch.empty(nbytes, dtype=torch.uint8)
             flat.copy_(torch.from_numpy(buffer[start : start + nbytes]))
-            found.append(flat.view(dtype).as_strided(shape, stride))
+            tensors.append(flat.view(dtype).as_strided(shape, stride))
             start += nbytes
-        return found
+        return tensors
 
 
 def _form_of(tensor: Any) -> Any:
@@ -214,7 +198,6 @@ def _form_of(tensor: Any) -> Any:
 
 
 def _span_of(tensor: Any) -> tuple[int, int]:
-    """Return the address of a tensor's memory, and its size in bytes if it has no gaps."""
     return tensor.data_ptr(), tensor.nbytes
 
 
@@ -229,7 +212,7 @@ def _is_dense(tensor: Any) -> bool:
 
 
 class Copied:
-    """A copy of everything that a step may change."""
+    """A copy of a `StepState`."""
 
     __slots__ = ("generators", "numbers", "tensors")
 
@@ -270,18 +253,16 @@ class StepState(StateParts):
             self._listing = None
 
     def is_as_listed(self) -> bool:
-        """Return whether the tensors are still those in the list, at the same addresses."""
+        """Return whether the state still has the listed tensors, at the same addresses."""
         return self._listed().lists(self._unlisted(), self._numbers())
 
     def taken(self) -> Copied:
-        """Return a copy of everything."""
         return Copied(self._listed().saved(), self._values(), self._drawn())
 
     def put(self, copied: Copied, drawn: Copied | None = None) -> None:
         """Restore everything in place.
 
-        `drawn` is a copy with the present states of the generators; only those that differ are
-        then restored.
+        If `drawn` has the present states of the generators, restore only those that differ.
         """
         listing = self._listed()
         listing.restore(copied.tensors)
@@ -290,24 +271,12 @@ class StepState(StateParts):
         self._draw_again(copied.generators, None if drawn is None else drawn.generators)
 
     def require(self, copied: Copied) -> None:
-        """Check that all values equal those of a copy, bit for bit.
-
-        Raises
-        ------
-        Different
-            A value differs; the message names it.
-        """
+        """Raise `Different` unless all values equal those of a copy, bit for bit."""
         now = Copied(copied.tensors, self._values(), self._drawn())
         self._require(self._listed().differing(copied.tensors), now, copied)
 
     def require_equal(self, one: Copied, two: Copied) -> None:
-        """Check that all values of two copies are equal, bit for bit.
-
-        Raises
-        ------
-        Different
-            A value differs; the message names it.
-        """
+        """Raise `Different` unless all values of two copies are equal, bit for bit."""
         self._require(self._listed().differing(one.tensors, two.tensors), one, two)
 
     def _require(self, differing: int | None, one: Copied, two: Copied) -> None:
@@ -327,21 +296,21 @@ class StepState(StateParts):
     def _drawn(self) -> dict[str, Any]:
         if torch.cuda.is_initialized():
             return super()._drawn()
-        # This is three times as fast as the format that states in files have.
-        found = {
+        # This is three times as fast as `generators.capture`.
+        states = {
             "python": _read_last.of_python(),
             **_read_last.of_numpy(),
             "torch": torch.get_rng_state(),
         }
-        # The same objects for equal states: the next comparison is over at once.
+        # Keep the same objects for equal states, so that the next comparison ends at once.
         for name, last in self._last_drawn.items():
-            if name in found and same_numbers(last, found[name]):
-                found[name] = last
-        self._last_drawn = found
-        return found
+            if name in states and same_numbers(last, states[name]):
+                states[name] = last
+        self._last_drawn = states
+        return states
 
     def _draw_again(self, drawn: dict[str, Any], now: dict[str, Any] | None) -> None:
-        """Restore the random generators, except those whose states `now` are these already."""
+        """Restore the random generators whose states differ from `now`."""
         if "numpy's position" not in drawn:
             generators.restore(drawn)
             return
@@ -371,10 +340,9 @@ class StepState(StateParts):
 
 
 class ReadLast:
-    """The states of the generators of Python and NumPy as they were read last.
+    """The last states that were read from the generators of Python and NumPy.
 
-    Reading them takes long. So their memory is compared with that of the last time, and they are
-    read again only if it differs.
+    Reading them is slow, so a state is read again only if the generator's memory has changed.
     """
 
     def __init__(self) -> None:
@@ -382,22 +350,22 @@ class ReadLast:
         self._python: tuple[bytes, Any] | None = None
 
     def forget_unless_certain(self) -> None:
-        """Forget NumPy's state if one with the same memory may be another one."""
+        """Forget NumPy's state if different states may have the same memory."""
         if not _shows_left_normal():
             self._numpy = None
 
     def of_python(self) -> Any:
-        """Return what ``random.getstate()`` returns."""
+        """Return ``random.getstate()``."""
         memory = _memory_of_python()
         if memory and self._python is not None and self._python[0] == memory:
             return self._python[1]
-        found = random.getstate()
-        _, words, gauss = found
+        state = random.getstate()
+        _, words, gauss = state
         expected = words[-1].to_bytes(4, sys.byteorder) + array("I", words[:-1]).tobytes()
-        # The normal number that is left from the last draw is elsewhere.
+        # The memory does not have the normal number that is left from the last draw.
         is_known = memory.startswith(expected) and gauss is None
-        self._python = (memory, found) if is_known else None
-        return found
+        self._python = (memory, state) if is_known else None
+        return state
 
     def of_numpy(self) -> dict[str, Any]:
         """Return the words of NumPy's generator, and the rest of its state."""
@@ -409,23 +377,23 @@ class ReadLast:
         numpy = np.random.get_state(legacy=False)
         assert isinstance(numpy, dict)
         key, position = numpy["state"]["key"], numpy["state"]["pos"]
-        found = {
+        state = {
             "numpy": key,
             "numpy's position": (position, numpy["has_gauss"], numpy["gauss"]),
         }
-        # Drawing always moves the words, or the position in them, unless a normal number is left
-        # from the last draw.
+        # A draw always changes the words or the position, unless it takes the normal number that is
+        # left from the last draw.
         is_known = words == key.tobytes() + int(position).to_bytes(4, sys.byteorder)
         is_certain = bool(memory) or not numpy["has_gauss"]
-        self._numpy = (words + memory, found) if is_known and is_certain else None
-        return found
+        self._numpy = (words + memory, state) if is_known and is_certain else None
+        return state
 
 
 _read_last = ReadLast()
 
 
 def _words_of_numpy() -> bytes:
-    """Return the words and the position of NumPy's generator, as they are in memory."""
+    """Return the words and position of NumPy's generator; empty if it is of another type."""
     generator = get_bit_generator()
     if type(generator) is not np.random.MT19937:
         return b""
@@ -433,7 +401,7 @@ def _words_of_numpy() -> bytes:
 
 
 def _memory_of_python() -> bytes:
-    """Return the memory of Python's generator; empty if its state may be elsewhere, too."""
+    """Return the memory of Python's generator; empty if it may not have the whole state."""
     generator = getattr(random, "_inst", None)
     if type(generator) is not random.Random or getattr(generator, "gauss_next", 0) is not None:
         return b""
@@ -441,18 +409,18 @@ def _memory_of_python() -> bytes:
 
 
 def _memory_of(thing: Any, kind: Any = None) -> bytes:
-    """Return the bytes of an object after its header, as far as `kind` defines them."""
+    """Return the bytes of an object after its header, up to the size of `kind`."""
     header = object.__basicsize__
     return ctypes.string_at(id(thing) + header, (kind or type(thing)).__basicsize__ - header)
 
 
 @functools.cache
 def _shows_left_normal() -> bool:
-    """Return whether the memory of NumPy's generator has the normal number that a draw leaves."""
+    """Return whether the memory of NumPy's generator has the normal number left from a draw."""
     if not hasattr(np.random.mtrand, "_rand"):
         return False
-    made = np.random.RandomState(1)
-    made.standard_normal()
-    left = _memory_of(made)
-    made.standard_normal()
-    return left != _memory_of(made)
+    generator = np.random.RandomState(1)
+    generator.standard_normal()
+    memory = _memory_of(generator)
+    generator.standard_normal()
+    return memory != _memory_of(generator)

@@ -1,8 +1,8 @@
-"""What a recorded step depends on besides its batch, its tensors and the user's word.
+"""What a recorded step depends on besides its batch, its tensors and the user's promise.
 
-With ``graph=True``, the user promises that the step's code does the same for every batch. That says
-nothing about what is replaced between two units: a function of PyTorch, the class of a module, a
-hook, a global setting. `Surroundings` notices such a change.
+With ``graph=True``, the user promises that the step's code does the same for every batch. Between
+two units, something else may change: a function of PyTorch, the class of a module, a hook, a global
+setting. `Surroundings` notices this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAMESPACES = (
     torch, torch.nn.functional, torch.linalg, torch.special, torch.fft, torch.nn.Module,
     torch.Tensor, torch._C.TensorBase, type(torch._C._VariableFunctions), torch._C._nn,
 )  # fmt: skip
-"""Where the functions are that users call and replace."""
+"""Namespaces of functions that users call, or replace."""
 
 _CALLABLES = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType,
@@ -31,25 +31,17 @@ _CALLABLES = (
 
 
 class Surroundings:
-    """A record of what a step may depend on, between two of its units.
-
-    Parameters
-    ----------
-    modules
-        The modules that the step calls.
-    optimizers
-        The optimizers that it steps.
-    """
+    """A record of what a step may depend on, between two of its units."""
 
     def __init__(self, modules: Sequence[Any], optimizers: Sequence[Any]) -> None:
         self._modules = modules
         self._optimizers = optimizers
         self._functions = [_functions_in(vars(space)) for space in _NAMESPACES]
-        self._names = len(vars(torch.Tensor))  # a new name there hides one of its base class
+        self._names = len(vars(torch.Tensor))  # a new name hides a name of the base class
         self._objects, self._values = self._seen()
 
     def hold(self) -> bool:
-        """Return whether nothing has changed since this record was made."""
+        """Return whether nothing has changed since."""
         objects, values = self._seen()
         return (
             values == self._values
@@ -64,11 +56,11 @@ class Surroundings:
         objects: list[Any] = []
         values: list[Any] = [_switches()]
         for part in (part for module in self._modules for part in module.modules()):
-            kind, own = type(part), vars(part)
-            forward = own.get("forward", kind.forward)
+            kind, entries = type(part), vars(part)
+            forward = entries.get("forward", kind.forward)
             objects += (kind, forward, getattr(forward, "__code__", None), kind.__call__)
-            values.append([len(value) for key, value in own.items() if key.endswith("_hooks")])
-            values.append([(key, value) for key, value in own.items() if _is_plain(value)])
+            values.append([len(value) for key, value in entries.items() if key.endswith("_hooks")])
+            values.append([(key, value) for key, value in entries.items() if _is_plain(value)])
         for module in self._modules:
             values += (
                 (p.requires_grad, _size(p._backward_hooks), _size(_hooks_after(p)))
@@ -87,9 +79,9 @@ class Surroundings:
 
 
 def _functions_in(names: Any) -> tuple[Any, tuple[str, ...], tuple[Any, ...]]:
-    """Return a namespace, and the names and values of the functions and classes in it."""
-    found = {key: value for key, value in names.items() if isinstance(value, _CALLABLES)}
-    return names, tuple(found), tuple(found.values())
+    """Return a namespace with the names and values of its functions and classes."""
+    functions = {key: value for key, value in names.items() if isinstance(value, _CALLABLES)}
+    return names, tuple(functions), tuple(functions.values())
 
 
 def _switches() -> tuple[Any, ...]:

@@ -1,12 +1,11 @@
 """Metrics of torchmetrics: their states move with the trial; they are computed once per pass.
 
 A ``torchmetrics.Metric`` accumulates batches in its own state, which a module's ``state_dict``
-leaves out. This module finds, saves and loads the metrics of a model. The metrics accumulate the
-training batches of an epoch; a validation pass sets these states aside and starts from zero. The
-package is not imported: its classes are recognized by their names.
+leaves out. This module finds, saves and loads the metrics of a model. A validation pass sets the
+states of training aside. The package is not imported: classes are recognized by their names.
 
 A wrapper, such as ``BootStrapper``, accumulates in the metrics inside it and does not count
-batches itself. Two wrappers have numbers besides their states: `_NUMBERS`.
+batches itself.
 """
 
 from __future__ import annotations
@@ -32,26 +31,24 @@ _NUMBERS: dict[tuple[str, str], dict[str, float]] = {
     ("torchmetrics.wrappers.minmax", "MinMaxMetric"): {"min_val": math.inf, "max_val": -math.inf},
     ("torchmetrics.wrappers.running", "Running"): {"_num_vals_seen": 0},
 }
-"""The attributes of wrappers that change but are no states, with their first values."""
+"""Wrappers' attributes that change but are not states, with their first values."""
 
 
 def is_metric(value: object) -> bool:
-    """Return whether an object is a ``torchmetrics.Metric``."""
     return _METRIC in _kinds(value)
 
 
 def is_collection(value: object) -> bool:
-    """Return whether an object is a ``torchmetrics.MetricCollection``."""
     return _COLLECTION in _kinds(value)
 
 
 def accumulates(value: object) -> bool:
-    """Return whether an object is a metric or a collection of torchmetrics."""
+    """Return whether an object is a metric or a collection."""
     return not _kinds(value).isdisjoint((_METRIC, _COLLECTION))
 
 
 def is_updated(value: Any) -> bool:
-    """Return whether a metric, or one of a collection, has accumulated batches."""
+    """Return whether a metric, or a metric of a collection, has accumulated batches."""
     return any(_has_batches(part) for part in value.modules() if is_metric(part))
 
 
@@ -70,7 +67,7 @@ def reset(value: Any) -> None:
 
 
 def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a mapping; the items of a collection in it are named ``name_key``."""
+    """Yield the items of a mapping; those of a collection in it are named ``name_key``."""
     for name, value in values.items():
         if not is_collection(value):
             yield name, value
@@ -84,24 +81,18 @@ def _kinds(value: object) -> set[tuple[str, str]]:
 
 
 class Metrics:
-    """All metrics of torchmetrics in some modules.
-
-    Parameters
-    ----------
-    roots
-        Modules by name; other objects are ignored.
-    """
+    """All metrics in the modules among `roots`."""
 
     def __init__(self, roots: Mapping[str, Any]) -> None:
         self._metrics: dict[str, Any] = {}
         self._collections: list[Any] = []
-        known: set[int] = set()
+        seen: set[int] = set()
         for root, module in roots.items():
             parts = module.named_modules() if isinstance(module, torch.nn.Module) else ()
             for name, part in parts:
-                if id(part) in known or not accumulates(part):
+                if id(part) in seen or not accumulates(part):
                     continue
-                known.add(id(part))
+                seen.add(id(part))
                 if is_collection(part):
                     self._collections.append(part)
                 else:
@@ -115,17 +106,11 @@ class Metrics:
 
     def name_of(self, metric: Any) -> str | None:
         """Return the path of a metric; None if it is not among these metrics."""
-        found = (name for name, item in self._metrics.items() if item is metric)
-        return next(found, None)
+        names = (name for name, item in self._metrics.items() if item is metric)
+        return next(names, None)
 
     def metric(self, name: str) -> Any:
-        """Return the metric with a path.
-
-        Raises
-        ------
-        StateError
-            There is no metric with this path.
-        """
+        """Return the metric with a path; raise StateError if there is none."""
         if name not in self._metrics:
             raise StateError(
                 f"the state has a metric {name}, which the model lacks: build must make the same "
@@ -134,20 +119,14 @@ class Metrics:
         return self._metrics[name]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all metrics by path: live tensors, lists of them, update counts."""
+        """Return the states of all metrics by path, with live tensors."""
         self._share()
         for metric in self._metrics.values():
             metric._computed = metric._forward_cache = None  # cached values are outdated
         return {name: _state_of(metric) for name, metric in self._metrics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load states; their tensors are copied.
-
-        Raises
-        ------
-        StateError
-            The state is from different metrics.
-        """
+        """Load copies of states; raise StateError if they are from different metrics."""
         for name in sorted(self._metrics.keys() ^ state.keys()):
             raise StateError(
                 f"the metric {name} is only in the {'state' if name in state else 'model'}: build "
@@ -174,7 +153,6 @@ class Metrics:
                 _set(metric, updates, values, changed)
 
     def reset(self) -> None:
-        """Reset all metrics."""
         for metric in self._metrics.values():
             reset(metric)
 
@@ -210,15 +188,14 @@ def _state_of(metric: Any) -> dict[str, Any]:
 
 
 def _numbers_of(metric: Any) -> dict[str, float]:
-    """Return the first values of a wrapper's numbers; nothing for other metrics."""
-    found: dict[str, float] = {}
+    firsts: dict[str, float] = {}
     for kind in _kinds(metric) & _NUMBERS.keys():
-        found |= _NUMBERS[kind]
-    return found
+        firsts |= _NUMBERS[kind]
+    return firsts
 
 
 def _changed_numbers(metric: Any) -> dict[str, Any]:
-    """Return a wrapper's numbers that are no longer the first ones."""
+    """Return a wrapper's numbers that differ from their first values."""
     now = {name: getattr(metric, name) for name in _numbers_of(metric)}
     return {name: value for name, value in now.items() if value != _numbers_of(metric)[name]}
 
@@ -242,35 +219,23 @@ _SECOND = {
     r"At(Fixed|Specificity|Sensitivity)": "threshold",
     r"^(InceptionScore|KernelInceptionDistance)$": "deviation",
 }
-"""What the second of two numbers is that a metric computes, by a pattern of its class's name."""
+"""The meaning of a metric's second number, by a pattern of its class's name."""
 
 
 def numbers(name: str, value: Any, metric: Any = None) -> dict[str, float]:
-    """Return the numbers that a metric has computed, by name.
+    """Return the numbers in `value`, which a metric has computed, by name.
 
-    Several values, such as those of a collection, are named ``name_key``, or ``key`` if the name is
-    empty. The threshold of a metric such as ``BinaryRecallAtFixedPrecision`` is named
-    ``name_threshold``.
-
-    Parameters
-    ----------
-    value
-        A number, a mapping of names to numbers, or a number and its weight.
-    metric
-        The function, or the metric or collection of torchmetrics, that has computed it.
-
-    Raises
-    ------
-    InputError
-        A value is not one number.
+    `value` is a number, a mapping of keys to numbers (named ``name_key``, or ``key`` if the name is
+    empty), or a number and its weight, or its threshold (``name_threshold``). Raise InputError for
+    any other value.
     """
     if isinstance(value, Mapping):
         parts = dict(metric.items(copy_state=False)) if is_collection(metric) else {}
-        found: dict[str, float] = {}
+        by_name: dict[str, float] = {}
         for key, item in value.items():
             of_key = parts.get(key, metric)
-            found.update(numbers(f"{name}_{key}" if name else str(key), item, of_key))
-        return found
+            by_name.update(numbers(f"{name}_{key}" if name else str(key), item, of_key))
+        return by_name
     if isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value)):
         first = {name: float(value[0])}
         if not is_metric(metric):  # a mean and its weight
@@ -305,10 +270,10 @@ def _shape_of(value: Any) -> str:
 
 
 def _instead(metric: Any) -> str:
-    """Return what to report in place of a metric that computes several numbers."""
-    own = "report one of its numbers, by a function that returns it"
+    """Return advice on what to report in place of several numbers."""
+    advice = "report one of its numbers, by a function that returns it"
     if not is_metric(metric):
-        return own
+        return advice
     kind = type(metric).__name__
     if kind.endswith(("Curve", "ROC")):
         return "report a summary of the curve, such as AUROC or AveragePrecision"
@@ -318,4 +283,4 @@ def _instead(metric: Any) -> str:
         return "report what they are counted for, such as Accuracy, Precision or Recall"
     if "average" in inspect.signature(type(metric)).parameters:
         return "choose one that averages, such as average='macro'"
-    return own
+    return advice

@@ -129,7 +129,7 @@ class TransformersModel(Model):
         self._labels = [name for name in self._accepted if "label" in name] or [
             name for name in self._accepted if name in ("start_positions", "end_positions")
         ]
-        # Their steps are ordinary: nobody has said that they do the same for every batch.
+        # Steps are not recorded: nobody has promised that they do the same for every batch.
         super().__init__(model, inputs=inputs or "input_ids", target=None, graph=False, **options)
 
     @property
@@ -175,11 +175,11 @@ class TransformersModel(Model):
         return self.net(**batch)
 
     def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, Any]]:
-        given = self._collated(batch)
-        values, (output, _) = super()._measure(given)
+        collated = self._collated(batch)
+        values, (output, _) = super()._measure(collated)
         if self._compute_metrics is None:
             return values, (None, None)
-        labels: Any = tuple(given[name] for name in self._labels if name in given)
+        labels: Any = tuple(collated[name] for name in self._labels if name in collated)
         labels = labels[0] if len(labels) == 1 else labels
         logits = _logits(output, self.net)
         if self._preprocess is not None:
@@ -194,10 +194,10 @@ class TransformersModel(Model):
         returned = self._compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
         if not isinstance(returned, Mapping):
             raise InputError(f"compute_metrics must return a dict, not {returned!r}")
-        found: dict[str, float] = {}
+        values: dict[str, float] = {}
         for name, value in returned.items():
-            found.update(numbers(name.removeprefix("eval_"), value))
-        return found
+            values.update(numbers(name.removeprefix("eval_"), value))
+        return values
 
     def _join(self, parts: list[Any]) -> Any:
         if self._compute_metrics is None or isinstance(parts[0], Mapping):
@@ -228,17 +228,17 @@ class TransformersModel(Model):
         for name in ("label", "label_ids"):
             if name in batch and "labels" in self._accepted and name not in self._accepted:
                 batch = {"labels" if key == name else key: v for key, v in batch.items()}
-        given = {name: value for name, value in batch.items() if name in self._accepted}
-        if not given:
+        arguments = {name: value for name, value in batch.items() if name in self._accepted}
+        if not arguments:
             raise InputError(
                 f"none of the columns {', '.join(batch)} is an argument of the model's forward: "
                 'name them, inputs={"input_ids": "text"}'
             )
-        return given
+        return arguments
 
 
 def _moved(value: Any, device: Any) -> Any:
-    """Return a collator's value with its tensors on `device`, as the Trainer moves them."""
+    """Return a collator's value with its tensors on `device`, as with the Trainer."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
@@ -273,25 +273,25 @@ def _check(model: Any, collator: Any, compute_metrics: Any, preprocess: Any) -> 
 
 
 def _unmasked(batch: Batch) -> Batch:
-    """Return the columns without Cerebro's masks, in the form that transformers models expect.
+    """Return the columns without masks.
 
     The padding of labels becomes -100; the mask of ``input_ids`` becomes ``attention_mask``.
     """
-    found = {}
+    columns = {}
     for name, value in batch.items():
         if name.endswith("_mask") and name.removesuffix("_mask") in batch:
             continue
         mask = batch.get(f"{name}_mask")
         if mask is not None and name in ("labels", "label", "label_ids"):
             value = value.masked_fill(~mask.bool(), _PADDING)
-        found[name] = value
+        columns[name] = value
         if mask is not None and name == "input_ids" and "attention_mask" not in batch:
-            found["attention_mask"] = mask.to(value.dtype)
-    return found
+            columns["attention_mask"] = mask.to(value.dtype)
+    return columns
 
 
 def _rows(batch: Batch) -> list[dict[str, Any]]:
-    """Return a dict of lists and numbers for each row, without the padding of ragged columns."""
+    """Return a dict of lists and numbers for each row, without padding."""
     columns = {}
     for name, value in batch.items():
         if name.endswith("_mask") and name.removesuffix("_mask") in batch:
@@ -306,31 +306,29 @@ def _rows(batch: Batch) -> list[dict[str, Any]]:
 
 
 def _logits(output: Any, net: Any) -> Any:
-    """Return a model's outputs without the loss: one tensor, or a tuple of them.
-
-    Caches of keys and values, which not all configurations name, are left out.
-    """
+    """Return a model's outputs without loss and caches: one tensor, or a tuple of them."""
     ignored = getattr(getattr(net, "config", None), "keys_to_ignore_at_inference", None) or []
-    found = tuple(
+    # Some configurations do not name the caches of keys and values, so check types, too.
+    outputs = tuple(
         value
         for key, value in output.items()
         if key not in ("loss", *ignored) and isinstance(value, (torch.Tensor, tuple))
     )
-    return found[0] if len(found) == 1 else found
+    return outputs[0] if len(outputs) == 1 else outputs
 
 
 def _padded(parts: list[Any]) -> list[Any]:
-    """Return tensors padded with -100 to the same length in their second dimension."""
+    """Return tensors, padded with -100 to the same size in their second dimension."""
     if parts[0].dim() < 2 or len({part.shape[1] for part in parts}) == 1:
         return parts
     longest = max(part.shape[1] for part in parts)
-    found = []
+    padded = []
     for part in parts:
         shape = (part.shape[0], longest, *part.shape[2:])
         filled = part.new_full(shape, _PADDING)
         filled[:, : part.shape[1]] = part
-        found.append(filled)
-    return found
+        padded.append(filled)
+    return padded
 
 
 def _arrays(value: Any) -> Any:

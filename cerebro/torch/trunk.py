@@ -1,8 +1,7 @@
 """A frozen network: its identity, and the outputs of its layers.
 
-Forward hooks take the outputs of all layers in one pass. An output is copied when the layer
-returns, because a later layer may change it in place (``ReLU(inplace=True)``). When the deepest
-layer has returned, the rest of the network is not run.
+Forward hooks copy the outputs of all layers in one pass, as soon as each layer returns: a later
+layer may change them in place. After the deepest layer, the rest of the network is not run.
 """
 
 from __future__ import annotations
@@ -31,29 +30,11 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class _Enough(BaseException):
-    """Raised to end a forward pass when all layers have returned; not for user code to catch."""
+    """Ends a forward pass when all layers have returned; user code must not catch it."""
 
 
 class Trunk:
-    """A network in evaluation mode, without gradients.
-
-    Parameters
-    ----------
-    net
-        A `torch.nn.Module`.
-    layers
-        Names of submodules, as in ``net.named_modules()``, or a mapping of columns to these names;
-        ``""`` is the network itself.
-    inputs
-        The network's inputs: a column, a list of columns or a mapping of keywords to columns.
-    threads
-        The number of compute threads.
-
-    Raises
-    ------
-    InputError
-        A layer does not exist.
-    """
+    """A network in evaluation mode, without gradients; for `layers`, see `features`."""
 
     def __init__(
         self, net: Any, layers: Sequence[str] | Mapping[str, str], inputs: Columns, threads: int
@@ -69,7 +50,7 @@ class Trunk:
         self._get = make_getter(inputs)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is sent to a worker; a network on a GPU goes through host memory."""
+        """Return what is sent to a worker, with the network in host memory."""
         if not is_gpu(self.device):
             return vars(self)
         return {**vars(self), "net": copy.deepcopy(self.net).cpu(), "_is_sent": True}
@@ -81,37 +62,28 @@ class Trunk:
 
     @property
     def device(self) -> str:
-        """The device of the network's parameters."""
-        found = next(self.net.parameters(), None)
-        return "cpu" if found is None else str(found.device)
+        parameter = next(self.net.parameters(), None)
+        return "cpu" if parameter is None else str(parameter.device)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs of the layers by column; stop the pass after the deepest layer."""
+        """Return the layers' outputs by column; stop after the deepest layer."""
         with self._ready():
             return self._run(self._get(dict(batch)), whole=not self.order)
 
     def wait(self) -> None:
-        """Wait until the network's GPU has finished all work, so that a clock may be read."""
+        """Wait until the network's GPU has finished all work."""
         if is_gpu(self.device):
             torch.cuda.synchronize(self.device)
 
     def measure(self, batch: Mapping[str, Any], *, timed: bool = False) -> dict[str, Any]:
-        """Run a full pass, set `order`, and return the outputs as a call does.
+        """Run a full pass, set `order`, and return the outputs; with `timed`, also set `seconds`.
 
-        Parameters
-        ----------
-        timed
-            Whether to set `seconds`, too. On a GPU, each layer is then waited for.
-
-        Raises
-        ------
-        InputError
-            A layer does not run exactly once, or does not return a row for each row of the batch.
+        Raise InputError unless each layer runs once and returns a row for each row of the batch.
         """
         with self._ready():
-            found = self._run(self._get(dict(batch)), whole=True, timed=timed)
-        self.check_rows(found, len(next(iter(batch.values()))))
-        return found
+            outputs = self._run(self._get(dict(batch)), whole=True, timed=timed)
+        self.check_rows(outputs, len(next(iter(batch.values()))))
+        return outputs
 
     def check_rows(self, outputs: Mapping[str, Any], rows: int) -> None:
         """Raise InputError unless the outputs have a row for each row of their batch."""
@@ -138,7 +110,7 @@ class Trunk:
         counts: dict[str, int] = {}  # in the order of the layers' first returns
         if timed:
             self.seconds = {}
-            self.wait()  # what the GPU does before is not part of the pass
+            self.wait()  # earlier work of the GPU does not belong to the pass
         start = time.perf_counter()
 
         def enough(column: str) -> bool:
@@ -148,7 +120,7 @@ class Trunk:
                 self.seconds[column] = time.perf_counter() - start
             return not whole and len(counts) == len(self.layers)
 
-        found = outputs_of(self.net, given, self.layers, enough)
+        outputs = outputs_of(self.net, given, self.layers, enough)
         if whole:
             for column, name in self.layers.items():
                 if counts.get(column, 0) != 1:
@@ -157,10 +129,10 @@ class Trunk:
                         "choose layers that run once"
                     )
             self.order = list(counts)
-        return {column: found[column] for column in self.layers}
+        return {column: outputs[column] for column in self.layers}
 
     def identity(self) -> dict[str, Any]:
-        """Return names and hashes that differ if the trunk or the code that it runs differs."""
+        """Return names and hashes that identify the trunk and the code that it runs."""
         return {
             "layers": self.layers,
             "inputs": self.inputs,
@@ -179,7 +151,6 @@ SAYS = {
 
 
 def check_images(images: Any) -> None:
-    """Raise InputError unless `images` is a dataset."""
     if not isinstance(images, Dataset):
         raise InputError(
             f"images must be a cerebro.Dataset, not {type(images).__name__}: write arrays with "
@@ -190,18 +161,10 @@ def check_images(images: Any) -> None:
 def outputs_of(net: Any, given: Any, layers: Mapping[str, str], enough: Any = None) -> Any:
     """Run a forward pass and return copies of the outputs of layers, by column.
 
-    Parameters
-    ----------
-    net
-        The network.
-    given
-        The network's input: a tensor, a tuple of inputs, or a dict of keywords.
-    layers
-        Names of submodules by column.
-    enough
-        ``enough(column)`` is called when a column is computed; the pass ends when it returns true.
+    `given` is the network's input: a tensor, a tuple of inputs, or a dict of keywords. The pass
+    ends when ``enough(column)``, called after each column, returns true.
     """
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     hooks = []
 
     def hook_of(column: str, name: str) -> Any:
@@ -211,7 +174,7 @@ def outputs_of(net: Any, given: Any, layers: Mapping[str, str], enough: Any = No
                     f"layers: {name!r} returns {type(output).__name__}, not a tensor: choose a "
                     "layer inside it or after it"
                 )
-            found[column] = output.clone()
+            outputs[column] = output.clone()
             if enough is not None and enough(column):
                 raise _Enough
 
@@ -229,36 +192,35 @@ def outputs_of(net: Any, given: Any, layers: Mapping[str, str], enough: Any = No
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return outputs
 
 
 def _columns_of(net: Any, layers: Any) -> dict[str, str]:
-    """Return the layers' names by column."""
     if isinstance(layers, Mapping):
         named = dict(layers)
     elif isinstance(layers, str) or not isinstance(layers, Sequence):
         raise InputError(f'layers={layers!r}: give a list of names, such as ["{layers}"]')
     else:
         named = {name or OUTPUT: name for name in layers}
-    known = dict(net.named_modules())
+    modules = dict(net.named_modules())
     if not named:
         raise InputError("layers is empty: name at least one module of the network")
     for name in named.values():
-        if name not in known:
-            some = ", ".join(repr(each) for each in known if each) or 'only its own output, ""'
+        if name not in modules:
+            some = ", ".join(repr(part) for part in modules if part) or 'only its own output, ""'
             raise InputError(f"layers: the network has no module {name!r}: it has {some}")
     return named
 
 
 def _hash_of_tensors(net: Any) -> str:
-    """Return a hash of all parameters and buffers, including buffers that are not saved."""
+    """Return a hash of all parameters and buffers, including those that are not saved."""
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     return _core.hash_state(_core.pack_state(state))
 
 
 def _about(name: str, part: Any) -> list[Any]:
-    """Return a module's name, class, settings and source; for PyTorch's own code, its version."""
+    """Return a module's name, class, settings and source, except PyTorch's source."""
     kind = type(part)
     settings = {
         key: repr(value)
@@ -270,7 +232,7 @@ def _about(name: str, part: Any) -> list[Any]:
         for key, value in sorted(vars(part).items())
         if inspect.isroutine(value)
     }
-    sources = [_source(each) for each in kind.__mro__ if each is not object]
+    sources = [_source(base) for base in kind.__mro__ if base is not object]
     return [name, f"{module_of(kind)}.{kind.__qualname__}", part.extra_repr(), settings,
             functions, sources]  # fmt: skip
 

@@ -1,8 +1,7 @@
 """Observe which PyTorch functions a model calls, with which tensors, and from which lines.
 
-While a batch is observed, every call of a `torch` function goes through a `TorchFunctionMode`. It
-records the calls of loss functions, dropout and batch norm, and operations that combine a column of
-targets with outputs of a different shape.
+A `TorchFunctionMode` records the calls of loss functions, dropout and batch norm, and operations
+that combine a column of targets with outputs of a different shape.
 """
 
 from __future__ import annotations
@@ -18,25 +17,25 @@ from torch.overrides import TorchFunctionMode
 from cerebro.machine.imports import users_place
 
 LOSSES = {
-    *("cross_entropy", "nll_loss", "kl_div"),
-    *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
-    *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"),
-}
+    "cross_entropy", "nll_loss", "kl_div",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits",
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+}  # fmt: skip
 DROPOUTS = {
-    *("dropout", "dropout1d", "dropout2d", "dropout3d"),
-    *("alpha_dropout", "feature_dropout", "feature_alpha_dropout"),
-}
+    "dropout", "dropout1d", "dropout2d", "dropout3d",
+    "alpha_dropout", "feature_dropout", "feature_alpha_dropout",
+}  # fmt: skip
 LAYERS = {"linear", "conv1d", "conv2d", "conv3d"}
 PAIRED = {
-    *("sub", "rsub", "add", "mul", "div", "true_divide", "eq", "ne"),
-    *("__sub__", "__rsub__", "__add__", "__radd__", "__mul__", "__rmul__", "__eq__", "__ne__"),
-}
+    "sub", "rsub", "add", "mul", "div", "true_divide", "eq", "ne",
+    "__sub__", "__rsub__", "__add__", "__radd__", "__mul__", "__rmul__", "__eq__", "__ne__",
+}  # fmt: skip
 """Operations that combine the output of a row with the target of the row."""
 SAME_VALUES = {
-    *("float", "double", "half", "bfloat16", "long", "int", "to", "type", "type_as", "bool"),
-    *("view", "view_as", "reshape", "squeeze", "unsqueeze", "flatten", "ravel"),
-    *("detach", "clone", "contiguous", "__getitem__"),
-}
+    "float", "double", "half", "bfloat16", "long", "int", "to", "type", "type_as", "bool",
+    "view", "view_as", "reshape", "squeeze", "unsqueeze", "flatten", "ravel",
+    "detach", "clone", "contiguous", "__getitem__",
+}  # fmt: skip
 """Operations whose result has the same values as their first argument."""
 
 
@@ -47,17 +46,15 @@ class LossCall:
     name: str
     input: Any
     target: Any
-    column: str
-    """The name of the column in `target`; empty if the target was computed."""
-    ignored: int
-    """The label that cross entropy ignores (``ignore_index``)."""
+    column: str  # the name of the column in `target`; empty if the target was computed
+    ignored: int  # the label that cross entropy ignores
     result: Any
     place: str
 
 
 @dataclass
 class Mode:
-    """A call of dropout or batch norm, with its training mode and its network's training mode."""
+    """A call of dropout or batch norm, with its own and its network's training mode."""
 
     kind: str
     trains: bool
@@ -75,13 +72,12 @@ class Broadcast:
 
 @dataclass
 class Calls:
-    """The calls recorded while one batch was observed."""
+    """The recorded calls."""
 
     losses: list[LossCall] = field(default_factory=list)
     modes: list[Mode] = field(default_factory=list)
     broadcasts: list[Broadcast] = field(default_factory=list)
-    first_input: Any = None
-    """The input of the first linear or convolutional layer."""
+    first_input: Any = None  # of the first linear or convolutional layer
 
 
 class _Watch(TorchFunctionMode):  # type: ignore[misc]
@@ -89,7 +85,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.calls = Calls()
         self._nets = nets
-        # Kept alive, so that their ids stay unique.
+        # Keep the tensors alive, so that their ids stay unique.
         self._targets = {id(tensor): (name, tensor) for name, tensor in targets.items()}
 
     def __torch_function__(
@@ -107,29 +103,29 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         elif name in PAIRED:
             self._note_pair(args, result)
         elif name in SAME_VALUES:
-            known = self._targets.get(id(args[0])) if args else None
-            if known is not None and isinstance(result, torch.Tensor):
-                self._targets[id(result)] = (known[0], result)
+            entry = self._targets.get(id(args[0])) if args else None
+            if entry is not None and isinstance(result, torch.Tensor):
+                self._targets[id(result)] = (entry[0], result)
         elif name in LAYERS and self.calls.first_input is None and args:
             self.calls.first_input = args[0].detach()
         return result
 
     def _column(self, tensor: Any) -> str | None:
-        known = self._targets.get(id(tensor))
-        return None if known is None else known[0]
+        entry = self._targets.get(id(tensor))
+        return None if entry is None else entry[0]
 
     def _note_loss(
         self, name: str, args: tuple[Any, ...], options: Mapping[str, Any], result: Any
     ) -> None:
-        given, target = _argument(args, options, 0, "input"), _argument(args, options, 1, "target")
-        if not (isinstance(given, torch.Tensor) and isinstance(target, torch.Tensor)):
+        output, target = _argument(args, options, 0, "input"), _argument(args, options, 1, "target")
+        if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return
         ignored = int(options.get("ignore_index", -100))
         column, place = self._column(target) or "", users_place()
-        call = LossCall(name, given, target, column, ignored, result, place)
+        call = LossCall(name, output, target, column, ignored, result, place)
         self.calls.losses.append(call)
-        if name.endswith(("mse_loss", "l1_loss", "huber_loss")) and _is_spread(given, target):
-            self.calls.broadcasts.append(Broadcast((_shape(given), _shape(target)), place))
+        if name.endswith(("mse_loss", "l1_loss", "huber_loss")) and _is_spread(output, target):
+            self.calls.broadcasts.append(Broadcast((_shape(output), _shape(target)), place))
 
     def _note_dropout(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if name == "scaled_dot_product_attention":
@@ -152,10 +148,10 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
         if len(args) < 2 or not all(isinstance(value, torch.Tensor) for value in args[:2]):
             return
         left, right = args[:2]
-        known = [self._column(side) is not None for side in (left, right)]
-        if sum(known) != 1 or not _is_spread(left, right):
+        are_targets = [self._column(side) is not None for side in (left, right)]
+        if sum(are_targets) != 1 or not _is_spread(left, right):
             return
-        target, other = (left, right) if known[0] else (right, left)
+        target, other = (left, right) if are_targets[0] else (right, left)
         # Without a gradient, the row may be the class numbers of a one-hot encoding.
         if other.requires_grad or target.ndim == 1:
             self.calls.broadcasts.append(Broadcast((_shape(left), _shape(right)), users_place()))
@@ -163,15 +159,7 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
 @contextlib.contextmanager
 def watched(nets: Sequence[Any], targets: Mapping[str, Any]) -> Iterator[Calls]:
-    """Record the calls in the block, and yield them.
-
-    Parameters
-    ----------
-    nets
-        The networks whose mode is recorded with each call.
-    targets
-        The targets among the batch's tensors, by column.
-    """
+    """Yield the calls in the block; `targets` are the batch's tensors of targets by column."""
     watch = _Watch(nets, targets)
     with watch:
         yield watch.calls
@@ -193,7 +181,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def _is_spread(left: Any, right: Any) -> bool:
-    """Return whether two tensors have the shapes `(n, 1)` and `(n,)`, in any order, with n >= 2."""
+    """Return whether two tensors have the shapes `(n, 1)` and `(n,)`, in any order, n >= 2."""
     shapes = sorted((_shape(left), _shape(right)), key=len)
     rows = len(left) if left.ndim else 0
     return rows >= 2 and shapes == [(rows,), (rows, 1)]

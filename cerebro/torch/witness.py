@@ -1,13 +1,12 @@
 """The operators of an ordinary step, as PyTorch's profiler sees them.
 
-A recording is a dispatch mode, and PyTorch takes some formulas only while none is active: those
-that read the data to choose (a loss with class weights and label smoothing, the gradient of
-``prod``). Such a recording is not the ordinary step, and only a batch with a rare row would show
-it. The profiler leaves the choice of formulas alone. So one ordinary step is watched by it, and its
-operators must be those of the recording (`difference`).
+A recording is a dispatch mode. While one is active, PyTorch does not use formulas that read data to
+choose, such as those of a loss with class weights and label smoothing. The recording then differs
+from the ordinary step, perhaps only for rare rows. The profiler does not affect the choice. So it
+watches an ordinary step, whose operators must be those of the recording (`difference`).
 
-An operator that has a kernel is compared as it is. A composite one is replaced by those that
-it calls; it must be one of those in `cerebro.torch.composites`.
+A composite operator is replaced by the operators that it calls; it must be in
+`cerebro.torch.composites`.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from cerebro.torch.cpu_recorder import Recording
 WITHOUT_BITS = (
     ALLOCATES | FILLS | {"new_zeros", "new_ones", "new_full", "zero_", "clone", "copy_", "detach_"}
 )
-"""Allocations, constants and copies: autograd makes them as it likes, and they compute no bits."""
+"""Allocations, constants and copies: they may differ, because they compute no bits."""
 
 SAME = {"aten::_index_put_impl": "aten::index_put"}
-"""Names of the same operator below and above another operator."""
+"""Different names of the same operator."""
 
 Leaf = tuple[str, str, bool]
 """An operator's name and overload, and whether an optimizer calls it."""
@@ -40,19 +39,11 @@ class Unavailable(Exception):
 
 
 class Witness:
-    """A context that notes the operators called in it, without changing what they compute.
-
-    Raises
-    ------
-    Unavailable
-        A profiler is already running, or this version of PyTorch has another one.
-    """
+    """A context that notes the operators called in it; entering it may raise `Unavailable`."""
 
     def __init__(self) -> None:
-        self.leaves: list[Leaf] = []
-        """The operators that compute, in order."""
-        self.unknown: str | None = None
-        """The first composite operator that was not reviewed."""
+        self.leaves: list[Leaf] = []  # the operators that compute, in order
+        self.unknown: str | None = None  # the first composite operator that was not reviewed
 
     def __enter__(self) -> Witness:
         if torch.autograd._profiler_enabled():
@@ -74,9 +65,9 @@ class Witness:
     def __exit__(self, *error: Any) -> None:
         events = torch.autograd._disable_profiler().experimental_event_tree()
         operator = torch._C._profiler._EventType.TorchOp
-        left = [(event, False) for event in reversed(events)]
-        while left:
-            event, steps = left.pop()
+        stack = [(event, False) for event in reversed(events)]
+        while stack:
+            event, steps = stack.pop()
             if event.tag != operator:
                 continue
             kind = _kind_of(f"{event.name}@{event.overload_name}")
@@ -88,14 +79,11 @@ class Witness:
             elif kind is None and event.name.startswith("Optimizer.step#"):
                 steps = True
             if kind in ("composite", None):
-                left += [(child, steps) for child in reversed(event.children)]
+                stack += [(child, steps) for child in reversed(event.children)]
 
 
 def difference(recorded: Sequence[Leaf], witness: Witness) -> str | None:
-    """Return how recorded operators differ from those that a witness has seen; None: they do not.
-
-    `recorded` is a result of :func:`leaves_of`.
-    """
+    """Return how recorded operators differ from those that a witness has seen, or None."""
     if witness.unknown is not None:
         return f"it calls {witness.unknown}, which is not known to be safe to record"
     for mine, its in zip(recorded, witness.leaves, strict=False):
@@ -114,20 +102,20 @@ def difference(recorded: Sequence[Leaf], witness: Witness) -> str | None:
 
 def leaves_of(recording: Recording) -> list[Leaf]:
     """Return a recording's operators that compute, in order."""
-    found = []
+    leaves = []
     for call in recording.calls:
         schema = call.func._schema
         if _kind_of(f"{schema.name}@{schema.overload_name}") == "leaf":
-            found.append((_form_of(schema.name), schema.overload_name, call.section is not None))
-    return found
+            leaves.append((_form_of(schema.name), schema.overload_name, call.section is not None))
+    return leaves
 
 
 @functools.cache
 def _kind_of(full: str) -> str | None:
     """Return what an event is.
 
-    "leaf": an operator that computes; "view": one that does not; "composite": one made of others;
-    None: no operator.
+    "leaf" is an operator that computes, "view" one that does not, "composite" one that calls
+    others, None is not an operator.
     """
     name, _, overload = full.partition("@")
     if "::" not in name:
@@ -148,7 +136,7 @@ def _kind_of(full: str) -> str | None:
 
 
 def _form_of(name: str) -> str:
-    """Return the name without the underscore of operators that write into their argument."""
+    """Return the name without the underscore of in-place operators."""
     short = name if name.endswith("__") else name.rstrip("_")
     return SAME.get(short, short)
 

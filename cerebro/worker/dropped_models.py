@@ -21,7 +21,6 @@ class DroppedModels:
         self._bytes = 0
 
     def add(self, nbytes: int | None) -> None:
-        """Note that a model of this size, or of unknown size, is dropped."""
         self._bytes += COLLECTED_BYTES if nbytes is None else nbytes
 
     def free(self, *, all_sizes: bool = False) -> None:

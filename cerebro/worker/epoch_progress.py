@@ -78,15 +78,7 @@ class EpochProgress:
     def of_packed(cls, packed: Any) -> EpochProgress:
         """Read the progress from a packed state without unpacking the rest.
 
-        Parameters
-        ----------
-        packed
-            A buffer with the bytes of a trial's state.
-
-        Raises
-        ------
-        CorruptDataError
-            If the buffer is truncated, or is not a trial's state.
+        Raise CorruptDataError if the buffer is truncated, or is not a trial's state.
         """
         try:
             progress = cls.from_state(_core.unpack_state(packed, only="progress"))

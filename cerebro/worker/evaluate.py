@@ -1,9 +1,9 @@
 """Run a model over batches in order; metrics stay on their device and are read once.
 
-Reading one number waits for all work that was submitted to a GPU, or to XLA on the CPU. So a pass
-keeps the values that its steps return, and reads all of them with one copy. The same C code sums
-them in the same order as it sums values on the CPU. If other units overlap a unit, it waits for its
-own stream only, and they run meanwhile (`cerebro.worker.streams`).
+Reading one number waits for all work submitted to a GPU, or to XLA on the CPU. So a pass keeps the
+values that its steps return, and reads them with one copy. The same C code sums them in the same
+order as values on the CPU. A unit that overlaps others waits for its own stream only, while they
+run (`cerebro.worker.streams`).
 """
 
 from __future__ import annotations
@@ -37,33 +37,19 @@ def run_batches(
     beat: _core.BeatPage | None = None,
     device: str = "cpu",
 ) -> Any:
-    """Call `step` for every batch and sum the metrics that it returns.
+    """Call `step` for every batch; return the result of `_core.run_unit`, with sums of the metrics.
 
-    Parameters
-    ----------
-    source
-        The batches, with ``last_rows``.
-    step
-        ``train_batch`` or ``eval_batch`` of a model. On a GPU the tensors that it returns are read
-        at the end of the pass, so it must return new tensors each time.
-    beat
-        The page that counts batches and has the cancel flag.
-    device
-        The model's device.
-
-    Returns
-    -------
-    _core.UnitResult
-        ``rows``, ``batches``, ``sums`` and ``not_finite``, as returned by `_core.run_unit`.
+    `step` is ``train_batch`` or ``eval_batch`` of a model. On a GPU the tensors that it returns are
+    read at the end of the pass, so it must return new tensors each time.
     """
     if device == "cpu" and not _computes_later(step):
         find = getattr(getattr(step, "__self__", None), "replays_for", None)
         return _core.run_unit(source, step, beat=beat, replays=find and find(step))
-    kept = _Kept(source, step)
-    result = _core.run_unit(source, kept, beat=beat)
-    if not kept.entries:
+    deferred = _Kept(source, step)
+    result = _core.run_unit(source, deferred, beat=beat)
+    if not deferred.entries:
         return result
-    return _core.run_unit(_Finished(kept.read()), _unchanged)
+    return _core.run_unit(_Finished(deferred.read()), _unchanged)
 
 
 def _computes_later(step: Callable[[Any], Any]) -> bool:
@@ -72,8 +58,6 @@ def _computes_later(step: Callable[[Any], Any]) -> bool:
 
 
 class _Kept:
-    """Wraps a step and keeps its metrics, to be read later."""
-
     def __init__(self, source: BatchSource, step: Callable[[Any], Any]) -> None:
         self._source = source
         self._step = step
@@ -139,7 +123,6 @@ def _filled(values: Any, numbers: Iterator[float]) -> Any:
 
 
 def _is_scalar_elsewhere(value: Any) -> bool:
-    """Return whether a value is a PyTorch tensor of one number in GPU memory."""
     return getattr(value, "is_cuda", False) is True and value.numel() == 1
 
 
@@ -176,7 +159,6 @@ def end_training(model: Any, result: Any, progress: EpochProgress) -> UnitSums:
 
 
 def evaluation_seed(seed: int, trial: int, epoch: int) -> int:
-    """Return the seed of a validation pass, below 2**32."""
     return int(_core.random_doubles(1, seed, "eval", trial, epoch)[0] * 2**32)
 
 
@@ -197,13 +179,7 @@ def evaluate_model(
 
 
 def whole_metrics(returned: Any) -> dict[str, float]:
-    """Convert the metrics that a model's ``evaluate`` returned to floats.
-
-    Raises
-    ------
-    TypeError
-        If they are not a mapping of names to numbers.
-    """
+    """Convert the metrics of a model's ``evaluate`` to floats; raise TypeError if they are none."""
     if not isinstance(returned, Mapping):
         raise TypeError(f"evaluate must return a dict of metrics, not {type(returned).__name__}")
     metrics = {}
@@ -242,6 +218,5 @@ class CountedBatches:
 
 
 def ratio(pair: tuple[float, float]) -> float:
-    """Return the mean of a (sum, weight) pair; NaN if the weight is 0."""
     total, weight = pair
     return total / weight if weight else math.nan

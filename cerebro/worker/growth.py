@@ -28,14 +28,8 @@ def unexplained(
 ) -> int:
     """Return how many bytes a unit's process grew beyond what is expected.
 
-    Parameters
-    ----------
-    before, after
-        The memory in use after the model was loaded and at the unit's end.
-    loaded
-        Whether the unit had to build and load its model.
-    state_bytes
-        The size of the trial's packed state, in bytes.
+    `before` is the memory after the model was loaded, `after` that at the unit's end. `loaded` says
+    whether the unit had to build and load its model, whose packed state has `state_bytes`.
     """
     if before is None or after is None:
         return 0
@@ -87,5 +81,4 @@ class Growth:
         )
 
     def forget(self, trial: int) -> None:
-        """Forget a trial that has ended."""
         self._trials.pop(trial, None)

@@ -14,13 +14,12 @@ from cerebro.machine.whole_modules import whole_module
 CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 MAX_DEPTH = 4
 MAX_ENTRIES = 128
-"""Of a longer container, the first and the last entries are looked at."""
+"""Only the first and the last entries of a longer container are looked at."""
 MAX_BYTES = 1 << 16
-"""Of a larger array, some of the bytes are looked at."""
+"""Only some of the bytes of a larger array are looked at."""
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array or tensor."""
     if isinstance(value, (np.ndarray, np.generic)):
         return True
     try:  # an object may have any attribute, such as Lightning's DummyLogger, or fail to tell
@@ -53,15 +52,15 @@ def arrays_of(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
 
 
 def digest(value: Any, depth: int = MAX_DEPTH) -> Any:
-    """Return what tells a value's arrays from others, about; None if it has no array."""
+    """Return an approximate digest of a value's arrays; None if it has no array."""
     if not isinstance(value, CONTAINERS):
         return _hash_of(value) if _counts(value) else None
-    found = [digest(child, depth - 1) for child in _entries(value)] if depth > 0 else []
-    if not any(found):
+    digests = [digest(child, depth - 1) for child in _entries(value)] if depth > 0 else []
+    if not any(digests):
         return None
     if isinstance(value, (set, frozenset)):
-        found.sort(key=repr)
-    return (len(value), *found)
+        digests.sort(key=repr)
+    return (len(value), *digests)
 
 
 def copied(value: Any) -> Any:
@@ -109,7 +108,6 @@ def _some_bytes(value: Any) -> bytes:
 
 
 def as_bytes(value: Any) -> bytes:
-    """Return all bytes of an array."""
     if not hasattr(value, "detach"):  # an array of NumPy or JAX
         return np.asarray(value).tobytes()
     tensor = value.detach().cpu().contiguous()

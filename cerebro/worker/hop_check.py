@@ -44,8 +44,9 @@ _NOT_DETERMINISTIC = "training is not deterministic: the same batches twice gave
 _GENERATOR = "a random generator (a model that uses PyTorch's must set framework = 'torch')"
 
 _LISTED = re.compile(r"\.param_groups\[\d+\]\['params'\]\[\d+\]$|^model\._parameters\[\d+\]$")
-"""A parameter that is found in an optimizer's list or in the model's list of all parameters only:
-`forward` has replaced it in the network by a new one, which is in the state."""
+"""A parameter found only in an optimizer's list, or in the model's list of all parameters:
+`forward` has replaced it in the network by a new one, which is in the state.
+"""
 
 
 def check_hop(
@@ -57,18 +58,8 @@ def check_hop(
 ) -> CheckDone:
     """Make the hop check in a worker, and diagnose the model.
 
-    Parameters
-    ----------
-    not_exact
-        The operations that are not deterministic.
-    thorough
-        Whether to search thoroughly for mistakes; see `diagnose`.
-
-    Returns
-    -------
-    CheckDone
-        If the model trains, but fails after a hop or in the comparison, ``error`` says why, and
-        ``state_bytes`` is not 0.
+    `not_exact` names the operations that are not deterministic. If the model trains, but fails
+    after a hop or in the comparison, ``error`` says why, and ``state_bytes`` is not 0.
     """
     runner.context.check_files()
     reads = Reads()
@@ -93,7 +84,13 @@ def check_hop(
     try:
         hopped = _CheckedModel(runner, config)
         problems = _hop_problems(
-            *(runner, config, straight, metrics, hopped, packed, not_exact),
+            runner,
+            config,
+            straight,
+            metrics,
+            hopped,
+            packed,
+            not_exact,
             further=thorough or runner.context.epochs > 1,
         )
     except Exception as error:
@@ -135,10 +132,10 @@ def _hop_problems(
     *,
     further: bool,
 ) -> list[str]:
-    """Continue training after a hop, and compare; return the problems.
+    """Continue training after a hop, and compare with `straight`, trained without one.
 
-    `straight` has trained without a hop, which gave `metrics`; `before` is its state at the time of
-    the hop. `further` says whether to begin a second epoch.
+    `metrics` are those of `straight`, `before` its state at the hop. `further` says whether to
+    begin a second epoch.
     """
     try:
         runner.begin_again(hopped.live, 0)
@@ -165,10 +162,9 @@ def _hop_problems(
 def _problems_after_an_epoch(
     runner: UnitRunner, config: Mapping[str, Any], straight: _CheckedModel
 ) -> list[str]:
-    """Compare as usual, but with the hop at the end of an epoch, before the next epoch's batches.
+    """Compare with a hop between two epochs, for data of few batches.
 
-    This is for data of few batches. A model that fails in the second epoch may have been made for
-    one: then there are no problems.
+    There are no problems if the model fails in the second epoch: it may have been made for one.
     """
 
     def hopped() -> tuple[_CheckedModel, dict[str, float]]:
@@ -196,8 +192,8 @@ def _problems_between_epochs(
 ) -> list[str]:
     """Begin the next epoch with and without a hop before it; return the problems.
 
-    Only a ``begin_epoch`` or ``end_epoch`` of the user changes what a state may lack here. One that
-    fails after a few batches may need a whole epoch: then there are no problems.
+    Only a ``begin_epoch`` or ``end_epoch`` of the user changes what a state may lack here. There
+    are no problems if it fails: after a few batches, it may need a whole epoch.
     """
 
     def hopped() -> _CheckedModel:
@@ -274,10 +270,7 @@ class _CheckedModel:
         return loader
 
     def is_numbered(self, path: str, other: _CheckedModel) -> bool:
-        """Return whether a number differed when both models had just been built.
-
-        An object's number or address and the time when it was made are not state.
-        """
+        """Return whether a number differs in two models just built: an id, an address or a time."""
         if path in self._built and path in other._built:
             return not same(self._built[path], other._built[path])
         # In a mapping of addresses, the keys themselves differ.
@@ -289,8 +282,7 @@ class _CheckedModel:
     def unlike_at_hop(self, hopped: _CheckedModel) -> list[str]:
         """Return the user's numbers and random generators that differed right after the hop.
 
-        A flag that the first batch sets and a generator that is drawn from a few times may have
-        become equal again.
+        Later they may be equal again, such as a flag that the first batch sets.
         """
         return [
             path
@@ -308,7 +300,6 @@ class _CheckedModel:
         return _core.pack_state(self._runner.packable(self.live))
 
     def note_layouts(self) -> None:
-        """Note the memory layouts of the state's tensors at the time of the hop."""
         state = self.live.model.state_dict()
         self.layouts = layout.layouts_of(walk(state, "state_dict()"))
 
@@ -348,10 +339,7 @@ def differences(
     straight_metrics: Mapping[str, float],
     hopped_metrics: Mapping[str, float],
 ) -> list[str]:
-    """Compare a model after a hop with one that did not hop; return one line per difference.
-
-    The list is empty if the hop changed nothing.
-    """
+    """Return one line for each difference between a model after a hop and one that did not hop."""
     problems = []
     state = dict(walk(straight.live.model.state_dict(), "state_dict()"))  # keeps the ids unique
     differ = _core.hash_state(straight.packed()) != _core.hash_state(hopped.packed())
@@ -364,14 +352,14 @@ def differences(
             named = _GENERATOR
         if named:  # otherwise only the metrics of the epoch differ
             problems.append(f"after a hop training continued differently: {named} differs")
-    left = dict(walk(straight.live.model, "model"))
-    right = dict(walk(hopped.live.model, "model"))
-    known = {id_of(value) for value in state.values()}
+    straight_values = dict(walk(straight.live.model, "model"))
+    hopped_values = dict(walk(hopped.live.model, "model"))
+    ids = {id_of(value) for value in state.values()}
     lost = [
         path
-        for path, value in left.items()
-        if id_of(value) not in known
-        and not same(value, right.get(path))
+        for path, value in straight_values.items()
+        if id_of(value) not in ids
+        and not same(value, hopped_values.get(path))
         and not (not is_array(value) and straight.is_numbered(path, hopped))
         and not (not differ and _LISTED.search(path))
     ]
@@ -404,10 +392,9 @@ def _differs_from_itself(
 
 
 def walk(root: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of every array, tensor and number in an object.
+    """Yield the path and value of every array, tensor and number in an object, each object once.
 
-    Attributes, containers, closures and bound methods are followed. A shared object is yielded
-    once.
+    Attributes, containers, closures and bound methods are followed.
     """
     yield from _walk(root, name, MAX_DEPTH, {})
 
@@ -481,7 +468,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _sorted(entries: Collection[Any]) -> list[Any]:
-    """Return a set's elements in an order that is the same in two models, as far as possible."""
+    """Return a set's elements in the same order in two models, as far as possible."""
 
     def key(value: Any) -> tuple[str, Any]:
         kind = f"{type(value).__module__}.{type(value).__qualname__}"

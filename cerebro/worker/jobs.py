@@ -74,9 +74,9 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
     not_exact: set[str] = set()
     try:
         with runner.output_of(None):
-            found = _tried(runner, task, not_exact)
+            result = _tried(runner, task, not_exact)
         seen = computes_with(runner)
-        return replace(found, environment=seen, not_exact=tuple(sorted(not_exact)))
+        return replace(result, environment=seen, not_exact=tuple(sorted(not_exact)))
     except BaseException as error:
         if not runner.is_of_the_trial(error):
             raise
@@ -107,20 +107,19 @@ def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDon
 def computes_with(runner: UnitRunner) -> dict[str, Any]:
     """Describe this worker's environment once the model has imported its libraries.
 
-    Call it outside of `UnitRunner.computing`, whose settings of PyTorch are not the process's. The
-    settings that the last ``build`` has left are undone, since they are not the run's.
+    The last ``build``'s settings are undone. Call it outside of `UnitRunner.computing`, whose
+    settings of PyTorch are not the process's.
     """
     runner.end_settings()
     device = runner.context.device
     record = environment.describe(runner.context.threads, device)
     if is_gpu(device) and "cuda" not in record:
         with contextlib.suppress(DeviceError):
-            record |= {"cuda": own} if (own := cuda.describe_opened()) is not None else {}
+            record |= {"cuda": gpu} if (gpu := cuda.describe_opened()) is not None else {}
     return record
 
 
 def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
-    """Import the libraries that other workers have imported; see `WarmTask`."""
     with runner.output_of(None):
         for name in task.modules:
             with contextlib.suppress(Exception):

@@ -2,13 +2,13 @@
 
 In a worker process, file descriptors 1 and 2 point to the trial's log while its unit runs. The log
 receives the output of ``print``, ``logging``, warnings, C libraries and subprocesses, and the
-traceback of a crash. `sys.stdout` and `sys.stderr` are streams that no trial can close; one that a
-trial puts in their place is removed after the unit.
+traceback of a crash. No trial can close `sys.stdout` and `sys.stderr`; a stream that a trial puts
+in their place is removed after the unit.
 
-In the user's process, the descriptors stay unchanged. There, `sys.stdout`, `sys.stderr` and the
-logging handlers that write to them are redirected to the log, with what is written to their bytes
-or to their descriptors (``subprocess.run(..., stdout=sys.stdout)``); other output of C code and
-subprocesses is not captured.
+In the user's process, the descriptors stay unchanged. `sys.stdout`, `sys.stderr` and the logging
+handlers that write to them are redirected to the log, including writes to their bytes and to their
+descriptors (``subprocess.run(..., stdout=sys.stdout)``). Other output of C code and subprocesses is
+not captured.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 
 def log_path(folder: str, trial: int | None) -> Path:
-    """Return the path of a trial's log; without a trial, that of the null device."""
+    """Return the path of a trial's log, or of the null device without a trial."""
     return _NOWHERE if trial is None else Path(f"{folder}/{trial}.log")
 
 
@@ -69,10 +69,9 @@ class _LastingBytes(io.BufferedWriter):
 
 
 class _LastingStream(io.TextIOWrapper):
-    """A standard stream of a worker, which later trials need, too."""
+    """A standard stream of a worker; trials cannot close it, because later trials need it."""
 
     def close(self) -> None:
-        """Only flush."""
         self.flush()
 
     def detach(self) -> Any:
@@ -82,8 +81,7 @@ class _LastingStream(io.TextIOWrapper):
 
 
 _lasting: dict[str, TextIO] = {}
-_replaced: list[Any] = []
-"""The streams before: libraries may have kept them, and they would be closed if they were freed."""
+_replaced: list[Any] = []  # the earlier streams: if freed, they would be closed, even if in use
 
 
 def make_streams_last() -> None:
@@ -102,8 +100,8 @@ def make_streams_last() -> None:
             write_through=before.write_through,
         )
         stream.mode = before.mode
-        for known in (name, f"__{name}__"):
-            setattr(sys, known, stream)
+        for attribute in (name, f"__{name}__"):
+            setattr(sys, attribute, stream)
         _replaced.append(before)
         _lasting[name] = stream
 
@@ -172,8 +170,8 @@ class SwitchedStream(io.TextIOBase):
     """Replaces a standard stream: writes to the log of the trial whose unit is running.
 
     There is one object for all trials, because handlers and libraries keep the stream with which
-    they were created. Between units the object writes to the stream that it replaces. It is as
-    whole as a worker's stream: it has a descriptor, a stream of bytes, and settings.
+    they were created. Between units it writes to the stream that it replaces. Like a worker's
+    stream, it has a descriptor, a stream of bytes, and settings.
     """
 
     def __init__(self, name: str) -> None:
@@ -198,7 +196,7 @@ class SwitchedStream(io.TextIOBase):
             self._file.flush()
 
     def close(self) -> None:
-        """Only flush: the object is that of later trials, too."""
+        """Only flush, because later trials also need the object."""
         self.flush()
 
     def detach(self) -> Any:
@@ -207,7 +205,7 @@ class SwitchedStream(io.TextIOBase):
         return self.buffer
 
     def fileno(self) -> int:
-        """Return a descriptor that stays, for libraries that keep it, and points where writes go.
+        """Return a lasting descriptor that points where writes go, for libraries that keep it.
 
         Descriptors 1 and 2 are the user's, and the log's own is closed after each unit.
         """
@@ -219,8 +217,8 @@ class SwitchedStream(io.TextIOBase):
     def _has_descriptor(self) -> bool:
         """Return whether the descriptor is still this stream's.
 
-        A trial may have closed it, as by ``os.fdopen(sys.stdout.fileno())``, and its number may be
-        that of another file since, which must not be replaced.
+        A trial may have closed it, as by ``os.fdopen(sys.stdout.fileno())``. Then its number may
+        belong to another file, which must not be replaced.
         """
         if self._descriptor < 0:
             return False
@@ -229,7 +227,7 @@ class SwitchedStream(io.TextIOBase):
         return False
 
     def reconfigure(self, **settings: Any) -> None:
-        """Change the encoding or the buffering of the log, as of `io.TextIOWrapper`."""
+        """Change the encoding or the buffering of the log, like `io.TextIOWrapper.reconfigure`."""
         stream: Any = self.target()
         if stream is not None:
             stream.reconfigure(**settings)
@@ -254,7 +252,7 @@ class SwitchedStream(io.TextIOBase):
         return getattr(self.target(), name)
 
     def target(self) -> TextIO | None:
-        """Return the stream that gets what is written now; None if there is none."""
+        """Return the stream to which writes go now; None if there is none."""
         if self._path is None:
             stream: Any = getattr(sys, self._name)
             return None if stream is self else stream
@@ -267,7 +265,7 @@ class SwitchedStream(io.TextIOBase):
         return self._file
 
     def storing(self) -> contextlib.AbstractContextManager[None]:
-        """Return the context of a write: one to the log must tell a full disk from the trial."""
+        """Return the context of a write; a full disk under the log is not the trial's error."""
         return contextlib.nullcontext() if self._path is None else storing()
 
     def _point(self) -> None:
@@ -332,7 +330,7 @@ class _Bytes(io.BufferedIOBase):
                 stream.flush()  # what was printed before
                 stream.buffer.write(data)
                 stream.buffer.flush()
-            elif stream is not None:  # that of a notebook, for example
+            elif stream is not None:  # for example, a notebook's
                 stream.write(bytes(data).decode("utf-8", "backslashreplace"))
         return memoryview(data).nbytes
 
@@ -368,26 +366,25 @@ _listed: tuple[list[Any], int, list[weakref.ref[logging.StreamHandler[Any]]]] = 
 
 
 def _stream_handlers() -> list[logging.StreamHandler[Any]]:
-    """Return the handlers that write to a stream other than a file: loggers' and new ones.
+    """Return the handlers that write to a stream other than a file, even without a logger.
 
-    A process has hundreds of loggers. They are asked again only if handlers have been made or have
-    gone, or if there are new loggers. A handler without a logger is among those that are returned,
-    because it may get one.
+    A process has hundreds of loggers, so they are asked again only if handlers or loggers have been
+    added or have gone.
     """
     global _listed
-    made, names = logging._handlerList, logging.root.manager.loggerDict  # type: ignore[attr-defined]
-    before, count, found = _listed
-    if made != before or len(names) != count:
+    handlers, names = logging._handlerList, logging.root.manager.loggerDict  # type: ignore[attr-defined]
+    before, count, streaming = _listed
+    if handlers != before or len(names) != count:
         loggers = [logging.root, *names.values()]
         attached = [h for logger in loggers for h in getattr(logger, "handlers", ())]
-        every = {id(h): h for h in [*attached, *(reference() for reference in made)]}
-        found = [
+        every = {id(h): h for h in [*attached, *(reference() for reference in handlers)]}
+        streaming = [
             weakref.ref(handler)
             for handler in every.values()
             if isinstance(handler, logging.StreamHandler)
             and not isinstance(handler, logging.FileHandler)
         ]
-        _listed = list(made), len(names), found
-    alive = (reference() for reference in found)
+        _listed = list(handlers), len(names), streaming
+    alive = (reference() for reference in streaming)
     # Handlers that have no stream of their own look up sys.stderr at each write.
     return [handler for handler in alive if handler is not None and "stream" in vars(handler)]

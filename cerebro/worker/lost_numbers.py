@@ -1,20 +1,20 @@
 """Notice during a run that a trial changes a number or an array that a hop would lose.
 
-The hop check before a search tries one configuration on a few batches. A configuration that it does
-not try may lower a temperature in `forward`, or a number may change only after many batches. So
-after each unit the numbers of the user's own objects (see `own_numbers`) are compared with those
-that `build` made. This takes microseconds, and usually none differs.
+The hop check before a search tries one configuration on a few batches. Another configuration may
+lower a temperature in `forward`, or a number may change only after many batches. So after each unit
+the numbers of the user's own objects (see `own_numbers`) are compared with those that `build` made.
+This takes microseconds, and usually none differs.
 
 If one differs and is not in the state, the trial's model is built twice more, gets the trial's
-state, and continues on a batch: once with the number that the trial has, and once as a hop would
-leave it. The number is lost if it still differs and if the two models continued differently. A
-number that the next step computes anew and a counter that nothing depends on are therefore not
-reported. The trial itself is not changed.
+state, and continues on a batch: once with the trial's number, and once as a hop would leave it. The
+number is lost if it still differs and if the two models continued differently. So numbers that the
+next step computes anew, and counters that nothing depends on, are not reported. The trial itself is
+not changed.
 
-Attributes with arrays are treated likewise: a memory that begins to fill after a warm-up, a running
-scale. They may be used only later, so they are looked at up to `ARRAY_LOOKS` times. A list or queue
-that still differs is lost even before anything depends on it, because it gathers what is used
-later. A mapping may be a cache, and is lost only if the two models continued differently.
+Attributes with arrays, such as a running scale, are treated likewise. They may be used only later,
+so they are looked at up to `ARRAY_LOOKS` times. A list or queue that still differs is lost even
+before anything depends on it. A mapping may be a cache, and is lost only if the two models
+continued differently.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ ARRAY_LOOKS = 4
 
 
 def look(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
-    """Return a warning if the trial's last unit changed numbers that a hop loses.
-
-    Every number is examined once per trial. If the comparison fails, there is no warning.
-    """
+    """Return a warning if the trial's last unit changed numbers that a hop loses, once for each."""
     live = runner.live_model(task.trial)
     if live is None or live.own_numbers is None:
         return ()
@@ -79,10 +76,10 @@ def _lost(
     numbers: Mapping[str, Any],
     arrays: Mapping[str, Any],
 ) -> list[str]:
-    """Return the paths of what a hop loses and on which training depends."""
+    """Return the paths of the numbers and arrays that a hop loses and on which training depends."""
     state = live.model.state_dict()
-    kept = _kept(state)
-    numbers = {path: value for path, value in numbers.items() if (_last(path), value) not in kept}
+    saved = _kept(state)
+    numbers = {path: value for path, value in numbers.items() if (_last(path), value) not in saved}
     memory = {id_of(value) for _, value in walk(state, "")} if arrays else set()
     arrays = {
         path: value
@@ -93,7 +90,8 @@ def _lost(
         return []
     with aside(runner):
         first = _built(runner, task)
-        # An object that all models share, such as a clock, is as it was in a model just built.
+        # Objects that all models share, such as a clock, have the same values in a model just
+        # built.
         numbers = {
             path: value
             for path, value in numbers.items()
@@ -104,7 +102,7 @@ def _lost(
         if not (numbers or arrays):
             return []
         without = _continued(runner, task, first, {})
-        del first  # so that one model more than the trial's is in memory at a time
+        del first  # memory then holds at most one model besides the trial's
         lost = []
         if numbers:
             with_them = _continued(runner, task, _built(runner, task), numbers)
@@ -150,7 +148,7 @@ def _last(path: str) -> str:
 
 
 def _is_comparable(runner: UnitRunner, task: Task, live: LiveModel) -> bool:
-    """Return whether two continuations are equal if nothing is lost, and whether there is room."""
+    """Return whether continuations are comparable, and whether there is room for one more model."""
     context = runner.context
     varies = is_gpu(context.device) and context.deterministic is False
     if varies or runner.is_not_exact(task.trial):
@@ -171,7 +169,6 @@ class _Continued(NamedTuple):
     state_hash: str
 
     def is_like(self, other: _Continued) -> bool:
-        """Return whether two models continued in the same way."""
         return self.state_hash == other.state_hash and _are_same(self.results, other.results)
 
 
@@ -184,15 +181,15 @@ def _continued(
     runner: UnitRunner, task: Task, built: _Built, numbers: Mapping[str, Any]
 ) -> _Continued:
     """Load the trial's state into a model just built, set `numbers`, and continue on a batch."""
-    live, own = built
+    live, values = built
     ended = task.step == runner.context.units_per_epoch - 1
     if not ended:
         runner.begin_again(live, task.epoch)
     live = runner.load_anew(live, task, runner.committed_state(task.trial), task.epoch)
     if live is not built.live and live.own_numbers is not None:
-        own = live.own_numbers
+        values = live.own_numbers
     model = live.model
-    own.write(numbers)
+    values.write(numbers)
     generators.restore(live.generators)
     if ended and hasattr(model, "begin_epoch"):
         model.begin_epoch(task.epoch)
@@ -205,7 +202,7 @@ def _continued(
         results.append(model.eval_batch(batch) if evaluate is None else evaluate([batch]))
     results.append(end_epoch(live, task.epoch))
     live.generators = generators.capture(live.torch, live.cuda)
-    return _Continued(own.built, own.now(), own.digests(), results, runner.hash_of(live))
+    return _Continued(values.built, values.now(), values.digests(), results, runner.hash_of(live))
 
 
 def _first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
@@ -230,9 +227,9 @@ def _warned(runner: UnitRunner, task: Task, lost: list[str]) -> tuple[Warned, ..
     )
     code = getattr(runner.context.build, "__code__", None)
     file, line = getattr(code, "co_filename", "cerebro"), getattr(code, "co_firstlineno", 1)
-    with runner.output_of(task.trial), runner.warnings.of(task.trial) as found:
+    with runner.output_of(task.trial), runner.warnings.of(task.trial) as warned:
         try:
             warnings.warn_explicit(text, UserWarning, file, line)
         except UserWarning:  # the user's filters make errors of warnings
-            found.append(Warned(("builtins:UserWarning",), text, file, line))
-    return tuple(found)
+            warned.append(Warned(("builtins:UserWarning",), text, file, line))
+    return tuple(warned)

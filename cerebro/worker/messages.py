@@ -2,8 +2,8 @@
 
 A *unit* is one pass of one trial over one part of an epoch (see `cerebro.data.order`), or one
 validation pass at the end of an epoch. It is the smallest piece of work that is scheduled, retried
-and committed. The messages are plain data:
-executors send them over a socket or through Ray, or pass them on within one process.
+and committed. Messages are plain data: executors send them over a socket or through Ray, or pass
+them on within one process.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ LIBRARIES = ("jax", "keras", "sklearn", "torch")
 
 MAX_LIVE_MODELS = 8
 MAX_LIVE_MODELS_ON_GPU = 64
-"""The most models that a worker keeps if memory is not short. On a GPU, where shards stay with a
-worker, all trials come round to it, and a model that was dropped is captured again."""
+"""The most models that a worker keeps if memory is not short. On a GPU, all trials come round to
+the worker that holds a shard, and a model that was dropped must be captured again.
+"""
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,7 @@ class UnitSums:
 class RunContext(Training):
     """The context of a run, which every worker receives once.
 
-    ``state_dir`` holds the slots of live trials, ``epoch_dir`` the kept states of finished epochs,
-    and ``log_dir`` the logs of trials.
+    ``state_dir`` holds the slots of live trials, ``epoch_dir`` the kept states of finished epochs.
     """
 
     build: Callable[..., Any]
@@ -131,23 +131,15 @@ class RunContext(Training):
         return self.order().num_parts + self.validates
 
     def views(self, trial: int) -> tuple[Dataset, Dataset | None]:
-        """Return the data on which a trial is trained and validated."""
         if self.folds is None:
             return self.train, self.validation
         return self.folds.of_trial(trial)
 
     def fold_of(self, trial: int) -> int | None:
-        """Return the number of a trial's fold; None without folds."""
         return None if self.folds is None else trial % len(self.folds)
 
     def check_files(self) -> None:
-        """Check that no data file was truncated or removed since it was opened.
-
-        Raises
-        ------
-        CorruptDataError
-            If a file was truncated or removed; the message names the first such file.
-        """
+        """Raise CorruptDataError, which names the file, if a data file was truncated or removed."""
         for view in (self.train, self.validation):
             for shard in range(0 if view is None else view.num_shards):
                 assert view is not None
@@ -168,9 +160,7 @@ class Task:
     position: int
     """The number of the trial's units that were committed before this one."""
     dispatch: int = 0
-    """How often the trial was dispatched before. The number never decreases, so that slots can
-    reject an abandoned worker.
-    """
+    """How often the trial was dispatched before. It never decreases: slots reject older workers."""
     keep_state: bool = True
     """Whether to write the state at the end of an epoch to ``epoch_dir``."""
     clone_of: CloneOf | None = None
@@ -180,14 +170,12 @@ class Task:
     epochs: int | None = None
     """The trial's ``info.epochs``; None: that of the run."""
     ended: tuple[int, ...] = ()
-    """Trials that have ended since the worker's last task; the worker can free everything it holds
-    for them.
-    """
+    """Trials that have ended since the worker's last task, for which it can free everything."""
     notes_reads: bool = False
     """Whether to note what ``build`` reads; see `cerebro.worker.read_names`."""
     after: int | None = None
-    """For a task that was queued behind another: the `dispatch` of the trial's unit that must have
-    succeeded on this worker just before. Otherwise the worker drops the task without an answer.
+    """For a task queued behind another: the `dispatch` of the trial's unit before it. If that unit
+    has not succeeded on this worker, the worker drops the task without an answer.
     """
 
     @property
@@ -210,8 +198,8 @@ class Task:
 class CheckTask:
     """A task to check whether a configuration's state survives a hop.
 
-    With ``build_only`` the worker only builds the model, which imports the libraries for training.
-    The other workers do this while the first worker checks.
+    With ``build_only`` the worker only builds the model, which imports the libraries: other workers
+    do this while the first worker checks.
     """
 
     config: Mapping[str, Any]
@@ -224,7 +212,7 @@ class CheckTask:
 
 @dataclass(frozen=True)
 class WarmTask:
-    """A task for a worker that replaces a lost one: import the libraries that units need.
+    """A task to import the libraries that units need, for a worker that replaces a lost one.
 
     The worker answers with `CheckDone`. Until then, other workers run the units.
     """
@@ -287,9 +275,7 @@ class UnitDone:
     read: ReadNames | None = None
     """What ``build`` has read of the configuration, if the task asked for it."""
     is_kept: bool = True
-    """False if the state at the end of an epoch is still being copied to ``epoch_dir``. `StateKept`
-    or `StateLost` follows.
-    """
+    """False if the epoch's state is still being copied; `StateKept` or `StateLost` follows."""
 
 
 @dataclass(frozen=True)

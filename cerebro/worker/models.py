@@ -57,9 +57,7 @@ class LiveModel:
     torch_flags: dict[str, Any] = field(default_factory=dict)
     """The process-wide settings of PyTorch that ``build`` left; the model computes with them."""
     keras: dict[str, Any] = field(default_factory=dict)
-    """The same of Keras."""
     jax: dict[str, Any] = field(default_factory=dict)
-    """The same of JAX."""
     structure: Structure | None = None
     """The structure of a state that a model just built can load; see `cerebro.worker.structure`."""
     own_numbers: OwnNumbers | None = None
@@ -81,23 +79,13 @@ def build_model(
     info: Info,
     given: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
 ) -> tuple[Any, bool]:
-    """Seed the generators and call the user's ``build``, with the run's settings of the libraries.
+    """Call the user's ``build`` with seeded generators; return the model, and if it uses PyTorch.
 
     If ``build`` is the first code to import PyTorch, it is called again, so that the first model is
     also built with the run's threads and flags. It is also called again if it changes the flags and
     imports modules: flags that it does not change again were changed by a module, and stay for all
-    models of this process. Other flags belong to this model (`LiveModel.torch_flags`). Settings
-    of Keras and JAX are handled likewise.
-
-    Parameters
-    ----------
-    given
-        Makes the dict that ``build`` gets of `config`.
-
-    Returns
-    -------
-    tuple
-        The model, and whether it uses PyTorch.
+    models of this process. Other flags belong to this model (`LiveModel.torch_flags`). Settings of
+    Keras and JAX are handled likewise. `given` makes the dict that ``build`` gets of `config`.
     """
     dynamo.postpone()
     changed: dict[str, Any] = {}
@@ -181,12 +169,9 @@ def make_info(
 
 
 def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
-    """Return the batch size of the configuration or of the search; exactly one may be given.
+    """Return the batch size of the configuration or of the search.
 
-    Raises
-    ------
-    InputError
-        If both or neither is given, or if it is not a valid batch size.
+    Raise InputError unless exactly one of them gives a batch size, and it is valid.
     """
     if "batch_size" in config and default is not None:
         raise InputError(
@@ -232,26 +217,10 @@ def fitting_columns(
 ) -> tuple[list[str] | None, dict[str, str]]:
     """Return the columns of batches for evaluation, and messages about columns that do not fit.
 
-    A model may read whole batches. Then it is unknown whether it reads a column that does not fit
-    the training data: batches are made without it, which the caller tells with `left_out`, and
-    `about_unfit` and `perhaps_unfit` explain the model's errors.
-
-    Parameters
-    ----------
-    train
-        The data on which the model was trained.
-    what
-        The name of `data` in messages.
-
-    Returns
-    -------
-    tuple
-        The columns, or None for all; and the messages by column.
-
-    Raises
-    ------
-    UnfitDataError
-        The model reads a column that does not fit.
+    The columns are None for all. A model may read whole batches. Then it is unknown whether it
+    reads a column that does not fit the training data: batches are made without it, which the
+    caller tells with `left_out`, and `about_unfit` and `perhaps_unfit` explain the model's errors.
+    Raise UnfitDataError if the model names a column that does not fit.
     """
     read = read_columns(model, train.columns)
     unfit = unfit_columns(train, data, what, read)
@@ -264,7 +233,7 @@ def fitting_columns(
 
 
 def about_unfit(error: BaseException, unfit: Mapping[str, str]) -> str:
-    """If an error is about a column that `fitting_columns` left out, say why; else return ""."""
+    """Return why an error is about a column that `fitting_columns` left out; "" if it is not."""
     if isinstance(error, UnfitDataError):
         return str(error)
     text = text_of(error)
@@ -327,9 +296,8 @@ def give_back_memory(device: str) -> int:
 def begin_again(model: Any, epoch: int) -> None:
     """Call ``begin_epoch`` on a model into which a state from within that epoch is then loaded.
 
-    This sets what depends on the epoch and is not in the state, such as a factor of the loss. What
-    is in the state is overwritten. A method that fails now needs the state of its epochs: such
-    models were not called before their states are loaded, and need not be.
+    This sets what depends on the epoch and is not in the state, such as a factor of the loss. It
+    may fail, because it needs the state of its epochs: such models do not need this call.
     """
     if hasattr(model, "begin_epoch") and not getattr(model, "begins_once", False):
         with contextlib.suppress(Exception):
@@ -342,24 +310,11 @@ def load_or_rebuild(
     rebuild: Callable[[], LiveModel],
     epoch: int,
 ) -> LiveModel:
-    """Load a state into a model; if it does not fit, into a new one on which epochs have begun.
+    """Load a state of `epoch` into a model; if it does not fit, into a new one; return the model.
 
     A model may change its structure in training: gradual unfreezing adds parameter groups, growing
-    networks add layers. What ``begin_epoch`` adds by the epoch alone is added again.
-
-    Parameters
-    ----------
-    load
-        Loads the state.
-    rebuild
-        Returns a model as ``build`` makes it.
-    epoch
-        The last epoch that has begun in the state; -1: none.
-
-    Returns
-    -------
-    LiveModel
-        The model with the state: `live`, or the new one.
+    networks add layers. So epochs up to `epoch` (-1: none) begin on the new model before the state
+    is loaded.
     """
     try:
         load(live)
@@ -421,7 +376,6 @@ def load_tree(
 
 
 def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
-    """Load a tree from `pack_tree` into a live model."""
     live.model.load_state_dict(tree["model"])
     live.structure = structure_of(tree["model"])
     live.generators = tree["generators"]

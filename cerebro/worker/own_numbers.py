@@ -1,8 +1,8 @@
 """Find the numbers and arrays that the user's own objects keep, and notice when they change.
 
-A temperature that `forward` lowers, a counter, a flag, a bank of outputs: numbers and arrays in
-attributes of classes that the user has written, in lists and dicts of these, and in the closures of
-their functions. Those of libraries are left out: they have states for what matters.
+Examples are a temperature that `forward` lowers, a counter, a flag, a bank of outputs. They are in
+attributes of classes that the user has written, in lists and dicts there, and in closures. Objects
+of libraries are left out: they have states for what matters.
 """
 
 from __future__ import annotations
@@ -71,12 +71,8 @@ class _Place(NamedTuple):
 class OwnNumbers:
     """The numbers and arrays of the user's objects in a model, by path.
 
-    An attribute with arrays, or with a container of arrays, has one path.
-
-    Attributes
-    ----------
-    built
-        The numbers when this object was made.
+    `built` has the numbers when this object was made. An attribute with arrays, or with a container
+    of arrays, has one path.
     """
 
     def __init__(self, model: Any) -> None:
@@ -94,27 +90,25 @@ class OwnNumbers:
 
     def now(self) -> dict[str, Any]:
         """Return the present numbers; those whose place is gone are left out."""
-        found = {}
+        numbers = {}
         for path, place in self._places.items():
             try:
                 value = place.read()
             except (LookupError, ValueError):
                 continue
             if isinstance(value, _NUMBERS):
-                found[path] = value
-        return found
+                numbers[path] = value
+        return numbers
 
     def changed(self) -> dict[str, Any]:
-        """Return the numbers that are no longer as they were built."""
         now = self.now()
         return {path: value for path, value in now.items() if not equal(value, self.built[path])}
 
     def digests(self) -> dict[str, Any]:
-        """Return what tells the present arrays from others, about; None: there is no array."""
+        """Return an approximate digest of each array attribute; None if there is no array."""
         return {path: _digest_of(place) for path, place in self._arrays.items()}
 
     def changed_arrays(self) -> dict[str, Any]:
-        """Return the attributes with arrays that are no longer as they were built."""
         return {
             path: self._arrays[path].read()
             for path, now in self.digests().items()
@@ -131,11 +125,11 @@ class OwnNumbers:
 
     def with_generators(self) -> dict[str, Any]:
         """Return the present numbers, and the states of random generators as bytes."""
-        found = self.now()
+        values = self.now()
         for path, generator in self._generators.items():
             with contextlib.suppress(Exception):
-                found[path] = _state_of(generator)
-        return found
+                values[path] = _state_of(generator)
+        return values
 
     def _collect(
         self, value: Any, path: str, is_users: bool, depth: int, seen: dict[int, Any]
@@ -165,7 +159,7 @@ class OwnNumbers:
 
 
 def _places_of(value: Any) -> Iterator[tuple[str, _Place]]:
-    """Yield the parts of an object, as a path's part and the place where it is kept."""
+    """Yield the parts of an object, each with its path and the place where it is kept."""
     if type(value) in _CONTAINERS:
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         for key, _ in list(entries) if len(value) <= MAX_ENTRIES else ():
@@ -182,28 +176,28 @@ def _places_of(value: Any) -> Iterator[tuple[str, _Place]]:
         return
     for name in _slots_of(value):
         yield f".{name}", _Place(_Slots(value), name)
-    own = getattr(value, "__dict__", None)
-    if not isinstance(own, dict):
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict):
         return
-    for name in sorted(own, key=lambda name: (name.startswith("_"), name)):
+    for name in sorted(attributes, key=lambda name: (name.startswith("_"), name)):
         if name == "_modules":
-            for key in own[name]:
-                yield f".{key}", _Place(own[name], key)
+            for key in attributes[name]:
+                yield f".{key}", _Place(attributes[name], key)
         elif name not in _PARTS and not name.startswith("__"):
-            yield f".{name}", _Place(own, name)
+            yield f".{name}", _Place(attributes, name)
 
 
 def _slots_of(value: Any) -> list[str]:
     """Return the names of the attributes that an object of a user's class has in slots."""
-    found: list[str] = []
+    names: list[str] = []
     if not _is_users(type(value)):
-        return found
+        return names
     for kind in type(value).__mro__:
         slots = vars(kind).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else tuple(slots):
             if not name.startswith("__") and hasattr(value, name):
-                found.append(name)
-    return found
+                names.append(name)
+    return names
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -213,7 +207,6 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _may_hold_arrays(value: Any) -> bool:
-    """Return whether a value is an array, or a container or None, which may get arrays later."""
     if isinstance(value, _NUMBERS):
         return False
     return value is None or isinstance(value, CONTAINERS) or is_array(value)
@@ -227,7 +220,7 @@ def _digest_of(place: _Place) -> Any:
 
 
 def _owner(value: Any) -> Any:
-    """Return what has the module in which an object's code was written."""
+    """Return the object that names the module in which an object's code was written."""
     function = getattr(value, "__func__", value)
     return function if isinstance(function, types.FunctionType) else type(value)
 
@@ -242,7 +235,6 @@ def _is_users(owner: Any) -> bool:
 
 @cache
 def _is_users_module(name: str) -> bool:
-    """Return whether a module is neither of Python or Cerebro nor of an installed package."""
     if name in ("__main__", "__mp_main__"):
         return True
     if name.partition(".")[0] in sys.builtin_module_names:
@@ -271,5 +263,4 @@ def _state_of(generator: Any) -> bytes:
 
 
 def equal(left: Any, right: Any) -> bool:
-    """Return whether two numbers, or two states of generators, are the same."""
     return type(left) is type(right) and bool(left == right or (left != left and right != right))

@@ -1,10 +1,10 @@
 """Count which values of a configuration ``build`` reads: one that nobody reads is often a typo.
 
-``build`` gets a dict that notes each read, in the hop check and in the first unit of trials that
-have a name which no trial has read so far; everywhere else it gets a plain dict. What is not seen
-counts as read: a configuration that ``build`` iterates over or copies. If the model keeps the dict,
-or ``build`` fails because of it, the model is built again with a plain one: no model is trained,
-checked or packed with a dict that notes, and everything counts as read.
+In the hop check, and in the first unit of trials that have an unread name, ``build`` gets a dict
+that notes each read; elsewhere it gets a plain dict. A configuration that ``build`` iterates over
+or copies counts as read. If the model keeps the dict, or ``build`` fails because of it, the model
+is built again with a plain dict, and everything counts as read. So no model is trained, checked or
+packed with a dict that notes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ReadNames:
     unread: tuple[str, ...] = ()
     """The configuration's names that it has not read."""
     sought: tuple[str, ...] = ()
-    """The names that it has looked for in vain, as in ``config.get("lr", 0.1)``."""
+    """The missing names that it has looked for, as in ``config.get("lr", 0.1)``."""
 
 
 def names_of(config: Mapping[str, Any]) -> list[str]:
@@ -48,17 +48,17 @@ class Reads:
         return self._nested(config, "")
 
     def _nested(self, values: Mapping[str, Any], prefix: str) -> _Noted:
-        made = dict.__new__(_Noted)
-        made.update(
+        noted = dict.__new__(_Noted)
+        noted.update(
             (name, self._nested(value, f"{prefix}{name}.") if type(value) is dict else value)
             for name, value in values.items()
         )
-        made.prefix, made.reads = prefix, self
-        self._given.append(weakref.ref(made))
-        return made
+        noted.prefix, noted.reads = prefix, self
+        self._given.append(weakref.ref(noted))
+        return noted
 
     def add(self, name: str, *, found: bool) -> None:
-        """Note that a name was read, or sought in vain."""
+        """Note that a name was read, or looked for although it is missing."""
         (self._read if found else self._sought).add(name)
 
     def is_held(self) -> bool:
@@ -68,16 +68,16 @@ class Reads:
         return self._is_alive()
 
     def _is_alive(self) -> bool:
-        return any(given() is not None for given in self._given)
+        return any(reference() is not None for reference in self._given)
 
     def may_have_caused(self, error: BaseException) -> bool:
         """Return whether ``build`` may have raised an error because its dict is not a plain one.
 
-        Some code takes only plain dicts, such as ``jax.jit`` and ``yaml.safe_dump``. It raises a
+        Code that takes only plain dicts, such as ``jax.jit`` and ``yaml.safe_dump``, raises a
         TypeError or AssertionError, or shows the dict or its class in the message.
         """
-        held = [each for given in self._given if (each := given()) is not None]
-        shown = [_Noted.__name__, *map(repr, held)]
+        alive = [noted for reference in self._given if (noted := reference()) is not None]
+        shown = [_Noted.__name__, *map(repr, alive)]
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, (TypeError, AssertionError)):
@@ -88,11 +88,9 @@ class Reads:
         return False
 
     def give_up(self) -> None:
-        """Count everything as read."""
         self._gave_up = True
 
     def names(self, config: Mapping[str, Any]) -> ReadNames:
-        """Return what was read of a configuration, once ``build`` has returned."""
         if self._gave_up:
             return ReadNames()
         unread = tuple(name for name in names_of(config) if name not in self._read)
@@ -115,7 +113,6 @@ class _Noted(dict[str, Any]):
         self.reads.add(f"{self.prefix}{key}", found=dict.__contains__(self, key))
 
     def note_all(self) -> None:
-        """Note that all values were read, except those of nested mappings."""
         for key in dict.keys(self):
             self._note(key)
 
@@ -147,7 +144,8 @@ class _Noted(dict[str, Any]):
         self.note_all()
         return super().popitem()
 
-    # A class of its own `__iter__` is read by these methods also in C, as in ``f(**config)``.
+    # Because this class defines `__iter__`, C code such as ``f(**config)`` also calls these
+    # methods.
     def __iter__(self) -> Iterator[str]:
         self.note_all()
         return super().__iter__()

@@ -8,27 +8,15 @@ from typing import Any
 
 
 class RecordedStepDiffers(Exception):
-    """Raised if a unit's replayed steps differ from ordinary steps, or fail.
-
-    The message says how.
-    """
+    """Raised if a unit's replayed steps differ from ordinary steps or fail, with a message."""
 
 
 @contextlib.contextmanager
 def recorded_unit(model: Any, *, training: bool) -> Iterator[None]:
-    """Let a model replay recorded steps in a unit.
+    """Let a model of `cerebro.torch` replay recorded steps in a unit.
 
-    Parameters
-    ----------
-    model
-        Any model; only models of `cerebro.torch` record steps.
-    training
-        Whether the unit trains.
-
-    Raises
-    ------
-    RecordedStepDiffers
-        If the unit must run again with ordinary steps, from the state before it.
+    Raise RecordedStepDiffers if the unit must run again with ordinary steps, from the state before
+    it.
     """
     begin = getattr(model, "begin_recorded_unit", None)
     if begin is not None:

@@ -152,31 +152,16 @@ class TaskClock(Protocol):
     def await_hearing(self, answer: int) -> None:
         """Wait until the coordinator has heard an answer; this time does not count, either.
 
-        Raises
-        ------
-        UnitCancelled
-            If the unit is cancelled meanwhile.
+        Raise UnitCancelled if the unit is cancelled meanwhile.
         """
 
 
 class UnitRunner:
     """Runs the units of one run; see the module's docstring.
 
-    Parameters
-    ----------
-    context
-        The run's context.
-    worker
-        This worker's number, which every answer repeats.
-    beat
-        The page shared with the coordinator: the heartbeats, and the flag that cancels a unit.
-    own_process
-        Whether this is a worker process. In a worker process, the output of trials is captured by
-        redirecting standard output and error, and only trials use the random generators.
-    clock
-        Is notified when a model has been built.
-    together
-        The runners of all workers of this process, if it has several.
+    `own_process` says whether this is a worker process: only there do trials have the random
+    generators and file descriptors 1 and 2 to themselves. `together` are the runners of all workers
+    of this process, if it has several.
     """
 
     def __init__(
@@ -268,10 +253,7 @@ class UnitRunner:
         return replace(done, dropped=(*others, *done.dropped))
 
     def make_room(self) -> None:
-        """Give up the memory that is kept between units: a unit of another worker needs it.
-
-        No unit of this runner may be under way.
-        """
+        """Give up the memory kept between units; no unit of this runner may be under way."""
         self._untold.update(self._live)
         self._live.clear()
         self._close_loaders()
@@ -281,7 +263,7 @@ class UnitRunner:
         return self._own_process or not isinstance(error, KeyboardInterrupt)
 
     def _failure(self, task: Task, error: BaseException) -> UnitFailed:
-        """Return the failure with what caused it: the trial, the data, or the run's disk."""
+        """Return the failure with its cause: the trial, the data, or the run's disk."""
         self._drop(task.trial)  # its state is inconsistent
         kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"] = "error"
         if isinstance(error, UnitCancelled):
@@ -380,10 +362,7 @@ class UnitRunner:
         )
 
     def _computed(self, task: Task, slots: _core.Slots) -> _Computed:
-        """Train or evaluate the trial's model; start again if a step must be taken differently.
-
-        That is so if a recorded step was wrong, or if an operation is not deterministic.
-        """
+        """Train or evaluate; start again after a wrong recorded step or an inexact operation."""
         last, self._usage = self._usage, None  # stays None unless the unit succeeds
         live, loaded, built = self._model_of(task, slots)
         # A worker process does not grow between units.
@@ -406,15 +385,14 @@ class UnitRunner:
                     raise
                 self._not_exact.add(task.trial)
                 self._drop(task.trial)
-            del live  # no caller has it, either: the model may fit into memory only once
+            del live  # no caller has it, either: memory may have room for only one such model
             DROPPED.free(all_sizes=True)
             live, loaded, _ = self._model_of(task, slots)
         return _Computed(live, loaded, sums, before, not_exact, unlike)
 
     def _allow_overlap(self, task: Task, live: LiveModel) -> None:
-        """Let other units run between this unit's batches, or not."""
-        # A unit that was lost runs by itself, so that it is known which unit costs the process. So
-        # does a unit whose `build` changed PyTorch's settings: others must not see them.
+        # A unit that was lost before runs alone, to find out which unit costs the process. A unit
+        # whose `build` changed PyTorch's settings runs alone, because others must not see them.
         alike = live.torch_flags in ({}, flags.flags_of_process(self.context.torch_flags))
         overlaps = alike and getattr(live.model, "overlaps", False)
         turns.allow(task.attempt == 0 and overlaps)
@@ -422,10 +400,7 @@ class UnitRunner:
     def _commit(
         self, task: Task, slots: _core.Slots, unit: _Computed
     ) -> tuple[dict[str, float] | None, str]:
-        """Commit the trial's state after a unit; end the epoch if the unit is its last.
-
-        Return the epoch's metrics, or None within an epoch, and the hash of the state.
-        """
+        """Commit a unit; return the metrics, if the epoch is over, and the hash of the state."""
         live = unit.live
         with self.computing(unit.not_exact):
             metrics = None
@@ -447,15 +422,10 @@ class UnitRunner:
         return metrics, packed_hash
 
     def _try_structure(self, live: LiveModel, task: Task, tree: Mapping[str, Any]) -> bool:
-        """If a state has another structure than the last, load it into a model just built.
+        """Load a state of a new structure into a model just built; return whether it was tried.
 
-        Otherwise a trial might be lost when it hops next, or finish and leave states that cannot be
-        loaded. Return whether the state was tried.
-
-        Raises
-        ------
-        StateError
-            If the state cannot be loaded.
+        Otherwise a trial might be lost at its next hop, or leave states that cannot be loaded.
+        Raise StateError if the state cannot be loaded.
         """
         structure = structure_of(tree["model"])
         last, live.structure = live.structure, structure
@@ -561,29 +531,30 @@ class UnitRunner:
         return result
 
     def _cause_in_data(self, model: Any, trial: int, *, training: bool) -> str:
-        """Return which columns may make a loss NaN or infinite, to be added to a message; or ""."""
+        """Return a phrase about columns that may make a loss NaN or infinite; "" if none do."""
         train, validation = self.context.views(trial)
         data = train if training else validation
         assert data is not None
         names = read_columns(model, data.columns) or [*data.columns]
-        known = self._bad_columns.setdefault((training, self.context.fold_of(trial)), {})
-        new = [name for name in names if name not in known]
-        known.update(dict.fromkeys(new, ""))  # each column is looked at once
-        # The message is about the loss: a look that fails, as for lack of memory, adds nothing.
+        reasons = self._bad_columns.setdefault((training, self.context.fold_of(trial)), {})
+        new = [name for name in names if name not in reasons]
+        reasons.update(dict.fromkeys(new, ""))  # each column is looked at once
+        # If reading the data fails, for example for lack of memory, the message is only about the
+        # loss.
         with _aside(self._clock, TRY_SECONDS), contextlib.suppress(Exception):
-            known.update(not_finite(data, new))
-        bad = in_words({name: known[name] for name in names if known[name]})
+            reasons.update(not_finite(data, new))
+        bad = in_words({name: reasons[name] for name in names if reasons[name]})
         return f"; {bad}, which may be the cause: fill them, or drop these rows" if bad else ""
 
     # --- models ----------------------------------------------------------
 
     def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool, bool]:
-        """Return the trial's model at the task's position.
+        """Return the trial's model, whether its state was loaded, and whether it was built.
 
-        Also return whether its state was loaded, and whether it was built. The model's random
-        generators are restored, and PyTorch's settings are those that its ``build`` left.
+        The random generators are restored, and the PyTorch settings that its ``build`` left.
         """
-        # Until the unit has succeeded: a build that fails has moved the generators, too.
+        # No trial's generators are in place until the unit succeeds: a failing build also moves
+        # them.
         last, self._last_trial = self._last_trial, None
         live = self._live.get(task.trial)
         if live is not None and live.epochs != task.epochs:
@@ -616,7 +587,7 @@ class UnitRunner:
         except BaseException:
             DROPPED.add(None)
             raise
-        others = turns.is_shared() or not self._own_process  # they use the generators, too
+        others = turns.is_shared() or not self._own_process  # they also use the generators
         if loaded or task.trial != last or others:
             generators.restore(live.generators)
         self._live[task.trial] = live
@@ -637,10 +608,7 @@ class UnitRunner:
         epochs: int | None = None,
         reads: Reads | None = None,
     ) -> LiveModel:
-        """Build a trial's model; `epochs` is its ``info.epochs``, or None for the run's.
-
-        What ``build`` reads of the configuration is noted in `reads`.
-        """
+        """Build a trial's model for `epochs`; note in `reads` what ``build`` reads."""
         info = self.info_of(trial, config, epochs)
         if reads is None:
             model, torch = build_model(self.context, trial, config, info)
@@ -656,7 +624,9 @@ class UnitRunner:
         cuda = torch and (is_gpu(self.context.device) or generators.uses_cuda(model))
         state = generators.capture(torch, cuda)
         return LiveModel(
-            *(model, torch, cuda),
+            model,
+            torch,
+            cuda,
             epochs=epochs,
             generators=state,
             torch_flags=torch_flags(),
@@ -670,14 +640,14 @@ class UnitRunner:
         """Build a model while noting what ``build`` reads; see `cerebro.worker.read_names`."""
         output: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         try:
-            made = build_model(self.context, trial, config, info, reads.noted)
+            built = build_model(self.context, trial, config, info, reads.noted)
         except Exception as error:
             if not reads.may_have_caused(error):
                 raise
         else:
             if not reads.is_held():
-                return made
-            del made
+                return built
+            del built
             output = self.output_of(None)  # the first build's output has been logged
         reads.give_up()
         DROPPED.add(None)
@@ -700,9 +670,8 @@ class UnitRunner:
     def _settle(self, task: Task, slots: _core.Slots) -> None:
         """Fence off earlier workers of this unit, and undo a commit that was not reported.
 
-        From now on an abandoned worker cannot commit. If a worker died between its commit and its
-        answer, the coordinator does not know the committed state, so the unit is run again from the
-        state before it.
+        If a worker died between its commit and its answer, the coordinator does not know the
+        committed state, so the unit runs again from the state before it.
         """
         slots.fence(task.dispatch)
         if task.position == 0 or task.clone_of is not None or task.origin is not None:
@@ -731,7 +700,6 @@ class UnitRunner:
         return load_or_rebuild(live, lambda model: self.load_packed(model, packed), rebuild, epoch)
 
     def _committed(self, task: Task, slots: _core.Slots) -> Any:
-        """Return the packed state that the trial's last unit has committed."""
         committed = slots.committed()
         if committed is None or committed[0] != task.position:
             at = "nothing" if committed is None else f"unit {committed[0]}"
@@ -777,7 +745,6 @@ class UnitRunner:
         return tuple(dropped)
 
     def _drop(self, trial: int) -> None:
-        """Drop a trial's model, if there is one."""
         live = self._live.pop(trial, None)
         if live is not None:
             # Without a state, its first unit has failed.
@@ -789,23 +756,20 @@ class UnitRunner:
             DROPPED.free(all_sizes=True)
 
     def _release(self, ended: Sequence[int]) -> None:
-        """Free the models and slots of trials that have ended.
-
-        The slots' files are deleted, but they occupy the disk as long as they are mapped.
-        """
         for trial in ended:
             self._drop(trial)
             self.warnings.forget(trial)
             self.examined.pop(trial, None)
             self._tries.pop(trial, None)
             slots = self._slots.pop(trial, None)
-            if slots is not None:
+            if slots is not None:  # a deleted file occupies the disk as long as it is mapped
                 slots.close()
 
     def info_of(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
         context = self.context
         return make_info(
-            *(context.views(trial)[0], context.order(trial)),
+            context.views(trial)[0],
+            context.order(trial),
             trial=trial,
             epochs=context.epochs if epochs is None else epochs,
             cut=self._cut(config),
@@ -814,7 +778,6 @@ class UnitRunner:
         )
 
     def _cut(self, config: Mapping[str, Any], accumulate: int = 1) -> Cut:
-        """Return how an epoch is cut into batches, and these into updates."""
         context = self.context
         return Cut(batch_size_of(config, context.batch_size), context.drop_last, accumulate)
 
@@ -830,7 +793,7 @@ class UnitRunner:
     ) -> Iterator[None]:
         """Compute with the run's settings; add the non-deterministic operations to `not_exact`.
 
-        With `strict`, they raise an error for `tolerates`.
+        With `strict`, such an operation raises an error for `tolerates`.
         """
         context = self.context
         choice = context.deterministic, context.device
@@ -871,27 +834,22 @@ class UnitRunner:
     # --- for the comparison of a trial with one after a hop ---------------
 
     def live_model(self, trial: int) -> LiveModel | None:
-        """Return a trial's model, if it is in memory."""
         return self._live.get(trial)
 
     def committed_state(self, trial: int) -> Any:
-        """Return a trial's packed state."""
         return self._slots_of(trial).view()
 
     def hash_of(self, live: LiveModel) -> str:
-        """Return the hash of a model's state."""
         return _core.hash_state(_core.pack_state(self.packable(live)))
 
     def is_not_exact(self, trial: int) -> bool:
-        """Return whether a trial has used operations that are not deterministic."""
         return trial in self._not_exact
 
     def forget_usage(self) -> None:
-        """Let the next unit measure the memory anew: other work has used some."""
+        """Make the next unit measure the memory again, because other work has used some."""
         self._usage = None
 
     def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """Return a context whose time, at most `seconds`, does not count towards the unit."""
         return _aside(self._clock, seconds)
 
     # --- data and files --------------------------------------------------
@@ -915,13 +873,22 @@ class UnitRunner:
             columns = self._fitting(model, columns)
         copy = epoch % copies.count(data) if training else 0
         key = (
-            *(training, batch_size, framework, last, data._generation, context.fold_of(trial)),
-            *(copy, None if columns is None else tuple(columns)),
+            training,
+            batch_size,
+            framework,
+            last,
+            data._generation,
+            context.fold_of(trial),
+            copy,
+            None if columns is None else tuple(columns),
         )
         loader = self._loaders.pop(key, None)
         if loader is None:
             loader = make_batches(
-                *(model, data, batch_size, context.device),
+                model,
+                data,
+                batch_size,
+                context.device,
                 columns=columns,
                 seed=context.seed,
                 shuffle=training and context.shuffle,
@@ -957,10 +924,7 @@ class UnitRunner:
             self._loaders.popitem()[1].close()
 
     def _verify(self, training: bool, shard: int) -> None:
-        """Check a shard's file sizes before use, and its checksums before the first use in a run.
-
-        Short units use all shards each, so sizes that were found a moment ago still count.
-        """
+        """Check a shard's file sizes, and before the first use in a run, its checksums."""
         # Folds are validated on files of the training data.
         training = training or self.context.folds is not None
         key = (training, shard)
@@ -970,6 +934,7 @@ class UnitRunner:
         if self.context.verify and key not in self._verified:
             data._verify_shard(shard)
             self._verified.add(key)
+        # Short units use all shards each, so recent checks still count.
         elif now - self._sized.get(key, -math.inf) < SIZES_SECONDS:
             data._pull([shard])
             return

@@ -24,13 +24,7 @@ ALIGNMENT = 256
 
 
 class StateArena:
-    """Pinned host memory for one state at a time.
-
-    Parameters
-    ----------
-    pin
-        Whether to pin the memory. If False, or if the system cannot pin more, it is pageable.
-    """
+    """Host memory for one state at a time, pinned if `pin` is true and the system can pin more."""
 
     def __init__(self, pin: bool = True) -> None:
         self._pin = pin
@@ -46,8 +40,7 @@ class StateArena:
     def to_host(self, tree: Any) -> Any:
         """Copy a nested state's tensors from devices into the arena; return the new nested state.
 
-        The copies stay valid until the arena is used again. Tensors in host memory are passed on
-        unchanged.
+        The copies stay valid until the arena is used again. Tensors in host memory stay unchanged.
         """
         import torch
 
@@ -131,12 +124,12 @@ def _synchronize(torch: Any, devices: Set[Any]) -> None:
 
 
 def _copy_out(place: Any, tensor: Any) -> None:
-    """Put a copy from a device to the arena on the current stream."""
+    """Copy from a device to the arena on the current stream, asynchronously."""
     place.copy_(tensor.detach(), non_blocking=True)
 
 
 def _copy_in(memory: Any, device: str) -> Any:
-    """Put a copy of the arena to a device on the current stream; return the new memory."""
+    """Copy the arena to a device on the current stream, asynchronously; return the new memory."""
     return memory.to(device, non_blocking=True, copy=True)
 
 

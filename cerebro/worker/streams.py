@@ -50,7 +50,7 @@ def wait_for_stream() -> None:
 
 
 class Ahead:
-    """Keeps the host of a unit that others overlap at most `AHEAD` batches ahead of its stream."""
+    """Keeps the host at most `AHEAD` batches ahead of the stream of a unit that others overlap."""
 
     def __init__(self) -> None:
         self._marks: deque[Any] = deque()
@@ -61,7 +61,6 @@ class Ahead:
             wait_for(self._marks.popleft())
 
     def finish(self) -> None:
-        """Wait for the last batch."""
         if self._marks:
             wait_for(self._marks.pop())
             self._marks.clear()
@@ -73,9 +72,9 @@ class Ahead:
 class CudaStream:
     """A PyTorch stream for one thread's units, with its own random generator.
 
-    A captured graph reads its seed and offset from memory that belongs to the generator's state, at
-    the time when it runs. Units that shared a state would overwrite each other's (before PyTorch
-    kept them for each graph), so every stream has one.
+    A captured graph reads its seed and offset from the memory of the generator's state when it
+    runs. Units that share a state would overwrite each other's, unless PyTorch keeps them for each
+    graph.
     """
 
     def __init__(self, device: str) -> None:
@@ -88,7 +87,7 @@ class CudaStream:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Make this the thread's current stream, and its state that of the GPU's generator."""
+        """Make this the thread's current stream, and give its state to the GPU's generator."""
         import torch
 
         between = self._default.graphsafe_get_state()

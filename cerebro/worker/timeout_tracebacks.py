@@ -3,7 +3,7 @@
 `faulthandler` has one timer for a process, which works even if a unit never lets go of the GIL. A
 unit's clock stops while the unit waits for its turn (`cerebro.machine.turns`), so a thread looks at
 all clocks again and again, and sets the timer for the unit that will be late first. Setting it at
-every change of the turn would cost more than the short units for which turns are made.
+every change of turn would cost more than short units take.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class LateTasks:
 
     def look(self) -> None:
         """Set the timer for the task that will be late first."""
-        left = [(task.seconds_left, task) for task in self._tasks]
-        running = [(seconds, task) for seconds, task in left if seconds is not None]
+        limits = [(task.seconds_left, task) for task in self._tasks]
+        running = [(seconds, task) for seconds, task in limits if seconds is not None]
         self._dumped &= {task.identity for task in self._tasks}
         if self._armed is not None and (passed := time.monotonic() - self._armed[1]) >= 0:
             if passed < GRACE_SECONDS:

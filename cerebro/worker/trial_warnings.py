@@ -1,11 +1,10 @@
 """Show the warnings that trials raise in the user's process, once each and with the trial.
 
-Python shows a warning once per line of code and process. The hop check before a search would
-therefore silence a warning for all trials, and a worker's first trial would silence it for later
-trials. So before every unit `Watch`, in the worker, makes Python forget which warnings it has
-shown. It writes a trial's warnings to the trial's log, once each, and sends them to the coordinator
-with the unit's result. The coordinator records them for every trial, and `ShownWarnings` shows each
-warning once per run.
+Python shows a warning once per line of code and process, so the hop check or a worker's first trial
+would silence it for later trials. Therefore `Watch`, in the worker, makes Python forget before
+every unit which warnings it has shown. It writes a trial's warnings to the trial's log, once each,
+and sends them to the coordinator with the unit's result. The coordinator records them for every
+trial, and `ShownWarnings` shows each warning once per run.
 
 The filters of the user's process decide which warnings are shown; they are sent to the workers
 (`carried_filters`).
@@ -43,11 +42,7 @@ _carried: list[Any] = []
 class Watch:
     """Collects the warnings of one run's units; see the module's docstring.
 
-    Parameters
-    ----------
-    filters
-        The filters of the user's process, from `carried_filters`; empty in the user's process
-        itself.
+    `filters` are those of the user's process, from `carried_filters`; empty in that process itself.
     """
 
     def __init__(self, filters: Sequence[CarriedFilter] = ()) -> None:
@@ -66,8 +61,8 @@ class Watch:
         self._open = [carried for carried, category in named if category is None]
         ready = [(*c[:2], category, *c[3:]) for c, category in named if category is not None]
         before: list[Any] = warnings.filters  # type: ignore[assignment]
-        own = [entry for entry in before if entry not in _carried and entry not in ready]
-        if before != (after := [*ready, *own]):
+        others = [entry for entry in before if entry not in _carried and entry not in ready]
+        if before != (after := [*ready, *others]):
             before[:] = after
             forget_shown()
         _carried[:] = ready
@@ -75,8 +70,8 @@ class Watch:
     @contextlib.contextmanager
     def of(self, trial: int | None) -> Iterator[list[Warned]]:
         """Collect the warnings of a unit, or of a check (`trial` is None), in the yielded list."""
-        found: list[Warned] = []
-        known = self._known.setdefault(trial, {})
+        warnings_of_unit: list[Warned] = []
+        texts_by_place = self._known.setdefault(trial, {})
 
         def note(
             message: Warning | str,
@@ -87,7 +82,7 @@ class Watch:
             line: str | None = None,
         ) -> None:
             warned = Warned(_names(category), str(message)[:MAX_LENGTH], filename, lineno)
-            texts = known.setdefault(warned.place, set())
+            texts = texts_by_place.setdefault(warned.place, set())
             if warned.text in texts or self._is_ignored(warned):
                 return
             texts.add(warned.text)
@@ -96,20 +91,19 @@ class Watch:
                 if stream is not None:
                     stream.write(warnings.formatwarning(message, category, filename, lineno, line))
             if len(texts) <= MAX_TEXTS:
-                found.append(warned)
+                warnings_of_unit.append(warned)
 
         self.take_filters()
         forget_shown()
         before = warnings.showwarning
         warnings.showwarning = note
         try:
-            yield found
+            yield warnings_of_unit
         finally:
             if warnings.showwarning is note:  # else the user's code has replaced it
                 warnings.showwarning = before
 
     def forget(self, trial: int | None) -> None:
-        """Forget the warnings of a trial that has ended."""
         self._known.pop(trial, None)
 
     def _is_ignored(self, warned: Warned) -> bool:
@@ -133,8 +127,7 @@ def forget_shown() -> None:
 def carried_filters() -> tuple[CarriedFilter, ...]:
     """Return this process's filters in a form that can be sent to workers.
 
-    A category is sent by name, so that a worker imports no library for a filter. A filter with
-    several categories becomes several filters.
+    A category is sent by name, so that a worker imports no library for a filter.
     """
     filters: Sequence[Any] = warnings.filters
     return tuple(
@@ -147,10 +140,10 @@ def carried_filters() -> tuple[CarriedFilter, ...]:
 def _category(name: str) -> type[Warning] | None:
     """Return a category by its name, or None if its module is not imported here yet."""
     module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
+    category: Any = sys.modules.get(module)
     for part in path.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and issubclass(found, Warning) else None
+        category = getattr(category, part, None)
+    return category if isinstance(category, type) and issubclass(category, Warning) else None
 
 
 def _name(category: type) -> str:
@@ -173,18 +166,15 @@ class ShownWarnings:
 
     def show(self, warned: Sequence[Warned], trial: str) -> None:
         """Show the warnings that are new, each prefixed with its trial."""
-        for each in warned:
-            texts = self._texts.setdefault(each.place, set())
-            if each.text not in texts and len(texts) < MAX_TEXTS:
-                texts.add(each.text)
-                show(each, f"{trial}: ")
+        for warning in warned:
+            texts = self._texts.setdefault(warning.place, set())
+            if warning.text not in texts and len(texts) < MAX_TEXTS:
+                texts.add(warning.text)
+                show(warning, f"{trial}: ")
 
 
 def show(warned: Warned, prefix: str = "") -> None:
-    """Show a warning from a different process as if it had been raised here.
-
-    The warning passed the filters where it was raised, so they are not applied again.
-    """
+    """Show a warning from another process as if raised here; it has passed the filters there."""
     category = next((c for c in map(_category, warned.category) if c is not None), UserWarning)
     text = f"{prefix}{warned.text}"
     try:
@@ -201,8 +191,7 @@ def show(warned: Warned, prefix: str = "") -> None:
 def show_finding(finding: Finding, build: Callable[..., Any], prefix: str = "") -> None:
     """Warn about a likely mistake, at its own line or at the line of `build`.
 
-    The user's filters may hide the warning. It stays a warning even if the filters turn warnings
-    into errors, because a finding never ends a search.
+    The user's filters may hide the warning, but cannot make it an error that ends the search.
     """
     code = getattr(build, "__code__", None)
     file, line = getattr(code, "co_filename", "cerebro"), getattr(code, "co_firstlineno", 1)

@@ -15,7 +15,7 @@ from cerebro.machine.imports import raised_at
 from cerebro.run.records import class_name
 
 MOST_CHANNELS = 4
-"""The most channels of a picture, by which it is told where they are."""
+"""The most channels of a picture: a larger dimension is its height or width."""
 
 LEAST_PIXELS = 8
 """The least height and width of rows of bytes that are taken for gray pictures."""
@@ -33,7 +33,7 @@ _TORCH_TYPES = {
     "byte": "uint8",
     "bool": "bool",
 }
-"""The data types by their names in PyTorch's messages."""
+"""The data types, by their names in PyTorch's messages."""
 
 
 def divergence(epoch: int, start: int, mean: float, first: tuple[int, float] | None) -> str:
@@ -69,10 +69,7 @@ def place_of(error: BaseException) -> str:
 
 
 def bases_of(error: BaseException) -> tuple[str, ...]:
-    """Return the full names of an exception's class and its base classes.
-
-    The class itself may not be picklable.
-    """
+    """Return the full names of an exception's class, which may not be picklable, and its bases."""
     return tuple(class_name(kind) for kind in type(error).__mro__[:-1])
 
 
@@ -111,41 +108,39 @@ def unlike_types(error: BaseException, columns: Mapping[str, Any], *, given: boo
     named = [_TORCH_TYPES[word] for word in words if word in _TORCH_TYPES]
     labels = "expected target dtype to be long" in text
     if labels and named:
-        found, wanted = named[-1], "int64"
+        dtype, required = named[-1], "int64"
     elif ("type" in text and "float64" in named) or "share same datatype" in text:
-        found, wanted = "float64", "float32"
+        dtype, required = "float64", "float32"
     elif "type" in text and len(others := {*named} - {"float32"}) == 1 and "float32" in named:
-        found, wanted = others.pop(), "float32"
+        dtype, required = others.pop(), "float32"
     else:
         return ""
-    wrong = [name for name, column in columns.items() if column.dtype == found]
+    wrong = [name for name, column in columns.items() if column.dtype == dtype]
     if labels:
         wrong = [name for name in wrong if not columns[name].shape]
-    if not wrong or (found != "float64" and len(wrong) > 1):  # unclear which one
+    if not wrong or (dtype != "float64" and len(wrong) > 1):  # unclear which one
         return ""
     whose = f"column {wrong[0]!r} is" if len(wrong) == 1 else f"columns {', '.join(wrong)} are"
-    images = [name for name in wrong if found == "uint8" and _is_image(columns[name].shape)]
+    images = [name for name in wrong if dtype == "uint8" and _is_image(columns[name].shape)]
     if images:
-        return f"; {whose} {found}: {_transformed(columns[images[0]], given, scaled=True)}"
+        return f"; {whose} {dtype}: {_transformed(columns[images[0]], given, scaled=True)}"
     if given:
-        return f"; {whose} {found}: give {' and '.join(_cast(name, wanted) for name in wrong)}"
-    dtypes = ", ".join(f'"{name}": "{wanted}"' for name in wrong)
-    return f"; {whose} {found}: give shard dtypes={{{dtypes}}}"
+        return f"; {whose} {dtype}: give {' and '.join(_cast(name, required) for name in wrong)}"
+    casts = ", ".join(f'"{name}": "{required}"' for name in wrong)
+    return f"; {whose} {dtype}: give shard dtypes={{{casts}}}"
 
 
 def _cast(name: str, dtype: str) -> str:
-    """Return the expression that casts a column given in memory."""
     return f'{name if name.isidentifier() else f"data[{name!r}]"}.astype("{dtype}")'
 
 
 def _transformed(column: Any, given: bool, *, scaled: bool) -> str:
-    """Return the advice to scale a column of images, and to move their channels to the front."""
     steps = ["Scale(1/255)"] if scaled else []
     if len(column.shape) == 2 or _has_channels_last(column.shape):
         steps.append("ToCHW()")
     data = "cerebro.shard(rows, folder)" if given else "data"
-    made = f'{data}.with_transforms({{"{column.name}": [{", ".join(steps)}]}})'
-    return f"train on {made}, from cerebro.transforms"
+    dataset = f'{data}.with_transforms({{"{column.name}": [{", ".join(steps)}]}})'
+    return f"train on {dataset}, from cerebro.transforms"
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
@@ -211,14 +206,12 @@ _MISTAKES = (
     ),
 )
 """Patterns of PyTorch messages that do not name a fix, with a fix for each. A type in braces stands
-for how to convert the column to it."""
+for how to convert the column to it.
+"""
 
 
 def known_mistake(error: BaseException, *, given: bool = False) -> str:
-    """Return the fix for a known mistake whose PyTorch message does not name one.
-
-    `given` is as for `unlike_types`.
-    """
+    """Return the fix for a known mistake whose PyTorch message names none; see `unlike_types`."""
     if not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
     text = text_of(error)
@@ -232,17 +225,22 @@ def known_mistake(error: BaseException, *, given: bool = False) -> str:
 
 
 _OUT_OF_MEMORY = (
-    *("can't allocate memory", "cannot allocate memory", "not enough memory", "std::bad_alloc"),
-    *("out of memory", "resource_exhausted", "status_alloc_failed"),
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory",
+    "std::bad_alloc",
+    "out of memory",
+    "resource_exhausted",
+    "status_alloc_failed",
 )
-"""What PyTorch, JAX, CUDA's libraries and the operating system say, in small letters."""
+"""What PyTorch, JAX, CUDA's libraries and the operating system say, in lower case."""
 
 
 def short_of_memory(error: BaseException, device: str) -> str:
     """Return what to do if memory is short, on the GPU or on this machine; else return ""."""
     text = f"{type(error).__name__}: {text_of(error)}".lower()
-    known = isinstance(error, (MemoryError, RuntimeError, OSError))
-    if not (isinstance(error, MemoryError) or (known and any(t in text for t in _OUT_OF_MEMORY))):
+    usual = isinstance(error, (MemoryError, RuntimeError, OSError))
+    if not (isinstance(error, MemoryError) or (usual and any(t in text for t in _OUT_OF_MEMORY))):
         return ""
     # PyTorch's allocator for host memory and Python's MemoryError are never of a GPU.
     host = "cpuallocator" in text or (isinstance(error, MemoryError) and "cuda" not in text)

@@ -136,7 +136,6 @@ def whole_column(name: str, array: Any, binary: Collection[str] = ()) -> ColumnD
 def table_of(
     batch: Any, wanted: Sequence[str] | None, first_row: int = 0, binary: Collection[str] = ()
 ) -> Table:
-    """Return a record batch as a chunk."""
     return {
         name: column_of(name, batch.column(name), partial(add, first_row), binary)
         for name in _names(batch, wanted)
@@ -240,12 +239,12 @@ def _dictionary(name: str, array: Any, row_of: RowOf) -> ColumnData:
 
     The dictionary may have a null or a name twice.
     """
-    given = array.dictionary.to_pylist()
-    names = [label for label in dict.fromkeys(given) if label is not None]
+    labels = array.dictionary.to_pylist()
+    names = [label for label in dict.fromkeys(labels) if label is not None]
     codes = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    if len(names) != len(given):
+    if len(names) != len(labels):
         numbers = {label: code for code, label in enumerate(names)}
-        codes = np.array([numbers.get(label, -1) for label in given], np.int64)[codes]
+        codes = np.array([numbers.get(label, -1) for label in labels], np.int64)[codes]
         if (codes < 0).any():
             raise missing(name, row_of(int((codes < 0).argmax())))
     return ColumnData(codes, "int64", None, names, ordered=True)
@@ -294,17 +293,9 @@ BATCH_ROWS = 16_384
 class ParquetSource(Source):
     """A ``.parquet`` file, or a folder with the parts of a table; columns have Arrow's types.
 
-    Parameters
-    ----------
-    path
-        A file or a folder. In a folder, the ``.parquet`` files are read in the order of their
-        names, except names that begin with ``.`` or ``_``, which engines use for their own
-        purposes.
-
-    Raises
-    ------
-    InputError
-        If pyarrow is missing, or the folder has no such file or has folders of partitions.
+    In a folder, the ``.parquet`` files are read in the order of their names, except names that
+    begin with ``.`` or ``_``, which engines use for their own purposes. Raises InputError if
+    pyarrow is missing, or the folder has no such file or has folders of partitions.
     """
 
     kind = "parquet"

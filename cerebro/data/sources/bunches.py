@@ -27,7 +27,6 @@ def is_pair(source: Any) -> bool:
 
 
 def pair_source(pair: tuple[Any, Any]) -> Source:
-    """Return the importer for ``(x, y)``."""
     return ArraysSource({"x": pair[0], "y": pair[1]})
 
 

@@ -45,8 +45,8 @@ class HuggingFaceSource(Source):
         self.dataset = dataset
 
     def fingerprint(self) -> str | None:
-        found = getattr(self.dataset, "_fingerprint", None)
-        return f"huggingface:{found}" if isinstance(found, str) else None
+        fingerprint = getattr(self.dataset, "_fingerprint", None)
+        return f"huggingface:{fingerprint}" if isinstance(fingerprint, str) else None
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         features = self.dataset.features

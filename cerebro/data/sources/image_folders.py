@@ -68,12 +68,12 @@ class ImagesSource(Source):
         self.folder = folder
         self.size = _check_size(size)
         self.mode = mode
-        found = [
+        folders = [
             (child.name, sorted(path for path in child.rglob("*") if _is_image(path)))
             for child in folder.iterdir()
             if child.is_dir() and not child.name.startswith(".")
         ]
-        self.files = {name: paths for name, paths in sorted(found) if paths}
+        self.files = {name: paths for name, paths in sorted(folders) if paths}
         if not self.files:
             raise InputError(
                 f"'{folder}' has no class folders with images: put the images of each class into a "

@@ -18,10 +18,7 @@ class WorkerActor:
     def serve(self, ticket: str, number: str) -> None:
         """Be an agent until the coordinator ends or closes the connection.
 
-        Raises
-        ------
-        InputError
-            If the coordinator does not answer.
+        Raises InputError if the coordinator does not answer.
         """
         import ray
 
@@ -30,15 +27,15 @@ class WorkerActor:
         def supervisor(_: str, fetcher: Fetcher) -> ActorSupervisor:
             return ActorSupervisor(node, fetcher)
 
-        given = Ticket.from_json(ticket)
-        agent = Agent(given, PATIENCE_SECONDS, number=number, supervisor=supervisor)
+        parsed = Ticket.from_json(ticket)
+        agent = Agent(parsed, PATIENCE_SECONDS, number=number, supervisor=supervisor)
         try:
             status = agent.run()
         finally:
             agent.close()
         if status == UNHEARD:
             raise InputError(
-                f"it cannot reach the search at {given.address}: nodes must be able to connect to "
+                f"it cannot reach the search at {parsed.address}: nodes must be able to connect to "
                 "each other at any port"
             )
 
@@ -53,14 +50,11 @@ class ActorSupervisor(AgentSupervisor):
 def given_gpu() -> Device:
     """Return the GPU that Ray has assigned to this actor; Ray usually hides the others.
 
-    Raises
-    ------
-    DeviceError
-        If the GPU cannot be used.
+    Raises DeviceError if the GPU cannot be used.
     """
     import ray
 
-    found = devices.lookup()
-    given = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-    index = int(given[0]) if len(found.devices) > 1 and given and given[0].isdigit() else 0
-    return gpu_at(found, index)
+    gpus = devices.lookup()
+    ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    index = int(ids[0]) if len(gpus.devices) > 1 and ids and ids[0].isdigit() else 0
+    return gpu_at(gpus, index)

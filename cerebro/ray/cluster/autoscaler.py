@@ -4,9 +4,9 @@ Workers are bound to nodes that exist, so the autoscaler sees no demand unless i
 cluster keeps a single request: a new one replaces the last, even that of another program, and a
 request outlives the process that made it. So only ``autoscale=True`` makes one.
 
-Ray has two autoscalers. The first starts what it can of a request. The second, which is KubeRay's,
-starts nothing for a request that exceeds a limit on nodes, but it publishes that it cannot fulfill
-the request. `Demand` then finds the largest one that it can.
+Ray has two autoscalers. The first starts as many nodes as it can. The second, KubeRay's, starts
+nothing for a request that exceeds a limit on nodes, but publishes that it cannot fulfill the
+request. `Demand` then finds the largest request that it can.
 """
 
 from __future__ import annotations
@@ -27,21 +27,16 @@ STEP_SECONDS = 1.0
 class Demand:
     """The request of a search: for as many workers as the cluster can have, at most `workers`.
 
-    Parameters
-    ----------
-    needs
-        The resources of one worker.
-    workers
-        The number of workers that the search wants.
+    `needs` are the resources of one worker.
     """
 
     def __init__(self, needs: Mapping[str, float], workers: int) -> None:
         self._needs = dict(needs)
         self._wanted = workers
         self._fits = 0
-        """The largest number of workers that the cluster can have, as far as is known;"""
+        """The largest number of workers that the cluster is known to be able to have."""
         self._exceeds = workers + 1
-        """and the smallest that it cannot."""
+        """The smallest number of workers that it cannot have."""
         self._asked = 0
         self._since = 0
 
@@ -53,12 +48,7 @@ class Demand:
     def look(self) -> None:
         """Make a smaller or a larger request if the autoscaler has judged the last one.
 
-        Call this regularly, after `make`.
-
-        Warns
-        -----
-        UserWarning
-            Once, if there will not be as many workers as wanted.
+        Call this regularly, after `make`. Warns once if there will be fewer workers than wanted.
         """
         if not self._asked or self._exceeds - self._fits < 2:
             return
@@ -91,10 +81,10 @@ class Demand:
 
 
 def _versions() -> tuple[int, int, bool]:
-    """Return the version of the cluster's state, which each call increases, the version that the
-    autoscaler has judged last, and whether it can fulfill the request in it.
+    """Return the version of the cluster's state, the version judged last, and the judgment.
 
-    The first autoscaler judges none: that version stays 0.
+    Each call increases the first version. The judgment says whether the autoscaler can fulfill the
+    request; the first kind of autoscaler judges none, and its version stays 0.
     """
     try:
         from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply
@@ -118,29 +108,15 @@ def choose_some(
     workers: int,
     demand: Demand | None = None,
 ) -> tuple[list[ClusterNode], int]:
-    """Return the cluster's nodes, and how many workers fit on them, at least one and at most
-    `workers`.
+    """Return the cluster's nodes, and how many workers fit on them: from 1 to `workers`.
 
-    If there is room for fewer, ask the autoscaler for the rest. If there is no room at all, wait
-    until there is.
-
-    Parameters
-    ----------
-    nodes
-        Returns the nodes that answer.
-    needs
-        The resources of one worker.
-    demand
-        Makes the request; None: a new one.
-
-    Raises
-    ------
-    InputError
-        If no node with room for a worker joins in time.
+    If there is room for fewer, asks the autoscaler for the rest, by `demand` or a new one. Waits if
+    there is no room at all, and raises InputError if no node with room joins in time. `nodes`
+    returns the nodes that answer; `needs` are the resources of one worker.
     """
     demand = demand or Demand(needs, workers)
-    found = nodes()
-    room = _room(found, needs)
+    present = nodes()
+    room = _room(present, needs)
     if room < workers:
         demand.make(room)
         begins = f"the search begins with {room}" if room else "the search waits for the first"
@@ -160,9 +136,9 @@ def choose_some(
             )
         time.sleep(STEP_SECONDS)
         demand.look()
-        found = nodes()
-        room = _room(found, needs)
-    return found, min(room, workers)
+        present = nodes()
+        room = _room(present, needs)
+    return present, min(room, workers)
 
 
 def _room(nodes: Sequence[ClusterNode], needs: Mapping[str, float]) -> int:

@@ -26,7 +26,6 @@ ANSWER_SECONDS = 3.0
 
 
 def import_ray() -> Any:
-    """Return Ray; raise InputError if it is not installed."""
     return import_extra("ray", "ray", "cerebro.ray needs Ray on every node of a cluster")
 
 
@@ -48,18 +47,9 @@ class Connection:
 def connect(address: str | None, cpus: float | None) -> Connection:
     """Join the cluster at an address, or start one on this machine.
 
-    Parameters
-    ----------
-    address
-        ``"auto"``, ``"host:port"``, or None: the cluster that this process already belongs to, else
-        the one in ``$RAY_ADDRESS``, else a new one on this machine.
-    cpus
-        The number of CPUs of a new cluster; None: the machine's cores.
-
-    Raises
-    ------
-    InputError
-        If Ray is not installed or there is no cluster.
+    `address` is ``"auto"``, ``"host:port"``, or None: the cluster that this process belongs to,
+    else the one in ``$RAY_ADDRESS``, else a new one on this machine, with `cpus` CPUs (None: the
+    machine's cores). Raises InputError if Ray is not installed or there is no cluster.
     """
     ray = import_ray()
     if address is not None and address.startswith("ray://"):
@@ -70,9 +60,9 @@ def connect(address: str | None, cpus: float | None) -> Connection:
     began = not ray.is_initialized()
     if began:
         address = address or os.environ.get("RAY_ADDRESS") or None
-        known = _noted_address() if address == "auto" else address
-        if known is not None:
-            _check_reachable(known)
+        target = _noted_address() if address == "auto" else address
+        if target is not None:
+            _check_reachable(target)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if address is None:
             address = "local"
@@ -111,7 +101,7 @@ def _no_cluster(address: str, error: BaseException) -> InputError:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that a cluster answers; Ray itself would try for minutes, or forever."""
+    """Raise InputError if no cluster answers; Ray itself would try for minutes, or forever."""
     host, _, port = address.rpartition(":")
     try:
         at = host.strip("[]"), int(port)
@@ -137,14 +127,14 @@ def _is_same(address: str, joined: str) -> bool:
 
 
 def _ips(host: str) -> set[str]:
-    """Return a host's IP addresses, of which all of this machine count as one."""
+    """Return a host's IP addresses; all addresses of this machine count as one."""
     try:
-        found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_DGRAM)
+        entries = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return {host}
     return {
         "localhost" if _is_here(family, place) else str(place[0])
-        for family, _, _, _, place in found
+        for family, _, _, _, place in entries
     }
 
 
@@ -206,7 +196,6 @@ class ClusterNode:
     resources: dict[str, float] = field(default_factory=dict)
 
     def answers(self) -> bool:
-        """Return whether the port of the node's raylet accepts connections."""
         try:
             with socket.create_connection((self.address, self.port), ANSWER_SECONDS):
                 return True
@@ -214,7 +203,6 @@ class ClusterNode:
             return False
 
     def room_for(self, needs: dict[str, float]) -> int:
-        """Return how many workers fit on the node."""
         counts = [
             int(self.resources.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need
         ]
@@ -222,7 +210,7 @@ class ClusterNode:
 
 
 def alive_nodes(ray: Any) -> list[ClusterNode]:
-    """Return the nodes that the cluster considers alive, ordered by number."""
+    """Return the nodes that the cluster considers alive, ordered by id."""
     return sorted(
         (
             ClusterNode(
@@ -240,8 +228,8 @@ def alive_nodes(ray: Any) -> list[ClusterNode]:
 
 def address_of_here(connection: Connection) -> str:
     """Return the address at which the other nodes reach this one."""
-    own = [node for node in alive_nodes(connection.ray) if node.id == connection.node]
-    return own[0].address
+    nodes = [node for node in alive_nodes(connection.ray) if node.id == connection.node]
+    return nodes[0].address
 
 
 def reachable(nodes: Sequence[AnyNode]) -> list[AnyNode]:
@@ -258,45 +246,33 @@ def spread(
 ) -> list[ClusterNode]:
     """Spread workers over the nodes in turn; return the node of each worker.
 
-    Parameters
-    ----------
-    needs
-        The resources of one worker.
-    workers
-        The number of workers; None: as many as fit.
-    first
-        The node to start with: the coordinator's, which has the data.
-
-    Raises
-    ------
-    InputError
-        If the workers do not fit.
+    `needs` are the resources of one worker, `first` is the coordinator's node, which has the data.
+    With ``workers=None``, there are as many as fit. Raises InputError if the workers do not fit.
     """
     room = {node.id: node.room_for(needs) for node in nodes}
     total = sum(room.values())
-    wanted = total if workers is None else workers
-    if total == 0 or wanted > total:
+    count = total if workers is None else workers
+    if total == 0 or count > total:
         there = "; ".join(
             ", ".join(f"{node.resources.get(name, 0.0):g} {name}" for name in needs)
             for node in nodes
         )
         raise InputError(
-            f"{max(wanted, 1)} worker(s) with {asked_for(needs)} each do not fit on the cluster, "
+            f"{max(count, 1)} worker(s) with {asked_for(needs)} each do not fit on the cluster, "
             f"whose {len(nodes)} node(s) have {there}: ask for fewer workers= or resources=, start "
             "more nodes before the search, or give autoscale=True if the cluster has an autoscaler"
         )
     order = sorted(nodes, key=lambda node: node.id != first)
-    chosen: list[ClusterNode] = []
-    while len(chosen) < wanted:
+    hosts: list[ClusterNode] = []
+    while len(hosts) < count:
         for node in order:
-            if room[node.id] > 0 and len(chosen) < wanted:
+            if room[node.id] > 0 and len(hosts) < count:
                 room[node.id] -= 1
-                chosen.append(node)
-    return chosen
+                hosts.append(node)
+    return hosts
 
 
 def asked_for(needs: Mapping[str, float]) -> str:
-    """Return a worker's resources as text."""
     return ", ".join(f"{need:g} {name}" for name, need in needs.items())
 
 

@@ -118,8 +118,8 @@ class Executor(ClusterExecutor):
 
     def __reduce__(self) -> tuple[type[Executor], tuple[Any, ...]]:
         """Pickle or copy this executor as an unused one."""
-        given = self._address, self.workers, self._resources, self._replicas, self._shared_path
-        return type(self), (*given, self._autoscale)
+        arguments = self._address, self.workers, self._resources, self._replicas, self._shared_path
+        return type(self), (*arguments, self._autoscale)
 
     def _join(self, context: RunContext) -> RayCluster:
         needs = {"CPU": float(context.threads), **self._resources}
@@ -149,14 +149,8 @@ class RayAgent(Line):
 class RayCluster:
     """A Ray cluster; see `cerebro.cluster.agents.Cluster`.
 
-    Parameters
-    ----------
-    keys
-        The key of the connections to agents.
-    needs
-        The Ray resources of each worker, including ``"CPU"``.
-    autoscale
-        Whether to ask the cluster's autoscaler for nodes.
+    `keys` protects the connections to agents. `needs` are the Ray resources of each worker,
+    including ``"CPU"``. `autoscale` says whether to ask the autoscaler for nodes.
     """
 
     errors: tuple[type[BaseException], ...] = (AgentError,)
@@ -215,14 +209,14 @@ class RayCluster:
 
         needs = dict(self._needs)
         options = {"num_cpus": needs.pop("CPU"), "num_gpus": needs.pop(GPU, 0)}
-        made = ray.remote(WorkerActor).options(
+        actor_class = ray.remote(WorkerActor).options(
             **options,
             resources=needs or None,
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )
-        actor = made.remote()
+        actor = actor_class.remote()
         agent = RayAgent(self._hub, ray, actor)
         self._hub.expect(agent)
         serving: Future[None] = actor.serve.remote(self._ticket, agent.id).future()
@@ -230,7 +224,7 @@ class RayCluster:
         return agent
 
     def watch(self, changed: Callable[[], None]) -> None:
-        """Do nothing: the executor asks Ray for the nodes instead."""
+        pass  # the executor asks Ray for the nodes instead
 
     def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
         return self._hub.wait(seconds, others)

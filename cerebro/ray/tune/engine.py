@@ -1,7 +1,7 @@
 """Run the actor behind `cerebro.ray.trainable`: one for all proxies, with Cerebro's workers.
 
-The actor belongs to the process that runs the Tuner and ends with it. If no proxy uses the actor
-for some time, it closes its run and ends, which frees its cores.
+The actor belongs to the process that runs the Tuner and ends with it. It also closes its run and
+ends if no proxy has used it for some time, which frees its cores.
 """
 
 from __future__ import annotations
@@ -40,16 +40,9 @@ logger = logging.getLogger(__name__)
 class Spec:
     """The description of an engine; the same in every process that may start the engine.
 
-    Attributes
-    ----------
-    name
-        The actor's name.
-    work
-        A pickled `Work`. Only the engine unpickles it, so that proxies need no imports for it.
-    cpus, gpus
-        The numbers of cores and GPUs that its workers use.
-    folder
-        The run's folder; None: a folder in that of Tune's experiment.
+    `name` is the actor's. `work` is a pickled `Work` that only the engine opens, so that proxies
+    need no imports for it. `cpus` and `gpus` are those of all workers. `folder` is the run's; None:
+    a folder in that of Tune's experiment.
     """
 
     name: str
@@ -96,7 +89,6 @@ class Engine:
         return work
 
     async def enter(self, proxy: str, folder: str) -> None:
-        """Register a proxy."""
         self._proxies[proxy] = Path(folder)
         need = len(self._proxies) * PROXY_BYTES
         if not self._warned and available_memory() < need // 2:
@@ -109,7 +101,7 @@ class Engine:
             )
 
     async def leave(self, proxy: str, trial: int | None) -> None:
-        """Remove a proxy that has ended or that now runs a different trial."""
+        """Remove a proxy that has ended or now runs a different trial."""
         folder = self._proxies.pop(proxy, None)
         session = None if folder is None else self._sessions.get(folder)
         if session is not None and trial is not None:
@@ -124,10 +116,7 @@ class Engine:
     async def train(self, proxy: str, folder: str, call: dict[str, Any]) -> dict[str, Any]:
         """Train an epoch, or return it from the store.
 
-        Returns
-        -------
-        dict
-            ``trial``, ``epoch``, ``state_hash`` and ``metrics``; or ``error``.
+        Returns ``trial``, ``epoch``, ``state_hash`` and ``metrics``; or ``error``.
         """
         self._proxies[proxy] = Path(folder)  # it may have registered before the engine restarted
         try:
@@ -190,15 +179,8 @@ _held: dict[str, Any] = {}
 def engine_of(spec: Spec, *, owner: bool) -> Any:
     """Return the engine; start it if it is not running.
 
-    Parameters
-    ----------
-    owner
-        Whether this process runs the Tuner; the data and the run are on its machine.
-
-    Raises
-    ------
-    InputError
-        If the engine needs more cores or GPUs than its node has.
+    `owner` says whether this process runs the Tuner, on the machine with the data and the run.
+    Raises InputError if the engine needs more cores or GPUs than its node has.
     """
     if owner:
         refuse("tune.Tuner(cerebro.ray.trainable(...)).fit")
@@ -206,8 +188,8 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     with contextlib.suppress(ValueError):  # the engine does not exist or has ended
-        found = ray.get_actor(spec.name)
-        return _held.get(spec.name, found)  # the engine ends with the handle that started it
+        handle = ray.get_actor(spec.name)
+        return _held.get(spec.name, handle)  # the engine ends with the handle that started it
     node = ray.get_runtime_context().get_node_id()
     for name in list(_held):
         try:
@@ -233,8 +215,8 @@ def engine_of(spec: Spec, *, owner: bool) -> Any:
 def _check_room(spec: Spec, node: str) -> None:
     import ray
 
-    known = [n["Resources"] for n in ray.nodes() if n["NodeID"] == node]
-    there = known[0] if known else {"CPU": spec.cpus, "GPU": spec.gpus}
+    resources = [n["Resources"] for n in ray.nodes() if n["NodeID"] == node]
+    there = resources[0] if resources else {"CPU": spec.cpus, "GPU": spec.gpus}
     cores, gpus = (int(there.get(name, 0)) for name in ("CPU", "GPU"))
     if spec.gpus > gpus:
         raise InputError(

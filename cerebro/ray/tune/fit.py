@@ -103,7 +103,9 @@ def fit(
         epochs=_epochs(epochs, the_scheduler),
         n_trials=n_trials,
         searcher=TuneSearcher(
-            *(param_space, algorithm, the_scheduler),
+            param_space,
+            algorithm,
+            the_scheduler,
             _samples(num_samples, n_trials, algorithm, options),
         ),
         metric=_given("metric", metric, algorithm, the_scheduler) or "loss",
@@ -116,13 +118,13 @@ def _given(name: str, value: Any, *sources: Any) -> Any:
     """Return an argument; if it is None, return the value of the searcher or the scheduler."""
     if value is not None:
         return value
-    found = [getattr(source, f"_{name}", None) for source in sources]
-    known = next((value for value in found if value is not None), None)
-    if isinstance(known, (list, tuple)):
+    values = [getattr(source, f"_{name}", None) for source in sources]
+    setting = next((value for value in values if value is not None), None)
+    if isinstance(setting, (list, tuple)):
         raise InputError(
-            f"searcher: it has several objectives ({name}={known!r}); Cerebro optimizes one"
+            f"searcher: it has several objectives ({name}={setting!r}); Cerebro optimizes one"
         )
-    return known
+    return setting
 
 
 def _epochs(epochs: int | None, scheduler: Any) -> int:

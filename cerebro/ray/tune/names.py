@@ -30,30 +30,26 @@ _REFUSED = {
 
 
 def import_tune(what: str) -> Any:
-    """Return `ray.tune`; raise InputError if Ray is not installed."""
     return import_extra("ray.tune", "ray", f"{what} needs Ray Tune")
 
 
 def check_scheduler(scheduler: Any) -> Any:
     """Return the scheduler to use; None means Tune's FIFO scheduler, which only starts trials.
 
-    Raises
-    ------
-    InputError
-        If the scheduler does not work without Tune's controller.
+    Raises InputError if the scheduler does not work without Tune's controller.
     """
     from ray.tune import schedulers
 
     if scheduler is None:
         return schedulers.FIFOScheduler()
-    known = (
+    supported = (
         schedulers.FIFOScheduler,
         schedulers.AsyncHyperBandScheduler,
         schedulers.MedianStoppingRule,
         schedulers.HyperBandScheduler,
     )
     name = type(scheduler).__name__
-    if type(scheduler) not in known:
+    if type(scheduler) not in supported:
         if not isinstance(scheduler, schedulers.TrialScheduler):
             raise InputError(
                 f"scheduler={scheduler!r} is not a scheduler of ray.tune: use ASHAScheduler, "
@@ -70,7 +66,7 @@ def check_scheduler(scheduler: Any) -> Any:
 
 
 def scheduler_arguments(scheduler: Any) -> dict[str, Any]:
-    """Return the arguments with which a scheduler was made, as far as its attributes show them.
+    """Return a scheduler's arguments, as far as its attributes show them.
 
     Metric and mode are left out: they are those of the search.
     """
@@ -80,10 +76,10 @@ def scheduler_arguments(scheduler: Any) -> dict[str, Any]:
     if "brackets" in values:  # ASHAScheduler; a rung is a milestone and its results, the last first
         first, _ = values["brackets"][0]._rungs[-1]
         values |= {"brackets": len(values["brackets"]), "grace_period": first}
-    known = {name: values.get(name) for name in inspect.signature(type(scheduler)).parameters}
+    arguments = {name: values.get(name) for name in inspect.signature(type(scheduler)).parameters}
     return {
         name: value
-        for name, value in known.items()
+        for name, value in arguments.items()
         if isinstance(value, (bool, int, float, str)) and name not in ("metric", "mode")
     }
 
@@ -96,10 +92,7 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 def check_searcher(searcher: Any) -> Any:
     """Return the search algorithm to use: a `Searcher`, or a `BasicVariantGenerator`.
 
-    Raises
-    ------
-    InputError
-        If it is neither, or if it needs a scheduler that is not supported.
+    Raises InputError if it is neither, or if it needs a scheduler that is not supported.
     """
     from ray.tune.search import BasicVariantGenerator, SearchGenerator
 
@@ -149,7 +142,6 @@ class TuneTrial:
         """Cerebro's number of the trial, once the trial has begun."""
 
     def is_finished(self) -> bool:
-        """Return whether the trial has ended."""
         return self.status in (TuneTrial.TERMINATED, TuneTrial.ERROR)
 
     def __repr__(self) -> str:
@@ -159,10 +151,7 @@ class TuneTrial:
 class Controller:
     """The part of Tune's controller that schedulers use.
 
-    Parameters
-    ----------
-    stop
-        Ends a trial that is paused or has not started.
+    `stop` ends a trial that is paused or has not started.
     """
 
     def __init__(self, stop: Callable[[TuneTrial], None]) -> None:
@@ -170,17 +159,14 @@ class Controller:
         self._stop = stop
 
     def get_trials(self) -> list[TuneTrial]:
-        """Return all trials that are not forgotten, in order of creation."""
+        """Return all trials except forgotten ones, in order of creation."""
         return self.trials
 
     def get_live_trials(self) -> list[TuneTrial]:
-        """Return the trials that have not ended."""
         return [trial for trial in self.trials if not trial.is_finished()]
 
     def stop_trial(self, trial: TuneTrial) -> None:
-        """End a trial permanently."""
         self._stop(trial)
 
     def forget_ended(self) -> None:
-        """Drop the trials that have ended."""
         self.trials = self.get_live_trials()

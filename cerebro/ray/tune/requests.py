@@ -1,9 +1,8 @@
 """Define a searcher whose suggestions are the requests of proxies.
 
-A proxy runs a trial of Ray Tune. It requests one epoch at a time; between two requests the trial is
-paused, at no cost. Requests come from threads other than the one that searches. A request names its
-epoch. If it is repeated, because a proxy or a whole run of Tune lost the answer, it is answered
-from the store.
+A proxy runs a trial of Ray Tune and requests one epoch at a time; between two requests the trial is
+paused, at no cost. Requests come from threads other than the one that searches. A repeated request,
+after a proxy or a whole run of Tune has lost the answer, is answered from the store.
 """
 
 from __future__ import annotations
@@ -39,19 +38,10 @@ class Checkpoint:
 class EpochRequest:
     """A proxy's request for one epoch.
 
-    Attributes
-    ----------
-    owner
-        Tune's name for the trial.
-    config
-        The trial's configuration.
-    trial
-        Cerebro's number of the trial, if the proxy knows it.
-    begin
-        For a trial without a number: the state that it clones, or None for a new trial. For a trial
-        with a number: its own state; if the trial has failed, a clone begins with this state.
-    target
-        The number of epochs trained after this request, including those before a clone began.
+    `owner` is Tune's name for the trial, `trial` Cerebro's number of it, if the proxy knows it.
+    `begin` is the state that a trial without a number clones; None: the trial is new. For a trial
+    with a number it is its own state, with which a clone begins if the trial has failed. `target`
+    is the number of epochs trained after this request, including those before a clone began.
     """
 
     owner: str
@@ -81,12 +71,8 @@ class TrainedEpoch:
 class RequestedTrials(Searcher):
     """The searcher, which is also a callback, to get data that searchers do not receive.
 
-    Parameters
-    ----------
-    epochs
-        The number of epochs of a trial; None: unknown.
-    width
-        The number of trials that train at a time.
+    `epochs` is the number per trial, if known; `width` is the number of trials that train at a
+    time.
     """
 
     adaptive = True
@@ -133,7 +119,6 @@ class RequestedTrials(Searcher):
             self.pinned.add((trial, epoch))
 
     def shelve(self, trial: int) -> None:
-        """Release a trial that no proxy runs any more."""
         with self._changed:
             self._to_shelve.add(trial)
 
@@ -153,17 +138,13 @@ class RequestedTrials(Searcher):
     # --- the searcher ----------------------------------------------------
 
     def setup(self, space: Space, **_: Any) -> None:
-        """Do nothing: the trials come from requests."""
+        pass  # the trials come from requests
 
     def suggest(self) -> Suggested:
         """Return the next request as a suggestion; None until `wake_pipe` signals one.
 
         Before the run has begun, wait for a request here, because the first trial begins the run.
-
-        Raises
-        ------
-        KeyboardInterrupt
-            After `close`: the run ends so that it can be resumed.
+        Raises KeyboardInterrupt after `close`, so that the run can be resumed.
         """
         with self._changed:
             while True:
@@ -245,12 +226,11 @@ class RequestedTrials(Searcher):
     def shelved(self) -> list[int]:
         """Return the paused trials without a proxy, each only once."""
         with self._changed:
-            found = sorted(self._to_shelve - self._running - self._end_reasons.keys())
+            trials = sorted(self._to_shelve - self._running - self._end_reasons.keys())
             self._to_shelve.clear()
-            return found
+            return trials
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of each proxy's trial, and the kept states."""
         with self._changed:
             return {
                 "count": self._count,
@@ -283,14 +263,13 @@ class RequestedTrials(Searcher):
                     self._running.add(number)
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
-        """Store an epoch's unchanged metrics, and the hash of its state."""
         newest = trial.history[-1]
         point = Checkpoint(trial.number, newest["epoch"], newest["state_hash"])
         with self._changed:
             self._last[trial.number] = TrainedEpoch(point, dict(metrics))
 
     def on_trial_end(self, trial: Any) -> None:
-        """Fail the requests that wait for a trial that has ended."""
+        """Fail the requests that wait for an ended trial."""
         if trial.status == "finished":
             return
         with self._changed:
@@ -313,7 +292,6 @@ class WakingExecutor:
         self._wake_pipe = wake_pipe
 
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
-        """Return events; see `cerebro.executors.base.Executor.wait`."""
         return self._executor.wait(timeout, wake=wake or self._wake_pipe)
 
     def __getattr__(self, name: str) -> Any:

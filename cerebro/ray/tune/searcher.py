@@ -1,9 +1,9 @@
 """Define a searcher that uses Ray Tune's search algorithm and scheduler.
 
 It calls them in the same order as Tune's controller, but with trials that are only names: Cerebro
-trains them. Reports come in rounds. While Tune's code runs, `random` and NumPy's global generator
-have states that belong to this search. So its answers do not depend on timing or on other random
-draws in the process.
+trains them, and reports come in rounds. While Tune's code runs, `random` and NumPy's global
+generator have states that belong to this search. So its answers depend neither on timing nor on
+other random draws in the process.
 
 Tune's objects save themselves as pickles, which Cerebro does not read. Instead, a run's store keeps
 all calls; a resumed run repeats the calls and compares the answers.
@@ -29,17 +29,9 @@ from cerebro.space import Space, json_value
 class TuneSearcher(Searcher):
     """Runs a search algorithm and a scheduler of Ray Tune.
 
-    Parameters
-    ----------
-    param_space
-        Tune's dictionary.
-    algorithm
-        A `Searcher`, or a `BasicVariantGenerator`.
-    scheduler
-        A scheduler from `check_scheduler`.
-    num_samples
-        As in `tune.TuneConfig`: the number of samples for each combination of grids, or of trials
-        of a `Searcher`; -1: no limit.
+    `algorithm` is a `Searcher` or a `BasicVariantGenerator`, `scheduler` is from `check_scheduler`.
+    `num_samples` is as in `tune.TuneConfig`: the number of samples for each combination of grids,
+    or of trials of a `Searcher`; -1: no limit.
     """
 
     def __init__(
@@ -79,7 +71,6 @@ class TuneSearcher(Searcher):
         mode: str,
         points: Sequence[Mapping[str, Any]] = (),
     ) -> None:
-        """Prepare for a search; see `cerebro.searchers.base.Searcher.setup`."""
         self._epochs, self._metric = epochs, metric
         self._limit = math.inf if n_trials is None else n_trials
         if self._variants is None and self._samples != math.inf:
@@ -131,7 +122,6 @@ class TuneSearcher(Searcher):
             self._add_trial()
 
     def _add_trial(self) -> None:
-        """Add the search algorithm's next trial, if it has one now."""
         if self._exhausted or self._made >= self._limit:
             self._exhausted = True
             return
@@ -172,12 +162,12 @@ class TuneSearcher(Searcher):
         constant = generator._constant_grid_search
         state = generator._random_state
         spec = {"config": self._mapping}
-        known = [*generator._points_to_evaluate, *points]
+        presets = [*generator._points_to_evaluate, *points]
         sample = 0
         while sample < self._samples:
             variants = (
-                tune._get_preset_variants(spec, known[sample], constant, state)
-                if sample < len(known)
+                tune._get_preset_variants(spec, presets[sample], constant, state)
+                if sample < len(presets)
                 else tune.generate_variants(spec, constant, state)
             )
             for _, variant in variants:
@@ -189,19 +179,16 @@ class TuneSearcher(Searcher):
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
         """Report an epoch to the scheduler and the search algorithm; return their decision.
 
-        Raises
-        ------
-        InputError
-            If a resumed run's scheduler has ended the trial, but had not before.
+        Raises InputError if a resumed run's scheduler has ended the trial, but had not before.
         """
         if not self.adaptive:
             return Decision.CONTINUE
         if trial not in self._trials:
             raise self._decides_otherwise(trial, epoch)
-        told = dict(metrics)
+        result = dict(metrics)
         with self._own_random():
-            decision = self._report(self._trials[trial], epoch, told)
-        encoded = {n: _encoded(v) for n, v in told.items()}
+            decision = self._report(self._trials[trial], epoch, result)
+        encoded = {n: _encoded(v) for n, v in result.items()}
         self._log.append(["tell", trial, epoch, encoded, decision.value])
         return decision
 
@@ -240,8 +227,8 @@ class TuneSearcher(Searcher):
 
     def dropped(self) -> list[int]:
         """Return the paused trials that the scheduler has ended, each only once."""
-        found, self._dropped = self._dropped, []
-        return found
+        trials, self._dropped = self._dropped, []
+        return trials
 
     def _stop_idle(self, trial: TuneTrial) -> None:
         """End a trial that is paused or has not begun; called by the scheduler."""
@@ -285,10 +272,8 @@ class TuneSearcher(Searcher):
     ) -> bool:
         """Return whether `num_samples` or `n_trials` is larger than before.
 
-        Raises
-        ------
-        InputError
-            If `num_samples` is smaller, or if a scheduler that pauses trials would get more.
+        Raises InputError if `num_samples` is smaller, or if a scheduler that pauses trials would
+        get more.
         """
         samples = -1 if self._samples == math.inf else self._samples
         before = state["num_samples"] if state else samples  # else nothing was suggested yet
@@ -314,7 +299,6 @@ class TuneSearcher(Searcher):
         return bool(changed)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all calls so far, and the scheduler's arguments."""
         calls = {"log": list(self._log)} if self.adaptive else {"begun": self._begun}
         return {
             **calls,
@@ -325,11 +309,8 @@ class TuneSearcher(Searcher):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Repeat all calls.
 
-        Raises
-        ------
-        InputError
-            If the scheduler or the search algorithm was made with other arguments, as far as that
-            is known, or answers differently.
+        Raises InputError if the scheduler or the search algorithm answers differently, or is known
+        to have been made with other arguments.
         """
         if not self.adaptive:
             for _ in range(state["begun"]):
@@ -360,7 +341,6 @@ class TuneSearcher(Searcher):
     def _tell_again(
         self, trial: int, epoch: int, metrics: Mapping[str, Any], decision: str
     ) -> None:
-        """Repeat a report."""
         now = self.report(trial, epoch, {n: _decoded(v) for n, v in metrics.items()})
         if decision != now.value:
             raise self._decides_otherwise(trial, epoch)
@@ -372,7 +352,6 @@ class TuneSearcher(Searcher):
         )
 
     def _ask_again(self, said: list[Any]) -> None:
-        """Repeat a suggestion."""
         number = self._begun if said[0] is None else said[0]
         suggestion = self.suggest()
         now = _identity(suggestion) if isinstance(suggestion, Suggestion) else []
@@ -400,10 +379,10 @@ def _decoded(value: float | str) -> float:
 
 def _introduce(scheduler: Any, metric: str, mode: str) -> None:
     """Set a scheduler's metric and mode, unless they are already set."""
-    given = getattr(scheduler, "_metric", None), getattr(scheduler, "_mode", None)
-    _refuse_other("scheduler", given, (metric, mode))
+    settings = getattr(scheduler, "_metric", None), getattr(scheduler, "_mode", None)
+    _refuse_other("scheduler", settings, (metric, mode))
     scheduler.set_search_properties(
-        *(None if had else said for had, said in zip(given, (metric, mode), strict=True))
+        *(None if had else said for had, said in zip(settings, (metric, mode), strict=True))
     )
 
 
@@ -416,9 +395,9 @@ def _introduce_searcher(
         raise InputError(
             "points are not for a search algorithm of Ray Tune: give it points_to_evaluate instead"
         )
-    given = getattr(algorithm, "metric", None), getattr(algorithm, "mode", None)
-    _refuse_other("searcher", given, (metric, mode))
-    said = (None if had else said for had, said in zip(given, (metric, mode), strict=True))
+    settings = getattr(algorithm, "metric", None), getattr(algorithm, "mode", None)
+    _refuse_other("searcher", settings, (metric, mode))
+    said = (None if had else said for had, said in zip(settings, (metric, mode), strict=True))
     if not algorithm.set_search_properties(*said, mapping) and _has_unresolved_values(mapping):
         raise InputError(
             f"param_space: {type(algorithm).__name__} was made with its own space: leave only "
@@ -427,9 +406,9 @@ def _introduce_searcher(
 
 
 def _refuse_other(what: str, given: tuple[Any, Any], asked: tuple[str, str]) -> None:
-    for name, had, wanted in zip(("metric", "mode"), given, asked, strict=True):
-        if had is not None and had != wanted:
+    for name, had, value in zip(("metric", "mode"), given, asked, strict=True):
+        if had is not None and had != value:
             raise InputError(
-                f"{name}={wanted!r}, but the {what} was made with {name}={had!r}: give the same, "
+                f"{name}={value!r}, but the {what} was made with {name}={had!r}: give the same, "
                 "or omit it there"
             )

@@ -52,25 +52,22 @@ class Work:
     def own_executor(self) -> Any:
         """Return a new executor for one run.
 
-        Raises
-        ------
-        InputError
-            If there are fewer GPUs than Ray has assigned to this process.
+        Raises InputError if there are fewer GPUs than Ray has assigned to this process.
         """
         if self.executor is not None:
             return copy.copy(self.executor)
-        found = lookup() if self.gpus else Found()
-        if len(found.devices) < self.gpus:
+        gpus = lookup() if self.gpus else Found()
+        if len(gpus.devices) < self.gpus:
             raise InputError(
                 f"Ray gives the engine of cerebro.ray.trainable {self.gpus} GPU(s), and "
-                f"{len(found.devices)} can be used there ({found.problem}): give devices='cpu'"
+                f"{len(gpus.devices)} can be used there ({gpus.problem}): give devices='cpu'"
             )
-        names = found.names[: self.gpus] or [CPU]
+        names = gpus.names[: self.gpus] or [CPU]
         return LocalExecutor(self.workers, self.threads, seats=seats(names, self.workers))
 
 
 class Session:
-    """A run that continues until it is closed; if the folder holds a run, that run is resumed."""
+    """A run that continues until it is closed; a run that is already in the folder is resumed."""
 
     def __init__(self, work: Work, folder: Path) -> None:
         self._work = work
@@ -84,7 +81,6 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether the run is still live."""
         return self._thread.is_alive()
 
     def close(self) -> None:
@@ -93,11 +89,9 @@ class Session:
         self.join(CLOSE_SECONDS)
 
     def join(self, seconds: float) -> None:
-        """Wait for the end of the run, at most `seconds`."""
         self._thread.join(seconds)
 
     def recall(self, number: int, epoch: int) -> TrainedEpoch:
-        """Return an epoch from the store."""
         record = self._record(number, epoch)
         return TrainedEpoch(Checkpoint(number, epoch, record.state_hash), dict(record.metrics))
 
@@ -127,10 +121,8 @@ class Session:
     def _record(self, number: int, epoch: int) -> EpochRecord:
         self.flush()
         with reader(self._folder) as connection:
-            known = connection.execute(
-                "SELECT 1 FROM trials WHERE number = ?", (number,)
-            ).fetchone()
-            records = [] if known is None else read_trials(connection, [number])
+            row = connection.execute("SELECT 1 FROM trials WHERE number = ?", (number,)).fetchone()
+            records = [] if row is None else read_trials(connection, [number])
         for record in records:
             for trained in record.epochs:
                 if trained.epoch == epoch:
@@ -176,7 +168,6 @@ class Session:
             time.sleep(0.05)
 
     def on_run_start(self, result: Any) -> None:
-        """Keep the run's result."""
         self._result = result
 
 

@@ -50,8 +50,20 @@ PATIENCE_SECONDS = 30.0
 logger = logging.getLogger(__name__)
 
 OPTIONS = {
-    *("eval_batch_size", "drop_last", "shuffle", "seed", "max_retries", "unit_timeout"),
-    *("stagger", "live_models", "deterministic", "state_dir", "metric", "mode", "select", "keep"),
+    "eval_batch_size",
+    "drop_last",
+    "shuffle",
+    "seed",
+    "max_retries",
+    "unit_timeout",
+    "stagger",
+    "live_models",
+    "deterministic",
+    "state_dir",
+    "metric",
+    "mode",
+    "select",
+    "keep",
 }
 """The arguments of `cerebro.search` that apply to all trials and are not decided by Tune."""
 
@@ -182,19 +194,19 @@ def _places(
     devices: Any, workers: int | None, workers_per_device: int | None, threads: int
 ) -> tuple[int, int]:
     """Return the numbers of GPUs and workers that the engine has."""
-    wanted = named(devices)
-    if any(":" in name for name in wanted):
+    names = named(devices)
+    if any(":" in name for name in names):
         raise InputError(
             f"devices={devices!r}: Ray chooses the GPUs of the engine of cerebro.ray.trainable: "
             "give 'auto', 'cuda' or 'cpu'"
         )
-    chosen = devices_of(devices, workers_per_device, None)
-    if are_gpus(chosen) and wanted == ["auto"]:
-        chosen = chosen[: _of_ray("GPU", len(chosen))] or (CPU,)
-    if not are_gpus(chosen) and workers is None:
+    selected = devices_of(devices, workers_per_device, None)
+    if are_gpus(selected) and names == ["auto"]:
+        selected = selected[: _of_ray("GPU", len(selected))] or (CPU,)
+    if not are_gpus(selected) and workers is None:
         workers = max(1, _of_ray("CPU", usable_cores()) // threads)
-    count = worker_count(workers, threads, chosen, workers_per_device)
-    return len(chosen) if are_gpus(chosen) else 0, count
+    count = worker_count(workers, threads, selected, workers_per_device)
+    return len(selected) if are_gpus(selected) else 0, count
 
 
 def _of_ray(resource: str, here: int) -> int:
@@ -219,20 +231,19 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         super().__init_subclass__(**arguments)
         # A subclass made by `tune.with_resources` requests other resources: also start the engine
         # there.
-        own = cls.__dict__.get("default_resource_request")
-        if own is None:
+        method = cls.__dict__.get("default_resource_request")
+        if method is None:
             return
 
         def request(cls: type[Proxy], config: dict[str, Any]) -> Any:
             engine_of(cls.spec, owner=True)
-            return own.__func__(cls, config)
+            return method.__func__(cls, config)
 
         cls.default_resource_request = classmethod(request)  # type: ignore[assignment]
 
     # --- Tune's protocol -------------------------------------------------
 
     def setup(self, config: dict[str, Any], **parameters: Any) -> None:
-        """Begin to run a trial."""
         if parameters:
             raise InputError(
                 f"tune.with_parameters({', '.join(sorted(parameters))}) is not for "
@@ -247,7 +258,6 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         self._enter()
 
     def step(self) -> dict[str, Any]:
-        """Request one epoch from the engine and return its metrics."""
         at = self._at or self._begin
         answer = self._call(
             "train",
@@ -312,7 +322,8 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
             logger.warning(
                 "the engine of cerebro.ray.trainable waits for %d CPUs and %d GPUs of this Ray "
                 "cluster, which are in use: free them, or give fewer workers=",
-                *(self.spec.cpus, self.spec.gpus),
+                self.spec.cpus,
+                self.spec.gpus,
             )
         ray.get(entered)
 
@@ -333,13 +344,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
             ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
 
     def _folder(self) -> str:
-        """Return the run's folder.
-
-        Raises
-        ------
-        InputError
-            If only Tune can write to the folder.
-        """
+        """Return the run's folder; raise InputError if only Tune can write to it."""
         if self.spec.folder is not None:
             return self.spec.folder
         storage = self._storage

@@ -1,8 +1,7 @@
 """Draw plots of a result, one kind per file.
 
-Every function returns a new ``matplotlib.figure.Figure``, which does not depend on a window or on
-pyplot's global state. So it works without a display and in threads:
-``figure.savefig("curves.png")``. A notebook draws the figure if it is the cell's value.
+Every function returns a new ``matplotlib.figure.Figure`` without a window or pyplot's global state,
+so it works without a display and in threads. A notebook shows it if it is the cell's value.
 """
 
 from __future__ import annotations
@@ -41,33 +40,10 @@ def plot(
     kind: str = "curves",
     dark: bool | None = None,
 ) -> Figure:
-    """Draw a result.
+    """Draw a result; see ``Result.plot``.
 
-    Parameters
-    ----------
-    result
-        A ``Result``.
-    metric
-        The metric; None: the one that ranks trials.
-    trials
-        The numbers of the trials to draw; None: all.
-    kind
-        ``"curves"``: the metric over epochs; ``"gantt"``: which worker trained which trial when;
-        ``"parallel"``: configurations as lines across their dimensions; ``"importance"``: the share
-        of the metric's variance that each dimension explains, with its uncertainty; ``"slice"``:
-        the metric over each setting.
-    dark
-        Whether the plot is for a dark page. None: as in matplotlib's current style.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
-        A new figure.
-
-    Raises
-    ------
-    InputError
-        If `kind`, a trial or the metric is unknown, or if matplotlib is missing.
+    `dark` says whether the plot is for a dark page; None: as in matplotlib's current style. Raises
+    InputError if `kind`, a trial or the metric is unknown, or if matplotlib is missing.
     """
     if kind not in KINDS:
         raise InputError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
@@ -78,17 +54,14 @@ def plot(
 
 
 def check(result: Any, metric: str | None, trials: Sequence[int] | None) -> None:
-    """Check the metric and the trials to draw; a metric cannot be checked before the first epoch.
+    """Raise InputError if the metric or a trial to draw is unknown.
 
-    Raises
-    ------
-    InputError
-        If the metric or a trial is unknown.
+    The metric cannot be checked before the first epoch.
     """
-    chosen = _chosen(result, trials)
-    begun = any(trial.history for trial in chosen)
-    if metric is not None and begun and not any(series(trial, metric)[1] for trial in chosen):
-        raise no_metric(metric, chosen)
+    shown = _chosen(result, trials)
+    begun = any(trial.history for trial in shown)
+    if metric is not None and begun and not any(series(trial, metric)[1] for trial in shown):
+        raise no_metric(metric, shown)
 
 
 def _chosen(result: Any, numbers: Sequence[int] | None) -> list[Any]:

@@ -29,10 +29,10 @@ def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
 
     A cross marks the last finite value of a trial that failed or diverged.
     """
-    known = best_first(result, metric, trials)
-    if not known:
+    measured = best_first(result, metric, trials)
+    if not measured:
         raise no_metric(metric, trials)
-    ranked = [trial for trial in known if selected(result, trial, metric) is not None]
+    ranked = [trial for trial in measured if selected(result, trial, metric) is not None]
     figure, axes = figure_of(look, 8.4, 4.6)
     colours = [look.accent, *look.runners_up]
     for rank, trial in reversed(list(enumerate(ranked))):
@@ -55,8 +55,8 @@ def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     if ranked:
         _mark_best(axes, ranked[0], result, metric, look)
     _finish_curves(axes, ranked, metric, look)
-    axes.set_ylabel(wrap(axis_label(known[0], metric), 40, 2), color=look.ink)
-    _title(axes, len(ranked), len(known) - len(ranked), look)
+    axes.set_ylabel(wrap(axis_label(measured[0], metric), 40, 2), color=look.ink)
+    _title(axes, len(ranked), len(measured) - len(ranked), look)
     return figure
 
 

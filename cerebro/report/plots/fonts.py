@@ -8,14 +8,13 @@ from collections.abc import Collection
 from typing import Any
 
 FAMILIES = (
-    *("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans CJK TC", "Noto Sans CJK KR"),
-    *("Source Han Sans", "Source Han Sans SC", "Source Han Sans KR"),
-    *("WenQuanYi Micro Hei", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS"),
-    *("Hiragino Sans", "PingFang SC", "PingFang HK", "Heiti TC", "Apple SD Gothic Neo"),
-    *("Noto Sans JP", "Noto Sans SC", "Noto Sans KR"),
-    *("Yu Gothic", "Microsoft YaHei", "Malgun Gothic"),
-    *("IPAexGothic", "Noto Serif CJK JP", "SimHei", "NanumGothic"),
-)
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans CJK TC", "Noto Sans CJK KR",
+    "Source Han Sans", "Source Han Sans SC", "Source Han Sans KR", "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS", "Hiragino Sans", "PingFang SC",
+    "PingFang HK", "Heiti TC", "Apple SD Gothic Neo", "Noto Sans JP", "Noto Sans SC",
+    "Noto Sans KR", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic", "IPAexGothic",
+    "Noto Serif CJK JP", "SimHei", "NanumGothic",
+)  # fmt: skip
 """Fonts of Linux, macOS and Windows; those with the characters of all three languages first."""
 
 

@@ -39,7 +39,7 @@ def trial_colours(count: int) -> list[Colour]:
 def draw_gantt(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
     """Draw which worker trained which trial when; one color per trial, validation hatched.
 
-    The share of time in which a worker was busy is counted from the start of the first unit.
+    A worker's busy share is counted from the start of the first unit.
     """
     numbers = {trial.number for trial in trials}
     units = [unit for unit in result.units() if unit["trial"] in numbers]
@@ -54,11 +54,11 @@ def draw_gantt(result: Any, metric: str, trials: Sequence[Any], look: Look) -> F
         sorted((u for u in units if u["worker"] == worker), key=lambda u: u["start"])
         for worker in workers
     ]
-    bars = [bar for row, own in enumerate(rows) for bar in _bars(own, row, end)]
+    bars = [bar for row, of_worker in enumerate(rows) for bar in _bars(of_worker, row, end)]
     _draw_bars(axes, bars, colours, look)
     _separate(axes, rows, end, look)
-    for row, own in enumerate(rows):
-        _number_bars(axes, own, row, end, look)
+    for row, of_worker in enumerate(rows):
+        _number_bars(axes, of_worker, row, end, look)
     _mark_retries(axes, rows, look)
     _finish_gantt(axes, units, workers, end, look)
     _gantt_legend(figure, colours, look)
@@ -83,8 +83,7 @@ class _Bar:
 def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar]:
     """Return one worker's bars; those too narrow to see are joined with their neighbours.
 
-    So the number of bars depends on the width of the plot, not on the length of the run. Joined
-    bars look like the longest of them.
+    So the plot's width limits the number of bars. Joined bars look like the longest of them.
     """
     gap = TOUCHING_SHARE * end
     joined: list[list[_Bar]] = []
@@ -106,21 +105,21 @@ def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar
 
 
 def _draw_bars(axes: Axes, bars: Sequence[_Bar], colours: Mapping[int, Colour], look: Look) -> None:
-    """Draw all bars of a kind at once, because thousands of separate ones would take minutes."""
+    """Draw all bars of a kind at once: thousands of separate ones would take minutes."""
     from matplotlib.collections import PolyCollection
 
     for hatch in (None, HATCH):
-        own = [bar for bar in bars if (bar.kind == "eval") == (hatch is not None)]
+        of_kind = [bar for bar in bars if (bar.kind == "eval") == (hatch is not None)]
         corners = [
             [(x, bar.row + y) for x, y in zip(
                 (bar.start, bar.stop, bar.stop, bar.start), (-0.38, -0.38, 0.38, 0.38), strict=True
             )]
-            for bar in own
+            for bar in of_kind
         ]  # fmt: skip
         axes.add_collection(
             PolyCollection(
                 corners,
-                facecolors=[colours[bar.trial] for bar in own],
+                facecolors=[colours[bar.trial] for bar in of_kind],
                 edgecolors=look.page,  # the color of the hatching
                 linewidths=0.0,
                 hatch=hatch,
@@ -153,7 +152,7 @@ def _stretches(
     units: Sequence[Mapping[str, Any]], keys: Sequence[str], gap: float
 ) -> list[tuple[int, int]]:
     """Find series of units (by start) that agree in `keys`, with gaps up to `gap` seconds."""
-    found = []
+    stretches = []
     first = 0
     for i in range(1, len(units) + 1):
         if i < len(units):
@@ -161,13 +160,12 @@ def _stretches(
             alike = all(before[key] == after[key] for key in keys)
             if alike and after["start"] - before["end"] <= gap:
                 continue
-        found.append((first, i - 1))
+        stretches.append((first, i - 1))
         first = i
-    return found
+    return stretches
 
 
 def _mark_retries(axes: Axes, rows: Sequence[Sequence[Mapping[str, Any]]], look: Look) -> None:
-    """Mark units that ran again."""
     marks = [
         (unit["start"], row - 0.46)
         for row, units in enumerate(rows)
@@ -184,10 +182,10 @@ def _number_bars(
 ) -> None:
     """Write a trial's number once on each wide stretch of its units on one worker."""
     for first, last in _stretches(units, ("trial",), gap=LABEL_SHARE * end):
-        left, right = units[first]["start"], units[last]["end"]
-        if right - left >= LABEL_SHARE * end:
+        begin, stop = units[first]["start"], units[last]["end"]
+        if stop - begin >= LABEL_SHARE * end:
             axes.text(
-                (left + right) / 2,
+                (begin + stop) / 2,
                 row,
                 str(units[first]["trial"]),
                 ha="center",

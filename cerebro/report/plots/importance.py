@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRIALS_PER_DIMENSION = 10
-"""The trials needed per dimension; with fewer, the importance of dimensions is unknown."""
+"""The fewest trials per dimension that show the importance of dimensions."""
 _DRAWS = 1000
 
 
@@ -38,24 +38,11 @@ class Importance:
 def explained_variance(values: Sequence[Any], metric: Any) -> Importance | None:
     """Estimate the share of the metric's variance that one dimension alone explains.
 
-    Trials are grouped by category; for a number, they are grouped into up to four ranges with
-    equally many trials. The share is the variance between groups divided by the total variance (eta
-    squared). With few trials it is large by chance. The range shows this uncertainty: it extends
-    from the 5th to the 95th percentile of the share over trials drawn with replacement (a
-    bootstrap, always with the same draws). Interactions of dimensions are not measured.
-
-    Parameters
-    ----------
-    values
-        The dimension's value in each trial; `ABSENT` where it has none.
-    metric
-        The metric of each trial, shape (trials,).
-
-    Returns
-    -------
-    Importance
-        None if the trials cannot show it: if there is one group, one group per trial, or a constant
-        metric.
+    The share is the variance between groups divided by the total variance (eta squared). Groups are
+    categories or, for a number, up to four ranges with equally many trials. The range, from the 5th
+    to the 95th percentile over a bootstrap with fixed draws, shows the uncertainty: with few trials
+    the share is large by chance. Interactions are not measured. None if there is one group, one
+    group per trial, or a constant metric. A value is `ABSENT` where the trial has none.
     """
     numbers = np.asarray(metric, dtype=float)
     kinds, groups = np.unique(np.asarray(_groups(values)), return_inverse=True)
@@ -102,8 +89,8 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     names = varying(configs) if configs else []
     if not names:
         raise InputError("kind='importance': needs two finished trials that differ")
-    found = {n: explained_variance(column(configs, n), values) for n in names}
-    ordered = sorted(names, key=lambda name: -1.0 if (f := found[name]) is None else f.share)
+    importances = {n: explained_variance(column(configs, n), values) for n in names}
+    ordered = sorted(names, key=lambda name: -1.0 if (f := importances[name]) is None else f.share)
     enough = TRIALS_PER_DIMENSION * len(names)
     tells = len(configs) >= enough
     labels = [wrap(name, 30, 2) for name in ordered]
@@ -112,7 +99,7 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     figure, axes = figure_of(look, 7.2 + 0.07 * max(0, longest - 12), 1.9 + 0.38 * len(ordered))
     axes.grid(False, axis="y")
     for place, name in enumerate(ordered):
-        _draw_share(axes, place, found[name], look, pale=not tells)
+        _draw_share(axes, place, importances[name], look, pale=not tells)
     axes.set_yticks(range(len(ordered)), labels)
     axes.set_ylim(-0.5, len(ordered) - 0.5)
     axes.set_xlim(0, 128)

@@ -21,18 +21,13 @@ class Look:
     """The colors of a plot."""
 
     page: str
-    ink: str
-    """The color of text."""
-    dim: str
-    """The color of remarks."""
-    faint: str
-    """The color of background elements, such as the curves of most trials."""
+    ink: str  # text
+    dim: str  # remarks
+    faint: str  # background elements, such as the curves of most trials
     grid: str
-    accent: str
-    """The color of the best trial."""
+    accent: str  # the best trial
     runners_up: tuple[str, str, str, str]
-    shades: tuple[float, float]
-    """The part of the color map that is readable on the page."""
+    shades: tuple[float, float]  # the part of the color map that is readable on the page
 
 
 LIGHT = Look(
@@ -59,21 +54,14 @@ DARK = Look(
 
 @functools.cache
 def figure_class() -> type[Figure]:
-    """Return a class of figures that a notebook shows.
-
-    Raises
-    ------
-    InputError
-        If matplotlib is missing.
-    """
+    """Return a class of figures that a notebook shows; raise InputError without matplotlib."""
     import_extra("matplotlib", "plots", "plots need matplotlib")
     from matplotlib.figure import Figure
 
     class Plot(Figure):
         """A figure that a notebook shows whether or not pyplot was imported."""
 
-        lacks_glyphs = False
-        """Whether fonts lack characters; a warning has said so, so matplotlib need not."""
+        lacks_glyphs = False  # if true, a warning has said so, and matplotlib need not
 
         def draw(self, renderer: Any) -> None:
             with warnings.catch_warnings() if self.lacks_glyphs else contextlib.nullcontext():
@@ -90,13 +78,7 @@ def figure_class() -> type[Figure]:
 
 
 def is_style_dark() -> bool:
-    """Return whether matplotlib's current style, such as ``dark_background``, is dark.
-
-    Raises
-    ------
-    InputError
-        If matplotlib is missing.
-    """
+    """Return whether matplotlib's current style is dark; raise InputError without matplotlib."""
     import_extra("matplotlib", "plots", "plots need matplotlib")
     from matplotlib import rcParams
     from matplotlib.colors import to_rgb
@@ -112,7 +94,6 @@ def empty_figure(look: Look, width: float, height: float) -> Figure:
 
 
 def figure_of(look: Look, width: float, height: float) -> tuple[Figure, Axes]:
-    """Return a figure with one pair of axes."""
     figure = empty_figure(look, width, height)
     axes = figure.add_subplot()
     clean(look, axes)
@@ -120,7 +101,6 @@ def figure_of(look: Look, width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def clean(look: Look, axes: Axes) -> None:
-    """Apply the common style to axes."""
     axes.set_facecolor(look.page)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -71,8 +71,8 @@ def _styles(look: Look) -> dict[str, _Style]:
 def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> Figure:
     """Draw the metric over each setting that varies; a star marks the best trial.
 
-    Axes are logarithmic if the space is. Trials that ended early are hollow. Failed and diverged
-    trials are crosses. Trials without a finite metric are crosses on the lower edge.
+    Axes are logarithmic if the space is. Hollow marks are trials that ended early, crosses those
+    that failed or diverged; crosses on the lower edge have no finite metric.
     """
     ranked = best_first(result, metric, trials)
     if not ranked:
@@ -94,8 +94,8 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     for place, name in enumerate(names):
         axes = panels[place]
         clean(look, axes)
-        own = {n: config[name] for n, config in configs.items() if name in config}
-        _panel(axes, name, own, groups, values, ranges.get(name, Range()), look)
+        column = {n: config[name] for n, config in configs.items() if name in config}
+        _panel(axes, name, column, groups, values, ranges.get(name, Range()), look)
         if place % across == 0:
             axes.set_ylabel(wrap(axis_label(ranked[0], metric), 24, 3), color=look.ink)
     for axes in panels[len(names) :]:
@@ -108,7 +108,7 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
 def _groups(
     trials: Sequence[Any], values: Mapping[int, float], best: int
 ) -> Mapping[str, list[int]]:
-    """Return the numbers of the trials that are drawn in each style, for all styles explained."""
+    """Return the numbers of the trials drawn in each style, for all styles that are explained."""
     groups: dict[str, list[int]] = {}
     for trial in trials:
         style = STYLE_OF.get(trial.status, "finished")
@@ -170,10 +170,7 @@ def _label_columns(axes: Axes, texts: Sequence[str]) -> None:
 
 
 def _label_few(axes: Axes, numbers: Sequence[float]) -> None:
-    """Label a log axis at one to three numbers of each decade.
-
-    Matplotlib labels all nine of a short axis, over each other.
-    """
+    """Label a log axis at one to three numbers of each decade; matplotlib's nine overlap."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     decades = math.log10(max(numbers) / min(numbers)) if numbers else 0.0
@@ -192,7 +189,7 @@ def _dots(
 ) -> None:
     """Draw trials of one style; those without a finite metric on the lower edge.
 
-    They are drawn at once, because thousands of separate marks would take minutes.
+    They are drawn at once: thousands of separate marks would take minutes.
     """
     marks: dict[str, Any] = {
         "marker": style.marker,
@@ -217,7 +214,7 @@ def _dots(
 
 
 def _aside(number: int) -> float:
-    """Return a trial's offset from its category's center; it depends only on the trial's number."""
+    """Return a trial's offset from its category's center, which depends only on its number."""
     return SPREAD * (2 * ((number * 0.618034) % 1.0) - 1)
 
 
@@ -226,11 +223,11 @@ def _medians(
 ) -> None:
     """Mark the median of each category of at least three trials."""
     for column in sorted(set(columns.values())):
-        found = [values[n] for n, own in columns.items() if own == column]
-        found = [value for value in found if math.isfinite(value)]
-        if len(found) > 2:
+        metrics = [values[n] for n, place in columns.items() if place == column]
+        metrics = [value for value in metrics if math.isfinite(value)]
+        if len(metrics) > 2:
             axes.hlines(
-                float(np.median(found)), column - 0.3, column + 0.3, color=look.dim, linewidth=1.2
+                float(np.median(metrics)), column - 0.3, column + 0.3, color=look.dim, linewidth=1.2
             )
 
 

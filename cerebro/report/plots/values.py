@@ -35,8 +35,8 @@ def mode_of(result: Any, metric: str) -> str:
 def series(trial: Any, metric: str) -> tuple[list[int], list[float]]:
     """Return the numbers of epochs trained (from 1), and the metric after each."""
     points = [(e["epoch"] + 1, fmt.metric_value(e["metrics"], metric)) for e in trial.history]
-    known = [(x, y) for x, y in points if y is not None]
-    return [x for x, _ in known], [y for _, y in known]
+    pairs = [(x, y) for x, y in points if y is not None]
+    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def selected(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
@@ -71,7 +71,6 @@ def known_metrics(trials: Sequence[Any]) -> str:
 
 
 def no_metric(metric: str, trials: Sequence[Any]) -> InputError:
-    """Return the error of a metric that no trial has."""
     return InputError(f"metric={metric!r}: no trial has it yet; available: {known_metrics(trials)}")
 
 
@@ -86,10 +85,7 @@ def axis_label(trial: Any, metric: str) -> str:
 
 
 def table_of(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict[str, Any]], Any]:
-    """Return the flattened configurations of the trials that have the metric, and its values.
-
-    The values are the same as in the summary.
-    """
+    """Return the flat configurations of the trials that have the metric, and its values."""
     configs, values = [], []
     for trial in best_first(result, metric, trials):
         point = selected(result, trial, metric)
@@ -113,8 +109,8 @@ def column(configs: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 def ranges_of(result: Any) -> Mapping[str, Range]:
     """Return the range of each setting in the space; empty if the space was not recorded."""
     saved = getattr(result, "saved", None)
-    found: Mapping[str, Range] = {} if saved is None else saved.ranges()
-    return found
+    ranges: Mapping[str, Range] = {} if saved is None else saved.ranges()
+    return ranges
 
 
 def is_numeric(values: Sequence[Any]) -> bool:
@@ -131,10 +127,7 @@ def is_log(numbers: Any, known: Range | None = None) -> bool:
 
 
 def categories(values: Sequence[Any], known: Range) -> list[Any]:
-    """List distinct values in the order of the space, else as they come.
-
-    The values ``1``, ``True`` and ``"1"`` are distinct.
-    """
-    found = {repr(value): value for value in values}
+    """List distinct values in the order of the space, else as they come; ``1`` is not ``True``."""
+    distinct = {repr(value): value for value in values}
     order = {repr(option): place for place, option in enumerate(known.options)}
-    return [found[key] for key in sorted(found, key=lambda key: order.get(key, len(order)))]
+    return [distinct[key] for key in sorted(distinct, key=lambda key: order.get(key, len(order)))]

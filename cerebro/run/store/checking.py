@@ -116,10 +116,7 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
 
 
 def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -> None:
-    """Raise TypeError if a row of these tables has a value of the wrong type or range.
-
-    Only rows for which the SQL condition `where` is true are checked.
-    """
+    """Raise TypeError if a row that meets the SQL condition `where` has an invalid value."""
     for table in tables:
         wrong = " OR ".join(text.format(name) for name, text in _WRONG[table].items())
         row = connection.execute(

@@ -47,7 +47,6 @@ def _untagged(value: dict[str, Any]) -> Any:
 
 
 def encode_raised(raised: Raised) -> str | None:
-    """Return an exception of the user's code as text; None without an exception."""
     if not raised.bases:
         return None
     return encode({"bases": list(raised.bases), "place": raised.place})
@@ -57,8 +56,8 @@ def decode_raised(text: str | None) -> Raised:
     """Return the exception that `encode_raised` encoded; raise TypeError for invalid text."""
     if text is None:
         return NOTHING_RAISED
-    found = decode(text)
-    bases, place = found["bases"], found["place"]
+    fields = decode(text)
+    bases, place = fields["bases"], fields["place"]
     if not isinstance(bases, list) or not all(isinstance(name, str) for name in (*bases, place)):
         raise TypeError(f"the column raised has the invalid value {one_line(text, 100)}")
     return Raised(tuple(map(sys.intern, bases)), place)

@@ -16,17 +16,11 @@ from cerebro.run.store.schema import BUSY_SECONDS, FILE, journal_mode, unused_fo
 LOGS = ("-wal", "-shm", "-journal")
 EVENT = "store put back"
 TRIES = 5
-"""How often it is written if it is removed again and again."""
+"""How often the store is written if it is removed again and again."""
 
 
 class OpenFile:
-    """The connection of a store's writer.
-
-    Parameters
-    ----------
-    folder
-        The run's folder.
-    """
+    """The connection of a store's writer."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -45,42 +39,33 @@ class OpenFile:
             raise
         self.connection = connection
         self._parts = {
-            path: found
+            path: identity
             for path in (self._folder, self._file, self._log("-wal"), self._log("-shm"))
-            if (found := _identity(path)) is not None
+            if (identity := _identity(path)) is not None
         }
 
     def close(self) -> None:
         self.connection.close()
 
     def put_back(self) -> str | None:
-        """Write the store again if it, or its log, was removed or replaced.
+        """Write the store again if it, or its log, was removed or replaced; return a message.
 
-        Call this between transactions.
-
-        Returns
-        -------
-        str | None
-            What has happened, or None: all is well, or the folder itself is gone or renamed.
-
-        Raises
-        ------
-        OSError, sqlite3.Error
-            If the store cannot be written.
+        Call this between transactions. Returns None if nothing was lost, or if the folder itself is
+        gone or renamed. Raises OSError or sqlite3.Error if the store cannot be written.
         """
-        found = {path: _identity(path) for path in self._parts}
-        if found == self._parts or found[self._folder] != self._parts[self._folder]:
+        identities = {path: _identity(path) for path in self._parts}
+        if identities == self._parts or identities[self._folder] != self._parts[self._folder]:
             return None
-        lost = " and ".join(p.name for p in self._parts if found[p] != self._parts[p])
+        lost = " and ".join(p.name for p in self._parts if identities[p] != self._parts[p])
         old, copied = self.connection, None
-        if found[self._file] not in (None, self._parts[self._file]):
+        if identities[self._file] not in (None, self._parts[self._file]):
             self._file.rename(unused_folder(self._file.with_name(FILE + ".replaced")))
-        for left in reversed(range(TRIES)):
+        for tries_left in reversed(range(TRIES)):
             copied = self._write_again(old)
             try:
                 self._connect()
             except sqlite3.OperationalError:  # it has been removed again
-                if not left:
+                if not tries_left:
                     raise
             if self._parts.get(self._file) == copied:
                 break
@@ -110,14 +95,14 @@ class OpenFile:
 
 
 def copy_store(connection: sqlite3.Connection, file: Path) -> None:
-    """Copy a store, as this connection sees it, to one new file."""
+    """Copy a store, as this connection sees it, to a new file."""
     with contextlib.closing(sqlite3.connect(file)) as target:
         connection.backup(target)
         target.execute("PRAGMA journal_mode = DELETE")  # no log beside it
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Return a file's device and inode; None if there is none of this name."""
+    """Return a file's device and inode; None if it does not exist."""
     try:
         info = path.lstat()
     except FileNotFoundError:

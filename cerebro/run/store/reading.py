@@ -29,25 +29,24 @@ READ_AT_ONCE = 500
 """The most trials that one query selects by number."""
 
 _UNREADABLE = (
-    *(ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError),
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
     StopIteration,
 )
-"""The exceptions that may be raised when a damaged row is used."""
+"""The exceptions that using a damaged row may raise."""
 
 
 @contextlib.contextmanager
 def reader(folder: Path) -> Iterator[sqlite3.Connection]:
-    """Open a run's store for reading; the run may be live.
+    """Open a run's store for reading, also while the run is live; all reads see the same snapshot.
 
-    All reads see the same snapshot. Close the connection soon: while it is open, the writer cannot
-    restart its log.
-
-    Raises
-    ------
-    InputError
-        If the folder does not hold a run.
-    CorruptDataError
-        If the file is not a run store of the version that this Cerebro reads.
+    Close the connection soon: while it is open, the writer cannot restart its log. Raises
+    InputError if the folder holds no run, and CorruptDataError if the file is not a store of the
+    version that this Cerebro reads.
     """
     file = store_of(folder)
     try:
@@ -65,7 +64,6 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _opened(file: Path) -> sqlite3.Connection:
-    """Return a connection whose reads all see the same snapshot."""
     try:
         return _begun(file, _access(file))
     except sqlite3.OperationalError as error:
@@ -94,10 +92,10 @@ def _begun(file: Path, access: str) -> sqlite3.Connection:
 def _access(file: Path) -> str:
     """Return the mode in which to open a store: read-only if possible.
 
-    With a write-ahead log, the store is opened read-only: otherwise the last reader to close it
-    would copy a dead run's log into the file. Without a log there is nothing to copy, and SQLite
-    needs write access to use the log of a writer that starts, or to roll back the journal of a
-    writer that died. If the folder cannot be written, SQLite must not look for a log or a journal.
+    If a log exists, the last reader to close a writable store would copy a dead run's log into the
+    file. Without a log, SQLite needs write access to use the log of a writer that starts, or to
+    roll back the journal of a writer that died. In a folder that cannot be written, SQLite must not
+    look for either.
     """
     if file.with_name(FILE + "-wal").exists():
         return "mode=ro"
@@ -105,28 +103,20 @@ def _access(file: Path) -> str:
 
 
 def check_whole(folder: Path) -> None:
-    """Check an entire store, including the parts that readers do not use.
+    """Check an entire store, including the parts that readers do not use, before resuming its run.
 
-    If a run with a damaged store were resumed, it would write rows that cannot be read.
-
-    Raises
-    ------
-    InputError
-        If the folder does not hold a run.
-    CorruptDataError
-        If SQLite finds damage.
+    Raises InputError if the folder holds no run, and CorruptDataError if SQLite finds damage.
     """
     with reader(folder) as connection:
-        (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    if found != "ok":
+        (text,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
+    if text != "ok":
         raise CorruptDataError(
-            f"{folder / FILE} is damaged ({one_line(found, 200)}): restore a copy of it, or "
+            f"{folder / FILE} is damaged ({one_line(text, 200)}): restore a copy of it, or "
             "extract the readable rows (sqlite3 run.sqlite .recover)"
         )
 
 
 def read_meta(connection: sqlite3.Connection) -> dict[str, Any]:
-    """Read the description of the whole run."""
     check_rows(connection, "meta")
     rows: Iterable[sqlite3.Row] = connection.execute("SELECT key, value FROM meta")
     return {row["key"]: decode(row["value"]) for row in rows}
@@ -141,10 +131,10 @@ def read_trials(
         return list(_read_some(connection, "1", "1").values())
     records: dict[int, TrialRecord] = {}
     for begin in range(0, len(numbers), READ_AT_ONCE):
-        chosen = f"IN ({', '.join(str(int(n)) for n in numbers[begin : begin + READ_AT_ONCE])})"
-        check_rows(connection, "trials", where=f"number {chosen}")
-        check_rows(connection, "epochs", "metrics", where=f"trial {chosen}")
-        records |= _read_some(connection, f"number {chosen}", f"trial {chosen}")
+        in_batch = f"IN ({', '.join(str(int(n)) for n in numbers[begin : begin + READ_AT_ONCE])})"
+        check_rows(connection, "trials", where=f"number {in_batch}")
+        check_rows(connection, "epochs", "metrics", where=f"trial {in_batch}")
+        records |= _read_some(connection, f"number {in_batch}", f"trial {in_batch}")
     return [records[number] for number in numbers]
 
 
@@ -153,8 +143,7 @@ def _read_some(
 ) -> dict[int, TrialRecord]:
     """Read some trials with their epochs and metrics.
 
-    `of_trials` is the SQL condition that selects the trials in the table ``trials``; `of_others`
-    selects the same trials in the other tables.
+    The SQL condition `of_trials` selects them in the table ``trials``, `of_others` in the others.
     """
     records = {record.number: record for record in _read_trial_rows(connection, of_trials)}
     for trial, position, epochs in read_extensions(connection, of_others):
@@ -242,17 +231,15 @@ def read_last_decisions(connection: sqlite3.Connection) -> dict[int, LastDecisio
 
 
 def read_decisions(connection: sqlite3.Connection, after: int = 0) -> list[tuple[Any, ...]]:
-    """Read the decisions and suggestions of an adaptive searcher, in order.
+    """Read an adaptive searcher's decisions and suggestions, in order, without the first `after`.
 
-    Each row has the trial, the epoch, the decision, and the target epochs of a suggestion. The
-    first `after` rows are left out.
+    Each row has the trial, the epoch, the decision, and the target epochs of a suggestion.
     """
     sql = "SELECT trial, epoch, decision, epochs FROM decisions ORDER BY id LIMIT -1 OFFSET ?"
     return [tuple(row) for row in connection.execute(sql, (after,))]
 
 
 def count_decisions(connection: sqlite3.Connection) -> int:
-    """Count the decisions and suggestions of an adaptive searcher."""
     (count,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
     return int(count)
 

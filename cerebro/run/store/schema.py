@@ -89,15 +89,7 @@ class OtherVersionError(CorruptDataError):
 
 
 def check_version(connection: sqlite3.Connection, file: Path) -> None:
-    """Raise an error unless a store has the version `SCHEMA_VERSION`.
-
-    Raises
-    ------
-    OtherVersionError
-        If a different version of Cerebro wrote the store.
-    CorruptDataError
-        If it is not a store.
-    """
+    """Raise OtherVersionError for another version's store, CorruptDataError if it is no store."""
     version = int(connection.execute("PRAGMA user_version").fetchone()[0])
     if version == SCHEMA_VERSION:
         return
@@ -113,9 +105,7 @@ def check_version(connection: sqlite3.Connection, file: Path) -> None:
 FILE = "run.sqlite"
 
 BUSY_SECONDS = 60.0
-"""How many seconds a commit waits for readers, and a reader for a commit. They block each other
-only without WAL.
-"""
+"""How long commits and readers wait for each other; they do so only without WAL."""
 
 PARTS = ("states", "trials", "control")
 """The folders in a run's folder."""
@@ -127,8 +117,7 @@ FILES = (FILE, *(FILE + end for end in ("-wal", "-shm", "-journal", ".new")), "o
 def check_is_plain(folder: Path) -> None:
     """Raise CorruptDataError if an entry in a run's folder is a symbolic link.
 
-    Writing to a run must not change a file that a link points to. The path to the folder itself may
-    contain links.
+    Writing to a run must not change a file elsewhere. The path to the folder may contain links.
     """
     for name in PARTS:
         check_folder(folder / name)
@@ -139,12 +128,7 @@ def check_is_plain(folder: Path) -> None:
 def store_of(folder: Path) -> Path:
     """Return the file of a run's store.
 
-    Raises
-    ------
-    InputError
-        If the folder does not hold a run.
-    CorruptDataError
-        If an entry in it is a symbolic link.
+    Raises InputError if the folder holds no run, CorruptDataError if an entry is a symbolic link.
     """
     check_is_plain(folder)
     if not (folder / FILE).exists():

@@ -60,8 +60,16 @@ class Transaction:
         parent_epoch: int | None,
     ) -> None:
         self._trials[number] = [
-            *(number, config, status, epochs, parent),
-            *(None, None, 0, parent_epoch, None),
+            number,
+            config,
+            status,
+            epochs,
+            parent,
+            None,
+            None,
+            0,
+            parent_epoch,
+            None,
         ]
 
     def set_status(

@@ -1,26 +1,10 @@
 """Write a run's store: with one thread, many rows per transaction, and a short log.
 
-Rows are queued for a writing thread. This thread publishes the states that the rows name (fsync,
-rename, fsync of the folder) and commits all pending rows, so that training waits for the disk only
-when the thread is far behind. Rows that belong together are queued as a group and committed
-together. The store's file is created under a temporary name, so if ``run.sqlite`` exists, the run
-can be opened.
-
-After the first failure nothing more is written: a page that the kernel could not write is lost, and
-a later fsync would not report it. The run keeps all rows committed before the failure. A commit
-that failed in its last step may appear later, complete. Only a store that somebody removes while it
-is open is written again (`open_file`).
-
-Rows of units are a record only: resuming reads from the states where a trial is. They may wait a
-moment for further rows, because a commit for each short unit takes processor time from workers. All
-other rows are committed at once.
-
-Every 1000 pages SQLite copies the log back into the file (a checkpoint), except pages that a reader
-still needs. It restarts the log once all pages are copied and no reader uses the log. Readers that
-overlap without a gap would prevent this forever. So when the log is long, the writing thread
-requests a restart, which makes new readers use the file, and waits a moment for the remaining
-readers. The log then grows only while one reader holds a snapshot for long; it is truncated as soon
-as that reader closes.
+Rows are queued for a writing thread. It publishes the states that the rows name, and commits all
+pending rows; training waits only when the thread is far behind. Rows queued as a group are
+committed together. After the first failure nothing more is written. The run keeps the rows that
+were committed before; a commit that failed in its last step may appear later, complete. Only a
+store that is removed while it is open is written again (`open_file`).
 """
 
 from __future__ import annotations
@@ -60,11 +44,13 @@ MAX_STATE_BYTES = 1 << 30
 MIN_STATES = 4
 """How many states may always be pending; more may be, up to `MAX_STATE_BYTES` together."""
 
+# A commit for each short unit would take processor time from workers. Rows of units are only a
+# record: resuming reads from the states where a trial is.
 UNIT_SECONDS = 0.05
 """How long rows of units may wait for others."""
 
 Row = tuple[Callable[..., None], tuple[Any, ...]]
-"""A method of `Transaction`, and its arguments."""
+"""A method of `Transaction` and its arguments."""
 
 
 @dataclass(slots=True)
@@ -77,14 +63,11 @@ class Group:
 
     @property
     def can_wait(self) -> bool:
-        """Whether it has only rows of units."""
-        return all(add is Transaction.add_unit for add, _ in self.rows)
+        return all(add is Transaction.add_unit for add, _ in self.rows)  # only rows of units
 
 
 Item = Group | threading.Event | None
-"""An item of the queue: rows, an event to set once all rows before it are durable, or None at the
-end.
-"""
+"""Rows, an event to set once all rows before it are durable, or None at the end."""
 
 
 @dataclass(slots=True)
@@ -108,10 +91,7 @@ class Backlog:
 
 
 class Store:
-    """The writing side of a run's store; see the module's docstring.
-
-    Call `create` or `open` to make one. Only the coordinator's thread may use it.
-    """
+    """The writing side of a run's store, from `create` or `open`, for the coordinator's thread."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()  # the working directory may change
@@ -152,16 +132,9 @@ class Store:
     def open(cls, folder: Path) -> Store:
         """Open the store of an earlier run for writing.
 
-        The caller must own the run: two writers would alternate instead of failing.
-
-        Raises
-        ------
-        InputError
-            If the folder does not hold a run.
-        CorruptDataError
-            If the file is not a store of the version that this Cerebro reads.
-        OSError
-            If the file cannot be written.
+        The caller must own the run: two writers would alternate instead of failing. Raises
+        InputError if the folder holds no run, CorruptDataError if the file is not a store of the
+        version that this Cerebro reads, and OSError if it cannot be written.
         """
         file = store_of(folder)
         uri = f"{file.resolve().as_uri()}?mode=rw"
@@ -232,7 +205,6 @@ class Store:
         )
 
     def set_epochs(self, number: int, epochs: int) -> None:
-        """Record a trial's new number of target epochs."""
         self.execute("UPDATE trials SET epochs = ? WHERE number = ?", epochs, number)
 
     def add_unit(
@@ -251,11 +223,20 @@ class Store:
         hopped: bool,
         state_bytes: int,
     ) -> None:
-        """Record a unit that ran."""
         self._put(
             Transaction.add_unit,
-            *(trial, epoch, step, part, worker, attempt, started, seconds),
-            *(rows, batches, int(hopped), state_bytes),
+            trial,
+            epoch,
+            step,
+            part,
+            worker,
+            attempt,
+            started,
+            seconds,
+            rows,
+            batches,
+            int(hopped),
+            state_bytes,
         )
 
     def add_epoch(
@@ -270,14 +251,8 @@ class Store:
     ) -> None:
         """Record a finished epoch once its state is durable under its final name.
 
-        An epoch that was trained again, from the durable state before it, replaces the first one.
-
-        Parameters
-        ----------
-        state_file
-            The state's name in ``states/``, or None.
-        publish
-            The state's temporary and final path.
+        `state_file` is the state's name in ``states/``, `publish` its temporary and final path. An
+        epoch that was trained again, from the durable state before it, replaces the first one.
         """
         files: Files | None = None
         if publish is not None:
@@ -378,7 +353,8 @@ class Store:
                     log_size.check()
         except BaseException as error:
             self._error = error
-            # Waiting threads must see the error; later rows are not written.
+            # Waiting threads must see the error. Later rows are not written: a page that the kernel
+            # could not write is lost, and a later fsync would not report it.
             release_waiters(items)
             while None not in items:
                 items = self._gather()
@@ -446,10 +422,10 @@ def size_of(file: str) -> int:
 
 
 KEPT_BYTES = 4 << 20
-"""The size to which the log's file is cut at a restart: overwriting is faster than appending."""
+"""The size of the log's file after a restart: overwriting is faster than appending."""
 
 LONG_BYTES = 64 << 20
-"""The size of the log, in bytes, at which a restart is requested."""
+"""The size of the log at which a restart is requested."""
 
 PATIENCE_SECONDS = 1.0
 """How long the restart waits for readers. Rows queue up meanwhile; training continues."""
@@ -458,12 +434,11 @@ PATIENCE_SECONDS = 1.0
 class LogSize:
     """Keeps the log of one connection short.
 
-    Parameters
-    ----------
-    connection
-        The writer's connection; it must not be in a transaction when `check` is called.
-    folder
-        The run's folder.
+    Every 1000 pages SQLite copies the log into the file (a checkpoint). It restarts the log once
+    all pages are copied and no reader uses it, which readers that overlap without a gap would
+    prevent forever. So when the log is long, `check` requests a restart, which makes new readers
+    use the file, and waits a moment for the remaining readers. Only a reader that holds a snapshot
+    for long lets the log grow.
     """
 
     def __init__(self, connection: sqlite3.Connection, folder: Path) -> None:
@@ -473,7 +448,7 @@ class LogSize:
         connection.execute(f"PRAGMA journal_size_limit = {KEPT_BYTES}")
 
     def check(self) -> None:
-        """Restart the log if it is long; called after every commit."""
+        """Restart the log if it is long; call this after every commit, outside of transactions."""
         try:
             size = os.stat(self._log).st_size  # noqa: PTH116
         except FileNotFoundError:  # the store has a rollback journal instead

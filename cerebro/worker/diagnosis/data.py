@@ -75,7 +75,6 @@ def of_columns(
     target: str | None,
     thorough: bool,
 ) -> Iterator[Finding]:
-    """Look at the columns that a model names as its inputs and its target."""
     if validation is not None and validation.checksum == train.checksum:
         yield Finding(
             "validation-is-training",
@@ -85,12 +84,12 @@ def of_columns(
     rows = MANY_SAMPLED_ROWS if thorough else SAMPLED_ROWS
     names = [name for name in (*inputs, target) if name is not None]
     sampled = _sample(train, names, rows)
-    given = [name for name in inputs if name in sampled and name != target]
+    present = [name for name in inputs if name in sampled and name != target]
     if target in sampled:
-        yield from _leaks(sampled, given, str(target))
+        yield from _leaks(sampled, present, str(target))
     if not thorough:
         return
-    yield from _constant(sampled, given)
+    yield from _constant(sampled, present)
     yield from _missing(train, names)
     if validation is not None and validation.checksum != train.checksum:
         yield from _missing(validation, names, "in validation, ")
@@ -100,31 +99,27 @@ def of_columns(
 def not_finite(data: Dataset, names: Iterable[str]) -> dict[str, str]:
     """Find NaN and infinite values in columns of floats, in shards that are here already.
 
-    Returns
-    -------
-    dict
-        By column: what it has, how many of it, and the first row, as a text.
+    Return for each such column a text: what it has, how many of it, and the first row.
     """
     columns = [data.columns[name] for name in names if name in data.columns]
     floats = [column for column in columns if column.dtype.startswith(("float", "bfloat"))]
     most = max(1, int(READ_BYTES / max(1.0, sum(_row_bytes(data, column) for column in floats))))
-    found = {}
+    texts = {}
     for column in floats:
         with contextlib.suppress(InputError):  # some rows are on another machine
             if text := _not_finite(data, column, most):
-                found[column.name] = text
-    return found
+                texts[column.name] = text
+    return texts
 
 
 def in_words(found: Mapping[str, str]) -> str:
-    """Return the first of the texts of `not_finite`, and how many more there are; "" if none."""
+    """Return the first texts of `not_finite`, and how many more there are; "" if none."""
     more = len(found) - MOST_NAMED
     named = "; ".join([*found.values()][:MOST_NAMED])
     return named + (f"; so have {more} more columns" if more > 0 else "")
 
 
 def _row_bytes(data: Dataset, column: Column) -> float:
-    """Return the mean size of a column's rows, without reading them."""
     if not column.ragged:
         return column.item_bytes
     files = [entry.files[name].bytes for entry in data._shards for name in column.file_names]
@@ -133,11 +128,11 @@ def _row_bytes(data: Dataset, column: Column) -> float:
 
 def _not_finite(data: Dataset, column: Column, most: int) -> str:
     """Return the text of `not_finite` for one column's first rows; "" if they are finite."""
-    left = most
+    remaining = most
     rows, count, first = 0, 0, []
     has_nan = has_infinity = False
     for shard, (start, whole) in enumerate(zip(data._first_rows(), data._rows, strict=True)):
-        part = cut(whole, 0, min(left, part_rows(whole)))
+        part = cut(whole, 0, min(remaining, part_rows(whole)))
         if not part_rows(part) or not data._is_here(shard):
             continue
         values, row_of = _floats(data, column, shard, part)
@@ -150,7 +145,7 @@ def _not_finite(data: Dataset, column: Column, most: int) -> str:
             stored = np.arange(*part) if isinstance(part, tuple) else part
             first.append(start + stored[row_of(places)].astype(np.int64))
         rows += part_rows(part)
-        left -= part_rows(part)
+        remaining -= part_rows(part)
     if not count:
         return ""
     what = " and ".join(
@@ -179,10 +174,10 @@ def _floats(
 
 def majority_share(train: Dataset, column: str) -> float:
     """Return the share of the most frequent label; 0 if the column does not hold labels."""
-    known = train.columns.get(column)
-    if known is None or known.ragged or known.shape:
+    labels_column = train.columns.get(column)
+    if labels_column is None or labels_column.ragged or labels_column.shape:
         return 0.0
-    if not known.dtype.startswith(("int", "uint", "bool")):
+    if not labels_column.dtype.startswith(("int", "uint", "bool")):
         return 0.0
     labels = np.concatenate([*_first_rows(train, column, MOST_LABELS)])
     return float(np.unique(labels, return_counts=True)[1].max()) / len(labels)
@@ -190,42 +185,42 @@ def majority_share(train: Dataset, column: str) -> float:
 
 def _first_rows(data: Dataset, name: str, rows: int) -> Iterator[Array]:
     """Yield a column's first rows as they are stored, one shard after the other."""
-    left = rows
+    remaining = rows
     for shard, part in enumerate(data._rows):
-        taken = min(left, part_rows(part))
+        taken = min(remaining, part_rows(part))
         if taken:
             yield data._plain_rows(name, shard, cut(part, 0, taken))
-        left -= taken
+        remaining -= taken
 
 
 def _sample(data: Dataset, names: Sequence[str], rows: int) -> dict[str, Array]:
     """Return the first rows of each column; fewer if the rows are large."""
-    found = {}
+    samples = {}
     for name in names:
         column = data.columns.get(name)
         if column is None or column.ragged or column.dtype in ("bfloat16", "complex64"):
             continue
         row = 8 * max(1, int(np.prod(column.shape)))
         most = max(1, rows * SAMPLED_BYTES // row)
-        found[name] = np.concatenate([*_first_rows(data, name, min(rows, most))])
-    return found
+        samples[name] = np.concatenate([*_first_rows(data, name, min(rows, most))])
+    return samples
 
 
 def _leaks(sampled: dict[str, Array], inputs: Sequence[str], target: str) -> Iterator[Finding]:
-    wanted = sampled[target]
-    if wanted.ndim == 2 and wanted.shape[1] == 1:
-        wanted = wanted[:, 0]
-    if wanted.ndim != 1 or len(wanted) < LEAST_ROWS or bool(np.all(wanted == wanted[0])):
+    labels = sampled[target]
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim != 1 or len(labels) < LEAST_ROWS or bool(np.all(labels == labels[0])):
         return
-    wanted = wanted.astype(np.float64)
+    labels = labels.astype(np.float64)
     for name in inputs:
-        rows = min(len(wanted), len(sampled[name]))
-        if rows < LEAST_ROWS or bool(np.all(wanted[:rows] == wanted[0])):
+        rows = min(len(labels), len(sampled[name]))
+        if rows < LEAST_ROWS or bool(np.all(labels[:rows] == labels[0])):
             continue
         features = sampled[name][:rows].reshape(rows, -1)
         # The first rows rule out most features before all rows are compared.
-        close = np.all(features[:LEAST_ROWS] == wanted[:LEAST_ROWS, None], axis=0)
-        same = [i for i in np.flatnonzero(close) if np.array_equal(features[:, i], wanted[:rows])]
+        close = np.all(features[:LEAST_ROWS] == labels[:LEAST_ROWS, None], axis=0)
+        same = [i for i in np.flatnonzero(close) if np.array_equal(features[:, i], labels[:rows])]
         if same:
             part = f"column {name!r}" if features.shape[1] == 1 else f"{name!r}, feature {same[0]},"
             yield Finding(
@@ -263,12 +258,12 @@ def _repeated(
     """Find validation rows that are also training rows, unless all columns are discrete."""
     if not any(train[n].dtype.kind == "f" for n in names if n in train and n in held_out):
         return
-    seen, own = _digests(train, names), _digests(held_out, names)
-    if len(own) < LEAST_ROWS:
+    seen, rows = _digests(train, names), _digests(held_out, names)
+    if len(rows) < LEAST_ROWS:
         return
-    known = set(seen)
-    repeated = sum(row in known for row in own) / len(own)
-    within = 1 - len(known) / max(1, len(seen))
+    distinct = set(seen)
+    repeated = sum(row in distinct for row in rows) / len(rows)
+    within = 1 - len(distinct) / max(1, len(seen))
     if repeated > 0.05 and repeated > 2 * within:
         yield Finding(
             "repeated-rows",

@@ -59,21 +59,17 @@ def diagnose(
 ) -> list[Finding]:
     """Return the likely mistakes in a model and its data, the most certain first.
 
-    Parameters
-    ----------
-    packed
-        A state of the model after a few batches.
-    thorough
-        Whether to look at more rows and to train and evaluate on more batches.
+    `packed` is a state of the model after a few batches. `thorough` says whether to look at more
+    rows and to train and evaluate on more batches.
     """
     live = patient.live
     with generators.preserved(live.torch), warnings.catch_warnings(), dynamo.eagerly():
         warnings.simplefilter("ignore")  # warnings of the training itself were noted before
         try:
-            found = _Diagnosis(patient, packed, train, validation, thorough).findings()
+            findings = _Diagnosis(patient, packed, train, validation, thorough).findings()
         except Exception:
             return []
-    return sorted(dict.fromkeys(found), key=lambda finding: not finding.matters)
+    return sorted(dict.fromkeys(findings), key=lambda finding: not finding.matters)
 
 
 class _Diagnosis:
@@ -106,7 +102,6 @@ class _Diagnosis:
         return self._found
 
     def _look(self, find: Callable[[], Iterable[Finding]]) -> None:
-        """Add the findings of one part of the diagnosis; a part that fails has none."""
         try:
             for finding in find():
                 self._found.append(finding)
@@ -127,13 +122,13 @@ class _Diagnosis:
         from cerebro.torch import diagnosis
 
         self._restore()
-        found, losses = diagnosis.diagnose(self._model, self._batch)
+        findings, losses = diagnosis.diagnose(self._model, self._batch)
         for call in losses:
             of_classes = call.name in ("cross_entropy", "nll_loss") and call.input.ndim > 1
             if of_classes and call.column and not call.target.is_floating_point():
                 classes = int(call.input.shape[1])
                 uses.append(LabelUse(call.column, classes, call.ignored, call.place))
-        yield from found
+        yield from findings
         if "gradients" in self._model.state_dict():
             return  # the model itself gathers them over several steps, as Lightning does
         if diagnosis.uses_old_gradients(self._model, self._step, self._restore):
@@ -155,7 +150,6 @@ class _Diagnosis:
         yield from training.of_sizes([float((m or {}).get("loss", np.nan)) for m in metrics])
 
     def _of_steps(self) -> Iterable[Finding]:
-        """Train repeatedly on one batch."""
         self._restore()
         before = self._evaluate_thoroughly()
         if before is not None and not self._is_ill:
@@ -182,41 +176,38 @@ class _Diagnosis:
                 yield from training.of_metrics(before, after, losses)
 
     def _of_outputs(self, uses: list[LabelUse]) -> Iterable[Finding]:
-        """Check the outputs after the training steps."""
         model, names = self._model, self._columns
         framework = getattr(model, "framework", "dlpack")
         if not hasattr(model, "predict_batch") or hasattr(model, "estimator"):
             return
         if framework != "torch" and not self._thorough:
             return  # JAX would have to compile this
-        made = model.predict_batch(copied(self._batch))
-        is_precise = str(getattr(made, "dtype", "")).endswith(("float32", "float64"))
-        given = as_numpy(made)
+        predictions = model.predict_batch(copied(self._batch))
+        is_precise = str(getattr(predictions, "dtype", "")).endswith(("float32", "float64"))
+        outputs_of_batch = as_numpy(predictions)
         batch = {name: as_numpy(value) for name, value in self._batch.items()}
         columns = [batch.get(name) for name in names.inputs]
         inputs = [column for column in columns if column is not None]
         if is_precise and not self._is_ill and not self._is_warming_up():
-            yield from outputs.of_same_outputs(given, inputs)
+            yield from outputs.of_same_outputs(outputs_of_batch, inputs)
         target = batch.get(names.target or "")
-        if not self._thorough or target is None or given is None:
+        if not self._thorough or target is None or outputs_of_batch is None:
             return
         metrics = self._evaluate_thoroughly() or {}
         if framework != "torch":
             loss = metrics.get("loss", float("nan"))
-            yield from outputs.of_loss(given, target, loss)
-            if outputs.is_cross_entropy(given, target, loss):
-                uses.append(LabelUse(str(names.target), given.shape[1]))
+            yield from outputs.of_loss(outputs_of_batch, target, loss)
+            if outputs.is_cross_entropy(outputs_of_batch, target, loss):
+                uses.append(LabelUse(str(names.target), outputs_of_batch.shape[1]))
         if metrics.keys() == {"loss", "accuracy"}:
             share = data.majority_share(self._train_data, str(names.target))
-            yield from outputs.of_majority(given, target, share)
+            yield from outputs.of_majority(outputs_of_batch, target, share)
 
     def _of_labels(self, use: LabelUse) -> Iterable[Finding]:
         return data.of_labels(use, self._train_data, self._validation, self._thorough)
 
     def _of_columns(self) -> Iterable[Finding]:
-        return data.of_columns(
-            *(self._train_data, self._validation, *self._columns, self._thorough)
-        )
+        return data.of_columns(self._train_data, self._validation, *self._columns, self._thorough)
 
     # --- the model at work -------------------------------------------------------
 
@@ -262,9 +253,9 @@ class _Diagnosis:
             return None
 
     def _is_opaque(self) -> bool:
-        """Return whether the loss may be an error rate or another number that need not fall.
+        """Return whether the loss may be an error rate or the like, which need not fall.
 
-        Such a loss is possible in a model of the user's own class or one with an estimator.
+        Such a loss is possible in a model of the user's own class or with an estimator.
         """
         return not isinstance(self._model, BaseModel) or hasattr(self._model, "estimator")
 
@@ -279,9 +270,9 @@ class _Diagnosis:
 
     def _is_adversarial(self) -> bool:
         """Return whether several optimizers may oppose each other, so that no loss must fall."""
-        own = getattr(self._model, "__dict__", {})
-        made = [value for value in own.values() if hasattr(value, "param_groups")]
-        return len(made) > 1 or len(own.get("_optimizers", ())) > 1
+        attributes = getattr(self._model, "__dict__", {})
+        optimizers = [value for value in attributes.values() if hasattr(value, "param_groups")]
+        return len(optimizers) > 1 or len(attributes.get("_optimizers", ())) > 1
 
 
 def named_columns(model: Any) -> Columns:
@@ -317,8 +308,8 @@ def as_numpy(value: Any) -> Array | None:
         return value
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        found = value.float() if value.is_floating_point() else value
-        return np.asarray(found.numpy())
+        tensor = value.float() if value.is_floating_point() else value
+        return np.asarray(tensor.numpy())
     if hasattr(value, "__array__"):
         return np.asarray(value)
     return None

@@ -26,9 +26,9 @@ def layouts_of(leaves: Iterable[tuple[str, Any]]) -> dict[str, Layout]:
     """Return the layouts of the NumPy arrays and PyTorch tensors by their paths."""
     strides = ((path, value, _strides(value)) for path, value in leaves)
     return {
-        path: tuple(pair for pair in zip(value.shape, found, strict=True) if pair[0] != 1)
-        for path, value, found in strides
-        if found and 0 not in value.shape
+        path: tuple(pair for pair in zip(value.shape, value_strides, strict=True) if pair[0] != 1)
+        for path, value, value_strides in strides
+        if value_strides and 0 not in value.shape
     }
 
 
@@ -61,8 +61,8 @@ def described(paths: list[str]) -> str:
 def of_layouts(before: Mapping[str, Layout], after: Mapping[str, Layout]) -> list[Finding]:
     """Return a finding if tensors have changed their layout, although training continued equally.
 
-    Tensors of more dimensions than a matrix are often moments of an optimizer, which are computed
-    element by element: they give a hint.
+    Tensors of more than two dimensions are often moments of an optimizer, which are computed
+    element by element: they give only a hint.
     """
     paths = [path for path in changed(before, after) if len(before[path]) > 1]
     matrices = [path for path in paths if len(before[path]) == 2]

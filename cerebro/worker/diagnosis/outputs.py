@@ -1,7 +1,7 @@
 """Find likely mistakes in outputs by comparing the loss with its expected value.
 
-For models whose loss is compiled or external, as in JAX, because their functions cannot be
-observed.
+This is for models whose functions cannot be observed, because their loss is compiled, as in JAX, or
+external.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def of_loss(outputs: Any, target: Array, loss: float) -> Iterator[Finding]:
     """Compare the reported loss with the losses that correct and incorrect use would give."""
     if not _is_rows(outputs) or len(outputs) != len(target) or len(outputs) < LEAST_ROWS:
         return
-    values, wanted = outputs.astype(np.float64), target.astype(np.float64)
-    if values.shape[1:] == (1,) and wanted.ndim == 1:
-        yield from _of_broadcast(values, wanted, loss)
+    values, targets = outputs.astype(np.float64), target.astype(np.float64)
+    if values.shape[1:] == (1,) and targets.ndim == 1:
+        yield from _of_broadcast(values, targets, loss)
         if loss == 0 and target.dtype.kind in "iu":
             yield Finding(
                 "one-output",
@@ -74,8 +74,8 @@ def is_cross_entropy(outputs: Any, target: Array, loss: float) -> bool:
         return False
     if target.dtype.kind not in "iu" or target.shape != outputs.shape[:1]:
         return False
-    known = (target >= 0) & (target < outputs.shape[1])
-    if not known.all():
+    valid = (target >= 0) & (target < outputs.shape[1])
+    if not valid.all():
         return False
     logits = outputs.astype(np.float64)
     logits = logits - logits.max(1, keepdims=True)

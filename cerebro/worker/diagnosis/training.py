@@ -29,12 +29,7 @@ SMALL = 1e-6
 def of_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
     """Check the losses of training steps on one batch.
 
-    Parameters
-    ----------
-    losses
-        The loss of each step.
-    opaque
-        Whether the loss may be a share or a count, as in a model of the user's own class.
+    `opaque` says whether the loss may be a share or a count, as in a model of the user's own class.
     """
     first = losses[0] if losses else 0.0
     bad = next((loss for loss in losses if not math.isfinite(loss)), None)
@@ -62,12 +57,8 @@ def of_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
 def of_infinite(losses: Sequence[float], columns: str, missing: bool) -> Iterator[Finding]:
     """Report a loss that is not finite, and its cause.
 
-    Parameters
-    ----------
-    columns
-        Which columns have NaN or infinite values, or an empty string.
-    missing
-        Whether the first loss was not finite.
+    `columns` names columns with NaN or infinite values, or is empty. `missing` says whether the
+    first loss was not finite.
     """
     bad = next((loss for loss in losses if not math.isfinite(loss)), None)
     if bad is None:
@@ -145,8 +136,8 @@ def of_two_evaluations(
 def repeated_rows(batch: Any) -> list[dict[str, Any]]:
     """Return batches with the same few rows of a batch, repeated as often as in `SIZES`.
 
-    Return an empty list if the batch has something else than columns with one entry for each row.
-    The largest batch has as many rows as `batch`, or up to four.
+    The list is empty unless the batch has only columns with one entry for each row. The largest
+    batch has as many rows as `batch`, or up to four.
     """
     columns = batch if isinstance(batch, Mapping) else {}
     if not columns or not all(hasattr(column, "shape") for column in columns.values()):
@@ -164,10 +155,7 @@ def repeated_rows(batch: Any) -> list[dict[str, Any]]:
 def of_sizes(losses: Sequence[float]) -> Iterator[Finding]:
     """Report a loss that is as many times larger as its rows are repeated.
 
-    Parameters
-    ----------
-    losses
-        The loss in evaluation of the same rows, repeated as often as in `SIZES`.
+    `losses` are of the same rows in evaluation, repeated as often as in `SIZES`.
     """
     if len(losses) != len(SIZES) or not abs(losses[0]) > SMALL:
         return
