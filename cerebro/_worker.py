@@ -32,7 +32,7 @@ from cerebro.executors import fork_server
 from cerebro.executors.received import opened
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
-from cerebro.machine.jax_settings import begin_jax
+from cerebro.machine.jax_settings import JAX
 from cerebro.machine.turns import Turns
 from cerebro.worker import streams
 from cerebro.worker.jobs import execute
@@ -269,7 +269,7 @@ class Worker:
         try:
             os.chdir(directory)
             guard.use_program(cloudpickle.loads(program))
-            begin_jax(jax)  # before the context is unpickled, which may contain JAX's arrays
+            JAX.begin_process(jax)  # before the context is unpickled, which may hold arrays of JAX
             run = self._process.opened(context)
             note_imported(self._sources, fork_server.last_imported)
             self._clock.limit = run.unit_timeout

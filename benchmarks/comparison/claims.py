@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from benchmarks.comparison.formats import megabytes, number
 from benchmarks.comparison.record import Record, cells, median, values
 from benchmarks.comparison.rivals import LOOP, OURS, RECORDED, RIVALS
-from benchmarks.comparison.workloads import WORKLOADS
+from benchmarks.comparison.workloads import KILLED, WORKLOADS
 
 POOL, TUNE, ALL_REDUCE = "joblib", "Ray Tune", "DDP"
 FEW = {"equal": "16 configurations", "nine": "9", "three": "3"}
@@ -63,8 +63,8 @@ def moved(found: Record) -> str:
 
 def unharmed(found: Record, rival: str) -> tuple[int, int]:
     """Return how many searches with a killed worker gave the same bits, and of how many."""
-    undisturbed = [cell["bits"] for cell in cells(found, rival, "equal") if cell["bits"]]
-    disturbed = cells(found, rival, "equal", kill=True)
+    undisturbed = [cell["bits"] for cell in cells(found, rival, KILLED) if cell["bits"]]
+    disturbed = cells(found, rival, KILLED, kill=True)
     same = sum(c["trials"] == c["of"] and c["bits"] in undisturbed for c in disturbed)
     return same, len(disturbed)
 

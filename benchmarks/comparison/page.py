@@ -15,7 +15,7 @@ from benchmarks.comparison.claims import listed, unharmed, with_claims
 from benchmarks.comparison.formats import NONE, megabytes, number, spread, table
 from benchmarks.comparison.record import Record, cells, median, values
 from benchmarks.comparison.rivals import LOOP, OURS, RIVALS
-from benchmarks.comparison.workloads import WORKLOADS
+from benchmarks.comparison.workloads import KILLED, WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "comparison.md"
@@ -119,10 +119,10 @@ def killed_table(found: Record) -> str:
     """What a `kill -9` of one worker leaves."""
     rows = []
     for name in present(found):
-        known = cells(found, name, "equal", kill=True)
+        known = cells(found, name, KILLED, kill=True)
         if not known:
             continue
-        before = median(found, name, "equal", "seconds")
+        before = median(found, name, KILLED, "seconds")
         whole = [cell for cell in known if cell["trials"] == cell["of"]]
         again = [max(0, cell["epochs"] - cell["epochs_of"]) for cell in whole]
         more = [cell["seconds"] - before for cell in whole] if before else []

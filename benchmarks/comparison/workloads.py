@@ -65,8 +65,10 @@ def uneven() -> tuple[dict[str, Any], ...]:
 
 
 TABLE = {"tiny": 4_096, "quick": 12_288, "full": 49_152}
-FEW = {"tiny": 2, "quick": 2, "full": 4}
+FEW = {"tiny": 2, "quick": 2, "full": 3}
 MIB = 1 << 20
+KILLED = "three"
+"""The workload in which a worker is killed."""
 WORKLOADS = {
     "equal": Workload("16 equal configurations", "table", same(16, width=96), TABLE, FEW),
     "uneven": Workload("16 that differ eightfold in cost", "table", uneven(), TABLE, FEW),

@@ -179,9 +179,7 @@ def _context(
     **settings: Any,
 ) -> RunContext:
     """Return the context for a worker that only checks a model; `settings` are the user's."""
-    from cerebro.machine import flags
-    from cerebro.machine.jax_settings import jax_settings
-    from cerebro.machine.keras_settings import keras_settings
+    from cerebro.machine.libraries import present_settings
 
     return RunContext(
         build=build,
@@ -193,9 +191,7 @@ def _context(
         epoch_dir=folder,
         log_dir=folder,
         device=in_worker([device]),
-        torch_flags=flags.torch_flags(),
-        keras=keras_settings(),
-        jax=jax_settings(),
+        libraries=present_settings(),
         warning_filters=carried_filters(),
         **settings,
     )

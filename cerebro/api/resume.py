@@ -33,7 +33,7 @@ from cerebro.machine.devices import (
 )
 from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
-from cerebro.machine.keras_settings import DEFAULTS as KERAS_DEFAULTS
+from cerebro.machine.keras_settings import KERAS
 from cerebro.machine.objects import Objects, is_url
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
@@ -267,7 +267,7 @@ def train_rest(
             now["cuda"] = dict(about)
     lines = environment.differences(saved.environment, now)
     # Workers get the settings with which the run started.
-    prefixes = ("torch.", "jax.", *(f"keras.{name} " for name in KERAS_DEFAULTS))
+    prefixes = ("torch.", "jax.", *(f"keras.{name} " for name in KERAS.FIRST))
     lines = [line for line in lines if not line.startswith(prefixes)]
     if lines:
         warnings.warn(

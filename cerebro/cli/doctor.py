@@ -15,7 +15,7 @@ from cerebro.cli.options import new_command
 from cerebro.errors import DeviceError
 from cerebro.machine import cuda, device_check, environment, files, resources
 from cerebro.machine.devices import has_driver
-from cerebro.machine.flags import torch_flags
+from cerebro.machine.flags import TORCH
 from cerebro.machine.installation import install_hint
 from cerebro.report import format as fmt
 
@@ -148,7 +148,7 @@ def _torch() -> str:
         import torch
     except Exception as error:  # a broken installation may raise anything
         return f"does not import: {error}"
-    flags = torch_flags()
+    flags = TORCH.present()
     return (
         f"{torch.get_num_threads()} threads by default (a worker uses 1 unless threads= says "
         f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}, "

@@ -18,10 +18,8 @@ from cerebro.data.shard_work import Arrived, Order
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import PlacingExecutor
 from cerebro.executors.local import packed
-from cerebro.machine import flags
 from cerebro.machine.devices import is_gpu
-from cerebro.machine.jax_settings import jax_settings
-from cerebro.machine.keras_settings import keras_settings
+from cerebro.machine.libraries import present_settings
 from cerebro.worker.messages import (
     News,
     Note,
@@ -195,9 +193,7 @@ def context_of(order: Order) -> RunContext:
         log_dir=str(order.folder),
         threads=order.threads,
         device=order.device,
-        torch_flags=flags.torch_flags(),
-        keras=keras_settings(),
-        jax=jax_settings(),
+        libraries=present_settings(),
     )
 
 

@@ -33,11 +33,10 @@ from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
 from cerebro.executors.seats import with_shares
-from cerebro.machine import flags, resources
+from cerebro.machine import resources
 from cerebro.machine.devices import in_worker, seats
 from cerebro.machine.environment import hash_seed
-from cerebro.machine.jax_settings import jax_settings
-from cerebro.machine.keras_settings import keras_settings
+from cerebro.machine.libraries import present_settings, recorded_settings
 from cerebro.machine.program import edited_since_import, left_from_before_a_reload
 from cerebro.machine.resources import available_memory
 from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterrupted
@@ -404,9 +403,7 @@ def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -
         state_dir=str(settings.state_dir.resolve()),
         epoch_dir=str((settings.folder / "states").resolve()),
         log_dir=str((settings.folder / "trials").resolve()),
-        torch_flags=flags.torch_flags() if recorded is None else recorded.get("torch", {}),
-        keras=keras_settings() if recorded is None else recorded.get("keras", {}),
-        jax=jax_settings() if recorded is None else recorded.get("jax", {}),
+        libraries=present_settings() if recorded is None else recorded_settings(recorded),
         hash_seed=hash_seed(None if recorded is None else recorded.get("variables", {})),
         warning_filters=carried_filters(),
     )

@@ -14,7 +14,7 @@ from cerebro.executors.base import Wake
 from cerebro.machine import generators, guard
 from cerebro.machine.devices import using
 from cerebro.machine.guard import in_trial
-from cerebro.machine.library_settings import settings_of
+from cerebro.machine.libraries import settings_of_run
 from cerebro.worker import jobs
 from cerebro.worker.messages import Event, Job, RunContext
 from cerebro.worker.runner import UnitRunner
@@ -29,7 +29,7 @@ class InlineExecutor:
         self._settings = contextlib.ExitStack()  # the run's settings in this process
 
     def start(self, context: RunContext) -> list[int]:
-        self._settings.enter_context(settings_of(context))
+        self._settings.enter_context(settings_of_run(context.libraries))
         guard.use_program(context.program)
         self._runner = UnitRunner(context, worker=0)
         return [0]

@@ -191,7 +191,7 @@ class LocalExecutor:
         self._packed_program = pickle.dumps(context.program)
         alone = replace(context, program=NONE)
         self._context = packed(with_shares(alone, self._seats, together=self._together))
-        self._jax = dict(context.jax)
+        self._jax = dict(context.libraries.get("jax", {}))
         self._hash_seed = context.hash_seed
         self._unit_timeout = context.unit_timeout
         self._selector = selectors.DefaultSelector()

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.machine.flags import torch_flags
+from cerebro.machine.flags import TORCH
 from cerebro.machine.installation import DISTRIBUTION
-from cerebro.machine.jax_settings import jax_settings
-from cerebro.machine.keras_settings import BACKEND_VARIABLE, keras_backend, keras_settings
+from cerebro.machine.jax_settings import JAX
+from cerebro.machine.keras_settings import BACKEND_VARIABLE, KERAS, keras_backend
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
 from cerebro.machine.whole_modules import whole_module
@@ -243,9 +243,9 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
             more["cuda"] = started
     if (backend := jax_backend()) is not None:
         more["jax_backend"] = backend
-    if keras := keras_settings():
+    if keras := KERAS.present():
         more["keras"] = keras
-    if jax := jax_settings():
+    if jax := JAX.present():
         more["jax"] = jax
     return {
         "cerebro": version(),
@@ -260,7 +260,7 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
         "cores": usable_cores(),
         "threads": threads,
         "blas": numpy_blas(),
-        "torch": torch_flags(),
+        "torch": TORCH.present(),
         "torch_capability": _torch_capability(),
         "torch_libraries": torch_libraries(),
         "variables": _variables(threads),

@@ -11,8 +11,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+from cerebro.machine.library_settings import LibrarySettings
 from cerebro.machine.whole_modules import whole_module
 
 
@@ -169,40 +170,6 @@ def operations_noted(found: set[str]) -> Iterator[None]:
         yield
 
 
-FIRST_TORCH_FLAGS = {
-    "default_dtype": "float32",
-    "matmul_precision": "highest",
-    "cudnn_allow_tf32": True,
-    "cudnn_benchmark": False,
-    "cudnn_deterministic": False,
-    "deterministic_algorithms": False,
-    "deterministic_warn_only": False,
-    "flush_denormal": False,
-}
-"""The `torch_flags` of a newly imported torch."""
-
-
-def torch_flags() -> dict[str, Any]:
-    """Return torch's process-wide settings that change results; empty if torch is not imported.
-
-    The values are JSON; `set_torch_flags` applies them in another process. None: torch does not
-    tell, because its newer settings of the precision (``fp32_precision``) are in use.
-    """
-    torch = whole_module("torch")
-    if torch is None:
-        return {}
-    return {
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-        "matmul_precision": _told(torch.get_float32_matmul_precision),
-        "cudnn_allow_tf32": _told(lambda: torch.backends.cudnn.allow_tf32),
-        "cudnn_benchmark": torch.backends.cudnn.benchmark,
-        "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "flush_denormal": _flushes_denormals(),
-    }
-
-
 def _told(getter: Callable[[], Any]) -> Any:
     try:
         return getter()
@@ -219,83 +186,86 @@ def _flushes_denormals(smallest: float = sys.float_info.min) -> bool:
     return smallest * 0.5 == 0.0
 
 
-def set_torch_flags(flags: Mapping[str, Any]) -> None:
-    """Apply settings from `torch_flags` in this process.
+class TorchSettings(LibrarySettings):
+    """PyTorch's settings.
 
-    Imports torch, which takes seconds and 200 MB, only for settings that differ from torch's
-    defaults: models that do not use torch train without it. Takes a few microseconds if nothing
-    changes.
+    Importing PyTorch takes seconds and 200 MB, so models that do not use it train without it.
     """
-    if not flags or (flags == FIRST_TORCH_FLAGS and "torch" not in sys.modules):
-        return
-    import torch
 
-    now = torch_flags()
-    if now == flags:
-        return
-    differ = {
-        name
-        for name, value in flags.items()
-        if value != now.get(name) and value is not None and now.get(name) is not None
+    name = "torch"
+    FIRST: ClassVar[Mapping[str, Any]] = {
+        "default_dtype": "float32",
+        "matmul_precision": "highest",
+        "cudnn_allow_tf32": True,
+        "cudnn_benchmark": False,
+        "cudnn_deterministic": False,
+        "deterministic_algorithms": False,
+        "deterministic_warn_only": False,
+        "flush_denormal": False,
     }
-    if "default_dtype" in differ:
-        torch.set_default_dtype(getattr(torch, flags["default_dtype"]))
-    if "matmul_precision" in differ:
-        torch.set_float32_matmul_precision(flags["matmul_precision"])
-    for name in ("allow_tf32", "benchmark", "deterministic"):
-        if f"cudnn_{name}" in differ:
-            setattr(torch.backends.cudnn, name, flags[f"cudnn_{name}"])
-    checks = ("deterministic_algorithms", "deterministic_warn_only")
-    if differ.intersection(checks):  # imports TorchInductor: a second or two
-        torch.use_deterministic_algorithms(flags[checks[0]], warn_only=flags[checks[1]])
-    if "flush_denormal" in differ:
-        torch.set_flush_denormal(flags["flush_denormal"])
+    _CHOICES = (
+        "cudnn_benchmark",
+        "cudnn_deterministic",
+        "deterministic_algorithms",
+        "deterministic_warn_only",
+    )
+
+    def present(self) -> dict[str, Any]:
+        """Return the current settings; None: PyTorch does not tell.
+
+        It does not if its newer settings of the precision (``fp32_precision``) are in use.
+        """
+        torch = whole_module("torch")
+        if torch is None:
+            return {}
+        return {
+            "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+            "matmul_precision": _told(torch.get_float32_matmul_precision),
+            "cudnn_allow_tf32": _told(lambda: torch.backends.cudnn.allow_tf32),
+            "cudnn_benchmark": torch.backends.cudnn.benchmark,
+            "cudnn_deterministic": torch.backends.cudnn.deterministic,
+            "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+            "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+            "flush_denormal": _flushes_denormals(),
+        }
+
+    def apply(self, settings: Mapping[str, Any]) -> None:
+        """Apply settings of `present`; takes a few microseconds if they are the present ones."""
+        if not settings or (settings == self.FIRST and "torch" not in sys.modules):
+            return
+        import torch
+
+        now = self.present()
+        if now == settings:
+            return
+        differ = {
+            name
+            for name, value in settings.items()
+            if value != now.get(name) and value is not None and now.get(name) is not None
+        }
+        if "default_dtype" in differ:
+            torch.set_default_dtype(getattr(torch, settings["default_dtype"]))
+        if "matmul_precision" in differ:
+            torch.set_float32_matmul_precision(settings["matmul_precision"])
+        for name in ("allow_tf32", "benchmark", "deterministic"):
+            if f"cudnn_{name}" in differ:
+                setattr(torch.backends.cudnn, name, settings[f"cudnn_{name}"])
+        checks = ("deterministic_algorithms", "deterministic_warn_only")
+        if differ.intersection(checks):  # imports TorchInductor: a second or two
+            torch.use_deterministic_algorithms(settings[checks[0]], warn_only=settings[checks[1]])
+        if "flush_denormal" in differ:
+            torch.set_flush_denormal(settings["flush_denormal"])
+
+    def of_build(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings in which a ``build`` begins: `compute_settings` has chosen some."""
+        process = super().of_build(settings)
+        if _chosen_blocks:
+            now = self.present()
+            process |= {name: now[name] for name in self._CHOICES if name in now}
+        return process
 
 
-imported: dict[str, Any] = {}
-"""The settings that modules made while a ``build`` of this run imported them.
-
-Python imports a module once, so no later ``build`` makes them again, and they stay.
-"""
-
-
-def flags_of_process(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in which each ``build`` of a run with these `flags` begins.
-
-    Within `compute_settings`, the choices made there stay.
-    """
-    process = {**(flags or FIRST_TORCH_FLAGS), **imported}
-    if _chosen_blocks:
-        now = torch_flags()
-        process |= {name: now[name] for name in _CHOICES if name in now}
-    return process
-
-
-_CHOICES = (
-    "cudnn_benchmark",
-    "cudnn_deterministic",
-    "deterministic_algorithms",
-    "deterministic_warn_only",
-)
-
-
-@contextmanager
-def flags_of_run(flags: Mapping[str, Any]) -> Iterator[None]:
-    """Run with the process-wide settings of the run, then restore the caller's settings.
-
-    Settings of modules that are first imported in the block stay. Torch is not imported here:
-    `cerebro.worker.models.build_model` handles its first import.
-    """
-    before = torch_flags()
-    imported_before = dict(imported)
-    if before:
-        set_torch_flags(flags)
-    try:
-        yield
-    finally:
-        if before or torch_flags():
-            new = {k: v for k, v in imported.items() if imported_before.get(k) != v}
-            set_torch_flags({**(before or FIRST_TORCH_FLAGS), **new})
+TORCH = TorchSettings()
 
 
 @contextmanager

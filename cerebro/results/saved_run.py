@@ -23,6 +23,7 @@ from cerebro.data.validation import Folds
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.environment import hash_seed
 from cerebro.machine.files import path_of, read_bytes
+from cerebro.machine.libraries import recorded_settings
 from cerebro.machine.objects import is_url
 from cerebro.report.ranges import Range
 from cerebro.results.recorded_space import ranges_of
@@ -497,9 +498,7 @@ class SavedRun:
             "state_dir": str(self.folder / "states"),
             "epoch_dir": str(self.folder / "states"),
             "log_dir": str(self.folder / "trials"),
-            "torch_flags": self.meta["environment"].get("torch", {}),
-            "keras": self.meta["environment"].get("keras", {}),
-            "jax": self.meta["environment"].get("jax", {}),
+            "libraries": recorded_settings(self.meta["environment"]),
             "hash_seed": hash_seed(self.meta["environment"].get("variables", {})),
         }
         if "train" not in changes:

@@ -20,10 +20,7 @@ from cerebro.errors import CorruptDataError, InputError, plainly
 from cerebro.machine import generators
 from cerebro.machine.devices import CPU, here, recorded, using
 from cerebro.machine.files import path_of
-from cerebro.machine.flags import torch_flags
-from cerebro.machine.jax_settings import jax_settings
-from cerebro.machine.keras_settings import keras_settings
-from cerebro.machine.library_settings import settings_of
+from cerebro.machine.libraries import present_settings, settings_of_run
 from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
@@ -264,7 +261,7 @@ class Trial:
         )
         with (
             generators.reserved(_torch_imported()),
-            settings_of(context),
+            settings_of_run(context.libraries),
         ):
 
             def build_live() -> LiveModel:
@@ -272,9 +269,7 @@ class Trial:
                 return LiveModel(
                     *parts,
                     progress=EpochProgress(),
-                    torch_flags=torch_flags(),
-                    keras=keras_settings(),
-                    jax=jax_settings(),
+                    libraries=present_settings(),
                 )
 
             def load(live: LiveModel) -> None:
@@ -397,7 +392,7 @@ class Trial:
 
         with (
             contextlib.closing(loader),
-            settings_of(live),
+            settings_of_run(live.libraries),
             explaining(unfit),
         ):
             if not self.not_exact:
@@ -440,7 +435,7 @@ class Trial:
         live = self._load("best", build, CPU)
         with (
             generators.reserved(_torch_imported()),
-            settings_of(live),
+            settings_of_run(live.libraries),
             contextlib.ExitStack() as rows,
         ):
             is_array = hasattr(data, "ndim") and not hasattr(data, "columns")
@@ -569,7 +564,7 @@ class Trial:
             def load() -> tuple[Any, Dataset]:
                 context = self._context(build, data)
                 live = self._load(epoch, build, CPU, context)
-                settings.enter_context(settings_of(live))
+                settings.enter_context(settings_of_run(live.libraries))
                 return live.model, context.views(self.number)[0]
 
             return export(path, format, read, load)
@@ -636,7 +631,7 @@ class Trial:
 
             def load() -> tuple[Any, Dataset]:
                 live = self._load(epoch, build, CPU, context)
-                settings.enter_context(settings_of(live))
+                settings.enter_context(settings_of_run(live.libraries))
                 return live.model, context.views(self.number)[0]
 
             return save(folder, about, context.build, read, load)

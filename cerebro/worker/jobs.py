@@ -15,7 +15,7 @@ from cerebro.errors import CorruptDataError, DeviceError, InputError, text_of
 from cerebro.machine import cuda, environment
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import is_full
-from cerebro.machine.flags import set_torch_flags
+from cerebro.machine.flags import TORCH
 from cerebro.model import is_cpu_only
 from cerebro.worker import lost_numbers
 from cerebro.worker.hop_check import check_hop
@@ -124,7 +124,7 @@ def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
         for name in task.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
-    set_torch_flags(runner.context.torch_flags)
+    TORCH.apply(runner.context.libraries.get("torch", {}))
     return CheckDone(runner.worker, ())
 
 

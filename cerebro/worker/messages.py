@@ -99,11 +99,8 @@ class RunContext(Training):
     """The GPU memory in bytes for the shards that a worker keeps there; 0: half of the memory."""
     device: str = "cpu"
     """The models' device as a worker names it; see `cerebro.machine.devices.IN_WORKER`."""
-    torch_flags: Mapping[str, Any] = field(default_factory=dict)
-    keras: Mapping[str, Any] = field(default_factory=dict)
-    """Keras's settings, if the user's process has imported Keras."""
-    jax: Mapping[str, Any] = field(default_factory=dict)
-    """JAX's settings, if the user's process has imported JAX."""
+    libraries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The settings of PyTorch, Keras and JAX in the user's process; see `machine.libraries`."""
     hash_seed: str = field(default_factory=hash_seed)
     """``PYTHONHASHSEED`` of all workers."""
     warning_filters: tuple[tuple[Any, ...], ...] = ()

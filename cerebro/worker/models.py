@@ -18,11 +18,10 @@ from cerebro.data.order import Cut, EpochOrder
 from cerebro.data.validation import UnfitDataError, unfit_columns
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine import dynamo, flags, generators
-from cerebro.machine import jax_settings as of_jax
-from cerebro.machine import keras_settings as of_keras
 from cerebro.machine.devices import building_on, is_gpu
-from cerebro.machine.flags import compute_settings, set_torch_flags, torch_flags
+from cerebro.machine.flags import TORCH, compute_settings
 from cerebro.machine.guard import in_trial
+from cerebro.machine.libraries import LIBRARIES
 from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
 from cerebro.worker.dropped_models import DROPPED
@@ -54,10 +53,8 @@ class LiveModel:
     generators: dict[str, Any] = field(default_factory=dict)
     progress: EpochProgress = field(default_factory=EpochProgress)
     state_bytes: int = 0
-    torch_flags: dict[str, Any] = field(default_factory=dict)
-    """The process-wide settings of PyTorch that ``build`` left; the model computes with them."""
-    keras: dict[str, Any] = field(default_factory=dict)
-    jax: dict[str, Any] = field(default_factory=dict)
+    libraries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The settings of PyTorch, Keras and JAX that ``build`` left; the model computes with them."""
     structure: Structure | None = None
     """The structure of a state that a model just built can load; see `cerebro.worker.structure`."""
     own_numbers: OwnNumbers | None = None
@@ -84,29 +81,30 @@ def build_model(
     If ``build`` is the first code to import PyTorch, it is called again, so that the first model is
     also built with the run's threads and flags. It is also called again if it changes the flags and
     imports modules: flags that it does not change again were changed by a module, and stay for all
-    models of this process. Other flags belong to this model (`LiveModel.torch_flags`). Settings of
+    models of this process. Other flags belong to this model (`LiveModel.libraries`). Settings of
     Keras and JAX are handled likewise. `given` makes the dict that ``build`` gets of `config`.
     """
     dynamo.postpone()
     changed: dict[str, Any] = {}
     for attempt in range(3):
         had_torch, modules = "torch" in sys.modules, len(sys.modules)
-        begun = flags.flags_of_process(context.torch_flags)
-        if had_torch:
-            set_torch_flags(begun)
-        of_jax.restore_jax(context.jax)
-        of_keras.begin_keras(context.keras)
+        settings_of = {library: context.libraries.get(library.name, {}) for library in LIBRARIES}
+        begun = TORCH.of_build(settings_of[TORCH])
+        for library, settings in settings_of.items():
+            library.begin_build(settings)
         generators.seed_all(info.seed, had_torch)
-        settings = compute_settings(context.threads, context.deterministic, info.device)
+        computing = compute_settings(context.threads, context.deterministic, info.device)
         xla = flags.xla_threads(context.threads)
         model: Any = None
         # A build may fail without the settings of the modules that it has imported before.
         maybe = contextlib.suppress(*[Exception] * (attempt == 1 and bool(changed)))
-        with maybe, settings, xla, building_on(info.device), in_trial():
+        with maybe, computing, xla, building_on(info.device), in_trial():
             model = call_build(context.build, given(config), info)
-        now = {**torch_flags(), **of_jax.jax_settings(), **of_keras.keras_settings()}
-        if of_jax.jax_settings() or of_keras.keras_settings():  # else neither is imported
-            begun |= of_jax.jax_of_process(context.jax) | of_keras.keras_of_process(context.keras)
+        now: dict[str, Any] = {}
+        for library, settings in settings_of.items():
+            if present := library.present():
+                now |= present
+                begun = library.of_build(settings) | begun
         if attempt == 0:
             changed = {name: new for name, new in now.items() if new != begun.get(name, new)}
             imports = len(sys.modules) > modules
@@ -118,11 +116,7 @@ def build_model(
             if not by_import and model is not None:
                 break
             for name, value in by_import.items():
-                owner: Any = flags
-                if name in of_keras.DEFAULTS:
-                    owner = of_keras
-                elif name in of_jax.FIRST_SETTINGS:
-                    owner = of_jax
+                owner = next(library for library in LIBRARIES if name in library.FIRST)
                 owner.imported[name] = value
     check_model(model)
     if hasattr(model, "bind_info"):

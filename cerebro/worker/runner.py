@@ -33,18 +33,20 @@ from cerebro.data.given_rows import was_given
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.data.order import Cut, in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
-from cerebro.machine import device_check, flags, generators, jax_settings, keras_settings, turns
+from cerebro.machine import device_check, generators, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
 from cerebro.machine.flags import (
+    TORCH,
     compute_settings,
     may_be_inexact,
     operations_noted,
-    set_torch_flags,
     tolerated,
-    torch_flags,
 )
+from cerebro.machine.jax_settings import JAX
+from cerebro.machine.keras_settings import KERAS
+from cerebro.machine.libraries import apply_settings, present_settings, restore_settings
 from cerebro.model import Info, read_columns
 from cerebro.run.records import plain
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
@@ -202,11 +204,11 @@ class UnitRunner:
         self.examined: dict[int, dict[str, list[int]]] = {}
         """By trial and path, the positions of looks; see `cerebro.worker.lost_numbers`."""
         self.warnings = Watch(context.warning_filters if own_process else ())
-        flags.imported.clear()  # those of an earlier run are among this run's, or were undone
+        TORCH.imported.clear()  # those of an earlier run are among this run's, or were undone
         if not own_process:  # in a worker process, modules are not imported again
-            keras_settings.imported.clear()
-            jax_settings.imported.clear()
-        set_torch_flags(context.torch_flags)
+            KERAS.imported.clear()
+            JAX.imported.clear()
+        TORCH.apply(context.libraries.get("torch", {}))
 
     # --- units -----------------------------------------------------------
 
@@ -393,7 +395,8 @@ class UnitRunner:
     def _allow_overlap(self, task: Task, live: LiveModel) -> None:
         # A unit that was lost before runs alone, to find out which unit costs the process. A unit
         # whose `build` changed PyTorch's settings runs alone, because others must not see them.
-        alike = live.torch_flags in ({}, flags.flags_of_process(self.context.torch_flags))
+        begun = TORCH.of_build(self.context.libraries.get("torch", {}))
+        alike = live.libraries.get("torch", {}) in ({}, begun)
         overlaps = alike and getattr(live.model, "overlaps", False)
         turns.allow(task.attempt == 0 and overlaps)
 
@@ -574,9 +577,7 @@ class UnitRunner:
                 elif task.position == 0:
                     live.position = 0
             else:
-                set_torch_flags(live.torch_flags)
-                keras_settings.set_keras(live.keras)
-                jax_settings.set_jax(live.jax)
+                apply_settings(live.libraries)
             self._live.pop(task.trial, None)  # until its state is right
             if live.position != task.position:
                 with self.computing():
@@ -629,9 +630,7 @@ class UnitRunner:
             cuda,
             epochs=epochs,
             generators=state,
-            torch_flags=torch_flags(),
-            keras=keras_settings.keras_settings(),
-            jax=jax_settings.jax_settings(),
+            libraries=present_settings(),
         )
 
     def _build_noting(
@@ -826,10 +825,7 @@ class UnitRunner:
 
     def end_settings(self) -> None:
         """Undo the settings of PyTorch, Keras and JAX that a model's ``build`` left."""
-        if "torch" in sys.modules:
-            set_torch_flags(flags.flags_of_process(self.context.torch_flags))
-        keras_settings.restore_keras(self.context.keras)
-        jax_settings.restore_jax(self.context.jax)
+        restore_settings(self.context.libraries)
 
     # --- for the comparison of a trial with one after a hop ---------------
 

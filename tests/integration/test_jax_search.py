@@ -18,7 +18,7 @@ from resumable import hashes
 
 import cerebro
 import cerebro._core as _core
-from cerebro.machine.jax_settings import jax_settings
+from cerebro.machine.jax_settings import JAX
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,9 +74,9 @@ def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
             searcher="grid", batch_size=20, workers=workers, run=tmp_path / name, progress=False,
         )  # fmt: skip
 
-    before = jax_settings()
+    before = JAX.present()
     inline, workers, part = ran("inline", 0), ran("workers", 2), ran("part", 0, epochs=1)
-    assert jax_settings() == before and not inline.environment["jax"]["enable_x64"]
+    assert JAX.present() == before and not inline.environment["jax"]["enable_x64"]
     assert hashes(inline) == hashes(workers)
     kinds = [trial.load().params["hidden"].dtype.name for trial in inline]
     assert kinds == ["float64", "float32"]
@@ -84,7 +84,7 @@ def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
         measured = trial.evaluate()
         assert measured == {name: trial.metrics[f"val_{name}"] for name in measured}
     resumed = cerebro.resume(part.path, build_some_wide, epochs=2, workers=0, progress=False)
-    assert hashes(resumed) == hashes(inline) and jax_settings() == before
+    assert hashes(resumed) == hashes(inline) and JAX.present() == before
 
 
 MODEL = """

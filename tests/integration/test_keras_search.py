@@ -17,7 +17,7 @@ with pytest.MonkeyPatch.context() as patch:
 from resumable import hashes  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.machine.keras_settings import keras_settings  # noqa: E402
+from cerebro.machine.keras_settings import KERAS  # noqa: E402
 
 
 def build(config):
@@ -129,7 +129,7 @@ def build_some_in_bfloat16(config):
 
 
 def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
-    before = keras_settings()
+    before = KERAS.present()
 
     def ran(workers, epochs=2):
         return cerebro.search(
@@ -144,7 +144,7 @@ def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
         )
 
     inline, result, part = ran(0), ran(2), ran(0, epochs=1)
-    assert keras_settings() == before
+    assert KERAS.present() == before
     assert hashes(inline) == hashes(result)
     kinds = [trial.load().net.layers[0].compute_dtype for trial in inline]
     assert kinds == ["bfloat16", "float32", "float32"]
@@ -153,4 +153,4 @@ def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
         assert measured == {name: trial.metrics[name] for name in measured}
     resumed = cerebro.resume(part.path, build_some_in_bfloat16, epochs=2, workers=0, progress=False)
     assert hashes(resumed) == hashes(inline)
-    assert keras_settings() == before
+    assert KERAS.present() == before

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.machine.flags import imported, set_torch_flags, torch_flags
+from cerebro.machine.flags import TORCH
 
 torch = pytest.importorskip("torch")
 
@@ -20,10 +20,10 @@ torch.set_default_dtype(torch.float64)
 @pytest.fixture(autouse=True)
 def settings_of_the_process():
     """Settings of a module that a trial imports stay in the process, as after any import."""
-    before = torch_flags()
+    before = TORCH.present()
     yield
-    imported.clear()
-    set_torch_flags(before)
+    TORCH.imported.clear()
+    TORCH.apply(before)
 
 
 @pytest.fixture

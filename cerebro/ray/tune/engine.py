@@ -19,10 +19,8 @@ from typing import Any
 
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.executors.received import opened
-from cerebro.machine.flags import set_torch_flags
 from cerebro.machine.guard import refuse
-from cerebro.machine.jax_settings import set_jax
-from cerebro.machine.keras_settings import set_keras
+from cerebro.machine.libraries import apply_settings
 from cerebro.machine.resources import available_memory
 from cerebro.ray.tune.requests import Checkpoint, EpochRequest, TrainedEpoch
 from cerebro.ray.tune.session import Session, Work
@@ -57,9 +55,7 @@ class Spec:
     gpus: int = 0
     argv: tuple[str, ...] = ("",)
     """The arguments of the program that runs the Tuner."""
-    torch_flags: Mapping[str, Any] = field(default_factory=dict)
-    keras: Mapping[str, Any] = field(default_factory=dict)
-    jax: Mapping[str, Any] = field(default_factory=dict)
+    libraries: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Process-wide settings of the program that runs the Tuner; its workers have them too."""
 
 
@@ -74,9 +70,7 @@ class Engine:
             os.environ.pop(name, None)
             if value is not None:
                 os.environ[name] = value
-        set_torch_flags(spec.torch_flags)
-        set_keras(spec.keras)
-        set_jax(spec.jax)
+        apply_settings(spec.libraries)
         self._spec = spec
         self._sessions: dict[Path, Session] = {}
         self._proxies: dict[str, Path] = {}

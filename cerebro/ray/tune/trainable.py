@@ -29,9 +29,7 @@ from cerebro.executors.local import packed
 from cerebro.machine.devices import CPU, are_gpus, named
 from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, variables
 from cerebro.machine.files import path_of
-from cerebro.machine.flags import torch_flags
-from cerebro.machine.jax_settings import jax_settings
-from cerebro.machine.keras_settings import keras_settings
+from cerebro.machine.libraries import present_settings
 from cerebro.machine.resources import usable_cores
 from cerebro.ray.cluster.executor import Executor
 from cerebro.ray.tune.engine import PROXY_BYTES, Spec, engine_of
@@ -182,9 +180,7 @@ def trainable(
         | {name: os.environ.get(name) for name in THREAD_VARIABLES}
         | variables(),
         gpus=gpus,
-        torch_flags=torch_flags(),
-        keras=keras_settings(),
-        jax=jax_settings(),
+        libraries=present_settings(),
     )
     title = getattr(build, "__name__", "cerebro").strip("<>")
     return type(title, (Proxy,), {"spec": spec, "__module__": __name__, "__doc__": build.__doc__})

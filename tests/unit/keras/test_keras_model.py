@@ -24,7 +24,7 @@ import cerebro  # noqa: E402
 import cerebro._core as _core  # noqa: E402
 from cerebro.errors import InputError, StateError  # noqa: E402
 from cerebro.machine import generators  # noqa: E402
-from cerebro.machine.keras_settings import begin_keras, keras_of_run, keras_settings, set_keras  # noqa: E402
+from cerebro.machine.keras_settings import KERAS  # noqa: E402
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 5)).astype("float32")
@@ -94,7 +94,7 @@ def two_outputs():
 
 def made(net, **arguments):
     """A network and its model, as `build` makes them."""
-    begin_keras(keras_settings())
+    KERAS.begin_build(KERAS.present())
     random.seed(3)
     np.random.seed(3)
     if BACKEND == "torch":
@@ -561,23 +561,23 @@ def test_a_second_optimizer_must_be_built():
 
 
 def test_settings_of_keras_are_carried():
-    settings = keras_settings()
+    settings = KERAS.present()
     assert settings["backend"] == BACKEND
-    with keras_of_run({}):
-        set_keras({**settings, "floatx": "float64", "dtype_policy": "mixed_bfloat16"})
+    with KERAS.of_run({}):
+        KERAS.apply({**settings, "floatx": "float64", "dtype_policy": "mixed_bfloat16"})
         assert keras.config.floatx() == "float64"
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
-    assert keras_settings() == settings
+    assert KERAS.present() == settings
 
 
 def test_a_build_begins_with_the_first_settings_if_the_script_has_none(tmp_path, monkeypatch):
     """As where only `build` imports Keras: in a worker, settings of other trials do not stay."""
     (tmp_path / "keras.json").write_text('{"epsilon": 1e-05}')
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    with keras_of_run({}):
-        set_keras({"dtype_policy": "mixed_bfloat16", "floatx": "float64"})
-        begin_keras({})
-        found = keras_settings()
+    with KERAS.of_run({}):
+        KERAS.apply({"dtype_policy": "mixed_bfloat16", "floatx": "float64"})
+        KERAS.begin_build({})
+        found = KERAS.present()
         assert (found["dtype_policy"], found["floatx"]) == ("float32", "float32")
         assert found["epsilon"] == 1e-5
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cerebro.cli import doctor as diagnosis
-from cerebro.machine import environment, files, flags, resources
+from cerebro.machine import environment, files, resources
+from cerebro.machine.flags import TORCH, xla_threads
 from cerebro.machine.installation import install_hint
 
 
@@ -71,33 +72,33 @@ def test_keras_that_one_side_has_not_imported_is_no_difference() -> None:
 
 def test_torch_flags_travel() -> None:
     torch = pytest.importorskip("torch")
-    before = flags.torch_flags()
+    before = TORCH.present()
     try:
         torch.set_default_dtype(torch.float64)
         torch.set_float32_matmul_precision("high")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        changed = flags.torch_flags()
-        flags.set_torch_flags(before)
-        assert flags.torch_flags() == before
-        flags.set_torch_flags(changed)
+        changed = TORCH.present()
+        TORCH.apply(before)
+        assert TORCH.present() == before
+        TORCH.apply(changed)
         assert torch.get_default_dtype() is torch.float64
         assert torch.is_deterministic_algorithms_warn_only_enabled()
-        assert flags.torch_flags() == changed
+        assert TORCH.present() == changed
     finally:
-        flags.set_torch_flags(before)
+        TORCH.apply(before)
 
 
 def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys; from cerebro.machine import flags\n"
-        "first = flags.FIRST_TORCH_FLAGS\n"
-        "flags.set_torch_flags(dict(first))\n"
+        "import sys; from cerebro.machine.flags import TORCH\n"
+        "first = TORCH.FIRST\n"
+        "TORCH.apply(dict(first))\n"
         "assert 'torch' not in sys.modules\n"
-        "flags.set_torch_flags({**first, 'matmul_precision': 'high'})\n"
-        "assert flags.torch_flags() == {**first, 'matmul_precision': 'high'}\n"
-        "flags.set_torch_flags(first)\n"
-        "assert flags.torch_flags() == first"
+        "TORCH.apply({**first, 'matmul_precision': 'high'})\n"
+        "assert TORCH.present() == {**first, 'matmul_precision': 'high'}\n"
+        "TORCH.apply(first)\n"
+        "assert TORCH.present() == first"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -105,10 +106,10 @@ def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
 def test_what_torch_begins_with_is_known_and_setting_it_imports_nothing() -> None:
     pytest.importorskip("torch")
     code = (
-        "import sys, torch; from cerebro.machine import flags\n"
+        "import sys, torch; from cerebro.machine.flags import TORCH\n"
         "before = set(sys.modules)\n"
-        "assert flags.torch_flags() == flags.FIRST_TORCH_FLAGS\n"
-        "flags.set_torch_flags(flags.FIRST_TORCH_FLAGS)\n"
+        "assert TORCH.present() == TORCH.FIRST\n"
+        "TORCH.apply(TORCH.FIRST)\n"
         "assert not {name for name in set(sys.modules) - before if name.startswith('torch')}"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -121,15 +122,15 @@ def test_a_precision_that_torch_does_not_tell_is_left_alone(monkeypatch) -> None
     def untold():
         raise RuntimeError("you have used mix of the legacy and new APIs")
 
-    before = flags.torch_flags()
+    before = TORCH.present()
     monkeypatch.setattr(torch, "get_float32_matmul_precision", untold)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", None)
-    assert flags.torch_flags() == {**before, "matmul_precision": None}
-    flags.set_torch_flags(before)
+    assert TORCH.present() == {**before, "matmul_precision": None}
+    TORCH.apply(before)
 
 
 def test_no_flags_set_nothing() -> None:
-    flags.set_torch_flags({})
+    TORCH.apply({})
 
 
 def test_mounts_have_any_names() -> None:
@@ -211,7 +212,7 @@ def test_xla_hears_of_threads_while_a_model_is_built(
     monkeypatch.delenv("NPROC", raising=False)
     if own is not None:
         monkeypatch.setenv("NPROC", own)
-    with pytest.raises(KeyError), flags.xla_threads(3):
+    with pytest.raises(KeyError), xla_threads(3):
         assert os.environ["NPROC"] == "3"
         raise KeyError
     assert os.environ.get("NPROC") == own
@@ -304,38 +305,38 @@ def test_a_process_without_jax_imports_it_only_for_settings_that_it_does_not_beg
     pytest.importorskip("jax")
     run_program(
         "import os, sys; from cerebro.machine.environment import describe\n"
-        "from cerebro.machine.jax_settings import *\n"
+        "from cerebro.machine.jax_settings import JAX\n"
         "from cerebro.machine.jax_settings import _first_settings\n"
         "first = _first_settings()\n"
-        "assert jax_settings() == {} and 'jax' not in describe()\n"
-        "set_jax({}); set_jax(first)\n"
-        "with jax_of_run(first): pass\n"
+        "assert JAX.present() == {} and 'jax' not in describe()\n"
+        "JAX.apply({}); JAX.apply(first)\n"
+        "with JAX.of_run(first): pass\n"
         "assert 'jax' not in sys.modules\n"
         "os.environ['JAX_DEBUG_NANS'] = '1'  # JAX would begin with it\n"
-        "set_jax(first)\n"
-        "assert jax_settings() == describe()['jax'] == first"
+        "JAX.apply(first)\n"
+        "assert JAX.present() == describe()['jax'] == first"
     )
 
 
 def test_jax_settings_travel_and_are_restored() -> None:
     pytest.importorskip("jax")
     run_program(
-        "from cerebro.machine.jax_settings import *\n"
+        "from cerebro.machine.jax_settings import JAX\n"
         "other = {'enable_x64': True, 'default_prng_impl': 'rbg', 'debug_nans': True,\n"
         "         'threefry_partitionable': False,\n"
         "         'default_matmul_precision': 'highest', 'numpy_dtype_promotion': 'strict',\n"
         "         'numpy_rank_promotion': 'raise'}\n"
-        "with jax_of_run({**other, 'of_another_version': 1}): assert jax_settings() == other\n"
-        "first = jax_settings()\n"
+        "with JAX.of_run({**other, 'of_another_version': 1}): assert JAX.present() == other\n"
+        "first = JAX.present()\n"
         "assert not first.items() & other.items()\n"
-        "begin_jax(other)\n"
-        "assert jax_settings() == other\n"
-        "begin_jax({})\n"
-        "assert jax_settings() == first\n"
+        "JAX.begin_process(other)\n"
+        "assert JAX.present() == other\n"
+        "JAX.begin_process({})\n"
+        "assert JAX.present() == first\n"
         "import jax\n"
-        "begin_jax(first)\n"
+        "JAX.begin_process(first)\n"
         "jax.config.update('jax_enable_x64', True)  # as a module does that is imported once\n"
-        "begin_jax(first)\n"
+        "JAX.begin_process(first)\n"
         "assert jax.config.jax_enable_x64"
     )
 
@@ -344,23 +345,23 @@ def test_a_setting_that_a_block_of_jax_fixes_is_refused_and_nothing_changes() ->
     pytest.importorskip("jax")
     run_program(
         "import jax; from cerebro import InputError\n"
-        "from cerebro.machine.jax_settings import *\n"
-        "before = jax_settings()\n"
+        "from cerebro.machine.jax_settings import JAX\n"
+        "before = JAX.present()\n"
         "with jax.debug_nans(True):\n"
-        "    try: set_jax({**before, 'enable_x64': True})\n"
+        "    try: JAX.apply({**before, 'enable_x64': True})\n"
         "    except InputError as error: text = str(error)\n"
         "assert 'debug_nans is True here because of a with block' in text, text\n"
-        "assert jax_settings() == before"
+        "assert JAX.present() == before"
     )
 
 
 def test_a_process_without_keras_does_not_import_it_for_default_settings() -> None:
     program = (
         "import sys; sys.modules['keras'] = None\n"
-        "from cerebro.machine.keras_settings import DEFAULTS, set_keras\n"
-        "set_keras({'version': '3', 'backend': 'torch', **DEFAULTS})\n"
+        "from cerebro.machine.keras_settings import KERAS\n"
+        "KERAS.apply({'version': '3', 'backend': 'torch', **KERAS.FIRST})\n"
         "try:\n"
-        "    set_keras({'backend': 'torch', **DEFAULTS, 'floatx': 'float16'})\n"
+        "    KERAS.apply({'backend': 'torch', **KERAS.FIRST, 'floatx': 'float16'})\n"
         "except ImportError:\n"
         "    print('imported')\n"
     )

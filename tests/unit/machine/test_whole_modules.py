@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from cerebro.data import depots, gpu_memory
-from cerebro.machine import environment, flags, generators, jax_settings, keras_settings
+from cerebro.machine import environment, flags, generators
+from cerebro.machine.libraries import present_settings, settings_of_run
 from cerebro.machine.whole_modules import whole_module
 from cerebro.worker import held_arrays
 
@@ -38,15 +39,8 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 def test_a_unit_does_not_use_a_library_before_it_is_whole(begun: str) -> None:
     assert whole_module(begun) is None
-    settings = {
-        "torch": flags.torch_flags,
-        "keras": keras_settings.keras_settings,
-        "jax": jax_settings.jax_settings,
-    }
-    assert settings[begun]() == {}
-    with flags.compute_settings(1, True), flags.flags_of_run({}):
-        pass
-    with keras_settings.keras_of_run({}), jax_settings.jax_of_run({}):
+    assert present_settings()[begun] == {}
+    with flags.compute_settings(1, True), settings_of_run({}):
         pass
     flags.kept_choices()()
     if begun == "torch":
