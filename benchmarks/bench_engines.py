@@ -89,7 +89,7 @@ def agents(place: Path) -> Iterator[Callable[[], Options]]:
     from cerebro.cluster.engine import Processes
 
     class Apart(EngineExecutor):
-        def _engine(self, context: Any) -> Processes:
+        def _make_engine(self, context: Any) -> Processes:
             caches = [str(place / f"cache-{number}") for number in range(peers.CORES)]
             return Processes(peers.CORES, [{"CEREBRO_CACHE": cache} for cache in caches])
 
@@ -167,12 +167,12 @@ def nothing_shared() -> Iterator[None]:
     def no_token(folder: Path) -> Iterator[tuple[str, str]]:
         yield "/nowhere", "nothing"
 
-    kept = admission.run_token, hub.machine
-    admission.run_token, hub.machine = no_token, lambda: "another one"
+    kept = admission.make_run_token, hub.read_machine_id
+    admission.make_run_token, hub.read_machine_id = no_token, lambda: "another one"
     try:
         yield
     finally:
-        admission.run_token, hub.machine = kept
+        admission.make_run_token, hub.read_machine_id = kept
 
 
 # --- cells --------------------------------------------------------------------

@@ -62,7 +62,7 @@ def unit(trained: cerebro.torch.Model, loader: Any, epoch: int, from_python: boo
 
 def engine(name: str) -> None:
     os.environ["CEREBRO_STEP_ENGINE"] = name
-    elementwise.rounding.cache_clear()
+    elementwise.measure_rounding.cache_clear()
 
 
 STEPS = 200

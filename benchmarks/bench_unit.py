@@ -41,14 +41,14 @@ FUNCTIONS: list[tuple[str, Any, str]] = [
     ("state_dict()", runner, "pack_tree"),
     ("files of the shards", UnitRunner, "_verify"),
     ("memory use", runner.memory, "usage"),
-    ("model and slots", UnitRunner, "_model_of"),
-    ("model and slots", UnitRunner, "_settle"),
+    ("model and slots", UnitRunner, "_take_model"),
+    ("model and slots", UnitRunner, "_settle_commit"),
     ("model and slots", UnitRunner, "_slots_of"),
 ]
 CONTEXTS: list[tuple[str, Any, str]] = [
-    ("the trial's log", UnitRunner, "output_of"),
-    ("warnings, settings", UnitRunner, "computing"),
-    ("warnings, settings", runner.Watch, "of"),
+    ("the trial's log", UnitRunner, "redirect_output"),
+    ("warnings, settings", UnitRunner, "use_settings"),
+    ("warnings, settings", runner.Watch, "collect"),
 ]
 CONFIGS: dict[str, dict[str, Any]] = {
     "MLP": {"arch": "mlp", "hidden": 64},

@@ -29,7 +29,7 @@ import cloudpickle
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError, UnitCancelled
 from cerebro.executors import fork_server
-from cerebro.executors.received import opened
+from cerebro.executors.received import unpickle
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
 from cerebro.machine.jax_settings import JAX
@@ -48,7 +48,7 @@ from cerebro.worker.messages import (
     UnitDone,
     UnitFailed,
 )
-from cerebro.worker.pickled import pickled_event
+from cerebro.worker.pickled import pickle_event
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.streams import CudaStream
 from cerebro.worker.timeout_tracebacks import LateTasks
@@ -78,11 +78,11 @@ def main(arguments: list[str]) -> NoReturn:
         beat.start_beating(BEAT_MILLISECONDS, connection.fileno())
         workers.append(Worker(connection, beat, process))
     for worker in workers[1:]:
-        threading.Thread(target=work, args=(worker,), daemon=True).start()
-    work(workers[0])
+        threading.Thread(target=run_worker, args=(worker,), daemon=True).start()
+    run_worker(workers[0])
 
 
-def work(worker: Worker) -> NoReturn:
+def run_worker(worker: Worker) -> NoReturn:
     try:
         while True:
             worker.handle_next()
@@ -104,10 +104,10 @@ class Process:
         self.late = LateTasks()  # if there are several workers
         self.runners: list[UnitRunner] = []
 
-    def opened(self, context: bytes) -> RunContext:
+    def open_context(self, context: bytes) -> RunContext:
         """Return an unpickled context: the same object for all workers, which share its shards."""
         if self._context is None or self._context[0] != context:
-            self._context = context, opened(context)
+            self._context = context, unpickle(context)
         return self._context[1]
 
     def forget(self) -> None:
@@ -138,13 +138,13 @@ class BeatClock:
         self._is_running = True
         self._start(0.0 if self._has_built else IMPORT_SECONDS)
 
-    def built(self) -> None:
+    def note_built(self) -> None:
         if not self._has_built:
             self._has_built = True
             self._start(0.0)
 
     @contextlib.contextmanager
-    def aside(self, seconds: float) -> Iterator[None]:
+    def stop_clock(self, seconds: float) -> Iterator[None]:
         self._start(seconds)
         try:
             yield
@@ -228,7 +228,7 @@ class Worker:
     def handle_next(self) -> None:
         message = self._connection.recv_bytes()
         shared = self._process.turns
-        with nullcontext() if shared is None else shared.taken(self._clock.wait_for_turn):
+        with nullcontext() if shared is None else shared.take_turn(self._clock.wait_for_turn):
             self._handle(cloudpickle.loads(message))
 
     def _handle(self, message: tuple[Any, ...]) -> None:
@@ -270,7 +270,7 @@ class Worker:
             os.chdir(directory)
             guard.use_program(cloudpickle.loads(program))
             JAX.begin_process(jax)  # before the context is unpickled, which may hold arrays of JAX
-            run = self._process.opened(context)
+            run = self._process.open_context(context)
             note_imported(self._sources, fork_server.last_imported)
             self._clock.limit = run.unit_timeout
             self._runner = UnitRunner(
@@ -295,7 +295,7 @@ class Worker:
             return
         event = self._execute(task)
         self._done = event.task.identity if isinstance(event, UnitDone) else None
-        self._connection.send_bytes(pickled_event(event))
+        self._connection.send_bytes(pickle_event(event))
 
     def _execute(self, task: Job) -> Event:
         run = None if self._runner is None else self._runner.context
@@ -303,13 +303,13 @@ class Worker:
             log_path(run.log_dir, task.trial) if run and isinstance(task, Task) else None
         )
         try:
-            return self._answer(task)
+            return self._make_event(task)
         finally:
             self._clock.end()
 
-    def _answer(self, task: Job) -> Event:
+    def _make_event(self, task: Job) -> Event:
         if self._runner is not None:
-            with nullcontext() if self._stream is None else self._stream.current():
+            with nullcontext() if self._stream is None else self._stream.make_current():
                 return execute(self._runner, task)
         kind: Literal["data", "error"] = "data" if self._data_trouble else "error"
         if isinstance(task, ShardTask):

@@ -1,8 +1,8 @@
 """Check arguments, and explain keywords that do not exist.
 
 Users know the keywords of Optuna, Ray Tune, Keras, Lightning and scikit-learn. If a function
-decorated with `answers` is called with one of them, the error names the function's own keyword. For
-a misspelled keyword, the error names the most similar one.
+decorated with `explain_keywords` is called with one of them, the error names the function's own
+keyword. For a misspelled keyword, the error names the most similar one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 
-from cerebro.errors import InputError, plainly
+from cerebro.errors import InputError, shorten_tracebacks
 from cerebro.machine.imports import PACKAGE
 
 MAX_INT32 = 2**31 - 1
@@ -28,18 +28,18 @@ _COMPARED = {
 
 
 @overload
-def whole_number(
+def check_whole_number(
     name: str, value: Any, least: int, most: float | None = ..., *, optional: Literal[False] = ...
 ) -> int: ...
 
 
 @overload
-def whole_number(
+def check_whole_number(
     name: str, value: Any, least: int, most: float | None = ..., *, optional: bool
 ) -> int | None: ...
 
 
-def whole_number(
+def check_whole_number(
     name: str, value: Any, least: int, most: float | None = None, *, optional: bool = False
 ) -> int | None:
     """Return an argument as an int; raise InputError if it is not an integer within the bounds.
@@ -60,11 +60,11 @@ def whole_number(
         return number
     bounded = limit < math.inf and (most is not None or number > limit)
     bounds = f"from {least} to {limit}" if bounded else f"of at least {least}"
-    raise InputError(f"{name} must be a whole number {bounds}, not {_shown(value)}")
+    raise InputError(f"{name} must be a whole number {bounds}, not {_show_value(value)}")
 
 
 @overload
-def real_number(
+def check_real_number(
     name: str,
     value: Any,
     *,
@@ -78,12 +78,12 @@ def real_number(
 
 
 @overload
-def real_number(
+def check_real_number(
     name: str, value: Any, *, above: float | None = ..., optional: Literal[True]
 ) -> float | None: ...
 
 
-def real_number(
+def check_real_number(
     name: str,
     value: Any,
     *,
@@ -108,9 +108,9 @@ def real_number(
     except (TypeError, ValueError, OverflowError):
         wrong = True
     if wrong:
-        raise InputError(f"{name} must be a number, not {_shown(value)}")
+        raise InputError(f"{name} must be a number, not {_show_value(value)}")
     if finite and math.isinf(number):
-        raise InputError(f"{name} must be finite, not {_shown(value)}")
+        raise InputError(f"{name} must be finite, not {_show_value(value)}")
     limits = {"above": above, "at least": least, "below": below, "at most": most}
     bounds = {word: bound for word, bound in limits.items() if bound is not None}
     if all(_COMPARED[word](number, bound) for word, bound in bounds.items()):
@@ -118,16 +118,16 @@ def real_number(
     allowed = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items())
     if least is not None and most is not None:
         allowed = f"from {least:g} to {most:g}"
-    raise InputError(f"{name} must be {allowed}, not {_shown(value)}")
+    raise InputError(f"{name} must be {allowed}, not {_show_value(value)}")
 
 
-def one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
+def check_one_of(name: str, value: Any, allowed: Sequence[Any]) -> None:
     """Raise InputError unless an argument has one of the allowed values."""
     if not any(value is a or (type(value) is type(a) and value == a) for a in allowed):
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     try:
         return repr(value)
     except ValueError:
@@ -401,7 +401,7 @@ SKORCH_WORDS: Words = {
 }  # fmt: skip
 
 
-def answers(
+def explain_keywords(
     words: Words,
     passes_to: Callable[..., object] | None = None,
     also: tuple[str, ...] = (),
@@ -415,8 +415,8 @@ def answers(
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        keywords = _names(function)
-        passed = (() if passes_to is None else _names(passes_to)) + also
+        keywords = _list_keywords(function)
+        passed = (() if passes_to is None else _list_keywords(passes_to)) + also
         accepted = {*keywords, *passed} - (words.keys() - set(keywords) if passes_to else set())
         called = name or function.__name__
 
@@ -424,15 +424,15 @@ def answers(
         def answering(*args: P.args, **kwargs: P.kwargs) -> R:
             if not accepted.issuperset(kwargs):
                 wrong = next(key for key in kwargs if key not in accepted)
-                raise KeywordError(_answer(called, wrong, words, sorted(accepted)))
+                raise KeywordError(_explain_keyword(called, wrong, words, sorted(accepted)))
             return function(*args, **kwargs)
 
-        return plainly(answering)
+        return shorten_tracebacks(answering)
 
     return decorate
 
 
-def users_level() -> int:
+def find_stacklevel() -> int:
     """Return the ``stacklevel`` with which a warning names the user's line, not Cerebro's."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
@@ -440,13 +440,13 @@ def users_level() -> int:
     return level
 
 
-def _names(function: Callable[..., object]) -> tuple[str, ...]:
+def _list_keywords(function: Callable[..., object]) -> tuple[str, ...]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     parameters = inspect.signature(function).parameters.values()
     return tuple(p.name for p in parameters if p.kind in kinds and p.name != "self")
 
 
-def _answer(called: str, wrong: str, words: Words, known: list[str]) -> str:
+def _explain_keyword(called: str, wrong: str, words: Words, known: list[str]) -> str:
     ours = words.get(wrong)
     if ours is not None and " " not in ours:
         return f"{called}() takes {ours}=, not {wrong}="
@@ -463,7 +463,7 @@ def _answer(called: str, wrong: str, words: Words, known: list[str]) -> str:
     return f"{called}() does not take {wrong}=: {hint}"
 
 
-def switched_on(variable: str, *, default: bool) -> bool:
+def read_switch(variable: str, *, default: bool) -> bool:
     """Return whether an environment variable is 1, and not 0; `default` if it is not set.
 
     Raises InputError if it has another value.

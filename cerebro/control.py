@@ -117,7 +117,7 @@ def send(run: str | os.PathLike[str], command: Command) -> None:
     with reader(folder) as connection:
         check_is_trained(folder, read_meta(connection))
         if command.trial is not None:
-            trial = _number(command.trial)
+            trial = _check_number(command.trial)
             row = connection.execute(
                 "SELECT status FROM trials WHERE number = ?", (trial,)
             ).fetchone()
@@ -127,7 +127,7 @@ def send(run: str | os.PathLike[str], command: Command) -> None:
     put(folder / FOLDER, command)
 
 
-def _number(trial: Any) -> int:
+def _check_number(trial: Any) -> int:
     try:
         return operator.index(trial)
     except TypeError:

@@ -14,8 +14,8 @@ import threading
 from typing import Any
 
 from cerebro.cluster.connected_executor import ConnectionExecutor
-from cerebro.cluster.engine import be_agent, own_address
-from cerebro.cluster.gpus import visible_gpu, workers_on
+from cerebro.cluster.engine import find_own_address, run_agent
+from cerebro.cluster.gpus import count_fitting_workers, format_visible_gpu
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
@@ -77,28 +77,28 @@ class Executor(ConnectionExecutor):
         gpus: float | None = None,
     ) -> None:
         super().__init__(client, workers, replicas, shared_path, gpus)
-        if not isinstance(client, _distributed().Client):
+        if not isinstance(client, _import_distributed().Client):
             raise InputError(
                 f"client must be a dask.distributed.Client, not {type(client).__name__}"
             )
         if client.asynchronous:
             raise InputError("client is asynchronous: give one made without asynchronous=True")
 
-    def _engine(self, context: RunContext) -> LongTasks:
+    def _make_engine(self, context: RunContext) -> LongTasks:
         if self._connection.status != "running":
             raise InputError(f"the Dask client is {self._connection.status}: give a connected one")
-        share = self._share_in(context)
+        share = self._find_gpu_share(context)
         return LongTasks(self._connection, self.workers, context.threads, share)
 
-    def _listen(self) -> tuple[str, int, str]:
+    def _choose_addresses(self) -> tuple[str, int, str]:
         way, _, rest = self._connection.scheduler.address.partition("://")
         if way == "inproc":  # the workers are threads in this process
-            return super()._listen()
-        address = own_address(rest.rpartition(":")[0].strip("[]"))
+            return super()._choose_addresses()
+        address = find_own_address(rest.rpartition(":")[0].strip("[]"))
         return ("127.0.0.1" if address == "127.0.0.1" else "0.0.0.0"), 0, address
 
 
-def _distributed() -> Any:
+def _import_distributed() -> Any:
     return import_extra("distributed", "dask", "cerebro.dask.Executor needs Dask")
 
 
@@ -115,11 +115,11 @@ class LongTasks:
         self._client = client
         self._threads = threads
         self._gpu_share = gpu_share
-        slots = self._slots()
+        slots = self._list_slots()
         if not slots:
             raise InputError(
                 "the Dask cluster has no workers"
-                + (" with GPUs" if gpu_share and self._workers() else "")
+                + (" with GPUs" if gpu_share and self._list_workers() else "")
                 + ": start some, or scale the cluster"
             )
         self.size: int | None = len(slots) if wanted is None else wanted
@@ -130,14 +130,14 @@ class LongTasks:
 
     def start(self, ticket: Ticket) -> None:
         self._text = ticket.to_json()
-        self._fill()
+        self._fill_slots()
         self._thread.start()
 
     def failure(self) -> str | None:
         tasks = dict(self._tasks)
         if not tasks or any(task.status != "error" for task in tasks.values()):
             return None
-        if not set(tasks) <= set(self._slots()):  # a lost worker, for which another may come
+        if not set(tasks) <= set(self._list_slots()):  # a lost worker, for which another may come
             return None
         return text_of(next(iter(tasks.values())).exception())
 
@@ -154,43 +154,43 @@ class LongTasks:
             return
         try:
             if tasks:
-                _distributed().wait(tasks, timeout=END_SECONDS)
+                _import_distributed().wait(tasks, timeout=END_SECONDS)
         except TimeoutError:
             pass  # on a lost worker, or without a connection: Dask forgets them
         self._client.cancel(tasks, force=True)
 
     # --- inside ----------------------------------------------------------------
 
-    def _slots(self) -> list[tuple[int, str]]:
+    def _list_slots(self) -> list[tuple[int, str]]:
         """Return where agents can run: a number and a worker's address, in the order of use."""
         return sorted(
             (number, address)
-            for address, worker in self._workers().items()
-            for number in range(self._room(worker))
+            for address, worker in self._list_workers().items()
+            for number in range(self._count_room(worker))
         )
 
-    def _workers(self) -> dict[str, Any]:
+    def _list_workers(self) -> dict[str, Any]:
         """Return the descriptions of the Dask workers by address."""
         workers: dict[str, Any] = self._client.scheduler_info(n_workers=-1)["workers"]
         return workers
 
-    def _room(self, worker: dict[str, Any]) -> int:
+    def _count_room(self, worker: dict[str, Any]) -> int:
         by_threads = max(1, int(worker["nthreads"]) // self._threads)
         if not self._gpu_share:
             return by_threads
-        return min(by_threads, workers_on(_gpus(worker), self._gpu_share))
+        return min(by_threads, count_fitting_workers(_count_gpus(worker), self._gpu_share))
 
-    def _fill(self) -> None:
+    def _fill_slots(self) -> None:
         """Release the tasks of lost workers, and start agents on free ones."""
-        slots, workers = self._slots(), self._workers()
+        slots, workers = self._list_slots(), self._list_workers()
         for slot in [slot for slot in self._tasks if slot not in slots]:
             self._client.cancel(self._tasks.pop(slot), force=True)
         for slot in slots:
             if slot not in self._tasks and len(self._tasks) < (self.size or 0):
                 number, address = slot
-                gpus = _gpus(workers.get(address, {})) if self._gpu_share else 0
+                gpus = _count_gpus(workers.get(address, {})) if self._gpu_share else 0
                 self._tasks[slot] = self._client.submit(
-                    _long_task,
+                    _run_long_task,
                     self._text,
                     number % gpus if gpus else None,
                     key=f"cerebro-agent-{os.urandom(8).hex()}",
@@ -203,20 +203,20 @@ class LongTasks:
     def _watch(self) -> None:
         while not self._is_ending.wait(LOOK_SECONDS):
             try:
-                self._fill()
+                self._fill_slots()
             except Exception:  # the scheduler is away; connected agents stay connected
                 if self._client.status == "closed":
                     return
 
 
-def _gpus(worker: dict[str, Any]) -> int:
+def _count_gpus(worker: dict[str, Any]) -> int:
     return int(worker.get("resources", {}).get("GPU", 1))
 
 
-def _long_task(text: str, gpu: int | None = None) -> None:
+def _run_long_task(text: str, gpu: int | None = None) -> None:
     """Run an agent in a Dask worker, while the worker's thread stays free for other tasks.
 
     `gpu` is the position of its GPU among those that this process sees; None: it uses none.
     """
-    _distributed().secede()
-    be_agent(text, None if gpu is None else visible_gpu(gpu))
+    _import_distributed().secede()
+    run_agent(text, None if gpu is None else format_visible_gpu(gpu))

@@ -49,7 +49,7 @@ def one_line(text: str, limit: int = MESSAGE_LIMIT) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
 
 
-def printable(text: str) -> str:
+def escape_unprintable(text: str) -> str:
     """Make text safe to print: unprintable characters, except newlines and tabs, become escapes.
 
     A store from elsewhere may contain terminal control sequences.
@@ -72,7 +72,7 @@ class CerebroError(Exception):
         """Return the lines that IPython shows: the user's code and the message."""
         from IPython import get_ipython
 
-        shorten(self)
+        shorten_traceback(self)
         lines = get_ipython().InteractiveTB.structured_traceback(
             type(self), self, self.__traceback__
         )
@@ -129,7 +129,7 @@ _PYTHONS = tuple(sysconfig.get_path(name) + os.sep for name in ("stdlib", "plats
 _PACKAGES = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
 
 
-def plainly(function: Callable[P, R]) -> Callable[P, R]:
+def shorten_tracebacks(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a public function so that its errors and interrupts have short tracebacks."""
 
     @wraps(function)
@@ -137,14 +137,14 @@ def plainly(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except (CerebroError, KeyboardInterrupt) as error:
-            shorten(error)
+            shorten_traceback(error)
             # Not a bare `raise`, which in Python 3.10 brings back the frames. Users see this line:
             raise error.with_traceback(error.__traceback__)  # CEREBRO_TRACEBACK=1 shows all  # noqa: B904
 
     return failing_plainly
 
 
-def shorten(error: BaseException) -> None:
+def shorten_traceback(error: BaseException) -> None:
     """Remove Cerebro's frames from an error's traceback, and causes that have only such frames.
 
     An interrupt is shortened only if `explain_interrupt` has explained it, because the frames of
@@ -154,13 +154,13 @@ def shorten(error: BaseException) -> None:
         return
     if isinstance(error, KeyboardInterrupt) and not hasattr(error, "_render_traceback_"):
         return
-    error.__traceback__ = _shortened(error.__traceback__)
+    error.__traceback__ = _drop_own_frames(error.__traceback__)
     cause = error.__cause__ or error.__context__
-    if cause is not None and _shortened(cause.__traceback__) is None:  # the message has it
+    if cause is not None and _drop_own_frames(cause.__traceback__) is None:  # the message has it
         error.__cause__ = None  # so that the context is not shown either
 
 
-def _shortened(traceback: TracebackType | None) -> TracebackType | None:
+def _drop_own_frames(traceback: TracebackType | None) -> TracebackType | None:
     """Return a traceback without Cerebro's frames and the frames of Python's library below them."""
     entries: list[TracebackType] = []
     inside = False

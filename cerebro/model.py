@@ -167,7 +167,7 @@ def check_model(model: object) -> None:
         if not callable(getattr(model, name, None)):
             raise InputError(
                 f"build returned a {kind}, which has no {name} method: a model needs {signature}"
-                f"{_hint(model)}"
+                f"{_find_hint(model)}"
             )
     framework = framework_of(model)
     if framework not in FRAMEWORKS:
@@ -198,7 +198,7 @@ _CONVERTERS = {
 _PACKAGES = ("lightning", "pytorch_lightning", "transformers", "peft", "skorch")
 
 
-def _hint(model: object) -> str:
+def _find_hint(model: object) -> str:
     for kind in type(model).__mro__:
         package = kind.__module__.partition(".")[0]
         if kind.__name__ in _CONVERTERS and package in _PACKAGES:
@@ -281,7 +281,7 @@ def is_cpu_only(model: object) -> bool:
     return bool(getattr(model, "cpu_only", False))
 
 
-def whole_pass(model: object) -> Callable[[Iterable[dict[str, Any]]], Mapping[str, Any]] | None:
+def get_whole_pass(model: object) -> Callable[[Iterable[dict[str, Any]]], Mapping[str, Any]] | None:
     """Return `model.evaluate` if validation must use it instead of `eval_batch`, else None."""
     evaluate = getattr(model, "evaluate", None)
     if callable(evaluate) and getattr(model, "evaluates_whole", True):
@@ -448,7 +448,7 @@ class BaseModel:
 
     @property
     def _keeps_outputs(self) -> bool:
-        """Whether an evaluation pass keeps the arrays of its batches for `_whole`."""
+        """Whether an evaluation pass keeps the arrays of its batches for `_measure_whole`."""
         return self.evaluates_whole
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
@@ -483,7 +483,9 @@ class BaseModel:
         result = means.take()
         if outputs:
             result.update(
-                self._whole([self._join(list(pieces)) for pieces in zip(*outputs, strict=True)])
+                self._measure_whole(
+                    [self._join(list(pieces)) for pieces in zip(*outputs, strict=True)]
+                )
             )
         return result
 
@@ -532,7 +534,7 @@ class BaseModel:
                 )
             data = {names[0]: data}
         if isinstance(data, Mapping):
-            return self._sliced(data, rows)
+            return self._slice_batches(data, rows)
         if hasattr(data, "in_order"):
             columns = read_columns(self, data.columns)
             batches: Iterable[Batch] = data.in_order(rows, self.framework, columns)
@@ -541,7 +543,7 @@ class BaseModel:
             raise InputError(f"{data!r} is not a dataset, mapping of arrays or iterable of batches")
         return data
 
-    def _sliced(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
+    def _slice_batches(self, columns: Mapping[str, Any], batch_size: int) -> Iterator[Batch]:
         arrays = {name: self._as_array(column) for name, column in columns.items()}
         for start in range(0, rows_of_all(arrays), batch_size):
             yield {name: array[start : start + batch_size] for name, array in arrays.items()}
@@ -549,10 +551,10 @@ class BaseModel:
     # --- what differs between frameworks ----------------------------------------
 
     def _measure(self, batch: Batch) -> tuple[Mapping[str, Any], tuple[Any, ...]]:
-        """Return a batch's metrics, and the arrays that `_whole` needs, if any."""
+        """Return a batch's metrics, and the arrays that `_measure_whole` needs, if any."""
         raise NotImplementedError
 
-    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+    def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
         """Return metrics over a whole pass from its arrays, by default outputs and targets."""
         arguments = parts[:1] if self._target is None else parts
         values = {name: self._call(f, *arguments) for name, f in self._epoch_metrics.items()}

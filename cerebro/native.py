@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cerebro._core as _core
-from cerebro.arguments import real_number
+from cerebro.arguments import check_real_number
 from cerebro.errors import InputError, StateError
 from cerebro.machine import cuda, turns
 from cerebro.model import Words
@@ -98,28 +98,28 @@ class Model:
         target: str = "y",
     ) -> None:
         self.cpu_only = device == "cpu"
-        self._shape = _whole_numbers("shape", shape, 3)
-        self._lr = real_number("lr", lr, least=0, finite=True)
-        self._momentum = real_number("momentum", momentum, least=0, below=1)
-        self._inputs = _column_name("inputs", inputs)
-        self._target = _column_name("target", target)
+        self._shape = _check_whole_numbers("shape", shape, 3)
+        self._lr = check_real_number("lr", lr, least=0, finite=True)
+        self._momentum = check_real_number("momentum", momentum, least=0, below=1)
+        self._inputs = _check_column_name("inputs", inputs)
+        self._target = _check_column_name("target", target)
         channels, height, width = self._shape
-        first, second = _whole_numbers("filters", filters, 2)
+        first, second = _check_whole_numbers("filters", filters, 2)
         try:
             self._net = _core.NativeNet(
-                channels, height, width, first, second, classes, *_place(device)
+                channels, height, width, first, second, classes, *_find_device(device)
             )
         except (TypeError, ValueError) as error:
             raise InputError(f"cerebro.native.Model: {error}") from None
-        self._values = self._parts("values")
-        self._momenta = self._parts("momenta")
-        self._begin(seed)
+        self._values = self._view_parts("values")
+        self._momenta = self._view_parts("momenta")
+        self._draw_weights(seed)
         self._net.push()
 
-    def _parts(self, kind: Any) -> dict[str, _Array]:
+    def _view_parts(self, kind: Any) -> dict[str, _Array]:
         return {name: np.asarray(part) for name, part in self._net.parts(kind).items()}
 
-    def _begin(self, seed: int | None) -> None:
+    def _draw_weights(self, seed: int | None) -> None:
         try:
             generator = np.random.mtrand._rand if seed is None else np.random.RandomState(seed)
         except (TypeError, ValueError) as error:
@@ -149,38 +149,38 @@ class Model:
         InputError
             A column is missing or unsuitable, or a class is out of range.
         """
-        values = self._scored(self._net.differentiate, batch)
+        values = self._score_batch(self._net.differentiate, batch)
         self._net.step(self._lr, self._momentum)
         return values
 
     def eval_batch(self, batch: Batch) -> dict[str, float]:
         """Return ``loss`` and ``accuracy`` of one batch; the model is not changed."""
-        return self._scored(self._net.evaluate, batch)
+        return self._score_batch(self._net.evaluate, batch)
 
     def predict_batch(self, batch: Batch) -> NDArray[np.float32]:
         """Return the scores of all classes before the softmax: shape (rows, classes)."""
-        return self._net.predict(self._pictures(batch))
+        return self._net.predict(self._read_images(batch))
 
-    def _scored(self, function: Any, batch: Batch) -> dict[str, float]:
-        pictures, labels = self._pictures(batch), self._labels(batch)
+    def _score_batch(self, function: Any, batch: Batch) -> dict[str, float]:
+        pictures, labels = self._read_images(batch), self._read_labels(batch)
         if len(labels) != len(pictures):
             raise InputError(
                 f"a batch has {len(pictures)} rows of {self._inputs!r}, but {len(labels)} of "
                 f"{self._target!r}"
             )
         try:
-            with self._computing():
+            with self._let_others_run():
                 loss, accuracy = function(pictures, labels)
         except ValueError as error:
             raise InputError(f"target {self._target!r}: {error}") from None
         return {"loss": loss, "accuracy": accuracy}
 
-    def _computing(self) -> AbstractContextManager[None]:
+    def _let_others_run(self) -> AbstractContextManager[None]:
         """Return the context of a call that waits for the GPU; other units run meanwhile."""
-        return nullcontext() if self.cpu_only else turns.away()
+        return nullcontext() if self.cpu_only else turns.give_away()
 
-    def _pictures(self, batch: Batch) -> _Array:
-        pictures = _column(batch, "inputs", self._inputs)
+    def _read_images(self, batch: Batch) -> _Array:
+        pictures = _read_column(batch, "inputs", self._inputs)
         if pictures.dtype != np.float32:
             raise InputError(
                 f"inputs: column {self._inputs!r} must be float32, not {pictures.dtype}: use "
@@ -193,8 +193,8 @@ class Model:
             )
         return np.ascontiguousarray(pictures)
 
-    def _labels(self, batch: Batch) -> _Array:
-        labels = _column(batch, "target", self._target)
+    def _read_labels(self, batch: Batch) -> _Array:
+        labels = _read_column(batch, "target", self._target)
         if labels.ndim != 1 or not np.can_cast(labels.dtype, np.int64):
             raise InputError(
                 f"target: column {self._target!r} must be integers of shape (rows,), not "
@@ -222,8 +222,8 @@ class Model:
             changed.
         """
         pairs = [
-            *_matched("values", self._values, state),
-            *_matched("momenta", self._momenta, state),
+            *_pair_arrays("values", self._values, state),
+            *_pair_arrays("momenta", self._momenta, state),
         ]
         for array, other in pairs:
             if array is not other:
@@ -231,7 +231,7 @@ class Model:
         self._net.push()
 
 
-def _matched(
+def _pair_arrays(
     kind: str, own: Mapping[str, _Array], state: Mapping[str, Any]
 ) -> list[tuple[_Array, _Array]]:
     """Pair a network's arrays with those of a state, after checking shapes and types."""
@@ -254,28 +254,28 @@ def _matched(
     return pairs
 
 
-def _place(device: str) -> tuple[_core.Device | None, str | None]:
+def _find_device(device: str) -> tuple[_core.Device | None, str | None]:
     """Return the GPU and the path of cuDNN; None for both on the CPU."""
     if device == "cpu":
         return None, None
     if not isinstance(device, str) or not re.fullmatch(r"cuda(:\d{1,4})?", device):
         raise InputError(f"device must be 'cpu', 'cuda' or 'cuda:0' and so on, not {device!r}")
-    return cuda.device("cuda:0" if device == "cuda" else device), cuda.cudnn_path()
+    return cuda.open_device("cuda:0" if device == "cuda" else device), cuda.cudnn_path()
 
 
-def _column(batch: Batch, argument: str, name: str) -> _Array:
+def _read_column(batch: Batch, argument: str, name: str) -> _Array:
     if name not in batch:
         raise InputError(f"{argument} names the column {name!r}, but the data has {list(batch)}")
     return np.asarray(batch[name])
 
 
-def _column_name(argument: str, name: str) -> str:
+def _check_column_name(argument: str, name: str) -> str:
     if not isinstance(name, str):
         raise InputError(f"{argument} must be the name of a column, not {name!r}")
     return name
 
 
-def _whole_numbers(argument: str, values: Sequence[int], count: int) -> tuple[int, ...]:
+def _check_whole_numbers(argument: str, values: Sequence[int], count: int) -> tuple[int, ...]:
     numbers = tuple(values) if isinstance(values, Sequence) else ()
     if len(numbers) != count or not all(isinstance(n, (int, np.integer)) for n in numbers):
         raise InputError(f"{argument} must be {count} whole numbers, not {values!r}")

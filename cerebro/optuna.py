@@ -33,16 +33,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from cerebro.api.search import rows_written, search
-from cerebro.arguments import OPTIMIZE, answers, real_number, users_level, whole_number
+from cerebro.api.search import search, write_rows
+from cerebro.arguments import (
+    OPTIMIZE,
+    check_real_number,
+    check_whole_number,
+    explain_keywords,
+    find_stacklevel,
+)
 from cerebro.coordinator.failures import asks_to_stop
 from cerebro.data.given_rows import is_rows
-from cerebro.data.order import Cut, EpochOrder, Shuffle, order_of, resolved
-from cerebro.data.validation import views_of
+from cerebro.data.order import Cut, EpochOrder, Shuffle, make_order, resolve_shuffle
+from cerebro.data.validation import make_validation
 from cerebro.errors import InputError, RunError
 from cerebro.machine import generators
 from cerebro.machine.files import path_of
-from cerebro.machine.guard import in_trial, refuse
+from cerebro.machine.guard import guard_trial, refuse
 from cerebro.model import Info
 from cerebro.results.result import Result
 from cerebro.run.recipe import StudyBuild, call_build, check_build
@@ -63,7 +69,7 @@ INTERRUPTED = "cerebro:interrupted"
 """The system attribute of a study's trials that failed because their run was interrupted."""
 
 
-@answers(OPTIMIZE, search, ("run_callbacks",), "cerebro.optuna.optimize")
+@explain_keywords(OPTIMIZE, search, ("run_callbacks",), "cerebro.optuna.optimize")
 def optimize(
     study: optuna.Study,
     build: Callable[..., Any],
@@ -147,26 +153,26 @@ def optimize(
     valid value, and a trial whose value is NaN fails.
     """
     refuse("cerebro.optuna.optimize")
-    whole_number("epochs", epochs, 1)
-    n_trials = whole_number("n_trials", n_trials, 1, optional=True)
-    timeout = real_number("timeout", timeout, above=0, optional=True)
+    check_whole_number("epochs", epochs, 1)
+    n_trials = check_whole_number("n_trials", n_trials, 1, optional=True)
+    timeout = check_real_number("timeout", timeout, above=0, optional=True)
     check_study(study, metric, epochs)
     check_build(build)
     if define is not None and not callable(define):
         raise InputError(f"define must be a function, not {define!r}")
-    observers = _several("callbacks", callbacks, callable, "functions")
-    caught = _several("catch", catch, _is_exception, "exceptions' classes")
+    observers = _check_several("callbacks", callbacks, callable, "functions")
+    caught = _check_several("catch", catch, _is_exception, "exceptions' classes")
     if_exists: Literal["error", "resume"] = "error" if run is None else "resume"
     rows = is_rows(data) or is_rows(validation)
-    written = rows_written(data, validation, run, if_exists) if rows else None
+    written = write_rows(data, validation, run, if_exists) if rows else None
     with written or contextlib.nullcontext((data, validation, run)) as (data, validation, run):
-        train, held_out, folds = views_of(data, validation)
+        train, held_out, folds = make_validation(data, validation)
         folder = None if run is None else path_of("run", run)
         stagger = bool(options.get("stagger", True))
-        order = resolved(shuffle, train, stagger=stagger)
-        first = train if folds is None else folds.of_trial(0)[0]
+        order = resolve_shuffle(shuffle, train, stagger=stagger)
+        first = train if folds is None else folds.get_views(0)[0]
         searcher = StudySearcher(
-            study, build, first, order_of(first, order, 0, stagger=stagger),
+            study, build, first, make_order(first, order, 0, stagger=stagger),
             drop_last=bool(options.get("drop_last", False)),
             define=define, n_trials=n_trials, epochs=epochs, metric=metric, batch_size=batch_size,
             timeout=timeout, catch=caught, callbacks=observers, run=str(folder or ""),
@@ -227,7 +233,7 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
     if isinstance(least, int) and least > epochs:
         warnings.warn(
             f"the pruner's min_resource={least} is above epochs={epochs}: it will prune nothing",
-            stacklevel=users_level(),
+            stacklevel=find_stacklevel(),
         )
     direction = study.direction.name.lower()
     with contextlib.suppress(InputError):  # for a metric that is not well known
@@ -236,11 +242,13 @@ def check_study(study: optuna.Study, metric: str, epochs: int) -> None:
             warnings.warn(
                 f"the study {study.study_name!r} is to {direction} {metric}: if that is not meant, "
                 f"create it with direction={usual!r}",
-                stacklevel=users_level(),
+                stacklevel=find_stacklevel(),
             )
 
 
-def _several(name: str, given: Any, fits: Callable[[Any], bool], kind: str) -> tuple[Any, ...]:
+def _check_several(
+    name: str, given: Any, fits: Callable[[Any], bool], kind: str
+) -> tuple[Any, ...]:
     """Return one value or an iterable of them as a tuple; raise InputError if any is invalid."""
     values = tuple(given) if hasattr(given, "__iter__") else (given,)
     if not all(map(fits, values)):
@@ -340,9 +348,9 @@ class StudySearcher(Searcher):
             if time.monotonic() >= self._deadline:
                 self.cut_short = True
                 return None  # not DONE: the same call resumes the run
-            with self._as_optimize():
+            with self._enable_stop():
                 trial = self._study.ask()
-                config = self._chosen(trial)
+                config = self._choose_config(trial)
             if config is None:
                 self._lost += 1
                 continue
@@ -377,11 +385,11 @@ class StudySearcher(Searcher):
             warnings.warn(
                 f"n_trials={target}, but the run {self._run} has added {added} trials to the study "
                 "and adds no more; give another run= to add more",
-                stacklevel=users_level(),
+                stacklevel=find_stacklevel(),
             )
         return target > added and bool(self._wanted != state["wanted"])
 
-    def _chosen(self, trial: optuna.Trial) -> dict[str, Any] | None:
+    def _choose_config(self, trial: optuna.Trial) -> dict[str, Any] | None:
         """Return a trial's configuration; None if defining it raised a caught exception."""
         try:
             extra = self._call(trial)
@@ -396,9 +404,9 @@ class StudySearcher(Searcher):
                 raise
             self._call_back(frozen)
             return None
-        return {**config, STUDY: self._known_of(trial)}
+        return {**config, STUDY: self._describe_trial(trial)}
 
-    def _known_of(self, trial: optuna.Trial) -> dict[str, Any]:
+    def _describe_trial(self, trial: optuna.Trial) -> dict[str, Any]:
         """Return, as JSON, the attributes of a trial that its worker needs besides parameters."""
         system = self._study._storage.get_trial_system_attrs(trial._trial_id)
         return {
@@ -410,7 +418,7 @@ class StudySearcher(Searcher):
         }
 
     @contextlib.contextmanager
-    def _as_optimize(self) -> Iterator[None]:
+    def _enable_stop(self) -> Iterator[None]:
         """Enable ``study.stop()``, which samplers and users call, as in the study's own loop."""
         local = self._study._thread_local
         before, local.in_optimize_loop = local.in_optimize_loop, True
@@ -429,11 +437,11 @@ class StudySearcher(Searcher):
         if self._define is not None:
             return self._define(trial)
         seed = self._seed % 2**32
-        with generators.reserved("torch" in sys.modules, seed), in_trial():
-            call_build(self._build, trial, DeferredInfo(self._info, trial, self._count))
+        with generators.reserve_generators("torch" in sys.modules, seed), guard_trial():
+            call_build(self._build, trial, DeferredInfo(self._make_info, trial, self._count))
         return None
 
-    def _info(self, trial: optuna.Trial, number: int) -> Info:
+    def _make_info(self, trial: optuna.Trial, number: int) -> Info:
         size = self._batch_size or trial.params.get("batch_size")
         if size is None:
             raise InputError(
@@ -496,11 +504,11 @@ class StudySearcher(Searcher):
     def _tell(
         self, trial: optuna.Trial | int, state: TrialState, value: float | None = None
     ) -> FrozenTrial:
-        with self._as_optimize():
+        with self._enable_stop():
             return self._study.tell(trial, value, state=state)
 
     def _call_back(self, frozen: FrozenTrial) -> None:
-        with self._as_optimize():
+        with self._enable_stop():
             for callback in self._callbacks:
                 callback(self._study, copy.deepcopy(frozen))
 
@@ -547,11 +555,11 @@ class StudySearcher(Searcher):
         for number, asked, params in state["open"]:
             frozen = trials.get(asked)
             if frozen is None or not self._is_ours(frozen, number, params):
-                raise self._other_study(asked)
+                raise self._other_study_error(asked)
             if frozen.state is TrialState.RUNNING:
                 self._open[number] = optuna.Trial(self._study, frozen._trial_id)
             elif INTERRUPTED in frozen.system_attrs:
-                self._open[number] = self._begun_anew(frozen, number)
+                self._open[number] = self._begin_anew(frozen, number)
             else:
                 self._told[number] = frozen
         self._fail_orphans()
@@ -561,9 +569,9 @@ class StudySearcher(Searcher):
         there = {mark_of(trial).get("trial") for trial in trials}
         missing = [number for number in range(self._count) if number not in there]
         if missing and not self._has_all_trials():
-            raise self._other_study(missing[0])
+            raise self._other_study_error(missing[0])
 
-    def _other_study(self, number: int) -> InputError:
+    def _other_study_error(self, number: int) -> InputError:
         return InputError(
             f"the study {self._study.study_name!r} does not have trial {number} of the run "
             f"{self._run}: give the run's study, in a persistent storage "
@@ -575,7 +583,7 @@ class StudySearcher(Searcher):
         same = json_value(frozen.params, "params") == json_value(params, "params")
         return same and mark_of(frozen).get("trial") == number
 
-    def _begun_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
+    def _begin_anew(self, frozen: FrozenTrial, number: int) -> optuna.Trial:
         """Add a running copy of `frozen`, which has already failed, to the study."""
         ours = (ATTRIBUTE, INTERRUPTED)
         system = {name: value for name, value in frozen.system_attrs.items() if name not in ours}

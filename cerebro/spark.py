@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from cerebro.cluster.connected_executor import ConnectionExecutor
-from cerebro.cluster.engine import be_agent
+from cerebro.cluster.engine import run_agent
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.imports import import_extra
@@ -97,25 +97,25 @@ class Executor(ConnectionExecutor):
     ) -> None:
         super().__init__(spark, workers, replicas, shared_path, gpus)
         import_extra("pyspark.sql", "spark", "cerebro.spark.Executor needs PySpark")
-        self._spark_context()  # rejects anything that is not a session
+        self._get_context()  # rejects anything that is not a session
         _check_profile(profile, self._gpu_share)
         self._profile = profile
         self._given["profile"] = profile
 
-    def _engine(self, context: RunContext) -> PlainStage:
-        running, share = self._running(), self._share_in(context)
+    def _make_engine(self, context: RunContext) -> PlainStage:
+        running, share = self._get_running_context(), self._find_gpu_share(context)
         if self._profile is None:
-            profile = _own_profile(running, context.threads, share)
+            profile = _make_profile(running, context.threads, share)
         else:
-            profile = _accepted(running, self._profile)
+            profile = _register_profile(running, self._profile)
         return PlainStage(running, self.workers, profile, on_gpus=share > 0)
 
-    def _listen(self) -> tuple[str, int, str]:
-        host = self._running().getConf().get("spark.driver.host")
+    def _choose_addresses(self) -> tuple[str, int, str]:
+        host = self._get_running_context().getConf().get("spark.driver.host")
         local = host in ("localhost", "127.0.0.1")
         return ("127.0.0.1", 0, "127.0.0.1") if local else ("0.0.0.0", 0, host)
 
-    def _spark_context(self) -> Any:
+    def _get_context(self) -> Any:
         from pyspark.sql import SparkSession
 
         if type(self._connection).__module__.startswith("pyspark.sql.connect"):
@@ -135,8 +135,8 @@ class Executor(ConnectionExecutor):
                 "the search in a driver, with a classic session"
             ) from error
 
-    def _running(self) -> Any:
-        context = self._spark_context()
+    def _get_running_context(self) -> Any:
+        context = self._get_context()
         if context._jsc is None or context._jsc.sc().isStopped():
             raise InputError("the Spark session is stopped: give a running one")
         return context
@@ -158,7 +158,7 @@ class PlainStage:
         self._context = context
         self._profile = profile
         self._on_gpus = on_gpus
-        self.size: int | None = _slots(context, profile) if wanted is None else wanted
+        self.size: int | None = _count_slots(context, profile) if wanted is None else wanted
         self._group = f"cerebro-{uuid.uuid4().hex}"
         self._text = ""
         self._error: str | None = None
@@ -192,10 +192,10 @@ class PlainStage:
             numbers = context.parallelize(range(count), count)
             if self._profile is not None:
                 numbers = numbers.withResources(self._profile)
-            numbers.mapPartitionsWithIndex(partial(_task, self._text, self._on_gpus)).collect()
+            numbers.mapPartitionsWithIndex(partial(_run_task, self._text, self._on_gpus)).collect()
             self._error = "Spark's job has ended"
         except Exception as error:
-            self._error = f"Spark's job has failed: {_cause(error)}"
+            self._error = f"Spark's job has failed: {_find_cause(error)}"
 
 
 # --- what a task needs --------------------------------------------------------
@@ -221,7 +221,7 @@ def _check_profile(profile: Any, share: float) -> None:
         )
 
 
-def _own_profile(context: Any, threads: int, share: float) -> Any:
+def _make_profile(context: Any, threads: int, share: float) -> Any:
     """Return a profile whose tasks have what a worker needs; None: the application's suffice.
 
     Raises InputError if the executors have too few GPUs, or Spark refuses the profile.
@@ -232,7 +232,7 @@ def _own_profile(context: Any, threads: int, share: float) -> Any:
     cpus = int(conf.get(TASK_CPUS, "1"))
     # More cores than an executor has would never be free. If their number is unknown, tasks keep
     # the application's.
-    cores = max(cpus, min(threads, _cores_of_executors(context)))
+    cores = max(cpus, min(threads, _count_executor_cores(context)))
     gpus_per_task = float(conf.get(TASK_GPUS, "0"))
     if share in (0, gpus_per_task) and cores == cpus:
         return None
@@ -251,7 +251,7 @@ def _own_profile(context: Any, threads: int, share: float) -> Any:
         requests = requests.resource(GPU, gpus_per_task)
     profile = ResourceProfileBuilder().require(requests).build
     try:
-        return _accepted(context, profile)
+        return _register_profile(context, profile)
     except InputError as error:
         if share in (0, gpus_per_task):  # only the cores differ, which do not change results
             return None
@@ -261,7 +261,7 @@ def _own_profile(context: Any, threads: int, share: float) -> Any:
         ) from error
 
 
-def _cores_of_executors(context: Any) -> int:
+def _count_executor_cores(context: Any) -> int:
     """Return the cores of each executor of the application; 0: unknown."""
     cores = context.getConf().get(EXECUTOR_CPUS)
     if cores is not None:
@@ -270,7 +270,7 @@ def _cores_of_executors(context: Any) -> int:
     return int(match[1]) if match else 0
 
 
-def _accepted(context: Any, profile: Any) -> Any:
+def _register_profile(context: Any, profile: Any) -> Any:
     """Return a profile as Spark has registered it.
 
     Raises InputError if Spark refuses it. For example, a profile that requests executors needs
@@ -279,10 +279,12 @@ def _accepted(context: Any, profile: Any) -> Any:
     try:
         return context.parallelize([0], 1).withResources(profile).getResourceProfile()
     except Exception as error:
-        raise InputError(f"Spark refuses the resource profile: {_message_of(error)}") from error
+        raise InputError(
+            f"Spark refuses the resource profile: {_read_java_message(error)}"
+        ) from error
 
 
-def _slots(context: Any, profile: Any) -> int:
+def _count_slots(context: Any, profile: Any) -> int:
     """Return how many tasks the application can run at once, at least one."""
     running = context._jsc.sc()
     default = running.resourceProfileManager().resourceProfileFromId(0)
@@ -294,12 +296,12 @@ def _slots(context: Any, profile: Any) -> int:
     return max(1, int(slots))
 
 
-def _task(text: str, on_gpu: bool, number: int, rows: Iterator[Any]) -> Iterator[Any]:
-    be_agent(text, _gpu_of_task() if on_gpu else None)
+def _run_task(text: str, on_gpu: bool, number: int, rows: Iterator[Any]) -> Iterator[Any]:
+    run_agent(text, _find_task_gpu() if on_gpu else None)
     return iter(())
 
 
-def _gpu_of_task() -> str:
+def _find_task_gpu() -> str:
     """Return ``CUDA_VISIBLE_DEVICES`` for this task's GPU; raise InputError if it has none."""
     from pyspark import TaskContext
 
@@ -316,7 +318,7 @@ def _gpu_of_task() -> str:
 _RAISED = re.compile(r"^(?:Caused by: )?((?:\w+\.)*\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
-def _cause(error: Exception) -> str:
+def _find_cause(error: Exception) -> str:
     """Return the line of Spark's long message that names the exception raised in Python."""
     try:
         text = str(error)
@@ -326,7 +328,7 @@ def _cause(error: Exception) -> str:
     return one_line(str(lines[0]) if lines else _first_line(text))
 
 
-def _message_of(error: Exception) -> str:
+def _read_java_message(error: Exception) -> str:
     """Return the message of the Java exception that PySpark has raised again."""
     java = getattr(error, "java_exception", None)
     return text_of(error) if java is None else one_line(str(java.getMessage()))

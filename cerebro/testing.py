@@ -105,7 +105,7 @@ def drive(
             return search.end()
         number = training.pop(0 if shuffle is None else shuffle.randrange(len(training)))
         record = search.record_of(number)
-        search.trained(number, curve(record.config, number, record.done))
+        search.add_value(number, curve(record.config, number, record.done))
     raise ContractError(f"the search has not ended after {MAX_STEPS} epochs")
 
 
@@ -149,16 +149,16 @@ def check_searcher(
         if fresh > n_trials:
             raise ContractError(f"began {fresh} trials, but n_trials={n_trials}")
     for order in range(3):
-        _same(reference, drive(make(), smooth_curve, order=order, **options), "another order")
+        _check_same(reference, drive(make(), smooth_curve, order=order, **options), "another order")
     resumed = drive(make(), smooth_curve, order=1, interrupt=make, **options)
-    _same(reference, resumed, "a resume after every answer")
+    _check_same(reference, resumed, "a resume after every answer")
     if make_searcher(make()).repeatable:
         retold = drive(make(), smooth_curve, order=1, interrupt=make, retell=7, **options)
-        _same(reference, retold, "a resume from an older state")
+        _check_same(reference, retold, "a resume from an older state")
     again = drive(make(), smooth_curve, order=None, mode="max", **options)
-    _same(again, drive(make(), smooth_curve, order=2, mode="max", **options), "another order")
+    _check_same(again, drive(make(), smooth_curve, order=2, mode="max", **options), "another order")
     failing = drive(make(), failing_curve, order=None, **options)
-    _same(failing, drive(make(), failing_curve, order=3, **options), "another order")
+    _check_same(failing, drive(make(), failing_curve, order=3, **options), "another order")
     drive(make(), lambda config, trial, epoch: math.nan, **options)
     if make_searcher(make()).adaptive:
         drive(make(), smooth_curve, order=4, asynchronous=True, **options)
@@ -177,7 +177,7 @@ def failing_curve(config: Mapping[str, Any], trial: int, epoch: int) -> float:
     return smooth_curve(config, trial, epoch)
 
 
-def _same(expected: list[SimulatedTrial], found: list[SimulatedTrial], why: str) -> None:
+def _check_same(expected: list[SimulatedTrial], found: list[SimulatedTrial], why: str) -> None:
     if len(expected) != len(found):
         raise ContractError(f"{why} gives {len(found)} trials instead of {len(expected)}")
     for trial, other in zip(expected, found, strict=True):

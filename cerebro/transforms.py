@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeAlias
 
-from cerebro.arguments import real_number, whole_number
+from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.errors import InputError
 
 _INTEGERS = {
@@ -128,7 +128,7 @@ class Scale(Transform):
     factor: float = 1 / 255
 
     def __post_init__(self) -> None:
-        factor = real_number("Scale: factor", self.factor, finite=True)
+        factor = check_real_number("Scale: factor", self.factor, finite=True)
         if factor == 0:
             raise InputError("Scale: factor must not be 0")
         object.__setattr__(self, "factor", factor)
@@ -156,7 +156,9 @@ class Normalize(Transform):
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
-            object.__setattr__(self, name, _numbers(f"Normalize: {name}", getattr(self, name)))
+            object.__setattr__(
+                self, name, _check_numbers(f"Normalize: {name}", getattr(self, name))
+            )
         if 0 in (self.std if isinstance(self.std, tuple) else (self.std,)):
             raise InputError("Normalize: std must not be 0")
 
@@ -242,8 +244,8 @@ class RandomCrop(Transform):
     padding: _Size = 0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _pair("RandomCrop: size", self.size, 1))
-        object.__setattr__(self, "padding", _pair("RandomCrop: padding", self.padding, 0))
+        object.__setattr__(self, "size", _check_pair("RandomCrop: size", self.size, 1))
+        object.__setattr__(self, "padding", _check_pair("RandomCrop: padding", self.padding, 0))
 
     def _apply(self, chain: _Chain) -> _Step:
         size, padding = _as_pair(self.size), _as_pair(self.padding)
@@ -271,7 +273,7 @@ class RandomHorizontalFlip(Transform):
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        p = real_number("RandomHorizontalFlip: p", self.p, least=0, most=1)
+        p = check_real_number("RandomHorizontalFlip: p", self.p, least=0, most=1)
         object.__setattr__(self, "p", p)
 
     def _apply(self, chain: _Chain) -> _Step | None:
@@ -302,11 +304,11 @@ class Pad(Transform):
         if isinstance(value, bool):  # of a column of bools
             value = float(value)
         elif not isinstance(value, int | float):
-            value = real_number("Pad: value", value)
+            value = check_real_number("Pad: value", value)
         object.__setattr__(self, "value", value)
-        length = whole_number("Pad: max_length", self.max_length, 1, optional=True)
+        length = check_whole_number("Pad: max_length", self.max_length, 1, optional=True)
         object.__setattr__(self, "max_length", length)
-        multiple = whole_number("Pad: multiple_of", self.multiple_of, 1)
+        multiple = check_whole_number("Pad: multiple_of", self.multiple_of, 1)
         object.__setattr__(self, "multiple_of", multiple)
 
     def _apply(self, chain: _Chain) -> _Step:
@@ -412,20 +414,20 @@ def _check_names(columns: Iterable[ColumnLike]) -> None:
 # --- arguments ----------------------------------------------------------------
 
 
-def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
+def _check_numbers(name: str, value: Any) -> float | tuple[float, ...]:
     if hasattr(value, "tolist"):  # NumPy arrays and scalars, torch tensors
         value = value.tolist()
     if isinstance(value, Iterable) and not isinstance(value, str):
-        return tuple(real_number(name, item, finite=True) for item in value)
-    return real_number(name, value, finite=True)
+        return tuple(check_real_number(name, item, finite=True) for item in value)
+    return check_real_number(name, value, finite=True)
 
 
-def _pair(name: str, value: Any, least: int) -> _Size:
+def _check_pair(name: str, value: Any, least: int) -> _Size:
     if not isinstance(value, Sequence):
-        return whole_number(name, value, least)
+        return check_whole_number(name, value, least)
     if len(value) != 2:
         raise InputError(f"{name} must be a number or a pair, not {value!r}")
-    return whole_number(name, value[0], least), whole_number(name, value[1], least)
+    return check_whole_number(name, value[0], least), check_whole_number(name, value[1], least)
 
 
 def _as_pair(size: _Size) -> tuple[int, int]:

@@ -9,8 +9,14 @@ from typing import Any
 import pytest
 
 import cerebro
-from cerebro.arguments import whole_number
-from cerebro.errors import CerebroError, InputError, explain_interrupt, plainly, shorten
+from cerebro.arguments import check_whole_number
+from cerebro.errors import (
+    CerebroError,
+    InputError,
+    explain_interrupt,
+    shorten_traceback,
+    shorten_tracebacks,
+)
 
 
 def files(error: BaseException) -> list[str]:
@@ -18,9 +24,9 @@ def files(error: BaseException) -> list[str]:
     return [Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)]
 
 
-@plainly
+@shorten_tracebacks
 def call(function: Any) -> Any:
-    return whole_number("n", function(), 1)
+    return check_whole_number("n", function(), 1)
 
 
 def wrong() -> int:
@@ -52,14 +58,14 @@ def test_other_exceptions_are_left_alone() -> None:
     assert files(caught.value) == ["test_errors.py", "errors.py", *["test_errors.py"] * 2]
     interrupt = KeyboardInterrupt()
     try:
-        whole_number("n", Interrupting(), 1)
+        check_whole_number("n", Interrupting(), 1)
     except KeyboardInterrupt as error:
         interrupt = error
     before = files(interrupt)
-    shorten(interrupt)
+    shorten_traceback(interrupt)
     assert files(interrupt) == before and "arguments.py" in before
     explain_interrupt(interrupt, ["kept", "to see it", "to resume it"], "kept. Resume it", 7)
-    shorten(interrupt)
+    shorten_traceback(interrupt)
     assert files(interrupt) == ["test_errors.py"] * 2
     assert type(interrupt) is KeyboardInterrupt and str(interrupt) == "kept. Resume it"
     assert vars(interrupt)["result"] == 7
@@ -82,12 +88,12 @@ def test_a_cause_without_the_users_code_is_not_shown() -> None:
     def text(raise_it: Any) -> str:
         with pytest.raises(CerebroError) as caught:
             raise_it()
-        shorten(caught.value)
+        shorten_traceback(caught.value)
         return "".join(traceback.format_exception(caught.value))
 
     def of_cerebro() -> None:
         try:
-            whole_number("n", "x", 1)
+            check_whole_number("n", "x", 1)
         except InputError as error:
             error.__traceback__ = error.__traceback__.tb_next  # type: ignore[union-attr]
             raise InputError("given: n='x'") from error

@@ -126,8 +126,8 @@ class Started(BaseException):
     pass
 def start_early(*given):
     raise Started(*given)
-demo.choose = lambda devices: ("cpu",)
-demo.environment.installed = lambda name: True
+demo.choose_devices = lambda devices: ("cpu",)
+demo.environment.is_importable = lambda name: True
 demo.warm_workers.start_early = start_early
 try:
     demo.demonstrate(workers=2)

@@ -19,7 +19,7 @@ from benchmarks.cluster_soak.nodes import NODES, parent, worker_processes
 from benchmarks.faults import processes
 from benchmarks.faults.models import EVENTS
 from benchmarks.peers import free_port
-from cerebro.cluster.keys import key_at
+from cerebro.cluster.keys import read_key_file
 
 PATIENCE_SECONDS = 15
 """How long an agent looks for a coordinator. One that comes too late for a leg ends then."""
@@ -54,7 +54,7 @@ class Agents:
         self.key: Path | None = folder / "cluster.key"
         self.address = ""
         self.nodes: list[AgentNode] = []
-        key_at(self.key, create=True)
+        read_key_file(self.key, create=True)
         self.restore()
 
     def restore(self) -> None:

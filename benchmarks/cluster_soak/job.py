@@ -58,8 +58,8 @@ def no_token(folder: Path) -> Iterator[str]:
 def executor(spec: dict[str, Any]) -> Any:
     module.LOOK_SECONDS = LOOK_SECONDS
     if spec["apart"]:
-        admission.run_token = no_token
-        hub.machine = lambda: "another machine"
+        admission.make_run_token = no_token
+        hub.read_machine_id = lambda: "another machine"
     shared = Path(spec["data"]).parent if spec["shared"] else None
     how: dict[str, Any] = {"replicas": spec["replicas"], "shared_path": shared}
     if spec["key"] is not None:

@@ -50,7 +50,7 @@ def cerebro_hours(configs: int, workers: int, epochs: int, unit: float) -> float
         run.epochs[trial] = epochs
         run.unfinished.add(trial)
         schedule.add_trial(trial, epochs=epochs)
-    return run.to_end().makespan
+    return run.run_to_end().makespan
 
 
 def random_hours(configs: int, workers: int, epochs: int, unit: float, seed: int = 0) -> float:

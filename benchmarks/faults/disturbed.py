@@ -25,7 +25,7 @@ from benchmarks.faults.problem import to_json
 from benchmarks.faults.running import LEG_SECONDS, Progress, Report, Running
 from benchmarks.faults.sabotage import spoil
 from benchmarks.faults.shim import Shim
-from cerebro.run.states import epoch_state_file, unpublished
+from cerebro.run.states import epoch_state_file, unpublished_name
 
 EXIT_SECONDS = 2.0
 """How long workers may outlive their coordinator."""
@@ -312,7 +312,7 @@ class Disturbed:
         if fault.kind == "torn new file" and not file.name.endswith(".new"):
             # As if its worker had been interrupted while writing it.
             trial, epoch = rng.randrange(self.plan.problem.trials), rng.randrange(3)
-            name = unpublished(epoch_state_file(trial, epoch), rng.randbytes(16).hex())
+            name = unpublished_name(epoch_state_file(trial, epoch), rng.randbytes(16).hex())
             file = file.with_name(name)
         elif fault.kind == "torn epoch state" and self._is_named(file):
             self._torn.setdefault(file, {file: before})

@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.api.settings import eval_rows
-from cerebro.errors import InputError, StateError, plainly
-from cerebro.machine.devices import CPU, choose, in_worker, named, seats
+from cerebro.errors import InputError, StateError, shorten_tracebacks
+from cerebro.machine.devices import (
+    CPU,
+    assign_devices,
+    choose_devices,
+    name_devices,
+    name_in_worker,
+)
 from cerebro.machine.guard import refuse
-from cerebro.report.findings import Finding, offer_of_graph
+from cerebro.report.findings import Finding, offer_graph
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext
-from cerebro.worker.trial_warnings import carried_filters, show
+from cerebro.worker.trial_warnings import carry_filters, show
 
 if TYPE_CHECKING:
     from cerebro.data import Dataset
@@ -66,10 +72,10 @@ class Check:
         return self.ok
 
     def __str__(self) -> str:
-        lines = self.problems or [self._hop()]
+        lines = self.problems or [self._describe_hop()]
         return "\n".join(filter(None, [*lines, *map(str, self.findings), self.offer]))
 
-    def _hop(self) -> str:
+    def _describe_hop(self) -> str:
         said = "the state survives a hop"
         if self.not_exact:
             said = (
@@ -79,7 +85,7 @@ class Check:
         return f"{said}; metrics: {', '.join(self.metrics)}"
 
 
-@plainly
+@shorten_tracebacks
 def check(
     build: Callable[..., Any],
     space: Any,
@@ -118,9 +124,9 @@ def check(
     import tempfile
     from pathlib import Path
 
-    from cerebro.arguments import one_of
-    from cerebro.data.given_rows import is_rows, written
-    from cerebro.data.validation import check_rows, views_of
+    from cerebro.arguments import check_one_of
+    from cerebro.data.given_rows import is_rows, write_given_rows
+    from cerebro.data.validation import check_rows, make_validation
     from cerebro.executors.local import LocalExecutor
     from cerebro.run.recipe import check_build
     from cerebro.space import as_space
@@ -128,7 +134,7 @@ def check(
     refuse("cerebro.check")
     if is_rows(data) or is_rows(validation):
         with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
-            data, validation = written(data, validation, Path(rows))
+            data, validation = write_given_rows(data, validation, Path(rows))
             return check(
                 build,
                 space,
@@ -140,16 +146,16 @@ def check(
                 deterministic=deterministic,
             )
     check_build(build)
-    one_of("deterministic", deterministic, ("warn", True, False))
-    device = choose(devices)[0]
-    train, held_out, folds = views_of(data, validation)
+    check_one_of("deterministic", deterministic, ("warn", True, False))
+    device = choose_devices(devices)[0]
+    train, held_out, folds = make_validation(data, validation)
     check_rows(held_out)
     config = as_space(space).sample(seed, 0)
     if batch_size is None and "batch_size" not in config:
         batch_size = 32
-    executor = LocalExecutor(1, 1, seats=seats([device], 1))
+    executor = LocalExecutor(1, 1, seats=assign_devices([device], 1))
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
-        context = _context(
+        context = _make_context(
             build,
             train,
             held_out,
@@ -160,16 +166,16 @@ def check(
             batch_size=batch_size,
             deterministic=deterministic,
         )
-        event = ask(executor, context, CheckTask(config, thorough=True))
-    done = _done(event)
-    if done.cpu_only and named(devices) == ["auto"]:  # the same decision as in a search
+        event = ask_worker(executor, context, CheckTask(config, thorough=True))
+    done = _get_outcome(event)
+    if done.cpu_only and name_devices(devices) == ["auto"]:  # the same decision as in a search
         device = CPU
     problems, metrics, operations = map(list, (done.problems, done.metrics, done.not_exact))
-    offer = offer_of_graph(done.gain)
+    offer = offer_graph(done.gain)
     return Check(problems, metrics, dict(config), device, operations, list(done.findings), offer)
 
 
-def _context(
+def _make_context(
     build: Callable[..., Any],
     train: Dataset,
     held_out: Dataset | None,
@@ -190,14 +196,14 @@ def _context(
         state_dir=folder,
         epoch_dir=folder,
         log_dir=folder,
-        device=in_worker([device]),
+        device=name_in_worker([device]),
         libraries=present_settings(),
-        warning_filters=carried_filters(),
+        warning_filters=carry_filters(),
         **settings,
     )
 
 
-def _done(event: Event) -> CheckDone:
+def _get_outcome(event: Event) -> CheckDone:
     """Return the worker's answer, and show its warnings; raise an error if there is no outcome."""
     if not isinstance(event, CheckDone):
         raise StateError(f"the worker was lost while trying the model: {event}")
@@ -208,7 +214,7 @@ def _done(event: Event) -> CheckDone:
     return event
 
 
-def ask(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
+def ask_worker(executor: LocalExecutor, context: RunContext, task: CheckTask) -> Event:
     """Let one worker carry out a task before a run, then end the worker; return its answer."""
     try:
         (worker,) = executor.start(context)

@@ -37,11 +37,11 @@ def idle_advice(
     trials = "1 trial trains" if at_once == 1 else f"{at_once} trials train"
     return (
         f"{trials} at a time on {workers} workers: {workers - at_once} idle. "
-        f"{_either(cures)} would use them"
+        f"{_join_choices(cures)} would use them"
     )
 
 
-def _either(choices: Sequence[str]) -> str:
+def _join_choices(choices: Sequence[str]) -> str:
     text = ", ".join(choices[:-1])
     text = f"{text} or {choices[-1]}" if text else choices[-1]
     return text if text.startswith("threads=") else text[0].upper() + text[1:]

@@ -20,18 +20,18 @@ import cerebro._core as _core
 from cerebro.api.idle_workers import idle_advice
 from cerebro.api.settings import devices_of, resolve_mode
 from cerebro.api.workers import worker_count
-from cerebro.arguments import real_number, whole_number
+from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings
 from cerebro.coordinator.simulated_trials import SimulatedSearch
-from cerebro.data.given_rows import is_rows, written
-from cerebro.data.order import EpochOrder, Shuffle, order_of, resolved
-from cerebro.data.validation import Validation, views_of
-from cerebro.errors import plainly
+from cerebro.data.given_rows import is_rows, write_given_rows
+from cerebro.data.order import EpochOrder, Shuffle, make_order, resolve_shuffle
+from cerebro.data.validation import Validation, make_validation
+from cerebro.errors import shorten_tracebacks
 from cerebro.executors.local import are_together
-from cerebro.executors.seats import SeatedShards, kept_bytes, placed
+from cerebro.executors.seats import SeatedShards, count_kept_bytes, place_pools
 from cerebro.executors.simulated import SimulatedRun, Simulation
-from cerebro.machine.devices import CPU, are_gpus, memory_of, seats
+from cerebro.machine.devices import CPU, are_gpus, assign_devices, memory_of
 from cerebro.report.format import duration, size
 from cerebro.searchers import make_searcher
 from cerebro.searchers.base import Searcher
@@ -128,7 +128,7 @@ class Plan:
         )
 
 
-@plainly
+@shorten_tracebacks
 def plan(
     space: Any,
     data: Any,
@@ -176,36 +176,38 @@ threads, seed, shuffle, stagger, live_models, devices, workers_per_device
     arguments = dict(locals())
     if is_rows(data) or is_rows(validation):
         with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as rows:
-            arguments["data"], arguments["validation"] = written(data, validation, Path(rows))
+            arguments["data"], arguments["validation"] = write_given_rows(
+                data, validation, Path(rows)
+            )
             return plan(**arguments)
-    views = views_of(data, validation)
-    train, _ = views.of_trial(0)
-    the_threads = whole_number("threads", threads, 1)
+    views = make_validation(data, validation)
+    train, _ = views.get_views(0)
+    the_threads = check_whole_number("threads", threads, 1)
     the_devices = devices_of(devices, workers_per_device, None)
     count = max(1, worker_count(workers, the_threads, the_devices, workers_per_device))
-    rows_per_second = real_number("rows_per_second", rows_per_second, above=0, optional=True)
+    rows_per_second = check_real_number("rows_per_second", rows_per_second, above=0, optional=True)
     the_searcher = make_searcher(searcher)
     settings = LoopSettings(
         metric=metric,
         mode=resolve_mode(metric, mode),
-        epochs=whole_number("epochs", epochs, 1) or 1,
-        n_trials=whole_number("n_trials", n_trials, 1, optional=True),
+        epochs=check_whole_number("epochs", epochs, 1) or 1,
+        n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
         searcher_name=type(the_searcher).__name__,
-        width=whole_number("width", 8 if width is None else width, 1) or 8,
+        width=check_whole_number("width", 8 if width is None else width, 1) or 8,
         stagger=stagger,
     )
-    the_seed = whole_number("seed", seed, 0, 2**64 - 1) or 0
-    kind = resolved(shuffle, views.train, stagger=stagger)
-    order = order_of(train, kind, the_seed, stagger=stagger)
+    the_seed = check_whole_number("seed", seed, 0, 2**64 - 1) or 0
+    kind = resolve_shuffle(shuffle, views.train, stagger=stagger)
+    order = make_order(train, kind, the_seed, stagger=stagger)
     search = SimulatedSearch(the_searcher, as_space(space), settings, seed=the_seed, points=points)
     speed = rows_per_second or train.num_rows
-    memory = _Memory.of(views, order, the_devices, count)
+    memory = _Memory.measure(views, order, the_devices, count)
     run = _PlannedRun(search, views, order, 1.0 / speed, live_models, memory.places)
     for _ in range(count):
         run.join()
     run.place()
-    simulation = run.to_end()
-    summary = _summary(simulation, search, views, count, speed, rows_per_second is not None)
+    simulation = run.run_to_end()
+    summary = _summarize(simulation, search, views, count, speed, rows_per_second is not None)
     return replace(
         summary,
         devices=the_devices,
@@ -224,16 +226,16 @@ class _Memory:
     resident: int = 0
 
     @classmethod
-    def of(
+    def measure(
         cls, views: Validation, order: EpochOrder, devices: Sequence[str], workers: int
     ) -> _Memory:
         if not are_gpus(devices):
             return cls()
-        seated = seats(devices, workers)
+        seated = assign_devices(devices, workers)
         data = (views.train, views.held_out, seated)
         together = are_together(seated)
-        places = placed(*data, order=order, together=together)
-        resident = kept_bytes(*data, dealt=places.stay, together=together)
+        places = place_pools(*data, order=order, together=together)
+        resident = count_kept_bytes(*data, dealt=places.stay, together=together)
         return cls(places, memory_of(devices), resident)
 
 
@@ -249,7 +251,7 @@ class _PlannedRun(SimulatedRun):
         live_models: int | None,
         places: SeatedShards,
     ) -> None:
-        _, validation = views.of_trial(0)
+        _, validation = views.get_views(0)
         schedule = make_schedule(order, validation, exclusive=places.stay, live_models=live_models)
         super().__init__(schedule, order.part_rows, evaluation_cost(validation), cost)
         self._search = search
@@ -265,9 +267,9 @@ class _PlannedRun(SimulatedRun):
             for part, pool in enumerate(self._order.pool_of_part):
                 self.schedule.set_holders(part, holders[pool])
 
-    def to_end(self) -> Simulation:
+    def run_to_end(self) -> Simulation:
         self._begin(self._search.take_ready())
-        return super().to_end()
+        return super().run_to_end()
 
     def end_trial(self, trial: int) -> None:
         """Report a configuration's epoch once all its folds have trained it; continue the search.
@@ -280,7 +282,7 @@ class _PlannedRun(SimulatedRun):
             return
         del self._done[whole]
         (level,) = _core.random_doubles(1, self._order.seed, "search", whole)
-        self._search.trained(whole, level)
+        self._search.add_value(whole, level)
         self._begin(self._search.take_ready())
         if self._search.record_of(whole).status != "running":
             for fold in self._folds(whole):
@@ -300,7 +302,7 @@ class _PlannedRun(SimulatedRun):
             self.unfinished.add(number)
 
 
-def _summary(
+def _summarize(
     simulation: Simulation,
     search: SimulatedSearch,
     views: Validation,
@@ -308,10 +310,10 @@ def _summary(
     speed: float,
     known: bool,
 ) -> Plan:
-    train, validation = views.of_trial(0)
+    train, validation = views.get_views(0)
     rows = bytes_read = 0
     for unit in simulation.units:
-        trained, held_out = views.of_trial(unit.trial)
+        trained, held_out = views.get_views(unit.trial)
         if unit.step == 0:  # an epoch begins, in which all rows are trained on
             rows += trained.num_rows
             bytes_read += trained.nbytes

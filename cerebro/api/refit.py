@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from cerebro.api.search import search
-from cerebro.arguments import whole_number
-from cerebro.errors import InputError, plainly
+from cerebro.arguments import check_whole_number
+from cerebro.errors import InputError, shorten_tracebacks
 from cerebro.machine.guard import refuse
 from cerebro.results.result import Result, open_run
 from cerebro.results.trial import Trial
@@ -30,7 +30,7 @@ _KEPT = (
 """The settings of a run that affect a trial."""
 
 
-@plainly
+@shorten_tracebacks
 def refit(
     run: str | os.PathLike[str] | Result,
     trial: int | Trial | None = None,
@@ -127,7 +127,7 @@ def _trial_of(result: Result, trial: int | Trial | None) -> Trial:
         if trial.fold is not None:
             raise InputError("trial must be a configuration, not one of its folds")
         trial = trial.number
-    number = whole_number("trial", trial, 0)
+    number = check_whole_number("trial", trial, 0)
     if number >= len(result.trials):
         raise InputError(
             f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"

@@ -11,15 +11,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import users_level, whole_number
+from cerebro.arguments import check_whole_number, find_stacklevel
 from cerebro.data import Dataset
-from cerebro.errors import CorruptDataError, InputError, plainly
+from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine import environment
-from cerebro.machine.devices import Device, here, in_worker, recorded, seats
+from cerebro.machine.devices import (
+    Device,
+    assign_devices,
+    choose_resume_devices,
+    name_in_worker,
+    read_devices,
+)
 from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
-from cerebro.report.format import counted
+from cerebro.report.format import count_noun
 from cerebro.results.result import Result
 from cerebro.results.trial import Trial
 from cerebro.run.records import TrialRecord, joint_hash
@@ -106,7 +112,7 @@ class Replay:
     def __str__(self) -> str:
         if self.identical:
             return (
-                f"trial {self.trial}: {counted(len(self.epochs), 'epoch')} trained again, every "
+                f"trial {self.trial}: {count_noun(len(self.epochs), 'epoch')} trained again, every "
                 f"state identical{f' in {len(self.folds)} folds' if self.folds else ''}"
             )
         lines = [f"trial {self.trial}: differs from epoch {self.first_difference} on"]
@@ -115,7 +121,7 @@ class Replay:
         return "\n".join(lines + [f"known difference: {text}" for text in self.differences])
 
 
-@plainly
+@shorten_tracebacks
 def replay(
     run: str | os.PathLike[str] | Result,
     trial: int | Trial,
@@ -165,8 +171,8 @@ def replay(
     refuse("cerebro.replay")
     result = run if isinstance(run, Result) else Result(run, build=build)
     record = _record_of(result, trial)
-    asked = whole_number("epochs", epochs, 1, optional=True)
-    devices = here(recorded(result.settings))
+    asked = check_whole_number("epochs", epochs, 1, optional=True)
+    devices = choose_resume_devices(read_devices(result.settings))
     if data is not None and not isinstance(data, Dataset):
         data = Dataset(path_of("data", data))
     with tempfile.TemporaryDirectory(prefix="cerebro-replay-") as folder:
@@ -180,19 +186,19 @@ def replay(
             epoch_dir=folder,
             log_dir=folder,
             verify=False,
-            device=in_worker(devices),
+            device=name_in_worker(devices),
         )
         retries = result.settings["max_retries"]
-        with closing(Retraining(context, retries, seats(devices, 1))) as retraining:
+        with closing(Retraining(context, retries, assign_devices(devices, 1))) as retraining:
             now = retraining.environment(record.config)
-            differences = known_differences(result, context, now)
+            differences = list_known_differences(result, context, now)
             for text in differences:
                 warnings.warn(
-                    f"{result.path} was trained differently: {text}", stacklevel=users_level()
+                    f"{result.path} was trained differently: {text}", stacklevel=find_stacklevel()
                 )
             parts = [part for part in record.folds if part.epochs] or [record]
             replays = [_train_line(retraining, result, part, asked, differences) for part in parts]
-    outcome = replays[0] if not record.folds else _together(record, replays)
+    outcome = replays[0] if not record.folds else _combine_folds(record, replays)
     if not outcome.identical and environment.HASH_SEED not in result.environment["variables"]:
         differences.append(_OWN_SEED)
     return replace(outcome, differences=differences)
@@ -208,7 +214,7 @@ def _train_line(
     """Train a trial after its ancestors; add differences in the ancestors' states to `known`."""
     count = len(record.epochs) if asked is None else min(asked, len(record.epochs))
     retraining.begin()
-    line = lineage(result.saved.records, record.number, count)
+    line = trace_lineage(result.saved.records, record.number, count)
     *ancestors, last = [retraining.train(*member) for member in line]
     for ancestor in ancestors:
         if not ancestor.identical:
@@ -216,7 +222,7 @@ def _train_line(
     return last
 
 
-def _together(record: TrialRecord, folds: list[Replay]) -> Replay:
+def _combine_folds(record: TrialRecord, folds: list[Replay]) -> Replay:
     """Return the replay of a trial with folds; its hashes are the joint hashes of the folds."""
     count = min(len(fold.epochs) for fold in folds) if len(folds) == len(record.folds) else 0
     epochs = [
@@ -234,7 +240,7 @@ def _together(record: TrialRecord, folds: list[Replay]) -> Replay:
     return Replay(record.number, epochs, [], error, record.first_epoch, folds)
 
 
-def lineage(
+def trace_lineage(
     records: Sequence[TrialRecord], number: int, epochs: int
 ) -> list[tuple[TrialRecord, int]]:
     """Return a trial's ancestors, oldest first, and itself, each with its own epochs to train."""
@@ -252,8 +258,8 @@ def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
         record = trial.record
         number: int | None = trial.number
     else:
-        number = trial.number if isinstance(trial, Trial) else whole_number("trial", trial, 0)
-        record = _by_number(result, number)
+        number = trial.number if isinstance(trial, Trial) else check_whole_number("trial", trial, 0)
+        record = _find_record(result, number)
     if not any(part.epochs for part in (record, *record.folds)):
         cause = f" ({record.error})" if record.error else ""
         raise InputError(
@@ -262,7 +268,7 @@ def _record_of(result: Result, trial: int | Trial) -> TrialRecord:
     return record
 
 
-def _by_number(result: Result, number: int | None) -> TrialRecord:
+def _find_record(result: Result, number: int | None) -> TrialRecord:
     if number is None or number >= len(result.trials):
         raise InputError(
             f"{result.path} has no trial {number}: it has 0 to {len(result.trials) - 1}"
@@ -270,13 +276,13 @@ def _by_number(result: Result, number: int | None) -> TrialRecord:
     return result.trials[number].record
 
 
-def known_differences(
+def list_known_differences(
     result: Result, context: RunContext, now: Mapping[str, Any] | None
 ) -> list[str]:
     """List the known differences from the run; `now` is the replaying worker's environment."""
-    lines = [] if now is None else environment.differences(result.environment, now)
+    lines = [] if now is None else environment.list_differences(result.environment, now)
     recipe = result.saved.recipe
-    source = type(recipe).of(context.build)
+    source = type(recipe).from_build(context.build)
     if recipe.source_hash is not None and source.source_hash != recipe.source_hash:
         lines.append(f"the source of build ({recipe.name}) has changed")
     elif recipe.file_hash is not None and source.file_hash != recipe.file_hash:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.api.settings import check_callbacks, check_executor, devices_of
-from cerebro.api.workers import own_workers, worker_count
-from cerebro.arguments import RESUME, answers, users_level, whole_number
+from cerebro.api.workers import choose_worker_count, worker_count
+from cerebro.arguments import RESUME, check_whole_number, explain_keywords, find_stacklevel
 from cerebro.callbacks import Mirror
-from cerebro.coordinator.conduct import conduct, same_call, trains_here
+from cerebro.coordinator.conduct import conduct, format_same_call, trains_here
 from cerebro.coordinator.restore import Previous, ResumeRequest, has_decided_all
 from cerebro.coordinator.searcher_record import NoSearcher, catch_up, make_again
 from cerebro.data import Dataset
@@ -27,9 +27,9 @@ from cerebro.machine.devices import (
     CUBLAS_VARIABLE,
     CUBLAS_WORKSPACE,
     are_gpus,
-    computing_with,
-    here,
-    recorded,
+    choose_resume_devices,
+    describe_device,
+    read_devices,
 )
 from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
@@ -38,18 +38,18 @@ from cerebro.machine.objects import Objects, is_url
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import sweep
+from cerebro.run.folder import sweep_states
 from cerebro.run.mirror import download
 from cerebro.run.owner import Owner
 from cerebro.run.settings import Settings, Training
-from cerebro.run.store import FILE, Store, check_whole, decode, encode, unused_folder
+from cerebro.run.store import FILE, Store, check_whole_store, decode, encode, unused_folder
 from cerebro.searchers import make_searcher, set_up
 from cerebro.searchers.base import Searcher
 from cerebro.searchers.stopping import EarlyStopping
 from cerebro.space import Space
 
 
-@answers(RESUME)
+@explain_keywords(RESUME)
 @shows_progress
 def resume(
     run: str | os.PathLike[str] | Result,
@@ -111,25 +111,25 @@ def resume(
         As for `cerebro.search`.
     """
     refuse("cerebro.resume")
-    workers = own_workers(workers, executor)
+    workers = choose_worker_count(workers, executor)
     if isinstance(run, str) and is_url(run):
-        run, callbacks = downloaded(run, callbacks)
+        run, callbacks = download_run(run, callbacks)
     if isinstance(run, Result):
         build = build or run.saved.known_build
     saved = SavedRun(run.path if isinstance(run, Result) else run, build=build)
     path = saved.path
     with Owner.take_over(saved.folder) as owner:
-        check_whole(saved.folder)
+        check_whole_store(saved.folder)
         saved.refresh()
         request = ResumeRequest(
-            whole_number("epochs", epochs, 1, optional=True),
+            check_whole_number("epochs", epochs, 1, optional=True),
             check_trials(trials, len(saved.configurations)),
             saved.trials_each,
         )
         check_epochs(saved, request)
         if is_over(saved, request):
             record_new_places(saved, data, validation)
-            tidy(saved)
+            clean_up(saved)
             return Result(path, build=build)
         as_before = executor is None and workers is None
         announce(progress, saved.settings["workers"] if as_before else workers)
@@ -143,16 +143,16 @@ def resume(
             progress=progress,
         )
         if executor is not None:
-            kind = "auto" if are_gpus(recorded(saved.settings)) else CPU
+            kind = "auto" if are_gpus(read_devices(saved.settings)) else CPU
             settings = replace(
                 settings,
                 executor=check_executor(executor),
                 devices=devices_of(kind, None, executor),
             )
-        return train_rest(saved, owner, with_epochs(settings, request), request, None)
+        return train_rest(saved, owner, apply_epochs(settings, request), request, None)
 
 
-def downloaded(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
+def download_run(url: str, callbacks: Any) -> tuple[Path, Sequence[Any]]:
     """Download a run; return its folder, and the callbacks with one that updates the copy."""
     callbacks = check_callbacks(callbacks)
     objects = Objects(url)
@@ -173,7 +173,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
     """
     saved = SavedRun(settings.folder, build=settings.build)
     with Owner.take_over(saved.folder) as owner:
-        check_whole(saved.folder)
+        check_whole_store(saved.folder)
         saved.refresh()
         refuse_changes(saved, settings)
         before = saved.settings
@@ -185,7 +185,7 @@ def resume_search(settings: Settings, searcher: Searcher) -> Result:
             settings.n_trials,
         )
         if is_over(saved, request) and not more:
-            tidy(saved)
+            clean_up(saved)
             return Result(settings.folder, build=settings.build)
         saved.recipe.warn_if_changed(settings.build)
         return train_rest(saved, owner, settings, request, searcher, more=more)
@@ -208,18 +208,18 @@ def record_new_places(saved: SavedRun, data: Any, validation: Any) -> None:
         if all(place is None for place in places):
             continue
         with contextlib.suppress(InputError):
-            moved = saved.new_places({name: moved_view(saved, name, *places)})
+            moved = saved.new_places({name: open_moved_view(saved, name, *places)})
             if moved:
                 with contextlib.closing(Store.open(saved.folder)) as store:
                     store.set_meta(name, moved[name])
 
 
-def tidy(saved: SavedRun) -> None:
+def clean_up(saved: SavedRun) -> None:
     """Clean up after a process that died during its own cleanup."""
     with contextlib.suppress(OSError):
         if (saved.folder / (FILE + "-wal")).exists():
             Store.open(saved.folder).close()
-        sweep(saved.folder, saved.state_dir)
+        sweep_states(saved.folder, saved.state_dir)
 
 
 def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
@@ -231,7 +231,7 @@ def check_epochs(saved: SavedRun, request: ResumeRequest) -> None:
         )
 
 
-def with_epochs(settings: Settings, request: ResumeRequest) -> Settings:
+def apply_epochs(settings: Settings, request: ResumeRequest) -> Settings:
     """Return the settings, with the new number of epochs if it applies to all trials."""
     if request.epochs is None or request.trials is not None:
         return settings
@@ -263,9 +263,9 @@ def train_rest(
         now["variables"].pop(environment.HASH_SEED, None)
     if are_gpus(settings.devices):  # as in workers; CUDA does not start in this process
         now["variables"].setdefault(CUBLAS_VARIABLE, CUBLAS_WORKSPACE)
-        if about := computing_with(settings.devices):
+        if about := describe_device(settings.devices):
             now["cuda"] = dict(about)
-    lines = environment.differences(saved.environment, now)
+    lines = environment.list_differences(saved.environment, now)
     # Workers get the settings with which the run started.
     prefixes = ("torch.", "jax.", *(f"keras.{name} " for name in KERAS.FIRST))
     lines = [line for line in lines if not line.startswith(prefixes)]
@@ -273,7 +273,7 @@ def train_rest(
         warnings.warn(
             f"{saved.path} is resumed in a different environment, which can change its states from "
             f"now on: {'; '.join(lines)}",
-            stacklevel=users_level(),
+            stacklevel=find_stacklevel(),
         )
     return conduct(settings, the_searcher, previous=Previous(saved, owner, request, lines))
 
@@ -315,7 +315,7 @@ def searcher_of(
             return NoSearcher()
         raise InputError(
             f"the searcher {settings.searcher_name} of {saved.path} cannot be made again from its "
-            f"record: run the original script again, with {same_call(saved)}"
+            f"record: run the original script again, with {format_same_call(saved)}"
         )
     the_searcher = make_searcher(the_searcher)
     set_up(the_searcher, Space.from_json(settings.space_json), settings)
@@ -363,12 +363,12 @@ def settings_of(
     stop = record["stop"]
     values |= {
         "build": saved.find_build(build),
-        "train": moved_view(saved, "data", data),
-        "validation": moved_view(saved, "validation", validation, data),
+        "train": open_moved_view(saved, "data", data),
+        "validation": open_moved_view(saved, "validation", validation, data),
         "folds": None,
         "stop": None if stop is None else EarlyStopping(**stop),
         "workers": worker_count(workers if workers is not None else record["workers"], 1),
-        "devices": here(recorded(record)),
+        "devices": choose_resume_devices(read_devices(record)),
         "folder": saved.path,
         "state_dir": saved.state_dir,
         "callbacks": check_callbacks(callbacks),
@@ -382,14 +382,14 @@ def settings_of(
     if values["workers"] == 0:
         values["unit_timeout"] = None  # no process can be killed
     try:
-        return Settings(**Training.recorded(record) | values)
+        return Settings(**Training.from_record(record) | values)
     except (KeyError, TypeError) as error:
         raise CorruptDataError(
             f"{saved.path}: some of its settings are not recorded: {error}"
         ) from None
 
 
-def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
+def open_moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     """Return the run's ``"data"`` or ``"validation"``, from its new path if it has moved.
 
     `given` has datasets, paths or None: first the new path of this dataset, then that of the
@@ -428,7 +428,7 @@ def moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
 
 def refuse_changes(saved: SavedRun, settings: Settings) -> None:
     """Raise InputError if the settings would have produced different trials."""
-    differences = list(_differences(saved, settings))
+    differences = list(_find_differences(saved, settings))
     if differences:
         raise InputError(
             f"the run in {saved.path} started with other settings: {'; '.join(differences)}. "
@@ -436,9 +436,9 @@ def refuse_changes(saved: SavedRun, settings: Settings) -> None:
         )
 
 
-def _differences(saved: SavedRun, settings: Settings) -> Any:
+def _find_differences(saved: SavedRun, settings: Settings) -> Any:
     recorded = saved.meta["settings"]
-    now = as_recorded(settings.record())
+    now = round_trip(settings.record())
     missing = sorted(now.keys() - recorded.keys())
     if missing:
         raise CorruptDataError(
@@ -451,15 +451,15 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
         if recorded[name] != now[name]:
             yield f"{name} was {recorded[name]!r}, is {now[name]!r}"
     for name in ("epochs", "n_trials"):
-        if _number(now[name]) < _number(recorded[name]):
+        if _as_number(now[name]) < _as_number(recorded[name]):
             yield f"{name} was {recorded[name]!r}, is {now[name]!r} (it can only be increased)"
     for name, before, value in (
         ("points", saved.meta["points"], list(settings.points)),
         ("space", saved.meta["space"], settings.space_json),
     ):
-        if before != as_recorded(value):
+        if before != round_trip(value):
             yield f"{name} has changed"
-    yield from _searchers(saved.meta["searcher_class"], as_recorded(settings.searcher_class))
+    yield from _compare_searchers(saved.meta["searcher_class"], round_trip(settings.searcher_class))
     views = {"data": settings.train, "validation": settings.validation}
     for name, view in views.items():
         if (None if view is None else view.checksum) != saved.meta[f"{name}_checksum"]:
@@ -469,10 +469,10 @@ def _differences(saved: SavedRun, settings: Settings) -> Any:
         yield "validation has different folds, or none"
 
 
-def _searchers(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _compare_searchers(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     """Yield how two descriptions of searchers differ; their texts are only shown."""
 
-    def shown(value: Mapping[str, Any]) -> str:
+    def describe(value: Mapping[str, Any]) -> str:
         name = value["class"].rpartition(":")[2]
         if value["parameters"] is None:
             return str(value.get("text", f"{name}(...)"))
@@ -480,15 +480,15 @@ def _searchers(known: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str
 
     compared = "class", "parameters", "adaptive"
     if any(known.get(key) != now.get(key) for key in compared):
-        yield f"searcher was {shown(known)}, is {shown(now)}"
+        yield f"searcher was {describe(known)}, is {describe(now)}"
 
 
-def as_recorded(value: Any) -> Any:
+def round_trip(value: Any) -> Any:
     """Return a value as it is after being stored and read back."""
     return decode(encode(value))
 
 
-def _number(value: int | None) -> float:
+def _as_number(value: int | None) -> float:
     return float("inf") if value is None else value
 
 
@@ -498,7 +498,7 @@ def check_trials(trials: Any, count: int) -> tuple[int, ...] | None:
     if isinstance(trials, int) and not isinstance(trials, bool):
         trials = (trials,)
     try:
-        numbers = [whole_number("trials", number, 0) for number in trials]
+        numbers = [check_whole_number("trials", number, 0) for number in trials]
     except TypeError:
         raise InputError(f"trials must be a list of trials' numbers, not {trials!r}") from None
     if not numbers:

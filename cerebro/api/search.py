@@ -15,7 +15,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
-from cerebro.api.check import ask
+from cerebro.api.check import ask_worker
 from cerebro.api.idle_workers import idle_advice
 from cerebro.api.resume import resume_search
 from cerebro.api.settings import (
@@ -28,30 +28,45 @@ from cerebro.api.settings import (
     resolve_mode,
     seconds_per_unit,
 )
-from cerebro.api.workers import own_workers, worker_count
-from cerebro.arguments import SEARCH, answers, one_of, real_number, users_level, whole_number
-from cerebro.coordinator.conduct import conduct, run_context
+from cerebro.api.workers import choose_worker_count, worker_count
+from cerebro.arguments import (
+    SEARCH,
+    check_one_of,
+    check_real_number,
+    check_whole_number,
+    explain_keywords,
+    find_stacklevel,
+)
+from cerebro.coordinator.conduct import conduct, make_run_context
 from cerebro.coordinator.searcher_record import describe
-from cerebro.coordinator.trials import recordable
-from cerebro.data.given_rows import FOLDERS, is_rows, written
+from cerebro.coordinator.trials import make_recordable
+from cerebro.data.given_rows import FOLDERS, is_rows, write_given_rows
 from cerebro.data.mixing import check_shards
-from cerebro.data.order import Shuffle, resolved
-from cerebro.data.validation import UnfitDataError, check_rows, views_of
+from cerebro.data.order import Shuffle, resolve_shuffle
+from cerebro.data.validation import UnfitDataError, check_rows, make_validation
 from cerebro.errors import InputError
 from cerebro.executors.base import Executor
 from cerebro.executors.local import LocalExecutor
 from cerebro.executors.process import warm_workers
-from cerebro.machine.devices import CPU, are_gpus, here, mixed, named, recorded, seats
+from cerebro.machine.devices import (
+    CPU,
+    are_gpus,
+    assign_devices,
+    choose_resume_devices,
+    describe_mixed_kinds,
+    name_devices,
+    read_devices,
+)
 from cerebro.machine.guard import refuse
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.folder import (
-    claim,
+    claim_folder,
     gives_way,
     make_way,
     new_run_folder,
-    reserved,
+    reserve_folder,
     rows_in,
     slots_folder,
 )
@@ -76,7 +91,7 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
     signature = inspect.signature(function)
 
     @wraps(function)
-    def taking(*args: P.args, **kwargs: P.kwargs) -> Result:
+    def run_with_rows(*args: P.args, **kwargs: P.kwargs) -> Result:
         refuse("cerebro.search")  # reject the call before anything is written
         try:
             bound: Any = signature.bind(*args, **kwargs).arguments
@@ -84,15 +99,15 @@ def takes_rows(function: Callable[P, Result]) -> Callable[P, Result]:
             return function(*args, **kwargs)  # its message names the function
         where = bound.get("run"), bound.get("if_exists", "error")
         phase = bound["progress"].phase
-        with rows_written(bound["data"], bound.get("validation"), *where, phase) as written_to:
+        with write_rows(bound["data"], bound.get("validation"), *where, phase) as written_to:
             views = dict(zip(("data", "validation", "run"), written_to, strict=True))
             return function(**{**bound, **views})  # type: ignore[call-arg]
 
-    return taking
+    return run_with_rows
 
 
 @contextlib.contextmanager
-def rows_written(
+def write_rows(
     data: Any,
     validation: Any,
     run: Any,
@@ -104,7 +119,7 @@ def rows_written(
     These are the data, the validation data and the folder. The data is removed at the end of the
     block if no run was created. `phase` is told that the data is being written.
     """
-    with reserved(run, if_exists) as run:
+    with reserve_folder(run, if_exists) as run:
         if not (is_rows(data) or is_rows(validation)):
             yield data, validation, run
             return
@@ -114,11 +129,11 @@ def rows_written(
         created = [
             path for path in (*(folder / name for name in FOLDERS), folder) if not path.exists()
         ]
-        claim(folder)
+        claim_folder(folder)
         token = rows_in.set(folder)
         try:
             phase("writing the data")
-            yield *written(data, validation, folder), folder
+            yield *write_given_rows(data, validation, folder), folder
         finally:
             rows_in.reset(token)
             if not (folder / FILE).exists():
@@ -134,7 +149,7 @@ def remove_rows(made: Sequence[Path]) -> None:
             path.rmdir()
 
 
-@answers(SEARCH)
+@explain_keywords(SEARCH)
 @shows_progress
 @takes_rows
 def search(
@@ -328,23 +343,24 @@ def search(
     """
     refuse("cerebro.search")
     check_build(build)
-    one_of("select", select, ("best", "last"))
-    one_of("keep", keep, ("best", "last", "all"))
-    one_of("deterministic", deterministic, ("warn", True, False))
-    train, held_out, folds = views_of(data, validation)
+    check_one_of("select", select, ("best", "last"))
+    check_one_of("keep", keep, ("best", "last", "all"))
+    check_one_of("deterministic", deterministic, ("warn", True, False))
+    train, held_out, folds = make_validation(data, validation)
     check_rows(held_out)
     folder = new_run_folder(run, if_exists)
     goes_on = if_exists == "resume" and (folder / FILE).exists()
     the_space, the_searcher = as_space(space), make_searcher(searcher)
-    the_threads = whole_number("threads", threads, 1, MAX_THREADS)
-    workers = own_workers(workers, executor)
+    the_threads = check_whole_number("threads", threads, 1, MAX_THREADS)
+    workers = choose_worker_count(workers, executor)
     is_known = executor is None or workers is not None
     the_devices = devices_of(devices, workers_per_device, executor)
-    by_itself = executor is None and named(devices) == ["auto"]
+    by_itself = executor is None and name_devices(devices) == ["auto"]
     before = SavedRun(folder).settings if goes_on else None
     if before is not None and by_itself and are_gpus(the_devices):
-        the_devices = here(recorded(before))  # the devices on which the run started
-    rows = whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
+        # The devices on which the run started.
+        the_devices = choose_resume_devices(read_devices(before))
+    rows = check_whole_number("eval_batch_size", eval_batch_size, 1, optional=True)
     counted = the_devices if executor is None else (CPU,)  # an executor counts its own workers
     the_workers = worker_count(workers, the_threads, counted, workers_per_device)
     settings = Settings(
@@ -352,30 +368,32 @@ def search(
         train=train,
         validation=held_out,
         folds=folds,
-        epochs=whole_number("epochs", epochs, 1),
-        n_trials=whole_number("n_trials", n_trials, 1, optional=True),
+        epochs=check_whole_number("epochs", epochs, 1),
+        n_trials=check_whole_number("n_trials", n_trials, 1, optional=True),
         metric=metric,
         mode=resolve_mode(metric, mode),
         select=select,
-        batch_size=whole_number("batch_size", batch_size, 1, optional=True),
+        batch_size=check_whole_number("batch_size", batch_size, 1, optional=True),
         eval_batch_size=rows or eval_rows(train),
         drop_last=bool(drop_last),
-        shuffle=resolved(shuffle, train, stagger=bool(stagger)),
+        shuffle=resolve_shuffle(shuffle, train, stagger=bool(stagger)),
         stop=check_stop(stop),
-        width=whole_number("width", 8 if width is None else width, 1),
+        width=check_whole_number("width", 8 if width is None else width, 1),
         workers=the_workers,
         threads=the_threads,
-        seed=whole_number("seed", seed, 0, MAX_SEED),
+        seed=check_whole_number("seed", seed, 0, MAX_SEED),
         folder=folder,
         keep=keep,
-        max_retries=whole_number("max_retries", max_retries, 0),
+        max_retries=check_whole_number("max_retries", max_retries, 0),
         unit_timeout=seconds_per_unit(
-            real_number("unit_timeout", unit_timeout, above=0, optional=True), the_workers, executor
+            check_real_number("unit_timeout", unit_timeout, above=0, optional=True),
+            the_workers,
+            executor,
         ),
-        time_limit=real_number("time_limit", time_limit, above=0, optional=True),
+        time_limit=check_real_number("time_limit", time_limit, above=0, optional=True),
         stagger=bool(stagger),
         asynchronous=bool(asynchronous),
-        live_models=whole_number("live_models", live_models, 1, optional=True),
+        live_models=check_whole_number("live_models", live_models, 1, optional=True),
         deterministic=deterministic,
         state_dir=slots_folder(folder, state_dir, goes_on=goes_on),
         callbacks=check_callbacks(callbacks),
@@ -391,7 +409,7 @@ def search(
     if settings.shuffle == "shards":
         check_shards(train)
         for fold in range(0 if folds is None else len(folds)):
-            views_of(train, folds).of_trial(fold)[0]._weight_sums(across=False)
+            make_validation(train, folds).get_views(fold)[0]._weight_sums(across=False)
     if is_known:
         advice = None if goes_on else _idle_advice(settings, the_searcher)
         announce(progress, the_workers, advice)
@@ -447,12 +465,12 @@ def run_search(
         problem = f"begins with {first!r}: there is no trial yet to resume or clone"
     if problem is not None:
         raise InputError(f"the searcher {settings.searcher_name} {problem}")
-    config = recordable(first.config)[0]  # a value that cannot be stored fails only its trial
+    config = make_recordable(first.config)[0]  # a value that cannot be stored fails only its trial
     batch_size_of(config, settings.batch_size)  # a wrong one in a later trial fails only that trial
     if not settings.validates:
         warnings.warn(
             "no validation data: trials are ranked by training metrics (give validation=)",
-            stacklevel=users_level(),
+            stacklevel=find_stacklevel(),
         )
     if cpu_workers is not None and is_for_cpu(settings, config):
         settings = replace(settings, devices=(CPU,), workers=cpu_workers)
@@ -466,8 +484,8 @@ def run_search(
 
 
 def _warn_if_mixed(devices: Sequence[str]) -> None:
-    if (text := mixed(devices)) is not None:
-        warnings.warn(text, stacklevel=users_level())
+    if (text := describe_mixed_kinds(devices)) is not None:
+        warnings.warn(text, stacklevel=find_stacklevel())
 
 
 def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
@@ -477,8 +495,10 @@ def is_for_cpu(settings: Settings, config: Mapping[str, Any]) -> bool:
     """
     if not are_gpus(settings.devices) or settings.workers == 0:
         return False
-    executor = LocalExecutor(1, settings.threads, seats=seats(settings.devices, 1))
+    executor = LocalExecutor(1, settings.threads, seats=assign_devices(settings.devices, 1))
     with tempfile.TemporaryDirectory(prefix="cerebro-check-") as folder:
-        context = replace(run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder)
-        event = ask(executor, context, CheckTask(config, build_only=True))
+        context = replace(
+            make_run_context(settings), state_dir=folder, epoch_dir=folder, log_dir=folder
+        )
+        event = ask_worker(executor, context, CheckTask(config, build_only=True))
     return isinstance(event, CheckDone) and event.cpu_only

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from cerebro.arguments import KERAS_CALLBACKS
 from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line
-from cerebro.machine.devices import ALL, CPU, are_gpus, choose, named
+from cerebro.machine.devices import ALL, CPU, are_gpus, choose_devices, name_devices
 from cerebro.model import is_keras
 from cerebro.run.settings import HOOKS
 from cerebro.searchers.metrics import metric_mode
@@ -76,10 +76,10 @@ def check_executor(executor: Any) -> Any:
 
 def devices_of(devices: Any, workers_per_device: Any, executor: Any) -> tuple[str, ...]:
     """Check `devices` and return their names; with an executor, those of its machines."""
-    names = named(devices)
+    names = name_devices(devices)
     if executor is not None:
         return _devices_of_executor(names, devices, workers_per_device, executor)
-    resolved = choose(devices)
+    resolved = choose_devices(devices)
     if workers_per_device is not None and resolved == (CPU,) and names != ["auto"]:
         raise InputError("workers_per_device is for GPUs, but devices='cpu': give workers= instead")
     return resolved

@@ -6,17 +6,17 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from cerebro.arguments import users_level, whole_number
+from cerebro.arguments import check_whole_number, find_stacklevel
 from cerebro.machine.devices import CPU, MAX_WORKERS, count_workers
 
 
-def own_workers(workers: Any, executor: Any) -> Any:
+def choose_worker_count(workers: Any, executor: Any) -> Any:
     """Return the number of workers that `workers` or the executor names; None: neither names one.
 
     The executor's number counts; warns if `workers` differs from it. Without a number, an executor
     starts as many workers as fit.
     """
-    count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
+    count = check_whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
     number = getattr(executor, "workers", count)  # an executor need not have a number
     if count is not None and count != number:
         starts = "as many as fit" if number is None else number
@@ -26,7 +26,7 @@ def own_workers(workers: Any, executor: Any) -> Any:
         warnings.warn(
             f"workers={count} is not used, because executor= has the workers, and starts {starts}: "
             f"{cure}",
-            stacklevel=users_level(),
+            stacklevel=find_stacklevel(),
         )
     return number
 
@@ -35,8 +35,8 @@ def worker_count(
     workers: Any, threads: int, devices: Sequence[str] = (CPU,), workers_per_device: Any = None
 ) -> int:
     """Return the number of workers to start: `workers`, or by default one per core or GPU."""
-    count = whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
-    per_device = whole_number(
+    count = check_whole_number("workers", workers, 0, MAX_WORKERS, optional=True)
+    per_device = check_whole_number(
         "workers_per_device", workers_per_device, 1, MAX_WORKERS, optional=True
     )
     return count_workers(devices, count, per_device, threads)

@@ -42,14 +42,14 @@ class CSV(Observer):
         """Write the epochs that the run has already finished."""
         self._target = Path(run.path) / "metrics.csv" if self.path is None else self.path
         self._columns = dict.fromkeys(FIRST)
-        self._rows = [_row(trial, epoch) for trial in run.trials for epoch in trial.history]
+        self._rows = [_make_row(trial, epoch) for trial in run.trials for epoch in trial.history]
         if self._rows or self.path is not None:
             self._write_all()
         # Else the first epoch writes it: a new search replaces a run that has no other files.
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
         """Append the epoch's row."""
-        row = _row(trial, trial.history[-1])
+        row = _make_row(trial, trial.history[-1])
         self._rows.append(row)
         if self._file is not None and row.keys() <= self._columns.keys():
             csv.DictWriter(self._file, list(self._columns)).writerow(row)
@@ -75,7 +75,7 @@ class CSV(Observer):
         self._file.flush()
 
 
-def _row(trial: Any, epoch: Mapping[str, Any]) -> dict[str, Any]:
+def _make_row(trial: Any, epoch: Mapping[str, Any]) -> dict[str, Any]:
     config = {f"config.{name}": value for name, value in flatten(trial.config).items()}
     return {
         "trial": trial.number,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import users_level
+from cerebro.arguments import find_stacklevel
 from cerebro.callbacks.observer import Observer
 from cerebro.errors import InputError, text_of
 from cerebro.machine.files import path_of
@@ -173,5 +173,5 @@ class Mirror(Observer):
             text = cure or " The search continues, and a later upload includes what is missing."
             warnings.warn(
                 f"the run cannot be copied to {self.url}: {self._trouble}.{text}",
-                stacklevel=users_level(),
+                stacklevel=find_stacklevel(),
             )

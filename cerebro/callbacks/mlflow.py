@@ -64,21 +64,21 @@ class MLflow(Observer):
         self._name = Path(run.path).name
         self._metric = run.metric
         self._children = {}
-        self._parent = self._search_run()
+        self._parent = self._get_search_run()
         self._log_params(self._parent, run.settings)
         self._client.set_tag(self._parent, "cerebro.path", os.fspath(Path(run.path).absolute()))
 
     def on_trial_start(self, trial: Any) -> None:
         """Create the trial's run."""
-        self._child(trial)
+        self._get_child_run(trial)
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
         """Log the epoch's metrics."""
-        self._log_metrics(self._child(trial), metrics, trial.epoch)
+        self._log_metrics(self._get_child_run(trial), metrics, trial.epoch)
 
     def on_trial_end(self, trial: Any) -> None:
         """Close the trial's run."""
-        child = self._child(trial)
+        child = self._get_child_run(trial)
         self._client.set_tag(child, "cerebro.status", trial.status)
         if trial.error:
             self._client.set_tag(child, "cerebro.error", str(trial.error)[:5000])
@@ -105,27 +105,27 @@ class MLflow(Observer):
             self._client.set_terminated(run, "KILLED")
         self._parent, self._children = None, {}
 
-    def _child(self, trial: Any) -> str:
+    def _get_child_run(self, trial: Any) -> str:
         if trial.number not in self._children:
             tags = {TRIAL: str(trial.number), "mlflow.parentRunId": str(self._parent)}
-            run = self._run(tags, f"{self._name}-{trial.number}")
+            run = self._get_run(tags, f"{self._name}-{trial.number}")
             self._children[trial.number] = run
             self._log_params(run, trial.config)
         return self._children[trial.number]
 
-    def _search_run(self) -> str:
-        return self._run({SEARCH: self._id}, self._name)
+    def _get_search_run(self) -> str:
+        return self._get_run({SEARCH: self._id}, self._name)
 
-    def _run(self, tags: Mapping[str, str], name: str) -> str:
+    def _get_run(self, tags: Mapping[str, str], name: str) -> str:
         """Return the id of the run with these tags, which may exist since before a resume."""
         tags = {RUN: self._id, **tags}
-        for run in self._found(tags):
+        for run in self._find_runs(tags):
             self._client.update_run(run.info.run_id, status="RUNNING")
             return str(run.info.run_id)
         new_run = self._client.create_run(self._experiment, tags=tags, run_name=name)
         return str(new_run.info.run_id)
 
-    def _found(self, tags: Mapping[str, str]) -> Iterator[Any]:
+    def _find_runs(self, tags: Mapping[str, str]) -> Iterator[Any]:
         """Yield the runs with these tags, newest first; MLflow returns them in pages."""
         query = " and ".join(f"tags.`{tag}` = '{value}'" for tag, value in tags.items())
         token = None

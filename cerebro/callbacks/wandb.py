@@ -45,11 +45,11 @@ class WandB(Observer):
 
     def on_epoch_end(self, trial: Any, metrics: Mapping[str, float]) -> None:
         """Log the epoch's metrics."""
-        self._run(trial).log(dict(metrics), step=trial.epoch)
+        self._get_run(trial).log(dict(metrics), step=trial.epoch)
 
     def on_trial_end(self, trial: Any) -> None:
         """Log how the trial has ended, and finish its run."""
-        run = self._run(trial)
+        run = self._get_run(trial)
         run.summary.update({"status": trial.status, "error": trial.error})
         run.finish(exit_code=0 if trial.status in ("finished", "stopped") else 1)
         del self._runs[trial.number]
@@ -60,7 +60,7 @@ class WandB(Observer):
             run.finish(exit_code=1)
         self._runs = {}
 
-    def _run(self, trial: Any) -> Any:
+    def _get_run(self, trial: Any) -> Any:
         if trial.number not in self._runs:
             import wandb
 

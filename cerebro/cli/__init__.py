@@ -45,7 +45,7 @@ from cerebro.cli import (
 )
 from cerebro.cli.options import complain, drop_lost_output, expand_paths
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.machine.imports import imported_shadows, raised_at
+from cerebro.machine.imports import describe_shadows, find_raising_line
 from cerebro.machine.signals import INTERRUPTED, READER_LEFT
 
 COMMANDS = (
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return READER_LEFT
         if show_traceback:
             complain(traceback.format_exc().rstrip())
-        shadows = imported_shadows(error)
+        shadows = describe_shadows(error)
         complain(f"error: {one_line(error)}{shadows and f' ({shadows})'}")
         return 1
     finally:
@@ -127,13 +127,13 @@ def one_line(error: BaseException) -> str:
         text = errors.one_line(reason, MESSAGE_LIMIT)
     if isinstance(error, (CerebroError, OSError)):
         return text or type(error).__name__
-    place = _place(error)
+    place = _locate(error)
     return f"{place}{type(error).__name__}: {text}" if text else f"{place}{type(error).__name__}"
 
 
-def _place(error: BaseException) -> str:
+def _locate(error: BaseException) -> str:
     """Return the line of the user's code that raised the error; empty if no such line is known."""
-    at = raised_at(error)
+    at = find_raising_line(error)
     return "" if at is None else f"{at.filename}, line {at.lineno}: "
 
 

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cerebro.cli.options import count, new_command
+from cerebro.cli.options import new_command, parse_count
 from cerebro.errors import InputError, text_of
-from cerebro.machine.devices import named
+from cerebro.machine.devices import name_devices
 
 PATIENCE_SECONDS = 300
 AGAIN = 3
@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--patience",
-        type=count,
+        type=parse_count,
         metavar="SECONDS",
         default=PATIENCE_SECONDS,
         help=f"how long to wait for the search to begin ({PATIENCE_SECONDS})",
@@ -50,35 +50,42 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     """Be an agent; the exit status is 0 when the search has ended, or as for ``--again``."""
     from cerebro.cluster import agent
-    from cerebro.cluster.keys import VARIABLE, Ticket, address_at, key_at, parse_address, parse_key
-    from cerebro.machine.signals import terminable
+    from cerebro.cluster.keys import (
+        VARIABLE,
+        Ticket,
+        format_address,
+        parse_address,
+        parse_key,
+        read_key_file,
+    )
+    from cerebro.machine.signals import raise_on_sigterm
 
-    with terminable():
-        device = _device(options.device)
+    with raise_on_sigterm():
+        device = _parse_device(options.device)
         if options.stdin:  # started by an engine, which holds the other end of the pipe
-            return agent.main(Ticket.from_json(_first_line()), options.patience, 0, device)
+            return agent.main(Ticket.from_json(_read_first_line()), options.patience, 0, device)
         if options.connect is None:
             raise InputError("an agent needs --connect HOST:PORT")
         host, port = parse_address(options.connect, f"--connect {options.connect}")
         if options.key is not None:
-            key = key_at(Path(options.key))
+            key = read_key_file(Path(options.key))
         elif VARIABLE in os.environ:
             key = parse_key(os.environ[VARIABLE], f"${VARIABLE}")
         else:
             raise InputError(f"an agent needs --key FILE, or a key in ${VARIABLE}")
         _warn_if_unknown(host, port, options.patience)
         listen = "::" if ":" in host else "0.0.0.0"  # others connect with the same kind of address
-        ticket = Ticket(address_at(host, port), key, listen=listen)
+        ticket = Ticket(format_address(host, port), key, listen=listen)
         status = agent.main(ticket, options.patience, device=device)
         if options.again:
             return {agent.ENDED: AGAIN, agent.UNHEARD: agent.ENDED}.get(status, status)
         return status
 
 
-def _device(text: str) -> str:
+def _parse_device(text: str) -> str:
     """Return the name of the agent's device; raise InputError if it is not a device."""
     try:
-        (name,) = named(text)
+        (name,) = name_devices(text)
     except InputError:
         raise InputError(
             f"--device {text}: give auto, cpu, cuda, or a GPU such as cuda:1"
@@ -98,7 +105,7 @@ def _warn_if_unknown(host: str, port: int, patience: float) -> None:
         )
 
 
-def _first_line() -> str:
+def _read_first_line() -> str:
     """Read one line from standard input, and nothing after it."""
     line = b""
     while not line.endswith(b"\n"):

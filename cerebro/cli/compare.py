@@ -28,40 +28,46 @@ def main(options: argparse.Namespace) -> int:
     results = [cerebro.open(path) for path in (options.first, *options.others)]
     report: dict[str, Any] = {
         "runs": [str(result.path) for result in results],
-        "results": _differing([_outcome(result) for result in results], always=True),
-        "settings": _differing([flatten(result.settings) for result in results]),
-        "environment": _differing([flatten(result.environment) for result in results]),
-        "states": [_states(results[0], other) for other in results[1:]],
+        "results": _find_differing([_describe_outcome(result) for result in results], always=True),
+        "settings": _find_differing([flatten(result.settings) for result in results]),
+        "environment": _find_differing([flatten(result.environment) for result in results]),
+        "states": [_compare_states(results[0], other) for other in results[1:]],
     }
     if options.json:
         print_json(report)
         return 0
-    rows = [[name, *_cells(values)] for name, values in report["results"].items()]
-    parts = [summary.table(["", *report["runs"]], rows)]
+    rows = [[name, *_make_cells(values)] for name, values in report["results"].items()]
+    parts = [summary.lay_out_table(["", *report["runs"]], rows)]
     for what in ("settings", "environment"):
-        rows = [[name, *_cells(values)] for name, values in report[what].items()]
+        rows = [[name, *_make_cells(values)] for name, values in report[what].items()]
         parts.append(
-            summary.table([what, *report["runs"]], rows) if rows else f"{what}: no difference"
+            summary.lay_out_table([what, *report["runs"]], rows)
+            if rows
+            else f"{what}: no difference"
         )
     parts.append("\n".join(_state_line(states) for states in report["states"]))
     print("\n\n".join(parts))
     return 0
 
 
-def _outcome(result: Any) -> dict[str, Any]:
+def _describe_outcome(result: Any) -> dict[str, Any]:
     from cerebro.report import format as fmt
     from cerebro.report import summary
 
-    outcome = {"status": result.status, "trials": summary.counts(result), "metric": result.metric}
+    outcome = {
+        "status": result.status,
+        "trials": summary.count_statuses(result),
+        "metric": result.metric,
+    }
     for best in result.top(1):
         outcome["best trial"] = best.number
         outcome["best value"] = fmt.metric_value(best.metrics, result.metric)
-        outcome["best epoch"] = best._selected().epoch + 1  # the one that has the value
+        outcome["best epoch"] = best._select_epoch().epoch + 1  # the one that has the value
         outcome |= {f"best {name}": value for name, value in flatten(best.config).items()}
     return outcome
 
 
-def _differing(
+def _find_differing(
     records: Sequence[Mapping[str, Any]], *, always: bool = False
 ) -> dict[str, list[Any]]:
     """Return each name's values, one per run, unless all are equal; None where a run has none."""
@@ -74,7 +80,7 @@ def _differing(
     }
 
 
-def _states(first: Any, other: Any) -> dict[str, Any]:
+def _compare_states(first: Any, other: Any) -> dict[str, Any]:
     """Compare, by epoch, the states of the configurations that both runs have trained."""
     theirs: dict[str, list[Any]] = {}
     for trial in other.trials:
@@ -85,7 +91,7 @@ def _states(first: Any, other: Any) -> dict[str, Any]:
         if not theirs.get(repr(trial.config)):
             continue
         twin = theirs[repr(trial.config)].pop(0)
-        ours, its = _hashes(trial), _hashes(twin)
+        ours, its = _collect_hashes(trial), _collect_hashes(twin)
         common = ours.keys() & its.keys()
         if not common:
             continue  # one of them has failed or diverged before its first state
@@ -98,7 +104,7 @@ def _states(first: Any, other: Any) -> dict[str, Any]:
     return {"configurations": shared, "same": same, "shorter": shorter, "differing": differing}
 
 
-def _hashes(trial: Any) -> dict[int, str]:
+def _collect_hashes(trial: Any) -> dict[int, str]:
     return {entry["epoch"]: entry["state_hash"] for entry in trial.history}
 
 
@@ -116,26 +122,26 @@ def _state_line(states: Mapping[str, Any]) -> str:
     return line
 
 
-def _cells(values: Sequence[Any]) -> list[str]:
+def _make_cells(values: Sequence[Any]) -> list[str]:
     """Write a row of values; long ones are cut around their first difference."""
-    texts = [_text(value) for value in values]
+    texts = [_format_value(value) for value in values]
     present = [text for text, value in zip(texts, values, strict=True) if value is not None]
     begin = 0
     if len(set(present)) > 1 and max(map(len, present)) > WIDTH:
         columns = enumerate(zip(*present, strict=False))
         differs = (at for at, column in columns if len(set(column)) > 1)
         begin = max(0, next(differs, min(map(len, present))) - WIDTH // 2)
-    return [_cut(text, begin if text in present else 0) for text in texts]
+    return [_cut_text(text, begin if text in present else 0) for text in texts]
 
 
-def _cut(text: str, begin: int) -> str:
+def _cut_text(text: str, begin: int) -> str:
     """Leave out what is before `begin`, and what does not fit."""
     if begin:
         text = f"...{text[begin:]}"
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     from cerebro.report import format as fmt
 
     if value is None:

@@ -6,7 +6,7 @@ import argparse
 import shlex
 from typing import Any
 
-from cerebro.cli.options import count, new_command
+from cerebro.cli.options import new_command, parse_count
 
 HELP = {
     "stop": "stop an active run, or one of its trials; finished epochs are kept",
@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
         parser = new_command(commands, verb, main, text)
         parser.set_defaults(verb=verb)
         parser.add_argument("run", help="the run's folder")
-        parser.add_argument("--trial", type=count, metavar="N", help="only this trial")
+        parser.add_argument("--trial", type=parse_count, metavar="N", help="only this trial")
 
 
 def main(options: argparse.Namespace) -> int:

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 import cerebro
 from cerebro.api.workers import worker_count
-from cerebro.cli.options import count, new_command, progress, progress_option, say
+from cerebro.cli.options import new_command, parse_count, parse_progress, progress_option, say
 from cerebro.errors import InputError
 from cerebro.executors.process import warm_workers
 from cerebro.machine import environment
-from cerebro.machine.devices import CPU, choose, has_driver
+from cerebro.machine.devices import CPU, choose_devices, has_driver
 from cerebro.machine.installation import install_hint
 from cerebro.report import format as fmt
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def add(commands: Any) -> None:
     parser = new_command(commands, "demo", main, "search 16 small models on handwritten digits")
     parser.add_argument("--quick", action="store_true", help="a few seconds: two epochs")
-    parser.add_argument("--epochs", type=count, help="epochs per trial (12)")
-    parser.add_argument("--workers", type=count, help="worker processes (one per core)")
+    parser.add_argument("--epochs", type=parse_count, help="epochs per trial (12)")
+    parser.add_argument("--workers", type=parse_count, help="worker processes (one per core)")
     parser.add_argument(
         "--devices", nargs="+", default=CPU, help="cpu, auto, cuda, or GPUs such as cuda:1 (cpu)"
     )
@@ -58,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
         seed=options.seed,
         run=options.run,
         data=options.data,
-        progress=progress(options.progress),
+        progress=parse_progress(options.progress),
     )
 
 
@@ -73,7 +73,7 @@ SIDE = 8  # pixels
 
 def digits(path: str | Path) -> cerebro.Dataset:
     """Return scikit-learn's 1,797 handwritten digits: ``x``, uint8 (1, 8, 8), and ``y``, int64."""
-    table = _digits_table()
+    table = _read_digits_table()
     arrays = {
         "x": table[:, :-1].astype("uint8").reshape(-1, 1, SIDE, SIDE),
         "y": table[:, -1].astype("int64"),
@@ -81,7 +81,7 @@ def digits(path: str | Path) -> cerebro.Dataset:
     return cerebro.shard(arrays, path, shards=SHARDS, exist_ok=True, progress=False)
 
 
-def _digits_table() -> NDArray[Any]:
+def _read_digits_table() -> NDArray[Any]:
     """Read scikit-learn's digits: one row per image, its pixels and then its digit."""
     # Importing scikit-learn, with SciPy, takes longer than the first epochs of the demo.
     package = importlib.util.find_spec("sklearn")
@@ -169,9 +169,9 @@ def demonstrate(
 ) -> int:
     """Shard the data, search, and print the results; return the command's exit status."""
     # Imported here, so that every worker imports this module while it starts.
-    if not environment.installed("torch"):
+    if not environment.is_importable("torch"):
         raise InputError(f"the demo needs PyTorch: {install_hint('demo')}")
-    on_cpu = choose(devices) == (CPU,)
+    on_cpu = choose_devices(devices) == (CPU,)
     if on_cpu:
         # Workers import PyTorch while this process, which needs PyTorch last, imports the rest of
         # Cerebro and reads the data. So what this module imports delays them.
@@ -219,7 +219,7 @@ def demonstrate(
 
 def draw(result: Any) -> list[str]:
     """Draw learning curves and units on workers into the run's folder; return the file names."""
-    if not environment.installed("matplotlib"):
+    if not environment.is_importable("matplotlib"):
         return []
     names = []
     for kind in ("curves", "gantt"):

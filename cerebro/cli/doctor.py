@@ -54,7 +54,7 @@ def _print_json(options: argparse.Namespace) -> int:
         else:
             findings[name] = text
     findings["extras"] = {
-        extra: {"purpose": purpose, "missing": _missing(modules)}
+        extra: {"purpose": purpose, "missing": _find_missing(modules)}
         for extra, (purpose, modules) in EXTRAS.items()
     }
     status = 0
@@ -98,24 +98,24 @@ def report(path: str | os.PathLike[str] = ".") -> str:
     """Describe the machine as text; `path` is the folder for data and runs."""
     rows = _machine_rows(path)
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in [*rows, *_extras(width)])
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in [*rows, *_describe_extras(width)])
 
 
 def _machine_rows(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    return [*_software(), *_machine(), *_disk(Path(path))]
+    return [*_describe_software(), *_describe_machine(), *_describe_disk(Path(path))]
 
 
-def _software() -> list[tuple[str, str]]:
+def _describe_software() -> list[tuple[str, str]]:
     record = environment.describe()
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     return [
-        ("cerebro", f"{record['cerebro']}, {_core()}"),
+        ("cerebro", f"{record['cerebro']}, {_describe_core()}"),
         ("python", f"{record['python']} ({sys.executable})"),
         ("packages", packages),
     ]
 
 
-def _core() -> str:
+def _describe_core() -> str:
     try:
         import cerebro._core as core
     except ImportError as error:
@@ -123,7 +123,7 @@ def _core() -> str:
     return f"C core {Path(str(core.__file__)).name}; no compiler is needed to run"
 
 
-def _machine() -> list[tuple[str, str]]:
+def _describe_machine() -> list[tuple[str, str]]:
     cpu = environment.cpu()
     cores = resources.usable_cores()
     total = os.cpu_count() or cores
@@ -133,9 +133,9 @@ def _machine() -> list[tuple[str, str]]:
         ("cores", usable),
         ("memory", fmt.size(resources.total_memory())),
     ]
-    if environment.installed("torch"):
-        rows.append(("torch", _torch()))
-    rows += _gpus()
+    if environment.is_importable("torch"):
+        rows.append(("torch", _describe_torch()))
+    rows += _describe_gpus()
     set_variables = environment.describe()["variables"]
     if set_variables:
         names = ", ".join(f"{k}={v}" for k, v in set_variables.items())
@@ -143,7 +143,7 @@ def _machine() -> list[tuple[str, str]]:
     return rows
 
 
-def _torch() -> str:
+def _describe_torch() -> str:
     try:
         import torch
     except Exception as error:  # a broken installation may raise anything
@@ -152,26 +152,26 @@ def _torch() -> str:
     return (
         f"{torch.get_num_threads()} threads by default (a worker uses 1 unless threads= says "
         f"otherwise), {flags['default_dtype']}, {torch.backends.cpu.get_cpu_capability()}, "
-        f"{_torch_build(torch)}"
+        f"{_describe_torch_build(torch)}"
     )
 
 
-def _gpus() -> list[tuple[str, str]]:
+def _describe_gpus() -> list[tuple[str, str]]:
     """Return rows about CUDA, after initializing it on every GPU in this process."""
     try:
         runtime = cuda.open_runtime()
         devices = cuda.describe_devices()
     except DeviceError as error:
         return [("gpu", f"not usable: {error}")]
-    rows = [("gpu", _gpu(i, about)) for i, about in enumerate(devices)]
+    rows = [("gpu", _describe_gpu(i, about)) for i, about in enumerate(devices)]
     versions = [cuda.version_text(runtime[name]) for name in ("version", "driver")]
     rows.append(("cuda", f"runtime {versions[0]} ({runtime['path']}), driver for {versions[1]}"))
-    rows.append(("mps", _mps(devices)))
-    rows.append(("cudnn", _cudnn(runtime["version"])))
+    rows.append(("mps", _describe_mps(devices)))
+    rows.append(("cudnn", _describe_cudnn(runtime["version"])))
     return rows
 
 
-def _gpu(index: int, about: Mapping[str, Any]) -> str:
+def _describe_gpu(index: int, about: Mapping[str, Any]) -> str:
     """Describe one GPU after checking it again, as before its first use; the result is stored."""
     name = f"cuda:{index}"
     major, minor = about["capability"]
@@ -180,9 +180,9 @@ def _gpu(index: int, about: Mapping[str, Any]) -> str:
         f"{major}.{minor}, {about['multiprocessors']} multiprocessors"
     )
     try:
-        problem = device_check.problem(name, anew=True)
+        problem = device_check.find_problem(name, anew=True)
         if not problem:  # also checked in this process
-            device = cuda.device(name)
+            device = cuda.open_device(name)
             device.check()
             free, _ = device.memory()
     except (DeviceError, MemoryError) as error:
@@ -195,8 +195,8 @@ def _gpu(index: int, about: Mapping[str, Any]) -> str:
     return text
 
 
-def _mps(devices: Sequence[Mapping[str, Any]]) -> str:
-    if any(about["mps"] for about in devices) or cuda.mps_runs():
+def _describe_mps(devices: Sequence[Mapping[str, Any]]) -> str:
+    if any(about["mps"] for about in devices) or cuda.is_mps_running():
         return "running: workers of one device compute at the same time"
     return (
         "not running: with workers_per_device above 1, workers take turns; "
@@ -204,7 +204,7 @@ def _mps(devices: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _cudnn(runtime: int) -> str:
+def _describe_cudnn(runtime: int) -> str:
     major = runtime // 1000
     install = f"pip install nvidia-cudnn-cu{major}"
     try:
@@ -223,7 +223,7 @@ def _cudnn(runtime: int) -> str:
     return text
 
 
-def _torch_build(torch: Any) -> str:
+def _describe_torch_build(torch: Any) -> str:
     """Return the CUDA version of PyTorch's build, and a fix if PyTorch cannot use the GPU."""
     if torch.version.cuda is not None:
         return f"built for CUDA {torch.version.cuda}"
@@ -232,7 +232,7 @@ def _torch_build(torch: Any) -> str:
     return "built without CUDA"
 
 
-def _disk(path: Path) -> list[tuple[str, str]]:
+def _describe_disk(path: Path) -> list[tuple[str, str]]:
     place = path.absolute()
     while not place.exists():
         place = place.parent
@@ -247,15 +247,15 @@ def _disk(path: Path) -> list[tuple[str, str]]:
     return rows
 
 
-def _extras(width: int) -> list[tuple[str, str]]:
+def _describe_extras(width: int) -> list[tuple[str, str]]:
     rows = []
     for i, (extra, (purpose, modules)) in enumerate(EXTRAS.items()):
-        missing = _missing(modules)
+        missing = _find_missing(modules)
         state, cure = ("missing", f": {install_hint(extra)}") if missing else ("present", "")
         text = f"{extra:<8} {state}  for {purpose}{cure}"
         rows.append(("extras" if i == 0 else "", text))
     return rows
 
 
-def _missing(modules: Sequence[str]) -> list[str]:
-    return [module for module in modules if not environment.installed(module)]
+def _find_missing(modules: Sequence[str]) -> list[str]:
+    return [module for module in modules if not environment.is_importable(module)]

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.cli.options import (
-    arguments,
     arguments_of,
     build_of,
     build_option,
-    count,
     new_command,
+    parse_count,
     trial_of,
+    use_arguments,
 )
 from cerebro.errors import InputError
 
@@ -23,12 +23,15 @@ ENDINGS = {"safetensors": ".safetensors", "torch": ".pt", "onnx": ".onnx"}
 def add(commands: Any) -> None:
     parser = new_command(commands, "export", main, "write a trial's weights into a file")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
-    parser.add_argument("--trial", type=count, metavar="N", help="which trial (the best)")
+    parser.add_argument("--trial", type=parse_count, metavar="N", help="which trial (the best)")
     parser.add_argument(
-        "--epoch", type=_epoch, default="best", help="best, last or the number of a kept epoch"
+        "--epoch",
+        type=_parse_epoch,
+        default="best",
+        help="best, last or the number of a kept epoch",
     )
     parser.add_argument(
-        "--fold", type=count, metavar="N", help="which fold's model, if the trial has folds"
+        "--fold", type=parse_count, metavar="N", help="which fold's model, if the trial has folds"
     )
     parser.add_argument("--format", choices=ENDINGS, help="(by the file's ending, or safetensors)")
     parser.add_argument("--out", help="the file (RUN/trial-N.safetensors)")
@@ -38,11 +41,11 @@ def add(commands: Any) -> None:
     build_option(parser)
 
 
-def _epoch(text: str) -> str | int:
+def _parse_epoch(text: str) -> str | int:
     if text in ("best", "last"):
         return text
     try:
-        return count(text)
+        return parse_count(text)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"give best, last or a number, not {text!r}") from None
 
@@ -54,16 +57,16 @@ def main(options: argparse.Namespace) -> int:
     trial = result.best if options.trial is None else trial_of(result, options.trial)
     name = f"{trial.number}" if options.fold is None else f"{trial.number}-fold-{options.fold}"
     if trial.folds or options.fold is not None:
-        trial = _fold(trial, options.fold)
+        trial = _choose_fold(trial, options.fold)
     kind: Any = options.format or _format_of(options.out)
     out = options.out or Path(result.path) / f"trial-{name}{ENDINGS[kind]}"
-    with arguments(arguments_of(result.path, options.build)):
+    with use_arguments(arguments_of(result.path, options.build)):
         build = build_of(options.build)
         print(trial.export(out, kind, epoch=options.epoch, build=build, data=options.data))
     return 0
 
 
-def _fold(trial: Any, number: int | None) -> Any:
+def _choose_fold(trial: Any, number: int | None) -> Any:
     folds = trial.folds
     if number is not None and number < len(folds):
         return folds[number]

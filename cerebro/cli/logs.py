@@ -6,7 +6,7 @@ import argparse
 import time
 from typing import Any
 
-from cerebro.cli.options import count, new_command, trial_of
+from cerebro.cli.options import new_command, parse_count, trial_of
 
 SECONDS = 0.5
 """The seconds between two checks for new output with ``--follow``."""
@@ -15,7 +15,7 @@ SECONDS = 0.5
 def add(commands: Any) -> None:
     parser = new_command(commands, "logs", main, "print what trials have printed and logged")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
-    parser.add_argument("--trial", type=count, metavar="N", help="only this trial")
+    parser.add_argument("--trial", type=parse_count, metavar="N", help="only this trial")
     parser.add_argument(
         "--follow", action="store_true", help="keep printing new output until the run ends"
     )

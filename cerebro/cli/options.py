@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError
-from cerebro.machine.files import expanded
-from cerebro.machine.signals import INTERRUPTED, uninterrupted
+from cerebro.machine.files import expand_path
+from cerebro.machine.signals import INTERRUPTED, defer_interrupts
 
 
 def new_command(
@@ -35,12 +35,12 @@ def progress_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def progress(value: str | None) -> str | bool:
+def parse_progress(value: str | None) -> str | bool:
     """Convert the option to a value of ``progress=``."""
     return False if value == "none" else value or "auto"
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """Read an integer of at least 0."""
     try:
         value = int(text)
@@ -51,10 +51,10 @@ def count(text: str) -> int:
     return value
 
 
-def numbers(text: str) -> list[int]:
+def parse_numbers(text: str) -> list[int]:
     """Read trial numbers, such as ``3,7``."""
     try:
-        return [count(part) for part in text.split(",")]
+        return [parse_count(part) for part in text.split(",")]
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"give trial numbers with commas between them, such as 3,7, not {text!r}"
@@ -71,9 +71,9 @@ def expand_paths(options: argparse.Namespace) -> None:
     for name in _PATHS:
         value = getattr(options, name, None)
         if isinstance(value, str):
-            setattr(options, name, expanded(value))
+            setattr(options, name, expand_path(value))
         elif value:
-            setattr(options, name, list(map(expanded, value)))
+            setattr(options, name, list(map(expand_path, value)))
 
 
 def build_option(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def build_option(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def arguments(argv: Sequence[str]) -> Iterator[None]:
+def use_arguments(argv: Sequence[str]) -> Iterator[None]:
     """Use a script's `sys.argv` in the block, in this process and in workers."""
     before = list(sys.argv)
     sys.argv[:] = argv
@@ -103,7 +103,7 @@ def arguments_of(run: Any, file: str | Path | None) -> list[str]:
     return [*([str(file)] if file is not None else recorded[:1] or sys.argv[:1]), *recorded[1:]]
 
 
-def imported(file: str | Path, *sought: str) -> ModuleType:
+def import_user_file(file: str | Path, *sought: str) -> ModuleType:
     """Import a user's file; if the file itself starts a search, the import ends there."""
     from cerebro.run.recipe import import_file
 
@@ -119,7 +119,7 @@ def imported(file: str | Path, *sought: str) -> ModuleType:
 def build_of(file: str | None) -> Callable[..., Any] | None:
     if file is None:
         return None
-    build: Callable[..., Any] | None = getattr(imported(file, "build"), "build", None)
+    build: Callable[..., Any] | None = getattr(import_user_file(file, "build"), "build", None)
     if build is None:
         raise InputError(f"--build {file}: the file does not define build")
     return build
@@ -169,9 +169,9 @@ def show_result(result: Any) -> int:
     return status_of(result)
 
 
-def interrupted(error: KeyboardInterrupt) -> int:
+def report_interrupt(error: KeyboardInterrupt) -> int:
     """Print the error's message: what an interrupted run has kept and how to resume it."""
-    with uninterrupted(error):
+    with defer_interrupts(error):
         text = str(error) or "interrupted before any trial began; nothing was kept"
         complain(f"\n{text}")
     return INTERRUPTED

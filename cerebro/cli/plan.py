@@ -9,7 +9,7 @@ from typing import Any
 
 from cerebro.cli import search_file
 from cerebro.cli.as_json import json_option, print_json
-from cerebro.cli.options import arguments, count, new_command
+from cerebro.cli.options import new_command, parse_count, use_arguments
 from cerebro.cli.search_file import SHUFFLE_HELP
 
 COUNTS = {
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("file", help="the Python file")
     for name, text in COUNTS.items():
-        parser.add_argument(f"--{name}", type=count, metavar="N", help=text)
+        parser.add_argument(f"--{name}", type=parse_count, metavar="N", help=text)
     parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (0)")
     parser.add_argument("--shuffle", choices=["rows", "shards"], help=SHUFFLE_HELP)
@@ -50,8 +50,8 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     import cerebro
 
-    with arguments([options.file]):
-        module = search_file.read(options.file, ("space", "data"), "plan")
+    with use_arguments([options.file]):
+        module = search_file.read_search_file(options.file, ("space", "data"), "plan")
         settings = search_file.settings_of(module, options.file, options)
         parameters = inspect.signature(cerebro.plan).parameters
         plan_settings = {name: value for name, value in settings.items() if name in parameters}

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cerebro.cli.options import new_command, numbers
+from cerebro.cli.options import new_command, parse_numbers
 from cerebro.errors import InputError
 from cerebro.machine.files import check_no_link
 
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--metric", help="the metric to draw (default: the one that ranks trials)")
     parser.add_argument(
-        "--trials", type=numbers, metavar="N,N,...", help="draw only these (default: all)"
+        "--trials", type=parse_numbers, metavar="N,N,...", help="draw only these (default: all)"
     )
     parser.add_argument("--dark", action="store_true", help="for a dark page (default: light)")
     parser.add_argument(
@@ -67,11 +67,15 @@ def _write_plot(result: Any, options: argparse.Namespace) -> Path:
 
 def _write_page(result: Any, options: argparse.Namespace) -> Path:
     from cerebro.report.page import render_page
-    from cerebro.results.about_run import about
+    from cerebro.results.about_run import describe_run
 
     kinds = KINDS if options.kind is None else (options.kind,)
     page = render_page(
-        result, about(result.saved), kinds=kinds, metric=options.metric, trials=options.trials
+        result,
+        describe_run(result.saved),
+        kinds=kinds,
+        metric=options.metric,
+        trials=options.trials,
     )
     out = Path(options.out)
     out.write_text(page, encoding="utf-8")

@@ -6,13 +6,13 @@ import argparse
 from typing import Any
 
 from cerebro.cli.options import (
-    arguments,
     arguments_of,
     build_of,
     build_option,
-    count,
     new_command,
+    parse_count,
     say,
+    use_arguments,
 )
 
 
@@ -21,8 +21,8 @@ def add(commands: Any) -> None:
         commands, "replay", main, "train one trial of a run again and compare every state"
     )
     parser.add_argument("run", help="the run's folder")
-    parser.add_argument("--trial", type=count, required=True, metavar="N", help="which trial")
-    parser.add_argument("--epochs", type=count, help="only that many epochs")
+    parser.add_argument("--trial", type=parse_count, required=True, metavar="N", help="which trial")
+    parser.add_argument("--epochs", type=parse_count, help="only that many epochs")
     build_option(parser)
     parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
 
@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     import cerebro
 
-    with arguments(arguments_of(options.run, options.build)):
+    with use_arguments(arguments_of(options.run, options.build)):
         build = build_of(options.build)
         outcome = cerebro.replay(
             options.run, options.trial, build, data=options.data, epochs=options.epochs

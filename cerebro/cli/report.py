@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cerebro.cli.options import new_command, numbers
+from cerebro.cli.options import new_command, parse_numbers
 from cerebro.machine.files import check_no_link
 
 NAME = "report.html"
@@ -19,7 +19,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--metric", help="the metric to draw (default: the one that ranks trials)")
     parser.add_argument(
-        "--trials", type=numbers, metavar="N,N,...", help="draw only these (default: all)"
+        "--trials", type=parse_numbers, metavar="N,N,...", help="draw only these (default: all)"
     )
     parser.add_argument(
         "--no-plots",
@@ -36,12 +36,12 @@ def main(options: argparse.Namespace) -> int:
     import cerebro
     from cerebro.report import plots
     from cerebro.report.page import render_page
-    from cerebro.results.about_run import about
+    from cerebro.results.about_run import describe_run
 
     result = cerebro.open(options.run)
     page = render_page(
         result,
-        about(result.saved),
+        describe_run(result.saved),
         kinds=() if options.no_plots else tuple(plots.KINDS),
         metric=options.metric,
         trials=options.trials,

@@ -6,17 +6,17 @@ import argparse
 from typing import Any
 
 from cerebro.cli.options import (
-    arguments,
     arguments_of,
     build_of,
     build_option,
-    count,
-    interrupted,
     new_command,
-    numbers,
-    progress,
+    parse_count,
+    parse_numbers,
+    parse_progress,
     progress_option,
+    report_interrupt,
     show_result,
+    use_arguments,
 )
 
 
@@ -25,11 +25,11 @@ def add(commands: Any) -> None:
         commands, "resume", main, "resume a run, or train a finished one for more epochs"
     )
     parser.add_argument("run", help="the run's folder, or the URL of its copy")
-    parser.add_argument("--epochs", type=count, help="the total number of epochs")
+    parser.add_argument("--epochs", type=parse_count, help="the total number of epochs")
     parser.add_argument(
-        "--trials", type=numbers, metavar="N,N,...", help="only these, whatever their status"
+        "--trials", type=parse_numbers, metavar="N,N,...", help="only these, whatever their status"
     )
-    parser.add_argument("--workers", type=count, help="worker processes (as many as before)")
+    parser.add_argument("--workers", type=parse_count, help="worker processes (as many as before)")
     build_option(parser)
     parser.add_argument("--data", metavar="PATH", help="the current path of the run's data")
     parser.add_argument(
@@ -41,9 +41,9 @@ def add(commands: Any) -> None:
 def main(options: argparse.Namespace) -> int:
     import cerebro
 
-    shown: Any = progress(options.progress)
+    shown: Any = parse_progress(options.progress)
     try:
-        with arguments(arguments_of(options.run, options.build)):
+        with use_arguments(arguments_of(options.run, options.build)):
             result = cerebro.resume(
                 options.run,
                 build_of(options.build),
@@ -55,5 +55,5 @@ def main(options: argparse.Namespace) -> int:
                 progress=shown,
             )
     except KeyboardInterrupt as error:
-        return interrupted(error)
+        return report_interrupt(error)
     return show_result(result)

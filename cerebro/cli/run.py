@@ -7,13 +7,13 @@ from typing import Any
 
 from cerebro.cli import search_file
 from cerebro.cli.options import (
-    arguments,
-    count,
-    interrupted,
     new_command,
-    progress,
+    parse_count,
+    parse_progress,
     progress_option,
+    report_interrupt,
     show_result,
+    use_arguments,
 )
 from cerebro.cli.search_file import SHUFFLE_HELP
 
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("file", help="the Python file")
     for name, text in COUNTS.items():
-        parser.add_argument(f"--{name}", type=count, metavar="N", help=text)
+        parser.add_argument(f"--{name}", type=parse_count, metavar="N", help=text)
     parser.add_argument("--devices", nargs="+", help="auto, cpu, cuda, or GPUs such as cuda:1")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of all random numbers (0)")
     parser.add_argument("--shuffle", choices=["rows", "shards"], help=SHUFFLE_HELP)
@@ -78,20 +78,20 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    with arguments([options.file]):
+    with use_arguments([options.file]):
         return _search(options)
 
 
 def _search(options: argparse.Namespace) -> int:
     import cerebro
 
-    module = search_file.read(options.file, SOUGHT, "run")
+    module = search_file.read_search_file(options.file, SOUGHT, "run")
     settings = search_file.settings_of(module, options.file, options)
     if options.progress is not None:
-        settings["progress"] = progress(options.progress)
+        settings["progress"] = parse_progress(options.progress)
     data = search_file.data_of(module)
     try:
         result = cerebro.search(module.build, module.space, data, **settings)
     except KeyboardInterrupt as error:
-        return interrupted(error)
+        return report_interrupt(error)
     return show_result(result)

@@ -27,18 +27,18 @@ def main(options: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise InputError(f"{folder}: there is no such folder")
     files = [*folder.glob("run.sqlite"), *folder.glob("*/run.sqlite")]
-    rows = sorted((_row(file.parent) for file in files), key=lambda row: -row["started"])
+    rows = sorted((_make_row(file.parent) for file in files), key=lambda row: -row["started"])
     if options.json:
         print_json(rows)
     elif not rows:
         print(f"no runs in {folder}")
     else:
         headings = ["run", "started", "status", "trials", "best", "metric", "value"]
-        print(summary.table(headings, [_cells(row) for row in rows]))
+        print(summary.lay_out_table(headings, [_make_cells(row) for row in rows]))
     return 0
 
 
-def _row(path: Path) -> dict[str, Any]:
+def _make_row(path: Path) -> dict[str, Any]:
     """Describe a run; if it cannot be read, its status is the error."""
     import cerebro
     from cerebro.report import format as fmt
@@ -61,7 +61,7 @@ def _row(path: Path) -> dict[str, Any]:
     return row
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _make_cells(row: dict[str, Any]) -> list[str]:
     from cerebro.report import format as fmt
 
     at = time.strftime("%Y-%m-%d %H:%M", time.localtime(row["started"]))

@@ -13,19 +13,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from cerebro.cli.options import imported
+from cerebro.cli.options import import_user_file
 from cerebro.errors import InputError
 
 
-def read(name: str, sought: Sequence[str], command: str) -> ModuleType:
+def read_search_file(name: str, sought: Sequence[str], command: str) -> ModuleType:
     """Import a file for `command`; raise InputError if it does not define the names `sought`."""
-    from cerebro.machine.guard import stopped_at
+    from cerebro.machine.guard import find_stop
 
     file = Path(name)
     if not file.is_file():
         raise InputError(f"{file}: there is no such file")
-    module = imported(file, *sought)
-    stop = stopped_at(module)
+    module = import_user_file(file, *sought)
+    stop = find_stop(module)
     if stop is not None:
         warnings.warn(
             f"{stop.where}: the file calls {stop.call} itself. That call is ignored: "
@@ -67,7 +67,7 @@ def settings_of(module: ModuleType, file: str, options: argparse.Namespace) -> d
         if name not in ("command", "file", "progress", "json") and value is not None:
             settings[name] = value
     if isinstance(settings.get("validation"), str):
-        settings["validation"] = _validation(settings["validation"])
+        settings["validation"] = _parse_validation(settings["validation"])
     if "epochs" not in settings:
         raise InputError(
             f"epochs is missing: give --epochs, or settings = dict(epochs=...) in {file}"
@@ -87,7 +87,7 @@ def _refuse_unknown(settings: dict[Any, Any], file: str) -> None:
             raise InputError(f"{file}: settings has {name!r}, which search does not take: {hint}")
 
 
-def _validation(text: str) -> Any:
+def _parse_validation(text: str) -> Any:
     """Read a fraction, or open a data folder."""
     import cerebro
 

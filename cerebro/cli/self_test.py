@@ -30,7 +30,7 @@ LEARNED = 0.9
 SPACE = {"lr": [0.01, 0.05], "filters": [4, 8]}
 
 
-def pictures(rows: int = ROWS) -> dict[str, NDArray[Any]]:
+def draw_pictures(rows: int = ROWS) -> dict[str, NDArray[Any]]:
     """Draw noisy figures: ``x``, uint8 (rows, 1, 16, 16), and ``y``, an index into `FIGURES`."""
     generator = np.random.RandomState(0)
     y = np.arange(rows) % len(FIGURES)
@@ -57,7 +57,7 @@ def build(config: dict[str, Any]) -> Any:
     )
 
 
-def states(
+def train_states(
     data: cerebro.Dataset, run: Path, workers: int, device: str = "cpu"
 ) -> tuple[dict[str, str], float]:
     """Run a search; return the state hashes of all trials and epochs, and the best accuracy."""
@@ -84,7 +84,7 @@ def states(
     return hashes, float(result.best.metrics["accuracy"])
 
 
-def differing(first: dict[str, str], second: dict[str, str]) -> str | None:
+def find_difference(first: dict[str, str], second: dict[str, str]) -> str | None:
     """Return the name of the first state that differs between two searches; None if all agree."""
     for name in sorted(first.keys() | second.keys()):
         if first.get(name) != second.get(name):
@@ -108,11 +108,11 @@ def devices() -> tuple[list[str], str]:
 
 def prove(data: cerebro.Dataset, place: Path, device: str, say: Callable[[str], object]) -> bool:
     """Train on one device with and without workers; return whether bits match and it learns."""
-    hopped, accuracy = states(data, place / "hopped", WORKERS, device)
+    hopped, accuracy = train_states(data, place / "hopped", WORKERS, device)
     say(f"  {device}, {WORKERS} workers: accuracy {accuracy:.3f}")
-    inline, accuracy = states(data, place / "inline", 0, device)
+    inline, accuracy = train_states(data, place / "inline", 0, device)
     say(f"  {device}, in this process: accuracy {accuracy:.3f}")
-    difference = differing(hopped, inline)
+    difference = find_difference(hopped, inline)
     if difference is not None:
         say(f"reproduces its bits: no, on {device} {difference} differs with {WORKERS} workers")
         return False
@@ -128,7 +128,7 @@ def main(say: Callable[[str], object] = print) -> int:
     names, problem = devices()
     with tempfile.TemporaryDirectory(prefix="cerebro-doctor-") as folder:
         place = Path(folder)
-        data = cerebro.shard(pictures(), place / "data", shards=SHARDS, progress=False)
+        data = cerebro.shard(draw_pictures(), place / "data", shards=SHARDS, progress=False)
         data = data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})
         say(f"training 4 small networks on {ROWS} drawn images, {EPOCHS} epochs:")
         if problem:

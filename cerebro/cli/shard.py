@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cerebro.cli.options import count, new_command
+from cerebro.cli.options import new_command, parse_count
 from cerebro.errors import InputError
 
 PROGRESS: dict[str, str | bool] = {"auto": "auto", "bar": True, "none": False}
@@ -21,7 +21,9 @@ def add(commands: Any) -> None:
         "one subfolder for each class",
     )
     parser.add_argument("path", help="the folder or the URL to write")
-    parser.add_argument("--shards", type=count, help="number of shards (8, or more for large data)")
+    parser.add_argument(
+        "--shards", type=parse_count, help="number of shards (8, or more for large data)"
+    )
     parser.add_argument(
         "--columns",
         nargs="+",
@@ -61,8 +63,8 @@ def main(options: argparse.Namespace) -> int:
         source,
         options.path,
         shards=options.shards,
-        columns=_columns(options.columns),
-        dtypes=_dtypes(options.dtypes),
+        columns=_parse_columns(options.columns),
+        dtypes=_parse_dtypes(options.dtypes),
         shuffle=not options.no_shuffle,
         seed=options.seed,
         exist_ok=options.exist_ok,
@@ -89,7 +91,7 @@ def _image_size(text: str) -> tuple[int, int]:
         raise InputError(f"--size {text}: must look like 224x224 (width x height)") from None
 
 
-def _columns(items: Sequence[str] | None) -> dict[str, Any] | list[str] | None:
+def _parse_columns(items: Sequence[str] | None) -> dict[str, Any] | list[str] | None:
     """Read ``x=age,fare y=label`` as a mapping, and ``age fare`` as a list."""
     if items is None:
         return None
@@ -103,7 +105,7 @@ def _columns(items: Sequence[str] | None) -> dict[str, Any] | list[str] | None:
     return columns
 
 
-def _dtypes(items: Sequence[str] | None) -> dict[str, str] | None:
+def _parse_dtypes(items: Sequence[str] | None) -> dict[str, str] | None:
     if items is None:
         return None
     dtypes = {}

@@ -6,14 +6,16 @@ import argparse
 from typing import Any
 
 from cerebro.cli.as_json import json_option, print_json, run_record, trial_record
-from cerebro.cli.options import count, new_command, trial_of
+from cerebro.cli.options import new_command, parse_count, trial_of
 
 
 def add(commands: Any) -> None:
     parser = new_command(commands, "show", main, "print a run's trials and its best configuration")
     parser.add_argument("run", nargs="?", help="the run's folder (the newest under runs)")
-    parser.add_argument("--top", type=count, default=20, metavar="N", help="trials to list (20)")
-    parser.add_argument("--trial", type=count, metavar="N", help="print one trial instead")
+    parser.add_argument(
+        "--top", type=parse_count, default=20, metavar="N", help="trials to list (20)"
+    )
+    parser.add_argument("--trial", type=parse_count, metavar="N", help="print one trial instead")
     json_option(parser)
 
 

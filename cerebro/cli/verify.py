@@ -27,18 +27,18 @@ def add(commands: Any) -> None:
 
 def main(options: argparse.Namespace) -> int:
     if is_url(options.path):
-        return _bucket(options.path, options.json)
+        return _verify_bucket(options.path, options.json)
     path = Path(options.path)
     if (path / "run.sqlite").exists():
-        return _run(path, options.json)
+        return _verify_run(path, options.json)
     if (path / "manifest.json").exists() or (path / "shard-00000").exists():
-        return _data(path, options.json)
+        return _verify_data(path, options.json)
     if not path.exists():
         raise InputError(f"{path}: there is no such folder")
     raise InputError(f"{path}: neither a data folder (manifest.json) nor a run (run.sqlite)")
 
 
-def _run(path: Path, as_json: bool) -> int:
+def _verify_run(path: Path, as_json: bool) -> int:
     from cerebro.results.verify import verify_run
 
     check = verify_run(path)
@@ -60,7 +60,7 @@ def _run(path: Path, as_json: bool) -> int:
     return _complain(path, check.problems)
 
 
-def _data(path: Path, as_json: bool) -> int:
+def _verify_data(path: Path, as_json: bool) -> int:
     import cerebro
     from cerebro.data.damage import find_damage
     from cerebro.report import format as fmt
@@ -75,7 +75,7 @@ def _data(path: Path, as_json: bool) -> int:
     return _complain(path, damages)
 
 
-def _bucket(url: str, as_json: bool) -> int:
+def _verify_bucket(url: str, as_json: bool) -> int:
     """Copy what is missing here of a dataset in object storage, and check the dataset."""
     import cerebro
     from cerebro.report import format as fmt

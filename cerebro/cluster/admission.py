@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.cluster.agents import Agent, Cluster, Node
-from cerebro.cluster.compatibility import differences
+from cerebro.cluster.compatibility import find_differences
 from cerebro.cluster.messages import NodeReport
 from cerebro.cluster.supply import Supply
 from cerebro.errors import InputError
@@ -44,18 +44,18 @@ class Hiring:
         self._context = context
         self._one_kind = one_kind
 
-    def reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
+    def collect_reports(self, hired: Hired, supply: Supply) -> list[NodeReport]:
         """Return the reports of new agents: their node, and the datasets that they can read.
 
         Raises InputError if an agent does not start.
         """
-        with run_token(Path(self._context.epoch_dir)) as token:
+        with make_run_token(Path(self._context.epoch_dir)) as token:
             asked = [
                 agent.call(
                     "report",
                     self._context.threads,
                     token,
-                    supply.asked(node),
+                    supply.list_data_paths(node),
                     is_gpu(self._context.device),
                 )
                 for node, agent in hired
@@ -67,13 +67,13 @@ class Hiring:
             if answer not in done:
                 raise InputError(
                     f"{name} has not started a worker in {START_SECONDS:g} s: "
-                    f"{self._cluster.why_late(node)}"
+                    f"{self._cluster.advise_on_late_node(node)}"
                 )
             try:
                 reports.append(answer.result())
             except self._cluster.errors as error:
                 raise InputError(
-                    f"{name} cannot start a worker: {self._cluster.cause_of(error)}: install "
+                    f"{name} cannot start a worker: {self._cluster.describe_cause(error)}: install "
                     "the same Cerebro there as here, and make its cache folder ($CEREBRO_CACHE) "
                     "writable"
                 ) from error
@@ -84,10 +84,10 @@ class Hiring:
 
         Raises InputError, which names the node, the difference and the fix.
         """
-        here = _as_in_workers(environment.describe(self._context.threads))
+        here = _normalize_environment(environment.describe(self._context.threads))
         notes = self._check_gpus(reports)
         for name, report in {r.name: r for r in reports}.items():
-            refused, noted = differences(here, _as_in_workers(report.environment))
+            refused, noted = find_differences(here, _normalize_environment(report.environment))
             if refused:
                 raise InputError(
                     f"node {name} would compute different results: {'; '.join(refused)}. "
@@ -129,7 +129,7 @@ class Hiring:
         return [Note("node differs", text)]
 
 
-def _as_in_workers(about: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize_environment(about: Mapping[str, Any]) -> dict[str, Any]:
     """Return an environment with the variable that workers on GPUs get if their node has none.
 
     Computing on a GPU here, as for `cerebro.torch.features`, sets the variable in this process;
@@ -141,12 +141,12 @@ def _as_in_workers(about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def run_token(folder: Path) -> Iterator[str]:
+def make_run_token(folder: Path) -> Iterator[str]:
     """Make a temporary folder beside the run's folder: who can write there can write to the run.
 
     The run's folder is made later, in the same place, by the same user and with the same rights.
     """
-    token = _existing(folder) / f"{TOKEN}{uuid.uuid4().hex}"
+    token = _find_existing_parent(folder) / f"{TOKEN}{uuid.uuid4().hex}"
     try:
         with contextlib.suppress(OSError):
             token.mkdir()
@@ -161,7 +161,7 @@ def remove_old_tokens(folder: Path) -> None:
     Tokens in the run's folder belong to earlier coordinators of this run; those beside it may
     belong to other runs.
     """
-    place = _existing(folder)
+    place = _find_existing_parent(folder)
     newest = math.inf if place == folder else time.time() - OLD_TOKEN_SECONDS
     with contextlib.suppress(OSError):
         for token in place.glob(TOKEN + 32 * "[0-9a-f]"):
@@ -169,12 +169,12 @@ def remove_old_tokens(folder: Path) -> None:
                 shutil.rmtree(token, ignore_errors=True)
 
 
-def _existing(folder: Path) -> Path:
+def _find_existing_parent(folder: Path) -> Path:
     while not folder.is_dir():
         folder = folder.parent
     return folder
 
 
-def dismiss(hired: Hired) -> None:
+def kill_agents(hired: Hired) -> None:
     for _, agent in hired:
         agent.kill()

@@ -25,18 +25,24 @@ from functools import partial
 from typing import Any
 
 from cerebro.cluster.blobs import BlobServer, Fetcher
-from cerebro.cluster.gpus import AUTO, own_gpu
-from cerebro.cluster.hello import machine, versions
+from cerebro.cluster.gpus import AUTO, find_own_gpu
+from cerebro.cluster.hello import list_versions, read_machine_id
 from cerebro.cluster.keys import Keys, Ticket, import_zmq
 from cerebro.cluster.messages import StateIn
 from cerebro.cluster.shared_socket import LOAN_SECONDS, SharedSocket
 from cerebro.cluster.states import CARRIED_BYTES
 from cerebro.cluster.supervisor import Supervisor
-from cerebro.cluster.wire import dial, doorman, frames_of_answer, message_of, pieces
+from cerebro.cluster.wire import (
+    decode_message,
+    dial,
+    encode_answer,
+    split_frames,
+    start_authenticator,
+)
 from cerebro.errors import InputError, text_of
 from cerebro.executors.local import LocalExecutor
 from cerebro.machine.devices import Device, is_gpu
-from cerebro.machine.signals import TERMINATED, hears_sigterm, uninterrupted
+from cerebro.machine.signals import TERMINATED, call_on_sigterm, defer_interrupts
 from cerebro.worker.messages import Event, Job
 
 STEP_SECONDS = 0.5
@@ -56,7 +62,7 @@ class AgentSupervisor(Supervisor):
     """The supervisor in an agent.
 
     `node` is the id of its node: the agent's own, unless nodes can have several agents. `fetcher`
-    fetches the states of other agents. See `cerebro.cluster.gpus.own_gpu` for `device`.
+    fetches the states of other agents. See `cerebro.cluster.gpus.find_own_gpu` for `device`.
     """
 
     def __init__(self, node: str, fetcher: Fetcher, device: str = AUTO) -> None:
@@ -66,7 +72,7 @@ class AgentSupervisor(Supervisor):
         self._fetcher = fetcher
         self._socket: SharedSocket | None = None
 
-    def waits_with(self, socket: SharedSocket) -> None:
+    def use_socket(self, socket: SharedSocket) -> None:
         """Have the thread that waits for the process also handle messages of a socket."""
         self._socket = socket
 
@@ -74,23 +80,23 @@ class AgentSupervisor(Supervisor):
         assert self._socket is not None
         try:
             self._socket.borrow()  # before it looks for an offer: the next one then wakes it
-            self._pass_on(running)
+            self._queue_offered_unit(running)
             events = local.wait(wake=self._socket)
         finally:
             self._socket.borrow(LOAN_SECONDS)
         if not events:
-            self._socket.take()
+            self._socket.handle_messages()
         return events
 
     def _wake_runner(self) -> None:
         assert self._socket is not None
-        self._socket.stir()
+        self._socket.wake()
 
-    def _node(self) -> str:
+    def _get_node_id(self) -> str:
         return self._number
 
-    def _given_gpu(self) -> Device:
-        return own_gpu(self._device)
+    def _find_gpu(self) -> Device:
+        return find_own_gpu(self._device)
 
     def _fetch(self, state: StateIn) -> Any:
         return self._fetcher.fetch(state.ref, lambda: self.is_ending or state.agent in self._gone)
@@ -123,18 +129,18 @@ class Agent:
         self._address = ticket.address
         keys = Keys(ticket.key)
         self._context = zmq.Context()
-        self._guard = doorman(self._context, keys)
+        self._guard = start_authenticator(self._context, keys)
         self._states = BlobServer(self._context, keys, ticket.listen)
         self._socket = SharedSocket(
             dial(self._context, keys, ticket.address),
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED,
             self._receive,
-            self._hear,
+            self._handle_event,
         )
         host = ticket.address.rpartition(":")[0]
         self._fetcher = Fetcher(self._context, keys, host)
         self._supervisor = supervisor(self._id, self._fetcher)
-        self._supervisor.waits_with(self._socket)
+        self._supervisor.use_socket(self._socket)
         self._ordered = ThreadPoolExecutor(1, "cerebro-unit")
         self._control = ThreadPoolExecutor(2, "cerebro-control")
         self._status: int | None = None
@@ -151,15 +157,15 @@ class Agent:
         self._socket.give_back()
 
     def run(self) -> int:
-        self._socket.send([b"hello", json.dumps(self._hello()).encode()])
+        self._socket.send([b"hello", json.dumps(self._make_hello()).encode()])
         begun = time.monotonic()
         others = [] if self._stdin is None else [self._stdin]
         while True:
-            ready = self._socket.attend(STEP_SECONDS, others)
+            ready = self._socket.wait_in_background(STEP_SECONDS, others)
             if self._trouble is not None:
                 raise self._trouble
             if self._must_leave and self._status is None:
-                handed_over = self._hand_over()
+                handed_over = self._hand_over_states()
                 print(f"cerebro agent: told to end (SIGTERM): {handed_over}", file=sys.stderr)
                 return TERMINATED
             if self._stdin in ready and not os.read(self._stdin or 0, 4096):
@@ -197,7 +203,7 @@ class Agent:
 
     # --- inside ----------------------------------------------------------------
 
-    def _hand_over(self) -> str:
+    def _hand_over_states(self) -> str:
         """Send all states to the coordinator and await its confirmation; return what happened."""
         if not self._is_welcome:
             return "it was in no search"
@@ -209,23 +215,23 @@ class Agent:
                 self._ordered.submit(int).result(QUEUE_SECONDS)
         with self._handing:
             # A unit that is done later is not answered: its state would not be handed over.
-            held, self._has_handed_over = self._states.held(), True
+            held, self._has_handed_over = self._states.list_states(), True
         for number, packed in held:
-            self._socket.send([b"state", str(number).encode(), *pieces(packed)])
+            self._socket.send([b"state", str(number).encode(), *split_frames(packed)])
         self._socket.send([b"leaving"])
         end = time.monotonic() + LEAVE_SECONDS
         while time.monotonic() < end and self._status is None:
-            self._socket.attend(STEP_SECONDS)
+            self._socket.wait_in_background(STEP_SECONDS)
         if self._status == ENDED:
             return "the search has its states and goes on without it"
         return "the search has not confirmed that it has its states"
 
-    def _hello(self) -> dict[str, Any]:
+    def _make_hello(self) -> dict[str, Any]:
         return {
-            "versions": versions(),
+            "versions": list_versions(),
             "id": self._id,
             "host": os.uname().nodename,
-            "machine": machine(),
+            "machine": read_machine_id(),
             "pid": os.getpid(),
             "states": self._states.port,
         }
@@ -246,12 +252,12 @@ class Agent:
                 self._end(CUT)
         elif kind.bytes == b"call" and not self._must_leave and not self._supervisor.is_ending:
             try:
-                self._begin_call(*message_of(rest))
+                self._begin_call(*decode_message(rest))
             except Exception as error:  # the call cannot be read here
                 self._trouble = error
                 self._socket.give_back()
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _handle_event(self, event: dict[str, Any]) -> None:
         """Handle the beginning or the end of the connection."""
         self._is_cut = event["event"] == import_zmq().EVENT_DISCONNECTED
         if self._is_welcome and self._is_cut:
@@ -278,9 +284,9 @@ class Agent:
             self._supervisor.offer(arguments[0])
         # The coordinator gives the names: `agent.call("begin", ...)`, `agent.control("ping")`.
         job = lanes[lane].submit(getattr(self._supervisor, method), *arguments)
-        job.add_done_callback(lambda done: self._answer(number, lane, done, has_state))
+        job.add_done_callback(lambda done: self._send_answer(number, lane, done, has_state))
 
-    def _answer(self, number: int, lane: str, done: Future[Any], has_state: bool) -> None:
+    def _send_answer(self, number: int, lane: str, done: Future[Any], has_state: bool) -> None:
         if self._supervisor.is_ending:
             # The coordinator learns that the agent is gone. A dropped call has no result.
             return
@@ -296,9 +302,9 @@ class Agent:
         if error is not None and not isinstance(error, Exception):
             error = RuntimeError(text_of(error))
         try:
-            frames = frames_of_answer((number, value, error, carried))
+            frames = encode_answer((number, value, error, carried))
         except Exception as cause:  # an exception that cannot be pickled
-            frames = frames_of_answer((number, None, RuntimeError(text_of(error or cause)), None))
+            frames = encode_answer((number, None, RuntimeError(text_of(error or cause)), None))
         with self._handing:
             if self._has_handed_over:
                 return
@@ -320,7 +326,7 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
     """
     zmq = import_zmq()
     if is_gpu(device):
-        own_gpu(device)  # now, and not when a search has begun
+        find_own_gpu(device)  # now, and not when a search has begun
     supervisor = partial(AgentSupervisor, device=device)
     status = None
     while True:
@@ -333,10 +339,10 @@ def main(ticket: Ticket, patience: float, stdin: int | None = None, device: str 
                 "coordinator"
             ) from error
         try:
-            with hears_sigterm(agent.leave):
+            with call_on_sigterm(agent.leave):
                 status = agent.run()
         finally:
-            with uninterrupted():
+            with defer_interrupts():
                 agent.close()
         if status != CUT:
             return ENDED if returns and status == UNHEARD else status

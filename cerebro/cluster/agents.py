@@ -67,7 +67,7 @@ class Cluster(Protocol):
     dials_in: bool
     """Whether nodes come and go with their agents, so that a new node replaces a lost one."""
 
-    def choose(self, workers: int | None) -> Sequence[Node]:
+    def choose_nodes(self, workers: int | None) -> Sequence[Node]:
         """Return the node of each first worker; None for `workers`: as many as fit.
 
         There may be fewer than `workers` if other nodes can join later. Raises InputError if the
@@ -77,16 +77,16 @@ class Cluster(Protocol):
     def nodes(self) -> Sequence[Node]:
         """Return the nodes that are alive, or are assumed to be."""
 
-    def reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
+    def select_reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
         """Return the nodes that answer."""
 
-    def room(self, node: Node) -> int:
+    def count_room(self, node: Node) -> int:
         """Return how many workers a new node takes."""
 
     def is_here(self, node: Node) -> bool:
         """Whether a node is the coordinator's machine, which has the data."""
 
-    def hire(self, node: Node) -> Agent:
+    def acquire_agent(self, node: Node) -> Agent:
         """Start or take an agent on a node; return before it is ready.
 
         Raises WorkerError if the node has no agent left.
@@ -104,7 +104,7 @@ class Cluster(Protocol):
     def release(self) -> None:
         """Prepare for a wait of this thread on futures, other than by `wait`."""
 
-    def why_no_more(self) -> str | None:
+    def explain_no_more_nodes(self) -> str | None:
         """Return why no more nodes will join; None: some may."""
 
     def put(self, packed: bytes) -> Any:
@@ -113,10 +113,10 @@ class Cluster(Protocol):
     def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
         """Write a state to a file; see `cerebro.cluster.states`."""
 
-    def cause_of(self, error: BaseException) -> str:
+    def describe_cause(self, error: BaseException) -> str:
         """Return the cause of one of `errors`, as one line."""
 
-    def why_late(self, node: Node) -> str:
+    def advise_on_late_node(self, node: Node) -> str:
         """Return what to do about a node that has not started a worker in time."""
 
     def close(self) -> None:

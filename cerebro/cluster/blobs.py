@@ -16,7 +16,7 @@ import numpy as np
 
 from cerebro.cluster.keys import Keys, import_zmq
 from cerebro.cluster.states import STATE_SECONDS, StateGone
-from cerebro.cluster.wire import dial, listener, pieces
+from cerebro.cluster.wire import dial, open_listener, split_frames
 
 STEP_MILLISECONDS = 100
 """How often to check whether the node that sends a state is still alive."""
@@ -51,7 +51,7 @@ class BlobServer:
     """Serves states in a separate thread."""
 
     def __init__(self, context: Any, keys: Keys, host: str) -> None:
-        self._socket, self.port = listener(context, keys, host)
+        self._socket, self.port = open_listener(context, keys, host)
         self._blobs: dict[int, Any] = {}
         threading.Thread(target=self._serve, name="cerebro-states", daemon=True).start()
 
@@ -61,7 +61,7 @@ class BlobServer:
     def free(self, number: int) -> None:
         self._blobs.pop(number, None)
 
-    def held(self) -> list[tuple[int, Any]]:
+    def list_states(self) -> list[tuple[int, Any]]:
         return list(self._blobs.items())
 
     def _serve(self) -> None:
@@ -74,7 +74,7 @@ class BlobServer:
                     self._socket.send_multipart([peer, b"", b""])
                     continue
                 size = str(memoryview(packed).nbytes).encode()
-                for piece in pieces(packed):
+                for piece in split_frames(packed):
                     self._socket.send_multipart([peer, size, piece], copy=False)
         except zmq.ContextTerminated:
             self._socket.close()

@@ -20,13 +20,15 @@ REFUSED = ("cerebro", "python", "system", "cpu.features", "blas", "variables.")
 NOTED = ("cpu.model", "libc", "gpu")
 
 
-def differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+def find_differences(
+    here: Mapping[str, Any], there: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
     """Compare a node with the coordinator's; see `cerebro.machine.environment.describe`.
 
     Returns the differences that are rejected and those that are noted, one line each.
     """
     refused, noted = [], []
-    for line in environment.differences(here, there):
+    for line in environment.list_differences(here, there):
         key = line.split(" ", 1)[0]
         text = line.replace(" was ", " is ", 1).replace(", is ", " here and ", 1) + " there"
         if key.removeprefix("variables.") in environment.THREAD_VARIABLES:

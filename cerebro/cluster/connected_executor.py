@@ -6,11 +6,11 @@ import os
 from abc import abstractmethod
 from typing import Any
 
-from cerebro.cluster.engine import Engine, Outside, Processes, own_variables
+from cerebro.cluster.engine import Engine, Outside, Processes, collect_variables
 from cerebro.cluster.executor import ClusterExecutor
-from cerebro.cluster.gpus import gpus_of_agents
+from cerebro.cluster.gpus import assign_gpus
 from cerebro.cluster.hub import Hub
-from cerebro.cluster.keys import Keys, Ticket, address_at, key_at, parse_address
+from cerebro.cluster.keys import Keys, Ticket, format_address, parse_address, read_key_file
 from cerebro.errors import InputError
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import path_of
@@ -22,28 +22,28 @@ class EngineExecutor(ClusterExecutor):
     """Runs a search on agents that an engine starts; subclasses choose the engine."""
 
     @abstractmethod
-    def _engine(self, context: RunContext) -> Engine:
+    def _make_engine(self, context: RunContext) -> Engine:
         """Return the engine that starts the agents of this run."""
 
-    def _share_in(self, context: RunContext) -> float:
+    def _find_gpu_share(self, context: RunContext) -> float:
         """Return the share of a GPU that each worker uses in this run; 0: none."""
         return self._gpu_share if self._gpu_share and is_gpu(context.device) else 0.0
 
-    def _key(self) -> Keys:
-        return Keys.new()
+    def _make_keys(self) -> Keys:
+        return Keys.generate()
 
-    def _listen(self) -> tuple[str, int, str]:
+    def _choose_addresses(self) -> tuple[str, int, str]:
         """Return the host and port to listen at, and the host that agents connect to."""
         return "127.0.0.1", 0, "127.0.0.1"
 
     def _join(self, context: RunContext) -> Hub:
-        engine = self._engine(context)
-        host, port, dialed = self._listen()
-        hub = Hub(self._key(), engine, host, port)
+        engine = self._make_engine(context)
+        host, port, dialed = self._choose_addresses()
+        hub = Hub(self._make_keys(), engine, host, port)
         try:
             inside = "127.0.0.1" if dialed == "127.0.0.1" else "0.0.0.0"
             engine.start(
-                Ticket(address_at(dialed, hub.port), hub.keys.key, own_variables(), inside)
+                Ticket(format_address(dialed, hub.port), hub.keys.key, collect_variables(), inside)
             )
         except BaseException:
             hub.close()
@@ -153,25 +153,29 @@ class Executor(EngineExecutor):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle or copy this executor as an unused one."""
-        return _make, self._given
+        return _make_executor, self._given
 
-    def _engine(self, context: RunContext) -> Engine:
+    def _make_engine(self, context: RunContext) -> Engine:
         if self._at is not None:
             return Outside()
-        if share := self._share_in(context):
-            agents = gpus_of_agents(self.workers, share)
+        if share := self._find_gpu_share(context):
+            agents = assign_gpus(self.workers, share)
             return Processes(len(agents), agents)
         fitting = max(1, usable_cores() // context.threads)
         return Processes(fitting if self.workers is None else self.workers)
 
-    def _key(self) -> Keys:
-        return Keys.new() if self._key_file is None else Keys(key_at(self._key_file, create=True))
+    def _make_keys(self) -> Keys:
+        return (
+            Keys.generate()
+            if self._key_file is None
+            else Keys(read_key_file(self._key_file, create=True))
+        )
 
-    def _listen(self) -> tuple[str, int, str]:
-        return super()._listen() if self._at is None else (*self._at, "127.0.0.1")
+    def _choose_addresses(self) -> tuple[str, int, str]:
+        return super()._choose_addresses() if self._at is None else (*self._at, "127.0.0.1")
 
 
-def _make(
+def _make_executor(
     workers: Any, listen: Any, key: Any, replicas: Any, shared_path: Any, gpus: Any
 ) -> Executor:
     return Executor(

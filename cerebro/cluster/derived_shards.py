@@ -17,7 +17,7 @@ from cerebro.cluster.opaque_pickle import Sent
 from cerebro.data.shard_work import Arrived, Order
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import PlacingExecutor
-from cerebro.executors.local import packed
+from cerebro.executors.local import pickle_context
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.libraries import present_settings
 from cerebro.worker.messages import (
@@ -70,7 +70,7 @@ class MadeShards:
                 raise WorkerError(f"derive: no worker is left, and none joins: {self._cause}")
             for event in self._executor.wait():
                 if isinstance(event, ShardMade):
-                    arrived = self._made(event)
+                    arrived = self._receive_shard(event)
                     self._assign()  # before the caller takes its time
                     yield arrived
                 else:
@@ -83,7 +83,7 @@ class MadeShards:
 
     def _assign(self) -> None:
         """Give idle workers shards: first those that they hold, then others."""
-        for choose in (self._own, self._of_others):
+        for choose in (self._choose_held_shard, self._choose_other_shard):
             for worker in sorted(self._idle):
                 shard = choose(worker)
                 if shard is not None:
@@ -92,7 +92,7 @@ class MadeShards:
                     self._running[worker] = shard
                     self._executor.submit(worker, ShardTask(shard, self._order.nbytes[shard]))
 
-    def _own(self, worker: int) -> int | None:
+    def _choose_held_shard(self, worker: int) -> int | None:
         """Return the shard that a worker and the fewest others hold."""
         holders = self._executor.holders()
         if holders is None:
@@ -100,7 +100,7 @@ class MadeShards:
         shards = [shard for shard in self._left if worker in holders[shard]]
         return min(shards, key=lambda shard: (len(holders[shard]), shard), default=None)
 
-    def _of_others(self, worker: int) -> int | None:
+    def _choose_other_shard(self, worker: int) -> int | None:
         """Return a shard that a worker does not hold, after asking for it to be sent there."""
         holders = self._executor.holders()
         if holders is None or not self._left:
@@ -117,7 +117,7 @@ class MadeShards:
 
     # --- events --------------------------------------------------------------
 
-    def _made(self, event: ShardMade) -> Arrived:
+    def _receive_shard(self, event: ShardMade) -> Arrived:
         del self._running[event.worker]
         self._idle.add(event.worker)
         self._lost_at_start = 0
@@ -127,15 +127,15 @@ class MadeShards:
     def _handle(self, event: News) -> None:
         if isinstance(event, ShardFailed):
             cause = FunctionFailed(event.traceback) if event.traceback else None
-            raise _error_of(event) from cause
+            raise _make_error(event) from cause
         if isinstance(event, WorkerLost):
-            self._worker_lost(event)
+            self._handle_lost_worker(event)
         elif isinstance(event, WorkerJoined):
             self._idle.add(event.worker)
         elif isinstance(event, Note):
             warnings.warn(event.text, stacklevel=2)
 
-    def _worker_lost(self, event: WorkerLost) -> None:
+    def _handle_lost_worker(self, event: WorkerLost) -> None:
         """Replace a lost worker, or continue with the others; its shard is made again.
 
         Raises WorkerError if the shard has ended several workers.
@@ -167,18 +167,18 @@ class MadeShards:
         warnings.warn(f"{text}; the others continue without it", stacklevel=2)
 
 
-def context_of(order: Order) -> RunContext:
+def make_context(order: Order) -> RunContext:
     """Describe an order to an executor as a run without trials.
 
     The function travels as a pickle that only worker processes open. Raises InputError if it cannot
     be pickled.
     """
-    work_there = order.work.on(None)
+    work_there = order.work.with_view(None)
     if is_gpu(work_there.derivation.device):  # a worker sees one GPU, which may be another here
         there = replace(work_there.derivation, device=order.device)
         work_there = replace(work_there, derivation=there)
     try:
-        work = packed(work_there)
+        work = pickle_context(work_there)
     except InputError as error:
         cause = error.__cause__ or error
         raise InputError(
@@ -197,7 +197,7 @@ def context_of(order: Order) -> RunContext:
     )
 
 
-def _error_of(event: ShardFailed) -> Exception:
+def _make_error(event: ShardFailed) -> Exception:
     where = f"shard {event.task.shard}, node {event.node}"
     if event.kind == "input":
         return InputError(event.message)

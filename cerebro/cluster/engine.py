@@ -93,7 +93,7 @@ class Processes:
 
 def start_agent(ticket: Ticket) -> subprocess.Popen[bytes]:
     """Start an agent as a separate program; closing its standard input ends it."""
-    variables = dict(environment_of(ticket))
+    variables = dict(make_environment(ticket))
     process = subprocess.Popen(
         [sys.executable, "-m", "cerebro", "agent", "--stdin", "--patience", str(PATIENCE_SECONDS)],
         stdin=subprocess.PIPE,
@@ -118,7 +118,7 @@ def end_agent(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def be_agent(text: str, gpu: str | None = None) -> None:
+def run_agent(text: str, gpu: str | None = None) -> None:
     """Start an agent and wait for its end; for tasks of engines, in processes of theirs.
 
     `text` is the ticket, `gpu` the agent's ``CUDA_VISIBLE_DEVICES`` (None: that of this process).
@@ -136,7 +136,7 @@ def be_agent(text: str, gpu: str | None = None) -> None:
         raise RuntimeError(f"an agent of Cerebro has ended with status {status}: see its output")
 
 
-def own_address(peer: str) -> str:
+def find_own_address(peer: str) -> str:
     """Return this machine's address on the way to another host, without sending anything.
 
     Raises InputError if there is no way to the host.
@@ -150,7 +150,7 @@ def own_address(peer: str) -> str:
         raise InputError(f"this machine cannot reach {peer!r} ({text_of(error)})") from error
 
 
-def environment_of(ticket: Ticket) -> dict[str, str]:
+def make_environment(ticket: Ticket) -> dict[str, str]:
     variables = dict(os.environ)
     for name, value in ticket.variables.items():
         if value is None:
@@ -160,6 +160,6 @@ def environment_of(ticket: Ticket) -> dict[str, str]:
     return variables
 
 
-def own_variables() -> dict[str, str | None]:
-    here = environment.variables()
+def collect_variables() -> dict[str, str | None]:
+    here = environment.read_variables()
     return {name: here.get(name) for name in environment.VARIABLES}

@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import whole_number
-from cerebro.cluster.admission import START_SECONDS, Hired, Hiring, dismiss, remove_old_tokens
+from cerebro.arguments import check_whole_number
+from cerebro.cluster.admission import START_SECONDS, Hired, Hiring, kill_agents, remove_old_tokens
 from cerebro.cluster.agents import Agent, Cluster, Node
-from cerebro.cluster.derived_shards import MadeShards, context_of
+from cerebro.cluster.derived_shards import MadeShards, make_context
 from cerebro.cluster.gpus import check_gpus
 from cerebro.cluster.mailbox import Mailbox
 from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn, Traffic
@@ -36,12 +36,12 @@ from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
 from cerebro.data.shard_work import ARRIVING, Order, ShardMakers
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
-from cerebro.executors.local import packed as pickled
+from cerebro.executors.local import pickle_context as pickled
 from cerebro.machine.devices import ALL, CPU, MAX_WORKERS
 from cerebro.machine.files import open_plain, path_of
 from cerebro.machine.objects import is_url
 from cerebro.machine.wake_pipe import wait_for
-from cerebro.run.states import epoch_state_file, read_state, unpublished
+from cerebro.run.states import epoch_state_file, read_state, unpublished_name
 from cerebro.worker.log import APPEND, log_path
 from cerebro.worker.messages import (
     CheckDone,
@@ -87,8 +87,8 @@ class ClusterExecutor(ABC):
         shared_path: str | os.PathLike[str] | None,
         gpus: float | None = None,
     ) -> None:
-        self.workers = whole_number("workers", workers, 1, MAX_WORKERS, optional=True)
-        self._replicas = whole_number("replicas", replicas, 1)
+        self.workers = check_whole_number("workers", workers, 1, MAX_WORKERS, optional=True)
+        self._replicas = check_whole_number("replicas", replicas, 1)
         self._shared_path: Path | str | None = None
         if isinstance(shared_path, str) and is_url(shared_path):
             self._shared_path = shared_path
@@ -182,7 +182,7 @@ class ClusterExecutor(ABC):
         self._serial += 1
         call = self._queued[worker] = Call(self._serial, task)
         # The unit before it may still wait for its shards.
-        lot = self._lot_of(task)
+        lot = self._find_lot(task)
         if before.is_sent and (lot is None or self._the_supply.is_there(remote, lot)):
             self._send_queued(remote, call)
         else:
@@ -191,20 +191,20 @@ class ClusterExecutor(ABC):
     def wait(self, timeout: float | None = None, wake: Wake | None = None) -> Sequence[News]:
         end = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._open_mail()
+            self._process_mailbox()
             if self._events or not (self._out or self._keeping or wake is not None):
                 break
             now = time.monotonic()
             if end is not None and now >= end:
                 break
             if now >= self._next_look:
-                self._look()
+                self._check_workers()
                 continue  # it may have put messages into the mailbox
             due = min(self._next_look, self._next_look if end is None else end)
             descriptors = [self._mailbox.fileno()] + ([] if wake is None else [wake.fileno()])
             ready = self._cluster.wait(max(0.0, due - now), descriptors)
             if wake is not None and wake.fileno() in ready:
-                self._open_mail()
+                self._process_mailbox()
                 break
         events, self._events = self._events, []
         return events
@@ -217,21 +217,21 @@ class ClusterExecutor(ABC):
     def replace(self, worker: int) -> int:
         remote = self._lost.pop(worker)
         if remote.node_is_gone:
-            return self._another(remote)
+            return self._await_replacement(remote)
         agent = remote.agent
         if remote.is_gone:
-            agent = self._cluster.hire(remote.node)
+            agent = self._cluster.acquire_agent(remote.node)
             agent.call("begin", remote.begin)
         else:
             agent.call("restart")
-        new = self._take_on(
+        new = self._add_remote(
             RemoteWorker(
                 -1, agent, remote.node, remote.report, remote.place, remote.reads_all, remote.begin
             )
         )
         return new.number
 
-    def _another(self, lost: RemoteWorker) -> int:
+    def _await_replacement(self, lost: RemoteWorker) -> int:
         """Return a worker on a node that joins, or has room, after the last one was lost.
 
         Raises WorkerError if other workers remain, or if no node joins in time.
@@ -240,14 +240,14 @@ class ClusterExecutor(ABC):
         failure = None
         end = time.monotonic() + PATIENCE_SECONDS
         while not self._remotes and failure is None and time.monotonic() < end:
-            self._survey()
-            self._read_letters()
+            self._check_nodes()
+            self._handle_messages()
             if not self._remotes:
                 if not (self._cluster.dials_in or self._arriving):
                     break
                 wait_for([self._mailbox.fileno()], 1.0)
-                self._read_letters()
-            failure = self._cluster.why_no_more()
+                self._handle_messages()
+            failure = self._cluster.explain_no_more_nodes()
         joined = next((e for e in self._later if isinstance(e, WorkerJoined)), None)
         if others_are_left or joined is None:
             what_next = ""
@@ -255,7 +255,7 @@ class ClusterExecutor(ABC):
                 what_next = f", and {failure}"
             elif self._cluster.dials_in:
                 what_next = ", until another is started"
-            raise WorkerError(f"{_gone(lost)}{what_next}")
+            raise WorkerError(f"{_describe_loss(lost)}{what_next}")
         self._later.remove(joined)  # it replaces the lost one
         return joined.worker
 
@@ -277,7 +277,7 @@ class ClusterExecutor(ABC):
         Raises InputError or WorkerError as a search does, or if the function cannot be sent to
         workers.
         """
-        context = context_of(order)
+        context = make_context(order)
         self._one_kind = order.gpu
         try:
             yield MadeShards(self, order, self.start(context))
@@ -342,40 +342,40 @@ class ClusterExecutor(ABC):
         remove_old_tokens(Path(self._context.epoch_dir))
         # A node that joins while nodes are chosen is not known, so that it is greeted later.
         nodes = {node.id: node for node in self._cluster.nodes()}
-        hosts = self._cluster.choose(self.workers)
+        hosts = self._cluster.choose_nodes(self.workers)
         nodes |= {node.id: node for node in hosts}
         self._known = set(nodes)
         taken = Counter(node.id for node in hosts)
-        self._spare = {n for n, node in nodes.items() if self._cluster.room(node) > taken[n]}
-        hired = [(node, self._cluster.hire(node)) for node in hosts]
+        self._spare = {n for n, node in nodes.items() if self._cluster.count_room(node) > taken[n]}
+        hired = [(node, self._cluster.acquire_agent(node)) for node in hosts]
         try:
-            reports = self._hiring.reports(hired, self._the_supply)
+            reports = self._hiring.collect_reports(hired, self._the_supply)
             self._later += self._hiring.check(reports)
-            for remote in self._brief(hired, reports):
+            for remote in self._prepare_workers(hired, reports):
                 remote.agent.call("begin", remote.begin)
-                self._take_on(remote)
+                self._add_remote(remote)
         except BaseException:
-            dismiss(hired)
+            kill_agents(hired)
             raise
         self._next_look = time.monotonic() + LOOK_SECONDS
-        self._cluster.watch(lambda: self._mailbox.put(self._survey))
+        self._cluster.watch(lambda: self._mailbox.put(self._check_nodes))
 
-    def _brief(self, hired: Hired, reports: Sequence[NodeReport]) -> list[RemoteWorker]:
+    def _prepare_workers(self, hired: Hired, reports: Sequence[NodeReport]) -> list[RemoteWorker]:
         """Place the data and describe the run to every worker."""
         # The files of derived shards are sent here: nodes need not see the folder.
         self._shares_run = not self._derives and all(report.shares_run for report in reports)
         for report in reports:
             self._the_supply.check_reads(report)
         remotes = [
-            self._remote_worker(node, agent, report, sum(r.is_beside(report) for r in reports))
+            self._make_remote(node, agent, report, sum(r.is_local_to(report) for r in reports))
             for (node, agent), report in zip(hired, reports, strict=True)
         ]
-        self._placement = self._the_supply.deal(
+        self._placement = self._the_supply.distribute_lots(
             remotes, self._replicas, self._porters, derives=self._derives
         )
-        return [self._the_supply.with_data(remote) for remote in remotes]
+        return [self._the_supply.set_data_paths(remote) for remote in remotes]
 
-    def _remote_worker(
+    def _make_remote(
         self, node: Node, agent: Agent, report: NodeReport, workers_here: int
     ) -> RemoteWorker:
         context = self._context
@@ -404,7 +404,7 @@ class ClusterExecutor(ABC):
         names = [f.name for f in fields(RunContext) if f.name not in left_out]
         return {name: getattr(self._context, name) for name in names}
 
-    def _take_on(self, remote: RemoteWorker) -> RemoteWorker:
+    def _add_remote(self, remote: RemoteWorker) -> RemoteWorker:
         remote.number = self._next
         self._next += 1
         self._remotes[remote.number] = remote
@@ -415,14 +415,14 @@ class ClusterExecutor(ABC):
     # --- dispatching ---------------------------------------------------------
 
     def _send_when_loaded(self, remote: RemoteWorker, call: Call, *, damaged: bool = False) -> None:
-        lot = self._lot_of(call.job)
+        lot = self._find_lot(call.job)
         if lot is None or self._the_supply.is_there(remote, lot):
             self._send(remote, call)
             return
         self._parked.setdefault((remote.place, lot), []).append(remote.number)
         self._fetch_lot(remote, lot, damaged=damaged)
 
-    def _lot_of(self, job: Job) -> int | None:
+    def _find_lot(self, job: Job) -> int | None:
         if isinstance(job, ShardTask):
             return job.shard
         if not isinstance(job, Task):
@@ -436,44 +436,44 @@ class ClusterExecutor(ABC):
             return
         self._loading.add(key)
         if damaged:
-            job = self._porters.submit(self._the_supply.mend, remote, lot)
+            job = self._porters.submit(self._the_supply.resend_damaged, remote, lot)
         else:
             job = self._porters.submit(self._the_supply.send, remote, [lot])
         job.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._loaded, key, remote, done))
+            lambda done: self._mailbox.put(partial(self._finish_loading, key, remote, done))
         )
 
     def _send(self, remote: RemoteWorker, call: Call) -> None:
         job, state = call.job, None
         if isinstance(job, Task):
             try:
-                state = self._state_for(job)
+                state = self._find_state(job)
             except LookupError as error:
                 remote.stale.update(job.ended)  # with its next task
                 self._lose_state(remote.number, job, str(error))
                 return
             ended = {*job.ended, *remote.stale} - {job.trial}
             remote.stale.clear()
-            job = self._as_sent(job, tuple(sorted(ended)))
-        self._call(remote, call, job, state)
+            job = self._adapt_task(job, tuple(sorted(ended)))
+        self._dispatch(remote, call, job, state)
 
     def _send_queued(self, remote: RemoteWorker, call: Call) -> None:
         assert isinstance(call.job, Task)
         # It begins with the state that the unit before it leaves there.
-        self._call(remote, call, self._as_sent(call.job, call.job.ended), None)
+        self._dispatch(remote, call, self._adapt_task(call.job, call.job.ended), None)
 
-    def _as_sent(self, task: Task, ended: tuple[int, ...]) -> Task:
+    def _adapt_task(self, task: Task, ended: tuple[int, ...]) -> Task:
         keep = task.keep_state and self._shares_run
         if (ended, keep) == (task.ended, task.keep_state):
             return task
         return replace(task, ended=ended, keep_state=keep)
 
-    def _call(self, remote: RemoteWorker, call: Call, job: Job, state: StateIn | None) -> None:
+    def _dispatch(self, remote: RemoteWorker, call: Call, job: Job, state: StateIn | None) -> None:
         call.is_sent = True
         answer, call.packed = remote.agent.run(job, state)
         worker, serial = remote.number, call.serial
         answer.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._answered, worker, serial, done))
+            lambda done: self._mailbox.put(partial(self._handle_answer, worker, serial, done))
         )
 
     def _begin_queued(self, remote: RemoteWorker) -> None:
@@ -491,7 +491,7 @@ class ClusterExecutor(ABC):
         call.job = replace(call.job, after=None)
         self._send_when_loaded(remote, call)
 
-    def _state_for(self, task: Task) -> StateIn | None:
+    def _find_state(self, task: Task) -> StateIn | None:
         """Return the state that the worker must fetch for a unit, if any.
 
         Raises LookupError if the state is lost.
@@ -504,20 +504,20 @@ class ClusterExecutor(ABC):
             return StateIn(ref, stored.state_hash, is_clone=task.clone_of is not None)
         if task.position == 0:
             return None
-        held = self._states.at(task.trial, task.position)
+        held = self._states.find_state(task.trial, task.position)
         if held is None:
             raise LookupError("its state was lost with its agent")
         return StateIn(held.ref, held.state_hash, held.agent)
 
     # --- results -------------------------------------------------------------
 
-    def _read_letters(self) -> None:
+    def _handle_messages(self) -> None:
         while letters := self._mailbox.take():  # a letter may put another one
             for letter in letters:
                 letter()
 
-    def _open_mail(self) -> None:
-        self._read_letters()
+    def _process_mailbox(self) -> None:
+        self._handle_messages()
         if self._is_training and self._later:
             self._events += self._later
             self._later = []
@@ -525,14 +525,14 @@ class ClusterExecutor(ABC):
             trouble, self._trouble = self._trouble, None
             raise trouble
 
-    def _answered(self, worker: int, serial: int, done: Any) -> None:
+    def _handle_answer(self, worker: int, serial: int, done: Any) -> None:
         call, remote = self._out.get(worker), self._remotes.get(worker)
         if call is None or remote is None or call.serial != serial:
             return  # too late: the worker is considered lost
         remote.silent_looks = 0
         error = done.exception()
         if error is not None:
-            self._agent_failed(remote, error)
+            self._handle_failed_agent(remote, error)
             return
         remote.has_answered = True
         answer: JobResult = done.result()
@@ -553,14 +553,14 @@ class ClusterExecutor(ABC):
         if event is None:
             assert isinstance(job, Task)
             self._lose_state(worker, job, f"its state cannot be fetched ({answer.missing})")
-        elif isinstance(event, (UnitFailed, ShardFailed)) and self._reload(remote, call, event):
+        elif isinstance(event, (UnitFailed, ShardFailed)) and self._resend(remote, call, event):
             return
         elif isinstance(event, ShardMade):
-            self._collect(remote, call, event)
+            self._collect_shard(remote, call, event)
         else:
             self._out.pop(worker)
             if isinstance(event, UnitDone):
-                self._unit_done(remote, call, event)
+                self._record_unit(remote, call, event)
                 self._begin_queued(remote)
                 return
             self._queued.pop(worker, None)
@@ -576,12 +576,12 @@ class ClusterExecutor(ABC):
             elif isinstance(event, CheckDone):
                 self._events.append(replace(event, worker=worker))
             else:
-                self._lose(remote, replace(event, worker=worker))
+                self._remove_lost_worker(remote, replace(event, worker=worker))
 
-    def _unit_done(self, remote: RemoteWorker, call: Call, event: UnitDone) -> None:
+    def _record_unit(self, remote: RemoteWorker, call: Call, event: UnitDone) -> None:
         task = call.job
         assert isinstance(task, Task)
-        before = self._states.newest(task.trial)
+        before = self._states.find_newest(task.trial)
         if before is not None and before.worker != remote.number and before.worker in self._remotes:
             self._remotes[before.worker].stale.add(task.trial)
         held = HeldState(
@@ -600,18 +600,18 @@ class ClusterExecutor(ABC):
         if event.metrics is not None and task.keep_state and not self._shares_run:
             file = epoch_state_file(task.trial, task.epoch)
             event = replace(event, state_file=file, is_kept=False)
-            self._keep(task.trial, held, file)
+            self._keep_state(task.trial, held, file)
         self._events.append(event)
 
-    def _keep(self, trial: int, held: HeldState, file: str) -> None:
+    def _keep_state(self, trial: int, held: HeldState, file: str) -> None:
         self._keeping[trial] = held.position
-        path = Path(self._context.epoch_dir, unpublished(file, held.state_hash))
+        path = Path(self._context.epoch_dir, unpublished_name(file, held.state_hash))
         job = self._porters.submit(self._cluster.fetch_to_file, held, self._gone, path)
         job.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._kept, trial, held, done))
+            lambda done: self._mailbox.put(partial(self._finish_keeping, trial, held, done))
         )
 
-    def _kept(self, trial: int, held: HeldState, done: Any) -> None:
+    def _finish_keeping(self, trial: int, held: HeldState, done: Any) -> None:
         if self._keeping.get(trial) != held.position:
             return
         del self._keeping[trial]
@@ -622,27 +622,27 @@ class ClusterExecutor(ABC):
         elif isinstance(error, OSError):
             self._trouble = error  # the run's disk
         else:
-            position = self._states.lose(trial, held.position)
+            position = self._states.remove_lost_state(trial, held.position)
             reason = f"the state at its epoch's end is lost: {text_of(error)}"
             self._events.append(StateLost(trial, reason, position=position))
 
-    def _collect(self, remote: RemoteWorker, call: Call, event: ShardMade) -> None:
+    def _collect_shard(self, remote: RemoteWorker, call: Call, event: ShardMade) -> None:
         """Fetch the files of a shard; the worker counts as busy until they arrive."""
         worker, serial, shard = remote.number, call.serial, event.task.shard
         folder = Path(self._context.state_dir, f"{ARRIVING}{serial}")
         event = replace(event, worker=worker, node=remote.name, folder=str(folder))
         job = self._porters.submit(fetch_shard, remote.agent, shard, event.files, folder)
         job.add_done_callback(
-            lambda done: self._mailbox.put(partial(self._collected, serial, event, done))
+            lambda done: self._mailbox.put(partial(self._finish_collecting, serial, event, done))
         )
 
-    def _collected(self, serial: int, event: ShardMade, done: Any) -> None:
+    def _finish_collecting(self, serial: int, event: ShardMade, done: Any) -> None:
         call, remote = self._out.get(event.worker), self._remotes.get(event.worker)
         if call is None or remote is None or call.serial != serial:
             return  # too late: the worker is considered lost
         error = done.exception()
         if isinstance(error, self._cluster.errors):
-            self._agent_failed(remote, error)
+            self._handle_failed_agent(remote, error)
         elif error is not None:
             self._trouble = error  # such as a full disk of this machine
         else:
@@ -657,11 +657,11 @@ class ClusterExecutor(ABC):
     def _lose_state(self, worker: int, task: Task, reason: str) -> None:
         del self._out[worker]
         self._queued.pop(worker, None)
-        held = self._states.at(task.trial, task.position)
+        held = self._states.find_state(task.trial, task.position)
         if held is not None and held.is_here:  # handed over while it was fetched
             position: int | None = task.position
         else:
-            position = self._states.lose(task.trial, task.position)
+            position = self._states.remove_lost_state(task.trial, task.position)
         self._events.append(StateLost(task.trial, reason, worker, position))
 
     def _write_log(self, trial: int, text: bytes) -> None:
@@ -673,14 +673,14 @@ class ClusterExecutor(ABC):
 
     # --- data that arrive during the run ---------------------------------------
 
-    def _loaded(self, key: tuple[str, int], receiver: RemoteWorker, done: Any) -> None:
+    def _finish_loading(self, key: tuple[str, int], receiver: RemoteWorker, done: Any) -> None:
         self._loading.discard(key)
         place, lot = key
         error = done.exception()
         if error is None:
             self._the_supply.arrived.setdefault(place, set()).add(lot)
             placement = None if lot == EVERYWHERE else self._placement
-            if placement is not None and not placement.has(place, lot):
+            if placement is not None and not placement.has_lot(place, lot):
                 placement.add_lot(place, lot)
                 self._events.append(ShardsPlaced())
         for worker in self._parked.pop(key, ()):
@@ -689,14 +689,14 @@ class ClusterExecutor(ABC):
                 continue
             if error is None:
                 self._send(remote, call)
-            elif trouble := self._trouble_with_data(receiver, lot, error):
+            elif trouble := self._find_fatal_error(receiver, lot, error):
                 self._trouble = trouble
             elif remote is receiver:
-                self._agent_failed(remote, error)
+                self._handle_failed_agent(remote, error)
             else:  # it can receive the shard itself
                 self._send_when_loaded(remote, call)
 
-    def _trouble_with_data(
+    def _find_fatal_error(
         self, receiver: RemoteWorker, lot: int, error: BaseException
     ) -> Exception | None:
         """Return what ends the run after a failed transfer; None: only the agent has failed."""
@@ -713,13 +713,13 @@ class ClusterExecutor(ABC):
             )
         return None
 
-    def _reload(self, remote: RemoteWorker, call: Call, event: UnitFailed | ShardFailed) -> bool:
+    def _resend(self, remote: RemoteWorker, call: Call, event: UnitFailed | ShardFailed) -> bool:
         """Send a damaged shard to the node again, if a task has failed because of it.
 
         Returns False, and does nothing, if the failure has another cause, if the node reads shards
         from files, or if the task's shards have already been sent again.
         """
-        lot = self._lot_of(call.job)
+        lot = self._find_lot(call.job)
         assert lot is not None
         if event.kind != "data" or remote.reads_all or call.reloaded:
             return False
@@ -727,7 +727,7 @@ class ClusterExecutor(ABC):
         if remote.number in self._queued:  # the worker has dropped it
             self._queued[remote.number].is_dropped = True
         self._the_supply.arrived[remote.place].discard(lot)
-        what = self._the_supply.called(lot)
+        what = self._the_supply.describe_lot(lot)
         text = f"node {remote.name}: {event.message}: {what} sent again"
         self._events.append(Note("shard damaged", text))
         self._send_when_loaded(remote, call, damaged=True)
@@ -741,23 +741,23 @@ class ClusterExecutor(ABC):
 
     # --- lost workers --------------------------------------------------------
 
-    def _agent_failed(self, remote: RemoteWorker, error: BaseException) -> None:
+    def _handle_failed_agent(self, remote: RemoteWorker, error: BaseException) -> None:
         remote.is_gone = True
         remote.node_is_gone = remote.node.id in self._gone_nodes or not remote.node.answers()
-        cause = self._cluster.cause_of(error)
+        cause = self._cluster.describe_cause(error)
         reason = f"worker {remote.number} on node {remote.name} is gone: {cause}"
         if remote.node_is_gone or remote.agent.has_left:
-            reason = _gone(remote)
+            reason = _describe_loss(remote)
         if remote.node_is_gone:
             self._gone_nodes.add(remote.node.id)
-        self._states_are_gone(remote)
+        self._drop_lost_states(remote)
         with contextlib.suppress(Exception):
             remote.agent.kill(cause)
         # An agent that never answered, or has no process, has not begun its task.
         began = remote.has_answered and not isinstance(getattr(error, "cause", None), WorkerError)
         self._out.pop(remote.number, None)
         self._queued.pop(remote.number, None)
-        self._lose(
+        self._remove_lost_worker(
             remote,
             WorkerLost(
                 remote.number,
@@ -768,19 +768,19 @@ class ClusterExecutor(ABC):
             ),
         )
 
-    def _states_are_gone(self, lost: RemoteWorker) -> None:
+    def _drop_lost_states(self, lost: RemoteWorker) -> None:
         """Drop the states of a lost agent and, if its node is gone, those of all agents there."""
         for remote in list(self._remotes.values()):
             agent = remote.agent.id
             is_lost = remote is lost or (lost.node_is_gone and remote.node.id == lost.node.id)
             if is_lost and agent not in self._gone:
                 self._gone.add(agent)
-                self._states.lose_agent(agent)
+                self._states.remove_agent(agent)
                 for other in self._remotes.values():
                     if other is not remote:
-                        other.agent.control("agent_is_gone", agent)
+                        other.agent.control("mark_agent_lost", agent)
 
-    def _lose(self, remote: RemoteWorker, event: WorkerLost) -> None:
+    def _remove_lost_worker(self, remote: RemoteWorker, event: WorkerLost) -> None:
         del self._remotes[remote.number]
         self._lost[remote.number] = remote
         self._pace.forget(remote.number)
@@ -802,44 +802,44 @@ class ClusterExecutor(ABC):
 
     # --- regular checks --------------------------------------------------------
 
-    def _look(self) -> None:
+    def _check_workers(self) -> None:
         self._next_look = time.monotonic() + LOOK_SECONDS
         for worker, remote in list(self._remotes.items()):
             # An idle worker, too: others may wait for a state that it holds.
             if remote.has_answered or worker in self._out:
-                self._ask(remote)
-        self._survey()
-        self._relieve()
+                self._ping_worker(remote)
+        self._check_nodes()
+        self._rebalance_lots()
 
-    def _survey(self) -> None:
+    def _check_nodes(self) -> None:
         alive = {node.id: node for node in self._cluster.nodes()}
         for remote in [h for h in self._remotes.values() if h.node.id not in alive]:
             self._gone_nodes.add(remote.node.id)
-            self._agent_failed(remote, WorkerError("its node has left the cluster"))
+            self._handle_failed_agent(remote, WorkerError("its node has left the cluster"))
         unknown = [node for node in alive.values() if node.id not in self._known]
-        for node in self._cluster.reachable(unknown):
+        for node in self._cluster.select_reachable(unknown):
             self._known.add(node.id)
-            self._greet(node)
+            self._start_admission(node)
 
-    def _ask(self, remote: RemoteWorker) -> None:
+    def _ping_worker(self, remote: RemoteWorker) -> None:
         remote.silent_looks += 1
         seconds = remote.silent_looks * LOOK_SECONDS
         if remote.silent_looks > SILENT_LOOKS and (remote.has_answered or seconds > START_SECONDS):
-            self._agent_failed(remote, WorkerError(f"no heartbeat for {seconds:g} seconds"))
+            self._handle_failed_agent(remote, WorkerError(f"no heartbeat for {seconds:g} seconds"))
             return
 
-        def heard() -> None:
+        def reset_silence() -> None:
             remote.silent_looks = 0
             remote.has_answered = True
 
         remote.agent.control("ping").add_done_callback(
-            lambda done: self._mailbox.put(heard) if done.exception() is None else None
+            lambda done: self._mailbox.put(reset_silence) if done.exception() is None else None
         )
 
-    def _relieve(self) -> None:
+    def _rebalance_lots(self) -> None:
         if self._placement is None or self._loading or not self._is_training or self._derives:
             return
-        wish = self._placement.relief(self._pace.speeds())
+        wish = self._placement.choose_lot_to_copy(self._pace.speeds())
         if wish is not None:
             lot, place = wish
             remote = next(h for h in self._remotes.values() if h.place == place)
@@ -849,8 +849,8 @@ class ClusterExecutor(ABC):
             else:
                 self._fetch_lot(remote, lot)
 
-    def _greet(self, node: Node) -> None:
-        room = self._cluster.room(node)
+    def _start_admission(self, node: Node) -> None:
+        room = self._cluster.count_room(node)
         room -= sum(remote.node.id == node.id for remote in self._remotes.values())
         if self.workers is not None:
             free = self.workers - len(self._remotes) - self._arriving
@@ -859,20 +859,20 @@ class ClusterExecutor(ABC):
             room = min(room, free)
         if room > 0:
             self._arriving += room
-            job = self._porters.submit(self._admit, node, room)
+            job = self._porters.submit(self._admit_node, node, room)
             job.add_done_callback(
-                lambda done: self._mailbox.put(partial(self._arrived, node, room, done))
+                lambda done: self._mailbox.put(partial(self._finish_admission, node, room, done))
             )
 
-    def _arrived(self, node: Node, room: int, done: Any) -> None:
+    def _finish_admission(self, node: Node, room: int, done: Any) -> None:
         self._arriving -= room
-        self._admitted(node, done)
+        self._add_admitted_workers(node, done)
 
-    def _admit(self, node: Node, count: int) -> tuple[list[RemoteWorker], list[Note]]:
+    def _admit_node(self, node: Node, count: int) -> tuple[list[RemoteWorker], list[Note]]:
         """Start workers on a new node and send it the common data; called in a separate thread."""
-        hired = [(node, self._cluster.hire(node)) for _ in range(count)]
+        hired = [(node, self._cluster.acquire_agent(node)) for _ in range(count)]
         try:
-            reports = self._hiring.reports(hired, self._the_supply)
+            reports = self._hiring.collect_reports(hired, self._the_supply)
             notes = self._hiring.check(reports)
             if self._shares_run and not all(report.shares_run for report in reports):
                 raise InputError(
@@ -883,21 +883,21 @@ class ClusterExecutor(ABC):
             self._the_supply.check_reads(reports[0])
             before = list(self._remotes.values())
             remotes = [
-                self._remote_worker(
-                    node, agent, report, count + sum(r.report.is_beside(report) for r in before)
+                self._make_remote(
+                    node, agent, report, count + sum(r.report.is_local_to(report) for r in before)
                 )
                 for (_, agent), report in zip(hired, reports, strict=True)
             ]
             if not remotes[0].reads_all:
-                self._the_supply.admit(remotes[0], whole=self._placement is None)
+                self._the_supply.supply_new_node(remotes[0], whole=self._placement is None)
             for remote in remotes:
-                self._the_supply.with_data(remote).agent.call("begin", remote.begin)
+                self._the_supply.set_data_paths(remote).agent.call("begin", remote.begin)
             return remotes, notes
         except BaseException:
-            dismiss(hired)
+            kill_agents(hired)
             raise
 
-    def _admitted(self, node: Node, done: Any) -> None:
+    def _add_admitted_workers(self, node: Node, done: Any) -> None:
         error = done.exception()
         if error is not None:
             text = f"node {node.address} ({node.id[:8]}) has joined and is not used: "
@@ -906,14 +906,14 @@ class ClusterExecutor(ABC):
         remotes, notes = done.result()
         self._later += notes
         for remote in remotes:
-            self._take_on(remote)
+            self._add_remote(remote)
             if self._placement is not None:
                 for lot in self._the_supply.arrived.get(remote.place, set()) - {EVERYWHERE}:
                     self._placement.add_lot(remote.place, lot)
             self._later.append(WorkerJoined(remote.number))
 
 
-def _gone(remote: RemoteWorker) -> str:
+def _describe_loss(remote: RemoteWorker) -> str:
     if remote.agent.has_left:
         return f"node {remote.name} has left: its agent was told to end"
     return f"node {remote.name} is gone"

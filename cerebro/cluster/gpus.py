@@ -11,7 +11,7 @@ from typing import Any
 
 from cerebro.errors import DeviceError, InputError
 from cerebro.machine import devices
-from cerebro.machine.devices import CPU, Device, Found, visible_alone
+from cerebro.machine.devices import CPU, Device, Found, restrict_visible
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 AUTO = "auto"
@@ -38,18 +38,18 @@ def check_gpus(gpus: Any) -> float:
     return float(gpus)
 
 
-def workers_on(gpus: float, share: float) -> int:
+def count_fitting_workers(gpus: float, share: float) -> int:
     return int(gpus) * int(1 / share + 1e-9)
 
 
-def gpu_at(found: Found, index: int) -> Device:
+def get_gpu(found: Found, index: int) -> Device:
     """Return a GPU of this machine; raise DeviceError if it does not exist."""
     if index >= len(found.devices):
         raise DeviceError(found.problem or f"there is no GPU {index}")
     return found.devices[index]
 
 
-def own_gpu(device: str) -> Device:
+def find_own_gpu(device: str) -> Device:
     """Return the GPU of this agent.
 
     `device` is the agent's ``--device``: "auto" or "cuda" for the only GPU that it sees, a name
@@ -65,24 +65,24 @@ def own_gpu(device: str) -> Device:
             f"its agent sees {len(gpus.devices)} GPUs and was not told which one is its own: "
             f"start it with --device cuda:0 and so on, or with one of them in {VISIBLE}"
         )
-    return gpu_at(gpus, int(index or 0))
+    return get_gpu(gpus, int(index or 0))
 
 
-def visible_gpu(index: int) -> str:
+def format_visible_gpu(index: int) -> str:
     """Return ``CUDA_VISIBLE_DEVICES`` for a process that sees only one of this process's GPUs.
 
     Raises InputError if the variable names fewer.
     """
     visible = os.environ.get(VISIBLE)
     try:
-        return visible_alone(index, visible)
+        return restrict_visible(index, visible)
     except IndexError:
         raise InputError(
             f"there is no GPU {index} for an agent here: {VISIBLE} is {visible!r}"
         ) from None
 
 
-def gpus_of_agents(workers: int | None, share: float) -> list[dict[str, str]]:
+def assign_gpus(workers: int | None, share: float) -> list[dict[str, str]]:
     """Return the variables that give each agent on this machine its GPU.
 
     With ``workers=None`` there are as many agents as fit. Raises InputError if there is no GPU
@@ -94,7 +94,7 @@ def gpus_of_agents(workers: int | None, share: float) -> list[dict[str, str]]:
             f"gpus={share:g}: no GPU can be used here ({gpus.problem}); leave gpus= out, or run "
             "`python -m cerebro doctor` to see what is missing"
         )
-    room = workers_on(len(gpus.devices), share)
+    room = count_fitting_workers(len(gpus.devices), share)
     count = room if workers is None else workers
     if count > room:
         raise InputError(

@@ -13,7 +13,7 @@ PROTOCOL = 4
 """Increased when messages change."""
 
 
-def versions() -> dict[str, str]:
+def list_versions() -> dict[str, str]:
     """Return the versions that both ends must share to understand messages."""
     return {
         "protocol": str(PROTOCOL),
@@ -22,7 +22,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def machine() -> str:
+def read_machine_id() -> str:
     """Return the identity of this machine since it was started."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

@@ -18,14 +18,14 @@ from weakref import WeakValueDictionary
 from cerebro.cluster.agents import Node
 from cerebro.cluster.blobs import Blob, Fetcher, Ref
 from cerebro.cluster.engine import Engine
-from cerebro.cluster.hello import machine, versions
-from cerebro.cluster.keys import Keys, address_at, import_zmq
+from cerebro.cluster.hello import list_versions, read_machine_id
+from cerebro.cluster.keys import Keys, format_address, import_zmq
 from cerebro.cluster.messages import JobResult, StateIn
 from cerebro.cluster.shared_socket import SharedSocket
-from cerebro.cluster.states import HeldState, write_checked
-from cerebro.cluster.wire import doorman, frames_of, listener, message_of
+from cerebro.cluster.states import HeldState, write_checked_state
+from cerebro.cluster.wire import decode_message, encode_message, open_listener, start_authenticator
 from cerebro.errors import InputError, WorkerError, text_of
-from cerebro.machine.signals import uninterrupted
+from cerebro.machine.signals import defer_interrupts
 from cerebro.worker.messages import Job, Task
 
 START_SECONDS = 120.0
@@ -73,7 +73,7 @@ class Line:
         self.pid = int(hello["pid"])
         host = host.removeprefix("::ffff:")  # a peer with IPv4 at a socket for both
         port = int(hello["states"])
-        self._states = f":{port}" if host in ("127.0.0.1", "::1") else address_at(host, port)
+        self._states = f":{port}" if host in ("127.0.0.1", "::1") else format_address(host, port)
         for ref in self.refs.values():
             ref.address = self._states
         self.fd = fd
@@ -91,7 +91,7 @@ class Line:
     def run(self, job: Job, state: StateIn | None) -> tuple[Future[JobResult], Any]:
         return self._hub.send(self, "ordered", "run", (job, state), has_state=True)
 
-    def ref(self, number: int) -> Ref:
+    def make_ref(self, number: int) -> Ref:
         ref = self.refs[number] = Ref(self._states, number, self.frees)
         return ref
 
@@ -115,9 +115,9 @@ class Hub:
         self.refusals: list[str] = []
         self._engine = engine
         self._context = zmq.Context()
-        self._guard = doorman(self._context, keys)
+        self._guard = start_authenticator(self._context, keys)
         try:
-            socket, self.port = listener(self._context, keys, host, port)
+            socket, self.port = open_listener(self._context, keys, host, port)
         except zmq.ZMQError as error:
             self._guard.stop()
             self._context.destroy(linger=0)
@@ -126,7 +126,7 @@ class Hub:
                 "machine in listen="
             ) from error
         events = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-        self._socket = SharedSocket(socket, events, self._receive, self._hear)
+        self._socket = SharedSocket(socket, events, self._receive, self._handle_event)
         self._cut: set[int] = set()
         """Descriptors of connections that ended before their hello was read."""
         self._lock = threading.Condition()
@@ -135,13 +135,13 @@ class Hub:
         self._numbers = count(1)
         self._changed: Callable[[], None] = lambda: None
         self._is_closing = False
-        self._machine = machine()
+        self._machine = read_machine_id()
         self._thread = threading.Thread(target=self._serve, name="cerebro-hub", daemon=True)
         self._thread.start()
 
     # --- as a cluster --------------------------------------------------------
 
-    def choose(self, workers: int | None) -> Sequence[Node]:
+    def choose_nodes(self, workers: int | None) -> Sequence[Node]:
         needed = workers if workers is not None else self._engine.size
         begun = time.monotonic()
         with self._lock:
@@ -167,16 +167,16 @@ class Hub:
         with self._lock:
             return list(self._lines.values())
 
-    def reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
+    def select_reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
         return nodes
 
-    def room(self, node: Node) -> int:
+    def count_room(self, node: Node) -> int:
         return 1
 
     def is_here(self, node: Node) -> bool:
         return isinstance(node, Line) and node.machine == self._machine
 
-    def hire(self, node: Node) -> Line:
+    def acquire_agent(self, node: Node) -> Line:
         assert isinstance(node, Line)
         if node.is_gone:
             raise WorkerError(f"node {node.host} is gone")
@@ -186,7 +186,7 @@ class Hub:
     def watch(self, changed: Callable[[], None]) -> None:
         self._changed = changed
 
-    def why_no_more(self) -> str | None:
+    def explain_no_more_nodes(self) -> str | None:
         return self._engine.failure()
 
     def put(self, packed: bytes) -> Any:
@@ -198,14 +198,14 @@ class Hub:
         try:
             fetcher = Fetcher(context, self.keys, "127.0.0.1")
             packed = fetcher.fetch(held.ref, lambda: held.agent in gone or self._is_closing)
-            write_checked(packed, held.state_hash, path)
+            write_checked_state(packed, held.state_hash, path)
         finally:
             context.destroy(linger=0)
 
-    def cause_of(self, error: BaseException) -> str:
+    def describe_cause(self, error: BaseException) -> str:
         return text_of(getattr(error, "cause", None) or error)
 
-    def why_late(self, node: Node) -> str:
+    def advise_on_late_node(self, node: Node) -> str:
         return "is its machine overloaded, or its disk slow? Use fewer workers="
 
     def close(self) -> None:
@@ -233,11 +233,11 @@ class Hub:
         with self._lock:
             self._expected[line.id] = line
 
-    def lose(self, line: Line, error: AgentError) -> None:
+    def mark_lost(self, line: Line, error: AgentError) -> None:
         """Consider an agent lost, whether it has connected or not."""
         with self._lock:
             self._expected.pop(line.id, None)
-        self._left(line, error)
+        self._drop_line(line, error)
 
     # --- calls ---------------------------------------------------------------
 
@@ -252,15 +252,17 @@ class Hub:
         """Call a method of an agent; return its future, and the state that it will leave."""
         future: Future[Any] = Future()
         number = next(self._numbers)
-        ref = line.ref(number) if has_state else None
+        ref = line.make_ref(number) if has_state else None
         freed = []
         with contextlib.suppress(IndexError):
             while line.frees:  # another thread may take some
                 freed.append(line.frees.popleft())
         is_plain = method == "run" and isinstance(arguments[0], Task)
-        frames = frames_of((number, lane, method, arguments, freed, has_state), is_plain=is_plain)
-        with uninterrupted(), self._lock:
-            is_gone = line.is_gone  # later, `_left` finds the future
+        frames = encode_message(
+            (number, lane, method, arguments, freed, has_state), is_plain=is_plain
+        )
+        with defer_interrupts(), self._lock:
+            is_gone = line.is_gone  # later, `_drop_line` finds the future
             if not is_gone:
                 # The arguments refer to states, which must live until the answer.
                 line.pending[number] = future, arguments, ref
@@ -277,7 +279,7 @@ class Hub:
         frames: list[Any] = [b"end"]
         if trouble is not None:
             frames = [b"refused", f"its search has given it up: {trouble}".encode()]
-        with uninterrupted():
+        with defer_interrupts():
             self._socket.send([line.peer, *frames])
 
     # --- messages of agents ----------------------------------------------------
@@ -290,13 +292,13 @@ class Hub:
 
     def _serve(self) -> None:
         while not self._is_closing:
-            self._socket.attend(math.inf)
+            self._socket.wait_in_background(math.inf)
         with self._lock:
             lines = list(self._lines.values())
         for line in lines:
-            self._left(line)
+            self._drop_line(line)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _handle_event(self, event: dict[str, Any]) -> None:
         fd = event["value"]
         if event["event"] == import_zmq().EVENT_ACCEPTED:
             self._cut.discard(fd)
@@ -306,9 +308,9 @@ class Hub:
         if not lines:
             self._cut.add(fd)
         for line in lines:
-            self._left(line)
+            self._drop_line(line)
 
-    def _left(self, line: Line, error: AgentError | None = None) -> None:
+    def _drop_line(self, line: Line, error: AgentError | None = None) -> None:
         with self._lock:
             if line.peer is not None:
                 self._lines.pop(line.peer, None)
@@ -322,7 +324,7 @@ class Hub:
     def _receive(self, frames: list[Any]) -> None:
         peer, kind, *rest = frames
         if kind.bytes == b"hello" and rest:
-            self._greet(peer.bytes, rest[0])
+            self._handle_hello(peer.bytes, rest[0])
         line = self._lines.get(peer.bytes)
         if line is None:
             return
@@ -333,15 +335,15 @@ class Hub:
         elif kind.bytes == b"leaving":  # its states came before
             line.has_left = True
             self.end(line)
-            self._left(line)
+            self._drop_line(line)
         elif kind.bytes == b"answer":
             try:
-                number, value, error, packed = message_of(rest)
+                number, value, error, packed = decode_message(rest)
             except Exception as cause:  # what a broken pickle raises: this agent is unusable
                 self.end(line, f"its answer cannot be read: {text_of(cause)}")
-                self._left(line)
+                self._drop_line(line)
                 return
-            with self._lock:  # `lose` may be called by another thread
+            with self._lock:  # `mark_lost` may be called by another thread
                 future, _, ref = line.pending.pop(number, (None, None, None))
             if future is None:
                 return
@@ -352,11 +354,11 @@ class Hub:
             else:
                 future.set_result(value)
 
-    def _greet(self, peer: bytes, frame: Any) -> None:
+    def _handle_hello(self, peer: bytes, frame: Any) -> None:
         """Accept an agent, or reject it by name; its hello is JSON, which cannot run code."""
         try:
             hello = json.loads(frame.bytes)
-            here = versions()
+            here = list_versions()
             wrong = [
                 f"{name} is {hello['versions'].get(name)} there and {here[name]} here"
                 for name in here
@@ -374,7 +376,7 @@ class Hub:
             self._socket.send([peer, b"refused", text.encode()])
             expected = self._expected.get(number)
             if expected is not None:
-                self.lose(expected, AgentError(text))
+                self.mark_lost(expected, AgentError(text))
         else:
             self._changed()
 

@@ -40,17 +40,17 @@ class Keys:
     def __init__(self, key: bytes) -> None:
         zmq = import_zmq()
         self.key = key
-        self.server_secret = _derived(key, b"cerebro server")
+        self.server_secret = _derive_secret(key, b"cerebro server")
         self.server_public: bytes = zmq.curve_public(self.server_secret)
-        self.client_secret = _derived(key, b"cerebro client")
+        self.client_secret = _derive_secret(key, b"cerebro client")
         self.client_public: bytes = zmq.curve_public(self.client_secret)
 
     @classmethod
-    def new(cls) -> Keys:
+    def generate(cls) -> Keys:
         return cls(secrets.token_bytes(KEY_BYTES))
 
 
-def _derived(key: bytes, purpose: bytes) -> bytes:
+def _derive_secret(key: bytes, purpose: bytes) -> bytes:
     from zmq.utils import z85
 
     encoded: bytes = z85.encode(hmac.new(key, purpose, hashlib.sha256).digest())
@@ -72,7 +72,7 @@ def parse_key(text: str, source: str) -> bytes:
     )
 
 
-def key_at(path: Path, *, create: bool = False) -> bytes:
+def read_key_file(path: Path, *, create: bool = False) -> bytes:
     """Return the key in a file; with `create`, write a new key if the file does not exist.
 
     Warns if others can read or replace the file: who has the key can run code here. Raises
@@ -109,7 +109,7 @@ def parse_address(text: Any, source: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def address_at(host: str, port: int) -> str:
+def format_address(host: str, port: int) -> str:
     """Return ``host:port``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

@@ -38,7 +38,7 @@ class NodeReport:
         """The node's name in messages."""
         return f"{self.host} ({self.node[:8]})"
 
-    def is_beside(self, other: NodeReport) -> bool:
+    def is_local_to(self, other: NodeReport) -> bool:
         """Return whether both are on one machine, and share its memory and cores.
 
         Containers of one machine have separate names and limits.

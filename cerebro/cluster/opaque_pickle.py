@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from cerebro.executors.received import opened
+from cerebro.executors.received import unpickle
 
 
 class Sent:
@@ -19,7 +19,7 @@ class Sent:
         self.message = message
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return opened, (self.message,)
+        return unpickle, (self.message,)
 
     def __call__(self, *args: Any) -> Any:
         raise TypeError("this is a placeholder for a function that only worker processes have")

@@ -5,9 +5,9 @@ of a node, which all workers of the node read. Each lot is assigned to the place
 rows per worker, and to `replicas` places in all. Copies from an earlier run are used unless they
 give a place more than its share.
 
-During the run, slow places are relieved, and new ones get work: `relief` names one lot to copy to a
-different place, so that its units can also run there. Copies are never removed, because they are
-harmless.
+During the run, slow places are relieved, and new ones get work: `choose_lot_to_copy` names
+one lot to copy to a different place, so that its units can also run there. Copies are never
+removed, because they are harmless.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ class Placement:
     def add_lot(self, place: str, lot: int) -> None:
         self.lots.setdefault(place, set()).add(lot)
 
-    def has(self, place: str, lot: int) -> bool:
+    def has_lot(self, place: str, lot: int) -> bool:
         return lot in self.lots.get(place, ())
 
     def holders(self) -> dict[int, list[int]]:
         return {
-            lot: [w for w, place in sorted(self.workers.items()) if self.has(place, lot)]
+            lot: [w for w, place in sorted(self.workers.items()) if self.has_lot(place, lot)]
             for lot in range(len(self.rows))
         }
 
-    def deal(
+    def assign_lots(
         self, replicas: int = 1, cached: Mapping[str, Collection[int]] | None = None
     ) -> dict[str, list[int]]:
         """Distribute the lots; return those of each place.
@@ -65,7 +65,7 @@ class Placement:
         Each lot gets `replicas` places, at most all. `cached` has the lots that places already
         have.
         """
-        places = self._counts()
+        places = self._count_workers()
         order = list(places)
         copies = min(replicas, len(places))
         share = copies * sum(self.rows) / sum(places.values())
@@ -85,47 +85,51 @@ class Placement:
             for place in sorted(have, key=lambda p: load[p])[:copies]:
                 give(place, lot)
         for lot in largest_first:
-            while sum(self.has(place, lot) for place in places) < copies:
-                others = [place for place in order if not self.has(place, lot)]
+            while sum(self.has_lot(place, lot) for place in places) < copies:
+                others = [place for place in order if not self.has_lot(place, lot)]
                 give(min(others, key=lambda p: (after(p, lot), order.index(p))), lot)
         return {place: sorted(self.lots[place]) for place in places}
 
-    def relief(self, speeds: Mapping[int, float] | None = None) -> tuple[int, str] | None:
+    def choose_lot_to_copy(
+        self, speeds: Mapping[int, float] | None = None
+    ) -> tuple[int, str] | None:
         """Return a lot and the place to copy it to; None if no place needs relief.
 
         `speeds` are relative rows per second of each worker, 1 if unknown.
         """
-        places = self._counts(speeds)
+        places = self._count_workers(speeds)
         if len(places) < 2:
             return None
-        load, alone = self._loads(places)
+        load, alone = self._compute_loads(places)
         mean = sum(self.rows) / sum(places.values())
         # Ties go to the first, so that the result does not depend on the order of a set.
         slow = max(load, key=lambda p: load[p])
         fast = min(load, key=lambda p: load[p])
         if load[slow] <= MARGIN * mean:
             return None
-        lots = [s for s in sorted(alone[slow]) if not self.has(fast, s)]
+        lots = [s for s in sorted(alone[slow]) if not self.has_lot(fast, s)]
         gap = (load[slow] - load[fast]) * places[fast]
         fitting = [s for s in lots if self.rows[s] / PIECES <= gap]
         if not fitting:
             return None
         return max(fitting, key=lambda s: (self.rows[s], -s)), fast
 
-    def _counts(self, speeds: Mapping[int, float] | None = None) -> dict[str, float]:
+    def _count_workers(self, speeds: Mapping[int, float] | None = None) -> dict[str, float]:
         counts: dict[str, float] = {}
         for worker, place in sorted(self.workers.items()):
             counts[place] = counts.get(place, 0.0) + (speeds or {}).get(worker, 1.0)
         return counts
 
-    def _loads(self, places: Mapping[str, float]) -> tuple[dict[str, float], dict[str, set[int]]]:
+    def _compute_loads(
+        self, places: Mapping[str, float]
+    ) -> tuple[dict[str, float], dict[str, set[int]]]:
         """Return each place's time for an epoch, and the lots that contribute to it.
 
         A lot at several places is divided into parts, each taken by the first idle place.
         """
         load = dict.fromkeys(places, 0.0)
         of: dict[str, set[int]] = {place: set() for place in places}
-        at = {s: [p for p in places if self.has(p, s)] for s in range(len(self.rows))}
+        at = {s: [p for p in places if self.has_lot(p, s)] for s in range(len(self.rows))}
         for lot in sorted(at, key=lambda s: (len(at[s]), -self.rows[s], s)):
             pieces = 1 if len(at[lot]) == 1 else PIECES
             for _ in range(pieces if at[lot] else 0):

@@ -5,8 +5,8 @@ would wake that thread and then the one that needs the message. So a lock guards
 ZeroMQ, and the thread that is waiting for messages receives them itself.
 
 A socket belongs to a background thread, which waits for messages all the time
-(`SharedSocket.attend`). Another thread borrows it while it waits for its own descriptors
-(`borrow`), and the background thread leaves the messages to it until a moment later.
+(`SharedSocket.wait_in_background`). Another thread borrows it while it waits for its own
+descriptors (`borrow`), and the background thread leaves the messages to it until a moment later.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cerebro.cluster.keys import import_zmq
-from cerebro.machine.signals import uninterrupted
+from cerebro.machine.signals import defer_interrupts
 from cerebro.machine.wake_pipe import WakePipe, wait_for
 
 LOAN_SECONDS = 0.02
@@ -66,13 +66,13 @@ class SharedSocket:
             self._selector.register(source, selectors.EVENT_READ)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when `take` may have something to do."""
+        """Return a descriptor that is readable when `handle_messages` may have something to do."""
         return self._selector.fileno()
 
     def send(self, frames: Sequence[Any]) -> None:
         """Send a message; does nothing after `close`.
 
-        The main thread must be `uninterrupted`: half a message would spoil the next one.
+        The main thread must use `defer_interrupts`: half a message would spoil the next one.
         """
         with self._using:
             if self._is_closed:
@@ -83,27 +83,27 @@ class SharedSocket:
                     self._socket.send(frame, self._more, copy=False)
                 self._socket.send(frames[-1], self._now, copy=False)
             # Sending may use up the signal that a message has come.
-            has_come = self._has_come(self._socket)
+            has_come = self._has_message(self._socket)
         if has_come:
-            self.stir()
+            self.wake()
 
-    def stir(self) -> None:
+    def wake(self) -> None:
         self._stirred.wake()
 
-    def take(self) -> None:
+    def handle_messages(self) -> None:
         """Handle all messages and events that have arrived, without waiting."""
         with self._handling:
             self._stirred.clear()
             while True:
-                frames = self._next()
-                self._hear()
+                frames = self._receive_next()
+                self._handle_events()
                 if frames is None:
                     break
                 self._handle(frames)
             if not hasattr(select, "epoll"):  # a kqueue stays readable until it is asked
                 self._selector.select(0)
 
-    def attend(self, seconds: float, others: Sequence[int] = ()) -> set[int]:
+    def wait_in_background(self, seconds: float, others: Sequence[int] = ()) -> set[int]:
         """Wait up to `seconds` as the background thread; return which of `others` are readable.
 
         Handles what arrives, unless another thread has borrowed the socket.
@@ -116,13 +116,14 @@ class SharedSocket:
         if self._returned.fileno() in ready:
             self._returned.clear()
         if self.fileno() in ready and not self._is_lent:
-            self.take()
+            self.handle_messages()
         return ready
 
     def wait(self, seconds: float, others: Sequence[int]) -> set[int]:
-        """Wait up to `seconds` as a borrower, handle what arrives, and return as `attend` does.
+        """Wait up to `seconds` as a borrower; return which of `others` are readable.
 
-        Ctrl-C interrupts the waiting, but not the handling: a message would be lost.
+        Handles what arrives. Ctrl-C interrupts the waiting, but not the handling: a message would
+        be lost.
         """
         try:
             self.borrow()
@@ -130,12 +131,12 @@ class SharedSocket:
         finally:
             self.borrow(LOAN_SECONDS)
         if self.fileno() in ready:
-            with uninterrupted():
-                self.take()
+            with defer_interrupts():
+                self.handle_messages()
         return ready
 
     def borrow(self, seconds: float = math.inf) -> None:
-        """Promise to call `take` whenever the descriptor is readable, for this time."""
+        """Promise to call `handle_messages` whenever the descriptor is readable, for this time."""
         self._lent_until = time.monotonic() + seconds
 
     def give_back(self) -> None:
@@ -160,23 +161,23 @@ class SharedSocket:
     def _is_lent(self) -> bool:
         return time.monotonic() < self._lent_until
 
-    def _next(self) -> list[Any] | None:
+    def _receive_next(self) -> list[Any] | None:
         with self._using:
             if self._is_closed:
                 return None
-            if not self._has_come(self._socket):  # an exception would cost more
+            if not self._has_message(self._socket):  # an exception would cost more
                 return None
             frames = [self._socket.recv(self._now, copy=False)]
             while frames[-1].more:
                 frames.append(self._socket.recv(self._now, copy=False))
         return frames
 
-    def _has_come(self, socket: Any) -> bool:
+    def _has_message(self, socket: Any) -> bool:
         """Return whether a socket has a message; `poll` costs ten times as much."""
         return bool(socket.get(self._zmq.EVENTS) & self._readable)
 
-    def _hear(self) -> None:
-        while not self._is_closed and self._has_come(self._monitor):
+    def _handle_events(self) -> None:
+        while not self._is_closed and self._has_message(self._monitor):
             from zmq.utils.monitor import recv_monitor_message
 
             self._heard(recv_monitor_message(self._monitor))

@@ -53,22 +53,22 @@ class HeldStates:
         elsewhere = elsewhere or [s for s in older if s.agent != state.agent]
         self._states[trial] = [*elsewhere[-1:], state]
 
-    def at(self, trial: int, position: int) -> HeldState | None:
+    def find_state(self, trial: int, position: int) -> HeldState | None:
         states = [s for s in self._states.get(trial, []) if s.position == position]
         return states[-1] if states else None
 
-    def newest(self, trial: int) -> HeldState | None:
+    def find_newest(self, trial: int) -> HeldState | None:
         states = self._states.get(trial)
         return states[-1] if states else None
 
-    def lose(self, trial: int, position: int) -> int | None:
+    def remove_lost_state(self, trial: int, position: int) -> int | None:
         """Remove a lost state; return the position of the one before it, if any."""
         earlier = [s for s in self._states.get(trial, []) if s.position < position]
         if trial in self._states:
             self._states[trial] = earlier
         return earlier[-1].position if earlier else None
 
-    def lose_agent(self, agent: str) -> None:
+    def remove_agent(self, agent: str) -> None:
         for trial, states in self._states.items():
             self._states[trial] = [
                 s for s in states if s.agent != agent or s.nbytes <= CARRIED_BYTES or s.is_here
@@ -90,7 +90,7 @@ class StateGone(Exception):
     """A state is lost."""
 
 
-def write_checked(packed: Any, state_hash: str, path: Path) -> None:
+def write_checked_state(packed: Any, state_hash: str, path: Path) -> None:
     """Write a fetched state to a file.
 
     Raises CorruptDataError if the state is damaged, OSError if the file cannot be written.

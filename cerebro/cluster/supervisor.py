@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.cluster.hello import machine
+from cerebro.cluster.hello import read_machine_id
 from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn
 from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.states import StateGone
@@ -117,15 +117,15 @@ class Supervisor(ABC):
         gpu = no_gpu = ""
         if on_gpu:
             try:
-                gpu = self._given_gpu().label
+                gpu = self._find_gpu().label
             except DeviceError as error:
                 no_gpu = text_of(error)
         return NodeReport(
-            node=self._node(),
+            node=self._get_node_id(),
             host=os.uname().nodename,
             place=self._the_cache.place,
             pid=os.getpid(),
-            machine=machine(),
+            machine=read_machine_id(),
             cores=resources.usable_cores(),
             environment=environment.describe(threads),
             shares_run=_writes_like_its_owner(token),
@@ -201,7 +201,7 @@ class Supervisor(ABC):
         self._log_dir, self._state_dir = Path(context.log_dir), Path(context.state_dir)
         seat = None
         if is_gpu(context.device):
-            gpu = self._given_gpu()
+            gpu = self._find_gpu()
             seat = replace(gpu, memory=int(gpu.memory * begin.gpu_share))
         self._local = LocalExecutor(1, threads, fresh=True, seats=[seat], fork=False)
         (self._inner,) = self._local.start(context)
@@ -216,7 +216,7 @@ class Supervisor(ABC):
         """
         self._runner = threading.get_ident()
         if self._local is None and self._data_trouble:
-            return JobResult(_no_data(task, self._trouble)), None
+            return JobResult(_make_data_failure(task, self._trouble)), None
         if self._local is None:
             raise WorkerError(self._trouble)
         if isinstance(task, ShardTask):
@@ -236,7 +236,7 @@ class Supervisor(ABC):
             try:
                 packed = self._fetch(state)
                 fetched = len(packed)
-                task = self._with_state(task, state, packed)
+                task = self._write_state(task, state, packed)
                 del packed
             except StateGone as error:
                 return JobResult(None, str(error)), None
@@ -255,7 +255,7 @@ class Supervisor(ABC):
         event = self._carry_out(task)
         packed = None
         if isinstance(event, UnitDone):
-            packed = self._packed(task)
+            packed = self._map_state(task)
             self._done = task.identity
             self._made[task.trial] = task.position + 1
         elif isinstance(event, UnitFailed) and event.kind == "data":
@@ -277,7 +277,7 @@ class Supervisor(ABC):
         """Whether the process goes on with another unit by itself."""
         return self._passed is not None
 
-    def made_piece(self, shard: int, name: str, offset: int, size: int) -> bytes:
+    def read_piece(self, shard: int, name: str, offset: int, size: int) -> bytes:
         with (self._state_dir / shard_folder(shard) / name).open("rb") as file:
             file.seek(offset)
             return file.read(size)
@@ -302,7 +302,7 @@ class Supervisor(ABC):
             with contextlib.suppress(KeyError):
                 self._local.cancel(self._inner)
 
-    def agent_is_gone(self, agent: str) -> None:
+    def mark_agent_lost(self, agent: str) -> None:
         self._gone.add(agent)
 
     def ping(self) -> int:
@@ -335,7 +335,7 @@ class Supervisor(ABC):
     # --- what the cluster does -----------------------------------------------
 
     @abstractmethod
-    def _node(self) -> str:
+    def _get_node_id(self) -> str:
         """Return the node's id in the cluster."""
 
     @abstractmethod
@@ -344,7 +344,7 @@ class Supervisor(ABC):
 
     @abstractmethod
     def _wait(self, local: LocalExecutor, running: Job) -> Sequence[Event]:
-        """Queue the offered unit (`_pass_on`), and return the process's events.
+        """Queue the offered unit (`_queue_offered_unit`), and return the process's events.
 
         Returns none after `_wake_runner`.
         """
@@ -353,7 +353,7 @@ class Supervisor(ABC):
     def _wake_runner(self) -> None:
         """Have `_wait` return; may be called by another thread."""
 
-    def _given_gpu(self) -> Device:
+    def _find_gpu(self) -> Device:
         """Return the worker's GPU; raise DeviceError if it cannot be used."""
         raise DeviceError("this kind of cluster gives workers no GPU")
 
@@ -381,7 +381,7 @@ class Supervisor(ABC):
             self._passed = None  # the process has dropped it
         return event
 
-    def _pass_on(self, running: Job) -> None:
+    def _queue_offered_unit(self, running: Job) -> None:
         assert self._local is not None
         offered = self._offered
         if not isinstance(running, Task) or offered is None:
@@ -392,7 +392,7 @@ class Supervisor(ABC):
             self._passed = offered
             self._local.queue(self._inner, offered)
 
-    def _with_state(self, task: Task, state: StateIn, packed: Any) -> Task:
+    def _write_state(self, task: Task, state: StateIn, packed: Any) -> Task:
         """Write a state to a file for the process; the file and its memory pages are reused."""
         file = self._folder / "state.in"
         fd = os.open(file, os.O_WRONLY | os.O_CREAT, 0o600)
@@ -403,7 +403,7 @@ class Supervisor(ABC):
             return replace(task, clone_of=CloneOf(str(file), state.state_hash))
         return replace(task, origin=KeptState(str(file), state.state_hash))
 
-    def _packed(self, task: Task) -> Any:
+    def _map_state(self, task: Task) -> Any:
         """Return the state that a unit has left, as a buffer that maps the slot."""
         slots = self._slots.get(task.trial)
         if slots is None:
@@ -451,7 +451,7 @@ def _open_data(data: DataAt) -> Dataset:
         raise CorruptDataError(text_of(error)) from error
 
 
-def _no_data(task: Job, cause: str) -> Event:
+def _make_data_failure(task: Job, cause: str) -> Event:
     """Return the event of a task whose data cannot be opened, as from a worker process."""
     if isinstance(task, Task):
         return UnitFailed(-1, task, "data", cause)

@@ -78,7 +78,7 @@ class Supply:
 
     # --- data that nodes read without a copy -----------------------------------
 
-    def asked(self, node: Node) -> list[tuple[list[str], str]]:
+    def list_data_paths(self, node: Node) -> list[tuple[list[str], str]]:
         """Return each dataset's possible paths on a node, and its checksum.
 
         Raises InputError if a dataset is not at the shared URL.
@@ -93,7 +93,7 @@ class Supply:
         for data in self._datasets():
             url = data.url
             if url is None and self._shared_url is not None:
-                url = find_at(self._shared_url, data)
+                url = find_dataset_url(self._shared_url, data)
             if url is not None:
                 urls[data._manifest.checksum] = url
         return urls
@@ -127,7 +127,7 @@ class Supply:
 
     # --- dealing -----------------------------------------------------------------
 
-    def deal(
+    def distribute_lots(
         self, remotes: Sequence[RemoteWorker], replicas: int, threads: Threads, *, derives: bool
     ) -> Placement | None:
         """Send every place its lots; return the placement, or None if all places read all data.
@@ -136,8 +136,11 @@ class Supply:
         InputError if a node cannot store its shards.
         """
         senders = {remote.place: remote for remote in reversed(remotes) if not remote.reads_all}
-        asked = {place: threads.submit(self.introduce, remote) for place, remote in senders.items()}
-        cached = {place: self._finished(job) for place, job in asked.items()}
+        asked = {
+            place: threads.submit(self.send_common_data, remote)
+            for place, remote in senders.items()
+        }
+        cached = {place: self._await_transfer(job) for place, job in asked.items()}
         if not cached:
             return None
         rows = self._context.train._shard_rows()
@@ -146,13 +149,13 @@ class Supply:
             placement.add_worker(number, remote.place)
         places = len(placement.lots)
         copies = replicas if derives else max(replicas, -(-places // len(self._lots)))
-        dealt = placement.deal(places if self._needs_whole() else copies, cached)
+        dealt = placement.assign_lots(places if self._needs_whole() else copies, cached)
         jobs = [
             threads.submit(self.send, senders[place], sorted({*dealt[place]} - {*have}))
             for place, have in cached.items()
         ]
         for job in jobs:
-            self._finished(job)
+            self._await_transfer(job)
         for place, have in cached.items():
             self.arrived[place] = {*have, *dealt[place]}
         every = set(range(len(self._lots)))
@@ -161,16 +164,16 @@ class Supply:
         placement.workers.clear()  # workers are added when they get their numbers
         return placement
 
-    def admit(self, remote: RemoteWorker, *, whole: bool) -> None:
+    def supply_new_node(self, remote: RemoteWorker, *, whole: bool) -> None:
         """Send a new node the data that all nodes get, and with `whole` all lots."""
-        have = self.introduce(remote)
+        have = self.send_common_data(remote)
         if whole:
             every = range(len(self._lots))
             self.send(remote, sorted({*every} - {*have}))
             have = [EVERYWHERE, *every]
         self.arrived.setdefault(remote.place, set()).update(have)
 
-    def introduce(self, remote: RemoteWorker) -> list[int]:
+    def send_common_data(self, remote: RemoteWorker) -> list[int]:
         """Send a node the manifests and the data that all nodes get; return its lots."""
         self._send_everywhere(remote)
         begun = set(begin_data(remote.agent, self._train, BEGIN_SECONDS))
@@ -189,12 +192,14 @@ class Supply:
             have = self._have.setdefault(remote.place, set())
             shards = {shard for lot in lots if lot != EVERYWHERE for shard in self._lots[lot]}
             missing = sorted(shards - have)
-        sent = self._move(remote, self._train, missing)
+        sent = self._transfer_shards(remote, self._train, missing)
         with self._lock:
             have.update(missing)
-        self._note(remote.place, missing, sent)
+        self._count_traffic(remote.place, missing, sent)
 
-    def _move(self, remote: RemoteWorker, source: LocalData, shards: Sequence[int]) -> int:
+    def _transfer_shards(
+        self, remote: RemoteWorker, source: LocalData, shards: Sequence[int]
+    ) -> int:
         """Send shards to a node, or have it copy them; return the number of bytes sent."""
         url = self._urls.get(source.checksum)
         if url is None:
@@ -210,7 +215,7 @@ class Supply:
         source = self._everywhere
         return source is not None and source.checksum == self._train.checksum
 
-    def with_data(self, remote: RemoteWorker) -> RemoteWorker:
+    def set_data_paths(self, remote: RemoteWorker) -> RemoteWorker:
         """Return the worker with the paths of the data that were sent to its node."""
         if remote.reads_all:
             return remote
@@ -226,7 +231,7 @@ class Supply:
         remote.begin = replace(remote.begin, train=at[0], validation=at[1] if len(at) > 1 else None)
         return remote
 
-    def mend(self, remote: RemoteWorker, lot: int) -> None:
+    def resend_damaged(self, remote: RemoteWorker, lot: int) -> None:
         """Delete the damaged shards of a lot on a node and send them again; called in a thread."""
         source = self._train if lot != EVERYWHERE else self._everywhere
         assert source is not None
@@ -237,7 +242,7 @@ class Supply:
             self._have[remote.place] = set(have)
         self.send(remote, [lot])
 
-    def called(self, lot: int) -> str:
+    def describe_lot(self, lot: int) -> str:
         """Return the subject of a message about what is sent again after damage."""
         if lot == EVERYWHERE and self._context.folds is None:
             return "the validation rows are"
@@ -273,22 +278,22 @@ class Supply:
         if source is not None:
             have = begin_data(remote.agent, source, BEGIN_SECONDS)
             missing = [shard for shard in source.shards if shard not in have]
-            sent = self._move(remote, source, missing)
-            self._note(remote.place, [EVERYWHERE] if missing else [], sent)
+            sent = self._transfer_shards(remote, source, missing)
+            self._count_traffic(remote.place, [EVERYWHERE] if missing else [], sent)
 
     def forget(self, place: str) -> None:
         self.arrived.pop(place, None)
         with self._lock:
             self._have.pop(place, None)
 
-    def _note(self, place: str, shards: Sequence[int], sent: int) -> None:
+    def _count_traffic(self, place: str, shards: Sequence[int], sent: int) -> None:
         with self._lock:
             for shard in shards:
                 key = place, shard
                 self._traffic.shards[key] = self._traffic.shards.get(key, 0) + 1
             self._traffic.data_bytes += sent
 
-    def _finished(self, job: Any) -> Any:
+    def _await_transfer(self, job: Any) -> Any:
         """Return a transfer's result.
 
         Raises InputError if a node cannot store the data, CorruptDataError if the data in object
@@ -306,8 +311,8 @@ class Supply:
                     "packages those that this process has?"
                 ) from error
             raise InputError(
-                f"a node cannot store the data: {self._cluster.cause_of(error)}: is there room in "
-                "its cache folder ($CEREBRO_CACHE)?"
+                f"a node cannot store the data: {self._cluster.describe_cause(error)}: is there "
+                "room in its cache folder ($CEREBRO_CACHE)?"
             ) from error
 
 
@@ -340,7 +345,7 @@ class LocalData:
         return range(len(self.data._manifest.shards))
 
 
-def find_at(shared: str, data: Dataset) -> str:
+def find_dataset_url(shared: str, data: Dataset) -> str:
     """Return the URL of a dataset's copy in object storage.
 
     It is `shared`, or in the folder `shared`. Raises InputError if it is at neither.
@@ -405,7 +410,7 @@ def fetch_shard(agent: Agent, shard: int, files: Mapping[str, FileEntry], folder
                 if len(waiting) == WINDOW:
                     file.write(waiting.popleft().result())
                 size = min(PIECE_BYTES, entry.bytes - offset)
-                waiting.append(agent.control("made_piece", shard, name, offset, size))
+                waiting.append(agent.control("read_piece", shard, name, offset, size))
             for piece in waiting:
                 file.write(piece.result())
     return sum(entry.bytes for entry in files.values())

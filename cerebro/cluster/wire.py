@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cerebro.cluster.keys import Keys, import_zmq
-from cerebro.worker.pickled import pickled_event, pickled_message
+from cerebro.worker.pickled import pickle_event, pickle_message
 
 FRAME_BYTES = 4 << 20
 MAX_FRAME_BYTES = 2 * FRAME_BYTES
@@ -28,10 +28,13 @@ DOMAIN = "cerebro"
 """The domain of ZeroMQ's authentication."""
 
 
-def listener(context: Any, keys: Keys, host: str, port: int = 0) -> tuple[Any, int]:
-    """Return a socket that accepts agents that have the key, and its port; needs a `doorman`."""
+def open_listener(context: Any, keys: Keys, host: str, port: int = 0) -> tuple[Any, int]:
+    """Return a socket that accepts agents with the key, and its port.
+
+    It needs a thread of `start_authenticator`.
+    """
     zmq = import_zmq()
-    socket = _guarded(context.socket(zmq.ROUTER))
+    socket = _set_limits(context.socket(zmq.ROUTER))
     socket.curve_server = True
     socket.curve_publickey, socket.curve_secretkey = keys.server_public, keys.server_secret
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN.encode())
@@ -49,9 +52,9 @@ def listener(context: Any, keys: Keys, host: str, port: int = 0) -> tuple[Any, i
 
 
 def dial(context: Any, keys: Keys, address: str) -> Any:
-    """Return a socket that connects to a `listener` with the same key at ``host:port``."""
+    """Return a socket that connects to a socket of `open_listener` at ``host:port``."""
     zmq = import_zmq()
-    socket = _guarded(context.socket(zmq.DEALER))
+    socket = _set_limits(context.socket(zmq.DEALER))
     socket.curve_serverkey = keys.server_public
     socket.curve_publickey, socket.curve_secretkey = keys.client_public, keys.client_secret
     socket.setsockopt(zmq.IPV6, address.startswith("["))
@@ -59,7 +62,7 @@ def dial(context: Any, keys: Keys, address: str) -> Any:
     return socket
 
 
-def _guarded(socket: Any) -> Any:
+def _set_limits(socket: Any) -> Any:
     zmq = import_zmq()
     for option, value in (
         (zmq.LINGER, 0),
@@ -75,7 +78,7 @@ def _guarded(socket: Any) -> Any:
     return socket
 
 
-def doorman(context: Any, keys: Keys) -> Any:
+def start_authenticator(context: Any, keys: Keys) -> Any:
     """Start the thread that admits only clients with the cluster's key; it has ``stop``."""
     from zmq.auth.thread import ThreadAuthenticator
 
@@ -89,27 +92,27 @@ def doorman(context: Any, keys: Keys) -> Any:
     return guard
 
 
-def pieces(packed: Any) -> Iterator[memoryview]:
+def split_frames(packed: Any) -> Iterator[memoryview]:
     """Return a buffer in frames."""
     view = memoryview(packed).cast("B")
     for begin in range(0, max(1, len(view)), FRAME_BYTES):
         yield view[begin : begin + FRAME_BYTES]
 
 
-def frames_of(message: Any, *, is_plain: bool = False) -> list[Any]:
+def encode_message(message: Any, *, is_plain: bool = False) -> list[Any]:
     """Return a message's frames.
 
     `is_plain` promises that the message contains no object of the user's code.
     """
-    return list(pieces(pickled_message(message, is_plain=is_plain)))
+    return list(split_frames(pickle_message(message, is_plain=is_plain)))
 
 
-def frames_of_answer(answer: Any) -> list[Any]:
+def encode_answer(answer: Any) -> list[Any]:
     """Return the frames of an agent's answer, which may contain a worker's event."""
-    return list(pieces(pickled_event(answer)))
+    return list(split_frames(pickle_event(answer)))
 
 
-def message_of(messages: list[Any]) -> Any:
+def decode_message(messages: list[Any]) -> Any:
     """Return the message in the frames of an authenticated peer."""
     if len(messages) == 1:
         return pickle.loads(messages[0].buffer)

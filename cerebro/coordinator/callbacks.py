@@ -28,7 +28,7 @@ class Hooks:
         self._later: list[Callable[[], None]] | None = None
 
     @contextlib.contextmanager
-    def later(self) -> Iterator[None]:
+    def postpone_calls(self) -> Iterator[None]:
         """Postpone calls until the block has ended without error and the store has its rows."""
         self._later = []
         try:
@@ -61,7 +61,7 @@ class Hooks:
         observers = [callback for callback in self._callbacks if isinstance(callback, Observer)]
         return [callback.on_commit for callback in observers if hasattr(callback, "on_commit")]
 
-    def run_closed(self) -> None:
+    def notify_closed(self) -> None:
         """Tell the observers that the run's folder is complete and released."""
         for callback in list(self._callbacks):
             if isinstance(callback, Observer) and hasattr(callback, "on_run_closed"):

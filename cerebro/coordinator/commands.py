@@ -147,7 +147,7 @@ class Inbox:
         """
         if not self._is_due():
             return
-        for name in sorted(set(self._names()) - self._stuck):
+        for name in sorted(set(self._list_names()) - self._stuck):
             if name.startswith("."):  # still being written
                 continue
             try:
@@ -158,7 +158,7 @@ class Inbox:
             self._remove(name)
 
     def discard(self) -> None:
-        for name in self._names():
+        for name in self._list_names():
             self._remove(name)
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class Inbox:
         self._next_look = now + LOOK_SECONDS
         return True
 
-    def _names(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         try:
             return os.listdir(self._fd)  # noqa: PTH208
         except OSError:  # if its disk is gone, the run continues without commands

@@ -14,43 +14,43 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import users_level
+from cerebro.arguments import find_stacklevel
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.coordinator import Coordinator
 from cerebro.coordinator.disk_space import check_room
-from cerebro.coordinator.failures import missing_metric
+from cerebro.coordinator.failures import explain_missing_metric
 from cerebro.coordinator.hop_check import (
     check_hop,
-    ranked_wrongly,
+    find_wrong_ranking,
     require_build,
     warn_if_reordered,
 )
-from cerebro.coordinator.restore import Previous, open_again
+from cerebro.coordinator.restore import Previous, reopen_run
 from cerebro.coordinator.searcher_record import is_describable
-from cerebro.coordinator.trials import recordable
+from cerebro.coordinator.trials import make_recordable
 from cerebro.errors import RunError, explain_interrupt, text_of
 from cerebro.executors.base import Executor
 from cerebro.executors.inline import InlineExecutor
 from cerebro.executors.local import LocalExecutor
-from cerebro.executors.seats import with_shares
+from cerebro.executors.seats import set_memory_shares
 from cerebro.machine import resources
-from cerebro.machine.devices import in_worker, seats
+from cerebro.machine.devices import assign_devices, name_in_worker
 from cerebro.machine.environment import hash_seed
 from cerebro.machine.libraries import present_settings, recorded_settings
-from cerebro.machine.program import edited_since_import, left_from_before_a_reload
+from cerebro.machine.program import edited_since_import, find_stale_definitions
 from cerebro.machine.resources import available_memory
-from cerebro.machine.signals import TERMINATED, Terminated, terminable, uninterrupted
+from cerebro.machine.signals import TERMINATED, Terminated, defer_interrupts, raise_on_sigterm
 from cerebro.model import Words
 from cerebro.report.displays import make_progress
-from cerebro.report.format import counted
+from cerebro.report.format import count_noun
 from cerebro.report.progress import Progress
 from cerebro.results.result import Result
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.folder import OwnedRun, make_run, sweep
+from cerebro.run.folder import OwnedRun, make_run, sweep_states
 from cerebro.run.settings import Settings
 from cerebro.searchers.base import Searcher, Suggestion
 from cerebro.worker.messages import RunContext
-from cerebro.worker.trial_warnings import carried_filters
+from cerebro.worker.trial_warnings import carry_filters
 
 
 def conduct(
@@ -71,7 +71,7 @@ def conduct(
     warn_of_edits()
     with exit_on_sigterm():
         recorded = previous.saved.environment if previous else None
-        with RunSession(settings, run_context(settings, recorded)) as session:
+        with RunSession(settings, make_run_context(settings, recorded)) as session:
             executor, context = session.executor, session.context
             if settings.executor is None:  # other executors copy the data to where they train
                 fetch_data(settings, session.progress)
@@ -84,11 +84,13 @@ def conduct(
                 session.opened, restored = make_run(settings), None
             else:
                 # A wrong build must not turn finished trials into failed ones.
-                workers = require_build(executor, workers, context, previous.to_extend())
+                workers = require_build(
+                    executor, workers, context, previous.find_trials_to_extend()
+                )
                 order = previous.saved.meta.get("parameter_order")
                 if order and trains_here(settings):
                     warn_if_reordered(executor, workers[0], previous.saved.records[0], order)
-                session.opened, restored = open_again(previous, settings, context)
+                session.opened, restored = reopen_run(previous, settings, context)
             store = session.opened.store
             if previous is not None:
                 views = {"data": settings.train, "validation": settings.validation}
@@ -113,13 +115,13 @@ def conduct(
             store.listeners = hooks.of_commits
             if first is not None:
                 session.progress.phase("trying the first configuration")
-                tried = check_hop(executor, workers, context, recordable(first.config)[0])
+                tried = check_hop(executor, workers, context, make_recordable(first.config)[0])
                 coordinator.note_first_warnings(tried.warned)
-                coordinator.note_findings(ranked_wrongly(settings.metric, settings.mode))
+                coordinator.note_findings(find_wrong_ranking(settings.metric, settings.mode))
                 coordinator.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
                 coordinator.words = tried.words
-                coordinator.unread.begin(recordable(first.config)[0], tried.read)
+                coordinator.unread.begin(make_recordable(first.config)[0], tried.read)
                 if tried.metrics is not None:
                     require_metrics(settings, tried.metrics, tried.words)
                 if settings.workers > 0:
@@ -148,7 +150,9 @@ def require_metrics(settings: Settings, metrics: Sequence[str], words: Words) ->
     Raise RunError if trials cannot be ranked, and InputError if early stopping monitors another
     metric.
     """
-    missing = missing_metric(settings.metric, metrics, validated=settings.validates, words=words)
+    missing = explain_missing_metric(
+        settings.metric, metrics, validated=settings.validates, words=words
+    )
     if missing is not None:
         raise RunError(f"no trial can be ranked: {missing}")
     if settings.stop is not None:
@@ -164,14 +168,14 @@ def warn_of_edits() -> None:
             f"{names} {'was' if len(edited) == 1 else 'were'} edited after this program imported "
             f"{them}, and the search trains what was imported: importlib.reload() or a new program "
             "takes the edited one",
-            stacklevel=users_level(),
+            stacklevel=find_stacklevel(),
         )
-    older = left_from_before_a_reload()
+    older = find_stale_definitions()
     if older:
         warnings.warn(
             f"{'; '.join(older)} from before that was reloaded, and workers=0 trains with it: "
             "reload the first one, too, with importlib.reload()",
-            stacklevel=users_level(),
+            stacklevel=find_stacklevel(),
         )
 
 
@@ -187,7 +191,7 @@ def fetch_data(settings: Settings, progress: Progress) -> None:
 def exit_on_sigterm() -> Iterator[None]:
     """On SIGTERM in the block, print the message that Ctrl-C gives, and exit."""
     try:
-        with terminable():
+        with raise_on_sigterm():
             yield
     except Terminated as error:
         text = str(error) or "terminated before any trial began; nothing was kept"
@@ -207,7 +211,7 @@ class RunSession:
     def __init__(self, settings: Settings, context: RunContext) -> None:
         self.context = context
         self.progress = make_progress(settings.progress)
-        self.executor: Executor = settings.executor or default_executor(settings)
+        self.executor: Executor = settings.executor or make_default_executor(settings)
         self.opened: OwnedRun | None = None
         self.result: Result | None = None
         self.hooks: Hooks | None = None
@@ -231,10 +235,10 @@ class RunSession:
         self.executor.close()
         self.opened.store.set_meta("status", self.coordinator.status)
         self.opened.store.set_meta("ended", time.time())
-        close(self.opened, Path(self.context.state_dir))
+        close_store(self.opened, Path(self.context.state_dir))
         self.opened.owner.release()
         assert self.hooks is not None
-        self.hooks.run_closed()
+        self.hooks.notify_closed()
 
     def _abandon(self, error: BaseException) -> None:
         """Close a run that ends with `error`, and attach the run's result to `error`.
@@ -242,15 +246,15 @@ class RunSession:
         Every step is tried even if others fail, and no failure hides `error`.
         """
         try:
-            with uninterrupted(error):
-                for step in self._last_steps(error):
+            with defer_interrupts(error):
+                for step in self._list_last_steps(error):
                     with contextlib.suppress(Exception):
                         step()
         except KeyboardInterrupt as late:
             late.args = (f"interrupted; the run had failed before: {text_of(error)}",)
             raise
 
-    def _last_steps(self, error: BaseException) -> Iterator[Callable[[], object]]:
+    def _list_last_steps(self, error: BaseException) -> Iterator[Callable[[], object]]:
         yield partial(self.executor.close, kill=True)
         if self.opened is not None:
             record: dict[str, Any] = {"status": "stopped", "ended": time.time()}
@@ -262,13 +266,13 @@ class RunSession:
                 yield partial(show_early_end, self.progress, self.coordinator, error)
             for item in record.items():
                 yield partial(self.opened.store.set_meta, *item)
-            yield partial(close, self.opened, Path(self.context.state_dir))
+            yield partial(close_store, self.opened, Path(self.context.state_dir))
             yield self.opened.owner.release
             if self.hooks is not None:
-                yield self.hooks.run_closed
+                yield self.hooks.notify_closed
         yield self.progress.close
         if self.result is not None:
-            yield partial(explain, error, self.result)
+            yield partial(complete_error, error, self.result)
         if self.hooks is not None:
             yield self.hooks.close
 
@@ -278,14 +282,14 @@ def show_early_end(progress: Progress, coordinator: Coordinator, error: BaseExce
     progress.ended_early(coordinator.snapshot(), error)
 
 
-def close(opened: OwnedRun, state_dir: Path) -> None:
+def close_store(opened: OwnedRun, state_dir: Path) -> None:
     """Close the store, then delete state files that it no longer references."""
     opened.store.close()
     with contextlib.suppress(OSError):
-        sweep(opened.store.folder, state_dir)
+        sweep_states(opened.store.folder, state_dir)
 
 
-def explain(error: BaseException, result: Result) -> None:
+def complete_error(error: BaseException, result: Result) -> None:
     """Complete the error that ended a run: add its result, or how to resume it after Ctrl-C."""
     result.refresh()
     if isinstance(error, RunError):
@@ -294,31 +298,31 @@ def explain(error: BaseException, result: Result) -> None:
         # A build that the user has not written says what can be done without it.
         lines_for = getattr(result.saved.known_build, "lines_on_interrupt", None)
         if lines_for is not None:
-            lines = lines_for(what_is_kept(result), str(result.path))
+            lines = lines_for(describe_kept(result), str(result.path))
             explain_interrupt(error, lines, "\n".join(lines), result)
         else:
-            explain_interrupt(error, in_three_lines(result), how_to_resume(result), result)
+            explain_interrupt(error, format_for_notebook(result), explain_resuming(result), result)
 
 
-def how_to_resume(result: Result) -> str:
+def explain_resuming(result: Result) -> str:
     """Return a message that describes what an interrupted run has kept and how to resume it."""
     path, saved = str(result.path), result.saved
     if not can_be_resumed_by_name(saved):
-        command = same_call(saved)
+        command = format_same_call(saved)
     elif saved.recipe.is_importable:
         command = f"python -m cerebro resume {shlex.quote(path)}"
     else:
         command = f"cerebro.resume({path!r}, build)"
-        script = own_script(saved)
+        script = find_own_script(saved)
         if script is not None:  # only it has build, and it would start the search again
             by_name = f"python -m cerebro resume {shlex.quote(path)}"
             if not saved.recipe.script_is_unchanged:
                 by_name += f" --build {shlex.quote(script)}"
             command = f"{by_name}\n\nor, where build is defined:\n\n  {command}"
-    return f"{what_is_kept(result)}. To resume it:\n\n  {command}"
+    return f"{describe_kept(result)}. To resume it:\n\n  {command}"
 
 
-def own_script(saved: SavedRun) -> str | None:
+def find_own_script(saved: SavedRun) -> str | None:
     """Return the path of the running script if it defines the run's ``build``."""
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     defines = saved.recipe.module == "__main__" and "<" not in saved.recipe.qualname
@@ -328,24 +332,24 @@ def own_script(saved: SavedRun) -> str | None:
     return os.fspath(there.relative_to(Path.cwd()) if Path.cwd() in there.parents else there)
 
 
-def what_is_kept(result: Result) -> str:
+def describe_kept(result: Result) -> str:
     trials, epochs = len(result.trials), sum(len(trial.history) for trial in result.trials)
     if trials == 0:
         return f"interrupted before the first trial began; the search is kept in {result.path}"
     return (
-        f"interrupted: {counted(trials, 'trial')} with {counted(epochs, 'finished epoch')} "
+        f"interrupted: {count_noun(trials, 'trial')} with {count_noun(epochs, 'finished epoch')} "
         f"{'is' if trials == 1 else 'are'} kept in {result.path}"
     )
 
 
-def in_three_lines(result: Result) -> list[str]:
+def format_for_notebook(result: Result) -> list[str]:
     """Return the message for a notebook, where a `build` that has a name can be found again."""
     path, saved = str(result.path), result.saved
     command = f"result = cerebro.resume({path!r}{'' if saved.recipe.has_name else ', build'})"
     if not can_be_resumed_by_name(saved):
-        command = same_call(saved)
+        command = format_same_call(saved)
     return [
-        what_is_kept(result),
+        describe_kept(result),
         f"to see it:     result = cerebro.open({path!r})",
         f"to resume it:  {command}",
     ]
@@ -356,7 +360,7 @@ def can_be_resumed_by_name(saved: SavedRun) -> bool:
     return is_describable(saved.meta["searcher_class"])
 
 
-def same_call(saved: SavedRun) -> str:
+def format_same_call(saved: SavedRun) -> str:
     """Return the call that resumes a run whose searcher cannot be recreated from its record."""
     path = str(saved.path)
     if saved.recipe.takes_trial:
@@ -364,25 +368,25 @@ def same_call(saved: SavedRun) -> str:
     return f"the search as before, with run={path!r}, if_exists='resume'"
 
 
-def default_executor(settings: Settings) -> Executor:
+def make_default_executor(settings: Settings) -> Executor:
     """Return an executor that trains in workers on this machine or in this process."""
     if settings.workers == 0:
         return InlineExecutor()
     return LocalExecutor(
-        settings.workers, settings.threads, seats=seats(settings.devices, settings.workers)
+        settings.workers, settings.threads, seats=assign_devices(settings.devices, settings.workers)
     )
 
 
 def device_of(settings: Settings) -> str:
     """Return the device's name in a worker, which sees only its own GPU."""
-    return settings.devices[0] if trains_here(settings) else in_worker(settings.devices)
+    return settings.devices[0] if trains_here(settings) else name_in_worker(settings.devices)
 
 
 def trains_here(settings: Settings) -> bool:
     return settings.executor is None and settings.workers == 0
 
 
-def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
+def make_run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -> RunContext:
     """Return the part of the run's settings that workers need.
 
     `recorded` is the environment in which a resumed run began, for its settings of PyTorch, Keras
@@ -391,7 +395,7 @@ def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -
     workers = max(1, settings.workers)
     cores = resources.usable_cores()
     context = RunContext(
-        **settings.training(),
+        **settings.record_training(),
         build=settings.build,
         train=settings.train,
         validation=settings.validation,
@@ -405,6 +409,10 @@ def run_context(settings: Settings, recorded: Mapping[str, Any] | None = None) -
         log_dir=str((settings.folder / "trials").resolve()),
         libraries=present_settings() if recorded is None else recorded_settings(recorded),
         hash_seed=hash_seed(None if recorded is None else recorded.get("variables", {})),
-        warning_filters=carried_filters(),
+        warning_filters=carry_filters(),
     )
-    return with_shares(context, seats(settings.devices, 1)) if trains_here(settings) else context
+    return (
+        set_memory_shares(context, assign_devices(settings.devices, 1))
+        if trains_here(settings)
+        else context
+    )

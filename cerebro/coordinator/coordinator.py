@@ -21,8 +21,8 @@ from cerebro.coordinator.failures import (
     ALIKE_FAILURES,
     LostWorkers,
     asks_to_stop,
-    missing_metric,
-    not_finite,
+    explain_missing_metric,
+    list_not_finite,
     raise_if_alike,
     raise_if_all_failed,
 )
@@ -37,11 +37,19 @@ from cerebro.coordinator.trials import LiveTrials, TrialSettings
 from cerebro.coordinator.unread import UnreadNames
 from cerebro.data import depots
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
-from cerebro.executors.base import Executor, placing, queueing
+from cerebro.executors.base import Executor, as_placing, as_queueing
 from cerebro.model import Words
 from cerebro.report.findings import UNREAD, Finding
 from cerebro.report.snapshot import Snapshot
-from cerebro.run.records import ENDED, NOT_EXACT, NOTHING_RAISED, EpochRecord, Raised, Status, clash
+from cerebro.run.records import (
+    ENDED,
+    NOT_EXACT,
+    NOTHING_RAISED,
+    EpochRecord,
+    Raised,
+    Status,
+    find_clash,
+)
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
@@ -106,24 +114,24 @@ class Coordinator:
             settings.ranking,
             settings.folder,
             progress,
-            self._now,
-            Forecaster(_parts_of(context), settings.epochs),
-            self._to_come,
+            self._read_clock,
+            Forecaster(_divide_epoch(context), settings.epochs),
+            self._count_work_to_come,
             settings.time_limit,
         )
-        self._places = placing(executor)  # None: every worker reads every shard
-        self._queue = queueing(executor)
+        self._places = as_placing(executor)  # None: every worker reads every shard
+        self._queue = as_queueing(executor)
         self._schedule = make_schedule(
             context.order(),
             context.views(0)[1],
             exclusive=self._places is not None,
             live_models=context.live_models,
         )
-        self._folded = self._make_folded(searcher)
+        self._folded = self._make_folded_trials(searcher)
         self._trials = self._make_trials(searcher) if self._folded is None else self._folded.folds
         self._searched = self._trials if self._folded is None else self._folded
         self._loop = SearchLoop(
-            LoopSettings.of(settings), searcher, store, hooks, self._searched, first
+            LoopSettings.from_settings(settings), searcher, store, hooks, self._searched, first
         )
         self._schedule_worker: dict[int, int] = {}
         self._executor_worker: dict[int, int] = {}
@@ -151,7 +159,7 @@ class Coordinator:
 
     def _make_trials(self, searcher: Searcher) -> LiveTrials:
         return LiveTrials(
-            TrialSettings.of(self.settings, self.context),
+            TrialSettings.from_settings(self.settings, self.context),
             self.store,
             self._schedule,
             self._overview,
@@ -161,11 +169,11 @@ class Coordinator:
             pinned=searcher.pinned,
         )
 
-    def _make_folded(self, searcher: Searcher) -> FoldedTrials | None:
+    def _make_folded_trials(self, searcher: Searcher) -> FoldedTrials | None:
         if self.settings.folds is None:
             return None
         return FoldedTrials(
-            TrialSettings.of(self.settings, self.context),
+            TrialSettings.from_settings(self.settings, self.context),
             self.settings.trials_each,
             self.store,
             self._schedule,
@@ -174,7 +182,7 @@ class Coordinator:
             pinned=searcher.pinned,
         )
 
-    def _to_come(self) -> ToCome:
+    def _count_work_to_come(self) -> ToCome:
         """Return the work of trials that the searcher has not suggested yet."""
         searcher, folds = self._loop.searcher, self.settings.trials_each
         if self._loop.is_exhausted:
@@ -200,14 +208,14 @@ class Coordinator:
         if self._restored is not None:
             self._resume_run(self._restored)
         self._advance_searcher()
-        self._overview.started(self.trials.values(), len(self._schedule_worker))
+        self._overview.show_start(self.trials.values(), len(self._schedule_worker))
         with closing(self._commands):
             self._train()
         self._loop.finish()
         if not self.is_stopped:
             self._searched.end_paused()
         self.end_open_trials()
-        self._note_unread()
+        self._note_unread_names()
         records = [trial.record for trial in self.trials.values()]
         raise_if_all_failed(records, self._searched.forgotten, self._kept_in)
 
@@ -223,18 +231,18 @@ class Coordinator:
                 continue
             if self._commands.gave_up:
                 break
-            for event in self.executor.wait(self._wait_seconds()):
+            for event in self.executor.wait(self._seconds_to_wait()):
                 self._handle(event)
             self._advance_searcher()
             self._overview.show(self.trials.values(), len(self._schedule_worker))
 
     def _handle(self, event: News) -> None:
         if isinstance(event, UnitDone):
-            self._unit_done(event)
+            self._handle_unit_done(event)
         elif isinstance(event, UnitFailed):
-            self._unit_failed(event)
+            self._handle_unit_failed(event)
         elif isinstance(event, WorkerLost):
-            self._worker_lost(event)
+            self._handle_worker_lost(event)
         elif isinstance(event, CheckDone):
             if event.worker in self._warming:
                 self._warming.remove(event.worker)
@@ -269,13 +277,13 @@ class Coordinator:
         if rests or waits:
             self.store.flush()  # the store then has everything that the display shows
             self._overview.show_waiting(self.trials.values(), len(self._schedule_worker))
-            before = self._now()
+            before = self._read_clock()
             if waits:  # an event for the searcher ends the executor's wait
-                for event in self.executor.wait(self._wait_seconds()):
+                for event in self.executor.wait(self._seconds_to_wait()):
                     self._handle(event)
             else:
-                time.sleep(self._wait_seconds())
-            self._overview.waited += self._now() - before
+                time.sleep(self._seconds_to_wait())
+            self._overview.waited += self._read_clock() - before
         return rests or waits
 
     # --- the searcher ----------------------------------------------------
@@ -301,13 +309,13 @@ class Coordinator:
             epoch = reported.record.epochs[-1]
             self._loop.epoch_done(reported, epoch.epoch, epoch.metrics)
         elif not reported.paused_by_searcher:
-            self._loop.ended(reported)
+            self._loop.trial_ended(reported)
 
     # --- dispatching -----------------------------------------------------
 
     def _dispatch_units(self) -> None:
         while not (self.is_stopped or self._commands.paused):
-            command = self._schedule.next(self._now())
+            command = self._schedule.next(self._read_clock())
             if command is None:
                 return
             if command[0] == "load":
@@ -323,7 +331,7 @@ class Coordinator:
             trial.worker = number
             trial.workers.add(number)
             is_first = trial.position == trial.first_position
-            task = self._task(
+            task = self._make_task(
                 trial,
                 epoch,
                 step,
@@ -333,14 +341,14 @@ class Coordinator:
                 origin=trial.origin,
                 clone_of=trial.clone_of if is_first else None,
                 notes_reads=is_first and self.unread.asks_about(trial.record.config),
-                ended=self._trials.ended_for(number),
+                ended=self._trials.take_ended(number),
             )
             self._overview.unit_begins(trial_number, number)
             self._in_flight[number] = task
             self._unqueued.append(number)
             self.executor.submit(number, task)
 
-    def _task(
+    def _make_task(
         self, trial: LiveTrial, epoch: int, step: int, part: int, position: int, **more: Any
     ) -> Task:
         """Return the task of a trial's unit, with the number of its dispatch."""
@@ -373,7 +381,7 @@ class Coordinator:
             following = self._schedule.next_here(self._schedule_worker[worker])
             if following is None:
                 continue
-            self._queued[worker] = self._task(
+            self._queued[worker] = self._make_task(
                 trial, *following, task.position + 1, attempt=0, after=task.dispatch
             )
             self._queue.queue(worker, self._queued[worker])
@@ -385,12 +393,12 @@ class Coordinator:
 
     # --- units and epochs ------------------------------------------------
 
-    def _unit_done(self, event: UnitDone) -> None:
+    def _handle_unit_done(self, event: UnitDone) -> None:
         task = event.task
         trial = self._trials.by_number[task.trial]
-        following = self._next_in_flight(event.worker)
+        following = self._finish_in_flight(event.worker)
         trial.unit_seconds = event.seconds
-        self._add_read(event)
+        self._add_read_names(event)
         self._forget_live_models(event.worker, event.dropped)
         trial.position += 1
         trial.origin = None
@@ -417,14 +425,14 @@ class Coordinator:
         self._libraries.update(event.libraries)
         self._watch_memory(event)
         self._note_not_exact(trial, event.not_exact)
-        self._note_moved(event.moved)
+        self._note_moved_batches(event.moved)
         if event.unlike:
-            self._note_unlike(trial, event.unlike)
+            self._note_wrong_step(trial, event.unlike)
         self._note_warnings(trial, event.warned)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.notify_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
-            self._add_epoch(trial, _epoch_of(trial, event))
+            self._add_epoch(trial, _make_epoch(trial, event))
         elif event.metrics is not None:
             self._awaiting_state[task.trial] = event
             self._trials.await_state(trial, True)
@@ -434,17 +442,17 @@ class Coordinator:
         else:
             self._overview.unit_begins(following.trial, event.worker)
 
-    def _next_in_flight(self, worker: int) -> Task | None:
+    def _finish_in_flight(self, worker: int) -> Task | None:
         """Report a unit as done; return the queued one, which the worker has begun."""
         ours = self._schedule_worker[worker]
         following = self._queued.pop(worker, None)
         if following is None:
             del self._in_flight[worker]
-            self._schedule.unit_done(ours, self._now())
+            self._schedule.unit_done(ours, self._read_clock())
         else:
             self._in_flight[worker] = following
             self._unqueued.append(worker)
-            self._schedule.unit_continued(ours, self._now())
+            self._schedule.unit_continued(ours, self._read_clock())
         return following
 
     def _drop_in_flight(self, worker: int) -> Task | None:
@@ -455,14 +463,14 @@ class Coordinator:
 
     def _add_epoch(self, trial: LiveTrial, epoch: EpochRecord, *, report: bool = True) -> None:
         """Record a finished epoch; fail the trial if its ranking metric is missing."""
-        missing = missing_metric(
+        missing = explain_missing_metric(
             self.settings.metric,
             epoch.metrics,
             validated=self.context.validates,
             words=self.words,
         )
         if missing is None and self._folded is not None:
-            missing = clash(epoch.metrics)
+            missing = find_clash(epoch.metrics)
         if missing is not None:
             self._trials.states.discard(epoch.state_file, epoch.state_hash)
             since = f"epoch {epoch.epoch}, unlike before: " if trial.record.epochs else ""
@@ -471,7 +479,7 @@ class Coordinator:
         before = trial.expected.pop(epoch.epoch, epoch.state_hash)
         if before != epoch.state_hash:
             text = f"epoch {epoch.epoch} was trained again and gave a different state"
-            self.store.add_event(self._now(), "not the same", text, trial.record.number)
+            self.store.add_event(self._read_clock(), "not the same", text, trial.record.number)
             warnings.warn(f"trial {trial.record.number}: {text}", stacklevel=2)
         trial.lost_states = 0
         self._trials.add_epoch(trial, epoch)
@@ -481,15 +489,15 @@ class Coordinator:
 
     # --- failures --------------------------------------------------------
 
-    def _unit_failed(self, event: UnitFailed) -> None:
+    def _handle_unit_failed(self, event: UnitFailed) -> None:
         trial = self._trials.by_number[event.task.trial]
         worker = self._schedule_worker[event.worker]
         self._drop_in_flight(event.worker)
-        self._schedule.unit_failed(worker, self._now())
+        self._schedule.unit_failed(worker, self._read_clock())
         self._forget_live_models(event.worker, event.dropped)
         trial.worker = None
         self._note_warnings(trial, event.warned)
-        self._add_read(event)
+        self._add_read_names(event)
         if event.kind == "data":
             raise CorruptDataError(event.message)
         if event.kind == "storage":
@@ -510,7 +518,7 @@ class Coordinator:
         """End the other folds of the configuration if one fold asked to stop."""
         if self._folded is None:
             return
-        self._stop_each(self._folded.siblings(trial))
+        self._stop_trials(self._folded.folds_beside(trial))
 
     def _end_trial(
         self,
@@ -527,7 +535,7 @@ class Coordinator:
     # --- workers ---------------------------------------------------------
 
     def _add_worker(self, worker: int) -> None:
-        ours = self._schedule.add_worker(self._now())
+        ours = self._schedule.add_worker(self._read_clock())
         self._schedule_worker[worker] = ours
         self._executor_worker[ours] = worker
         self._update_holders()
@@ -548,13 +556,13 @@ class Coordinator:
             if there:  # else the scheduler already knows, or learns it when the worker is lost
                 self._schedule.set_holders(part, there)
 
-    def _worker_lost(self, event: WorkerLost) -> None:
+    def _handle_worker_lost(self, event: WorkerLost) -> None:
         self._warming.discard(event.worker)
         task = self._drop_in_flight(event.worker)
         ours = self._schedule_worker.pop(event.worker, None)
         if ours is not None:
             del self._executor_worker[ours]
-            self._schedule.remove_worker(ours, self._now())
+            self._schedule.remove_worker(ours, self._read_clock())
         self._trials.forget_worker(event.worker)
         if event.signal == signal.SIGBUS:
             # The worker read a memory-mapped file that was truncated: the trial is not to blame.
@@ -562,7 +570,7 @@ class Coordinator:
         verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
         kind = "worker left" if event.has_left else "worker lost"
-        self.store.add_event(self._now(), kind, verdict.text, number)
+        self.store.add_event(self._read_clock(), kind, verdict.text, number)
         if task is not None:
             trial = self._trials.by_number[task.trial]
             trial.worker = None
@@ -589,7 +597,7 @@ class Coordinator:
         if not self._schedule_worker and not self._warming:
             raise WorkerError(f"no worker process is left, and none can be started: {cause}")
         text = f"a worker process is missing from now on: {cause}"
-        self.store.add_event(self._now(), "worker not replaced", text)
+        self.store.add_event(self._read_clock(), "worker not replaced", text)
         warnings.warn(text, stacklevel=2)
 
     def _forget_live_models(self, worker: int, dropped: Sequence[int]) -> None:
@@ -603,27 +611,27 @@ class Coordinator:
     def _handle_cluster_event(self, event: News) -> None:
         """Handle the events that only executors for several machines send."""
         if isinstance(event, WorkerJoined):
-            self.store.add_event(self._now(), "worker joined", f"worker {event.worker}")
+            self.store.add_event(self._read_clock(), "worker joined", f"worker {event.worker}")
             self._warm_up(event.worker)
         elif isinstance(event, ShardsPlaced):
             self._update_holders()
         elif isinstance(event, StateKept):
             trial = self._trials.by_number[event.trial]
-            self._add_epoch(trial, _epoch_of(trial, self._awaiting_state.pop(event.trial)))
+            self._add_epoch(trial, _make_epoch(trial, self._awaiting_state.pop(event.trial)))
             self._trials.await_state(trial, False)
             self._apply_commands(trial)
         elif isinstance(event, StateLost):
-            self._state_lost(event)
+            self._handle_state_lost(event)
         elif isinstance(event, Note):
-            self.store.add_event(self._now(), event.kind, event.text)
+            self.store.add_event(self._read_clock(), event.kind, event.text)
             warnings.warn(event.text, stacklevel=2)
 
-    def _state_lost(self, event: StateLost) -> None:
+    def _handle_state_lost(self, event: StateLost) -> None:
         trial = self._trials.by_number[event.trial]
         if event.worker is not None:
             worker = self._schedule_worker[event.worker]
             self._drop_in_flight(event.worker)
-            self._schedule.unit_failed(worker, self._now())
+            self._schedule.unit_failed(worker, self._read_clock())
             trial.worker = None
         self._awaiting_state.pop(event.trial, None)
         trial.lost_states += 1
@@ -636,7 +644,7 @@ class Coordinator:
         self._trials.go_back(trial, event.position)
         lost = before - trial.position
         text = f"{event.reason}; {lost} unit(s) of trial {event.trial} are trained again"
-        self.store.add_event(self._now(), "state lost", text, event.trial)
+        self.store.add_event(self._read_clock(), "state lost", text, event.trial)
         self._apply_commands(trial)
 
     # --- warnings and remarks --------------------------------------------
@@ -644,24 +652,24 @@ class Coordinator:
     def note_first_warnings(self, warned: Sequence[Warned]) -> None:
         """Show and record the warnings of the hop check, which tries trial 0's configuration."""
         for warning in warned:
-            self.store.add_event(self._now(), EVENT, str(warning))
+            self.store.add_event(self._read_clock(), EVENT, str(warning))
         self._shown_warnings.show(warned, self._name_of(0))
 
     def note_findings(self, findings: Sequence[Finding]) -> None:
         """Show and record each mistake that the hop check found, once."""
         for finding in findings:
-            self.store.add_event(self._now(), EVENT, str(finding))
+            self.store.add_event(self._read_clock(), EVENT, str(finding))
             show_finding(finding, self.settings.build, f"{self._name_of(0)}: ")
 
-    def _add_read(self, event: UnitDone | UnitFailed) -> None:
+    def _add_read_names(self, event: UnitDone | UnitFailed) -> None:
         if event.task.notes_reads:
             self.unread.add(event.task.config, event.read)
 
-    def _note_unread(self) -> None:
+    def _note_unread_names(self) -> None:
         """Show and record that no trial has read a name of the space."""
-        finding = self.unread.finding()
+        finding = self.unread.make_finding()
         if finding is not None:
-            self.store.add_event(self._now(), UNREAD, str(finding))
+            self.store.add_event(self._read_clock(), UNREAD, str(finding))
             show_finding(finding, self.settings.build)
 
     def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
@@ -670,7 +678,7 @@ class Coordinator:
         for warning in warned:
             if warning not in trial.warned:  # another worker may have raised it before
                 trial.warned.add(warning)
-                self.store.add_event(self._now(), EVENT, str(warning), number)
+                self.store.add_event(self._read_clock(), EVENT, str(warning), number)
         self._shown_warnings.show(warned, self._name_of(number))
 
     def _name_of(self, number: int) -> str:
@@ -685,40 +693,42 @@ class Coordinator:
             if name not in trial.not_exact:
                 trial.not_exact.add(name)
                 number = trial.record.number
-                self.store.add_event(self._now(), NOT_EXACT, name, number)
+                self.store.add_event(self._read_clock(), NOT_EXACT, name, number)
                 warnings.warn(
                     f"trial {number} is not exact: {name} has no deterministic version on its "
                     "device, so its states may differ from run to run",
                     stacklevel=2,
                 )
 
-    def _note_unlike(self, trial: LiveTrial, unlike: str) -> None:
+    def _note_wrong_step(self, trial: LiveTrial, unlike: str) -> None:
         """Record that a trial's recorded step, which its earlier units used, was wrong."""
         number = trial.record.number
         text = (
             f"{self._name_of(number)}, {unlike}. Earlier units have used that step, so the results "
             "of this trial may be wrong: run it again with graph=False"
         )
-        self.store.add_event(self._now(), "recorded step differs", text, number)
-        self.store.add_event(self._now(), NOT_EXACT, "a recorded step that was wrong", number)
+        self.store.add_event(self._read_clock(), "recorded step differs", text, number)
+        self.store.add_event(
+            self._read_clock(), NOT_EXACT, "a recorded step that was wrong", number
+        )
         warnings.warn(text, stacklevel=2)
 
     def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
         """Record the first epoch in which a trial's validation metric is not finite."""
-        problem = not_finite(trial.record.epochs[-1].metrics)
+        problem = list_not_finite(trial.record.epochs[-1].metrics)
         if problem and not trial.not_finite:
             trial.not_finite = True
             text = f"trial {trial.record.number}, epoch {epoch}: {problem}"
-            self.store.add_event(self._now(), "not finite", text, trial.record.number)
+            self.store.add_event(self._read_clock(), "not finite", text, trial.record.number)
 
-    def _note_moved(self, why: str) -> None:
+    def _note_moved_batches(self, why: str) -> None:
         """Warn once per run that PyTorch moves batches to a GPU; record each reason."""
         if not why or why in self._moved:
             return
         self._moved.add(why)
-        self.store.add_event(self._now(), "batches are moved", why)
+        self.store.add_event(self._read_clock(), "batches are moved", why)
         if len(self._moved) == 1:
-            warnings.warn(depots.moving(why), stacklevel=2)
+            warnings.warn(depots.explain_moving(why), stacklevel=2)
 
     def _watch_memory(self, event: UnitDone) -> None:
         """Record that a trial's memory grows in every epoch; see `cerebro.worker.growth`."""
@@ -727,7 +737,7 @@ class Coordinator:
         if event.metrics is not None:
             text = self._growth.end_epoch(task.trial, task.epoch, event.resident)
             if text is not None:
-                self.store.add_event(self._now(), "memory grows", text, task.trial)
+                self.store.add_event(self._read_clock(), "memory grows", text, task.trial)
                 warnings.warn(text, stacklevel=2)
 
     # --- the user's commands ---------------------------------------------
@@ -737,7 +747,7 @@ class Coordinator:
 
         Raise InputError if there is no such trial, or it has ended.
         """
-        whole, trials = self._searched.named(number, "paused")
+        whole, trials = self._searched.find_open(number, "paused")
         whole.held = True
         for trial in trials:
             self._trials.hold(trial)
@@ -745,7 +755,7 @@ class Coordinator:
 
     def continue_trial(self, number: int) -> None:
         """Continue a trial; raise InputError if :meth:`pause_trial` has not paused it."""
-        whole, trials = self._searched.named(number, "continued")
+        whole, trials = self._searched.find_open(number, "continued")
         if not whole.held:
             raise InputError(f"trial {number} is {whole.record.status}: no command has paused it")
         whole.held = False
@@ -757,11 +767,11 @@ class Coordinator:
 
         Raise InputError if there is no such trial, or it has ended.
         """
-        whole, trials = self._searched.named(number, "stopped")
+        whole, trials = self._searched.find_open(number, "stopped")
         whole.stopping = True
-        self._stop_each(trials)
+        self._stop_trials(trials)
 
-    def _stop_each(self, trials: Sequence[LiveTrial]) -> None:
+    def _stop_trials(self, trials: Sequence[LiveTrial]) -> None:
         """End trials permanently, each after its current unit."""
         for trial in trials:
             trial.stopping = True
@@ -791,26 +801,28 @@ class Coordinator:
             self._trials.set_status(trial, "paused")
 
     def _note_command(self, text: str) -> None:
-        self.store.add_event(self._now(), "command", text)
+        self.store.add_event(self._read_clock(), "command", text)
 
     # --- time ------------------------------------------------------------
 
-    def _now(self) -> float:
+    def _read_clock(self) -> float:
         return time.perf_counter() - self._started
 
-    def _seconds_here(self) -> float:
+    def _elapsed_seconds(self) -> float:
         return time.perf_counter() - self._begun
 
     def _check_time(self) -> None:
         limit = self.settings.time_limit
-        if limit is not None and not self.out_of_time and self._seconds_here() >= limit:
+        if limit is not None and not self.out_of_time and self._elapsed_seconds() >= limit:
             self.out_of_time = True
-            self.store.add_event(self._now(), "time limit", f"{limit} seconds are over")
+            self.store.add_event(self._read_clock(), "time limit", f"{limit} seconds are over")
 
-    def _wait_seconds(self) -> float:
+    def _seconds_to_wait(self) -> float:
         """Return how long to wait for events before something else is due."""
         limit = self.settings.time_limit
-        rest = None if limit is None or self.out_of_time else max(0.0, limit - self._seconds_here())
+        rest = (
+            None if limit is None or self.out_of_time else max(0.0, limit - self._elapsed_seconds())
+        )
         return self._commands.wait_seconds(rest)
 
     # --- the state of the run --------------------------------------------
@@ -845,14 +857,14 @@ class Coordinator:
         self._trials.mark_open_as_stopped()
 
 
-def _parts_of(context: RunContext) -> EpochParts:
+def _divide_epoch(context: RunContext) -> EpochParts:
     """Return how an epoch of the run is divided into parts."""
     train, validation = context.views(0)
     evaluation = evaluation_cost(validation)
     return EpochParts(context.order().num_parts, evaluation / (train.num_rows + evaluation))
 
 
-def _epoch_of(trial: LiveTrial, last: UnitDone) -> EpochRecord:
+def _make_epoch(trial: LiveTrial, last: UnitDone) -> EpochRecord:
     assert last.metrics is not None and last.state_hash is not None
     return EpochRecord(
         last.task.epoch, last.metrics, trial.epoch_seconds, last.state_hash, last.state_file

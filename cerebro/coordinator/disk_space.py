@@ -51,12 +51,12 @@ class StateDemand:
     keep: str
     may_end_early: bool
 
-    def slots(self) -> Demand:
+    def estimate_slots(self) -> Demand:
         """Return the demand of the slots: two for every live trial."""
         least = min(self.workers, self.trials or self.workers)
         return Demand(2 * least * self.state_bytes, 2 * max(least, self.live) * self.state_bytes)
 
-    def kept(self) -> Demand:
+    def estimate_kept(self) -> Demand:
         """Return the demand of kept states and of states in flight."""
         trials = self.trials or 1
         epochs = 1 if self.may_end_early else self.epochs
@@ -84,30 +84,32 @@ def check_room(settings: Settings, searcher: Searcher, state_bytes: int) -> None
 
     Raise InputError with the folder, the bytes needed and free, and the fix.
     """
-    plan = _demand(settings, searcher, state_bytes)
+    plan = _estimate_demand(settings, searcher, state_bytes)
     states, slots = settings.folder / "states", settings.state_dir
-    thrifty = replace(plan, keep="last").kept()
+    thrifty = replace(plan, keep="last").estimate_kept()
     # If both folders are on one disk, their demands add up, and either fix helps.
     places = [
-        _Place(states, plan.kept(), thrifty, "choose a run= on a larger disk"),
-        _Place(slots, plan.slots(), plan.slots(), "choose a larger state_dir="),
+        _Place(states, plan.estimate_kept(), thrifty, "choose a run= on a larger disk"),
+        _Place(slots, plan.estimate_slots(), plan.estimate_slots(), "choose a larger state_dir="),
     ]
     if device_of(states) == device_of(slots):
         cure = "put the states of live trials elsewhere with state_dir=, or all with run="
-        slot_demand = plan.slots()
-        places = [_Place(states, plan.kept() + slot_demand, thrifty + slot_demand, cure)]
+        slot_demand = plan.estimate_slots()
+        places = [_Place(states, plan.estimate_kept() + slot_demand, thrifty + slot_demand, cure)]
     for place in places:
         free = free_bytes(place.folder)
         if place.needs.least > free:
             spared = place.thrifty.least < place.needs.least
-            raise InputError(_text(plan, place, free, "needs at least", place.needs.least, spared))
+            raise InputError(
+                _format_text(plan, place, free, "needs at least", place.needs.least, spared)
+            )
         if place.needs.likely > free:
             spared = place.thrifty.likely < place.needs.likely
-            text = _text(plan, place, free, "is likely to need", place.needs.likely, spared)
+            text = _format_text(plan, place, free, "is likely to need", place.needs.likely, spared)
             warnings.warn(text, stacklevel=2)
 
 
-def _demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
+def _estimate_demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDemand:
     expected = expected_trials(searcher, settings.n_trials)
     folds, workers = settings.trials_each, max(1, settings.workers)
     trials = None if expected is None else expected * folds
@@ -125,7 +127,7 @@ def _demand(settings: Settings, searcher: Searcher, state_bytes: int) -> StateDe
     )
 
 
-def _text(
+def _format_text(
     plan: StateDemand, place: _Place, free: int, needs: str, needed: int, spared: bool
 ) -> str:
     trials = (
@@ -134,12 +136,13 @@ def _text(
     kind = " of memory, which is the disk there," if is_memory(place.folder) else ""
     keep = ", keep fewer states with keep='last'" if spared else ""
     return (
-        f"the run {needs} {_megabytes(needed)} for states in {place.folder}, and "
-        f"only {_megabytes(free)}{kind} are free: states of {_megabytes(plan.state_bytes)}, "
-        f"{trials}, {plan.workers} worker(s), keep={plan.keep!r}; free some{keep}, or {place.cure}"
+        f"the run {needs} {_format_megabytes(needed)} for states in {place.folder}, and "
+        f"only {_format_megabytes(free)}{kind} are free: "
+        f"states of {_format_megabytes(plan.state_bytes)}, {trials}, "
+        f"{plan.workers} worker(s), keep={plan.keep!r}; free some{keep}, or {place.cure}"
     )
 
 
-def _megabytes(count: int) -> str:
+def _format_megabytes(count: int) -> str:
     value = count / 1e6
     return f"{value:,.0f} MB" if value >= 10 else f"{value:.1f} MB"

@@ -13,7 +13,7 @@ from pathlib import Path
 from cerebro.errors import RunError
 from cerebro.model import Words
 from cerebro.run.records import Raised, TrialRecord
-from cerebro.searchers.metrics import nearest
+from cerebro.searchers.metrics import find_nearest
 from cerebro.worker.messages import Task, WorkerLost
 
 ALIKE_FAILURES = 3
@@ -39,7 +39,7 @@ def raise_if_alike(first: Sequence[TrialRecord], folder: Path | None = None) -> 
         return
     if len({failure_kind(record) for record in first}) == 1:
         text = f"the first {len(first)} trials failed in the same way: {first[0].error}"
-        raise RunError(text + _traceback_at(first[0], folder))
+        raise RunError(text + _locate_traceback(first[0], folder))
 
 
 def raise_if_all_failed(
@@ -54,19 +54,21 @@ def raise_if_all_failed(
     counts = Counter(record.status for record in records) + Counter(others)
     total = counts.total()
     if records and counts["failed"] + counts["diverged"] == total:
-        raise RunError(_all_failed(records[0], total) + _traceback_at(records[0], folder))
+        raise RunError(
+            _describe_all_failed(records[0], total) + _locate_traceback(records[0], folder)
+        )
     if not records:
         raise RunError("the searcher suggested no trial")
 
 
-def _all_failed(first: TrialRecord, total: int) -> str:
+def _describe_all_failed(first: TrialRecord, total: int) -> str:
     if total == 1:
         return f"the only trial failed: {first.error}"
     which = "both" if total == 2 else f"all {_WORDS.get(total, total)}"
     return f"{which} trials failed; the first: {first.error}"
 
 
-def _traceback_at(first: TrialRecord, folder: Path | None) -> str:
+def _locate_traceback(first: TrialRecord, folder: Path | None) -> str:
     """Return where to read a trial's traceback, in words that also fit a search that raised."""
     if folder is None or not first.traceback:
         return ""
@@ -91,28 +93,28 @@ def asks_to_stop(raised: Raised) -> bool:
     return _PRUNED in raised.bases
 
 
-def worst(mode: str) -> float:
+def worst_value_of(mode: str) -> float:
     return math.inf if mode == "min" else -math.inf
 
 
-def comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
+def make_comparable(metrics: Mapping[str, float], metric: str, mode: str) -> dict[str, float]:
     """Return a trial's metrics as searchers receive them.
 
     If the ranking metric is NaN, it is replaced by the worst value, because NaN cannot be sorted.
     """
     reported = dict(metrics)
     if math.isnan(reported.get(metric, 0.0)):
-        reported[metric] = worst(mode)
+        reported[metric] = worst_value_of(mode)
     return reported
 
 
-def not_finite(metrics: Mapping[str, float]) -> str:
+def list_not_finite(metrics: Mapping[str, float]) -> str:
     """Return a list of the validation metrics that are not finite; empty if all are finite."""
     names = [n for n, v in metrics.items() if n.startswith("val_") and not math.isfinite(v)]
     return ", ".join(f"{name} is {metrics[name]}" for name in names)
 
 
-def missing_metric(
+def explain_missing_metric(
     name: str, metrics: Iterable[str], *, validated: bool, words: Words
 ) -> str | None:
     """Return why an epoch's metrics cannot rank the trial; None if they can.
@@ -121,9 +123,9 @@ def missing_metric(
     also those with ``train_`` and ``val_``. `words` has what the model's users call its methods.
     """
     names = set(metrics)
-    if _ranks(name, names, validated=validated):
+    if _can_rank(name, names, validated=validated):
         return None
-    ranking = [metric for metric in sorted(names) if _ranks(metric, names, validated=validated)]
+    ranking = [metric for metric in sorted(names) if _can_rank(metric, names, validated=validated)]
     validating = next((metric for metric in ranking if not metric.startswith("train_")), None)
     if name in names:
         return (
@@ -132,7 +134,7 @@ def missing_metric(
         )
     problem = f"{_NO_METRIC} {name!r}; it reports {', '.join(sorted(names)) or 'none'}"
     how = words.report_in_validation if validated and words.by_step else words.report
-    near = nearest(name, ranking)
+    near = find_nearest(name, ranking)
     if near is not None and name != "loss":
         return f"{problem}: did you mean metric={near!r}?"
     other = near or validating
@@ -140,7 +142,7 @@ def missing_metric(
     return f"{problem}: {how}, or {instead}"
 
 
-def _ranks(name: str, names: Collection[str], *, validated: bool) -> bool:
+def _can_rank(name: str, names: Collection[str], *, validated: bool) -> bool:
     """Return whether a model that reports `names` can be ranked by one of them."""
     only_training = f"train_{name}" in names and f"val_{name}" not in names
     return name in names and not (only_training and validated)

@@ -26,9 +26,9 @@ from cerebro.run.records import (
     Ranking,
     Status,
     TrialRecord,
-    configuration,
     failed_fold,
-    update,
+    make_configuration,
+    update_configuration,
 )
 from cerebro.run.store import LastDecision, Store
 from cerebro.searchers.base import Suggestion
@@ -45,7 +45,7 @@ class FoldedTrial(LiveTrial):
         return self.folds
 
     def row(self, by: Ranking) -> TrialRow:
-        update(self.record)
+        update_configuration(self.record)
         running = [fold for fold in self.folds if fold.worker is not None]
         self.worker = running[0].worker if running else None
         speeds = [fold.rows_per_second for fold in self.folds if fold.rows_per_second is not None]
@@ -82,7 +82,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             EndedTrials(settings.ranking),
             self._notify_of_fold,
             stepwise=True,
-            best_epoch=self._best_epoch,
+            best_epoch=self._find_best_epoch,
             pinned=pinned,
         )
         """The folds of all configurations, which are the trials that workers train."""
@@ -91,48 +91,48 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a configuration, or a clone, whose folds are clones of its parent's folds."""
-        folds = [self.folds.add(self._of_fold(suggestion, fold)) for fold in range(self._each)]
-        trial = self._take(folds)
+        folds = [self.folds.add(self._suggest_fold(suggestion, fold)) for fold in range(self._each)]
+        trial = self._add_folds(folds)
         if trial.record.status in ENDED:  # its configuration is invalid
             self._hooks.notify_of(trial.record, "on_trial_start")
             self._note_end(trial)
         return trial
 
     def extend(self, trial: LiveTrial) -> None:
-        for fold in self._decided(trial):
+        for fold in self._copy_decision(trial):
             self.folds.extend(fold)
 
     def pause(self, trial: LiveTrial) -> None:
-        for fold in self._decided(trial):
+        for fold in self._copy_decision(trial):
             self.folds.pause(fold)
-        update(trial.record)
+        update_configuration(trial.record)
 
     def shelve(self, trial: LiveTrial) -> None:
-        for fold in self._decided(trial):
+        for fold in self._copy_decision(trial):
             self.folds.shelve(fold)
 
     def resume(self, trial: LiveTrial, epochs: int) -> None:
-        for fold in self._decided(trial):
+        for fold in self._copy_decision(trial):
             self.folds.resume(fold, epochs)
-        update(trial.record)
+        update_configuration(trial.record)
 
     def aim(self, trial: LiveTrial, epochs: int) -> None:
         """Set how many epochs the searcher wants of a configuration, even if it was stopped."""
-        for fold in self._folds(trial):
+        for fold in self._folds_of(trial):
             self.folds.aim(fold, epochs)
         trial.record.target_epochs = epochs
 
     def clear_pause(self, trial: LiveTrial) -> None:
         trial.paused_by_searcher = False
         self._over[trial.record.number] = None
-        for fold in self._folds(trial):
+        for fold in self._folds_of(trial):
             if fold.record.number in self.folds.by_number:
                 self.folds.clear_pause(fold)
 
     def end(self, trial: LiveTrial, status: Status) -> None:
-        for fold in self._decided(trial):
+        for fold in self._copy_decision(trial):
             self.folds.end(fold, status)
-        update(trial.record)
+        update_configuration(trial.record)
         self._note_end(trial)
 
     # --- called by the coordinator ------------------------------------------
@@ -151,7 +151,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             for other in trial.folds:
                 if other.record.status not in ENDED and other.record.done > culprit.done:
                     self.folds.end(other, "stopped")
-        new = update(trial.record)
+        new = update_configuration(trial.record)
         for epoch in new:
             trial.history.append(epoch.to_history())
             self._hooks.notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
@@ -160,9 +160,9 @@ class FoldedTrials(TrialTable[FoldedTrial]):
             return trial
         return trial if new else None
 
-    def siblings(self, fold: LiveTrial) -> list[LiveTrial]:
+    def folds_beside(self, fold: LiveTrial) -> list[LiveTrial]:
         trial = self.by_number.get(fold.record.number // self._each)
-        return [] if trial is None else self._trained(trial)
+        return [] if trial is None else self._open_trials_of(trial)
 
     def restore(self, folds: Sequence[LiveTrial], answers: Mapping[int, LastDecision]) -> None:
         """Take over the trials of an earlier process; `answers` are given per configuration."""
@@ -174,7 +174,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         }
         self.folds.restore(folds, spread)
         for first in range(0, len(folds), n_folds):
-            trial = self._take(folds[first : first + n_folds])
+            trial = self._add_folds(folds[first : first + n_folds])
             trial.reported = folds[first].reported
             trial.paused_by_searcher = folds[first].paused_by_searcher
             if trial.record.status in ENDED:
@@ -194,7 +194,7 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         """
         n_folds = self._each
         gone = self.folds.forget_ended(lambda number: is_expected(number // n_folds))
-        self.folds.ended.shown()
+        self.folds.ended.mark_shown()
         # Folds ask their configuration for its best epoch, so it is forgotten after its last fold.
         self._over.update(dict.fromkeys(number // n_folds for number in gone))
         self._forget_unused(is_expected, self._has_folds)
@@ -204,22 +204,22 @@ class FoldedTrials(TrialTable[FoldedTrial]):
 
     def _read(self, number: int) -> FoldedTrial:
         folds = [self.folds.recall(number * self._each + fold) for fold in range(self._each)]
-        return self._take([fold for fold in folds if fold is not None])
+        return self._add_folds([fold for fold in folds if fold is not None])
 
-    def _trained(self, trial: FoldedTrial) -> list[LiveTrial]:
+    def _open_trials_of(self, trial: FoldedTrial) -> list[LiveTrial]:
         return [fold for fold in trial.folds if fold.record.status not in ENDED]
 
     def _has_folds(self, number: int) -> bool:
         folds = self.by_number[number].folds
         return any(fold.record.number in self.folds.by_number for fold in folds)
 
-    def _take(self, folds: Sequence[LiveTrial]) -> FoldedTrial:
-        record = configuration([fold.record for fold in folds])
+    def _add_folds(self, folds: Sequence[LiveTrial]) -> FoldedTrial:
+        record = make_configuration([fold.record for fold in folds])
         trial = FoldedTrial(record, reported=record.first_epoch - 1, folds=list(folds))
         self.by_number[record.number] = trial
         return trial
 
-    def _of_fold(self, suggestion: Suggestion, fold: int) -> Suggestion:
+    def _suggest_fold(self, suggestion: Suggestion, fold: int) -> Suggestion:
         if suggestion.parent is None:
             return suggestion
         parent = self.recall(suggestion.parent)
@@ -229,20 +229,20 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         of_fold.reported = parent.reported_epoch  # other folds may have more epochs
         return replace(suggestion, parent=number)
 
-    def _folds(self, trial: LiveTrial) -> list[LiveTrial]:
+    def _folds_of(self, trial: LiveTrial) -> list[LiveTrial]:
         return self.by_number[trial.record.number].folds
 
-    def _decided(self, trial: LiveTrial) -> list[LiveTrial]:
+    def _copy_decision(self, trial: LiveTrial) -> list[LiveTrial]:
         """Copy the searcher's decision to the folds; return the folds that have not ended."""
-        for fold in self._folds(trial):
+        for fold in self._folds_of(trial):
             fold.reported, fold.paused_by_searcher = trial.reported, trial.paused_by_searcher
-        return [fold for fold in self._folds(trial) if fold.record.status not in ENDED]
+        return [fold for fold in self._folds_of(trial) if fold.record.status not in ENDED]
 
     def _note_end(self, trial: LiveTrial) -> None:
         self.ended.add(trial.record, trial.row(self._ranking))
         self._hooks.notify_of(trial.record, "on_trial_end")
 
-    def _best_epoch(self, record: TrialRecord) -> int | None:
+    def _find_best_epoch(self, record: TrialRecord) -> int | None:
         """Return the best epoch of a fold's configuration, whose state the fold keeps."""
         trial, by = self.by_number.get(record.number // self._each), self._ranking
         return None if trial is None else trial.record.best_epoch(by.metric, by.mode)
@@ -252,5 +252,5 @@ class FoldedTrials(TrialTable[FoldedTrial]):
         trial = self.by_number.get(fold.number // self._each)
         if hook == "on_trial_start" and trial is not None and not trial.started:
             trial.started = True
-            update(trial.record)
+            update_configuration(trial.record)
             self._hooks.notify_of(trial.record, hook)

@@ -53,15 +53,15 @@ class EpochParts:
     def units(self) -> int:
         return self.train_units + (self.evaluation > 0)
 
-    def of_unit(self, step: int) -> float:
+    def share_of_unit(self, step: int) -> float:
         if step >= self.train_units:
             return self.evaluation
         return (1.0 - self.evaluation) / self.train_units
 
-    def at(self, position: int) -> float:
+    def count_epochs(self, position: int) -> float:
         """Return the number of epochs trained after `position` units."""
         epochs, step = divmod(position, self.units)
-        return epochs + step * self.of_unit(0)  # the validation comes last
+        return epochs + step * self.share_of_unit(0)  # the validation comes last
 
 
 @dataclass(frozen=True)
@@ -90,24 +90,24 @@ class Pruning:
         self._ended: defaultdict[int, float] = defaultdict(float)
         self._decided: defaultdict[int, float] = defaultdict(float)
 
-    def passed(self, epochs: int) -> None:
+    def note_passed(self, epochs: int) -> None:
         """Note that a trial with `epochs` epochs has trained another epoch."""
-        self._note(epochs, 0.0)
+        self._note_decision(epochs, 0.0)
 
-    def ended(self, epochs: int) -> None:
+    def note_ended(self, epochs: int) -> None:
         """Note that a trial ended or paused after `epochs` epochs, before its last epoch."""
-        self._note(epochs, 1.0)
+        self._note_decision(epochs, 1.0)
 
-    def resumed(self, epochs: int) -> None:
+    def note_resumed(self, epochs: int) -> None:
         """Note that a trial that paused after `epochs` epochs has been resumed."""
         self._ended[epochs] = max(0.0, self._ended[epochs] - 1.0)
         self._decided[epochs] = max(0.0, self._decided[epochs] - 1.0)
 
-    def _note(self, epochs: int, ended: float) -> None:
+    def _note_decision(self, epochs: int, ended: float) -> None:
         self._ended[epochs] = FORGET * self._ended[epochs] + ended
         self._decided[epochs] = FORGET * self._decided[epochs] + 1.0
 
-    def expected(self, epochs: int) -> FurtherEpochs:
+    def expect_further(self, epochs: int) -> FurtherEpochs:
         """Return how many further epochs to expect of a trial whose target is `epochs`."""
         usual = sum(self._ended.values()) / max(1.0, sum(self._decided.values()))
         shares = {
@@ -132,12 +132,12 @@ class FurtherEpochs:
         self._known = [*sorted(shares), target]
         self._further = {target: 0.0}
         for done, after in reversed(list(pairwise(self._known))):
-            self._further[done] = (1.0 - shares[done]) * (1.0 + self._before(after, done + 1))
+            self._further[done] = (1.0 - shares[done]) * (1.0 + self._value_before(after, done + 1))
 
     def __getitem__(self, done: int) -> float:
-        return self._before(self._known[bisect_left(self._known, done)], done)
+        return self._value_before(self._known[bisect_left(self._known, done)], done)
 
-    def _before(self, known: int, done: int) -> float:
+    def _value_before(self, known: int, done: int) -> float:
         """Return the value for `done`; there were no decisions from there to `known`."""
         count, further = known - done, self._further[known]
         if count == 0 or self._usual == 0.0:
@@ -163,7 +163,7 @@ class Paces:
 
     def add(self, trial: int, step: int, seconds: float) -> None:
         latest = self._latest.setdefault(trial, deque(maxlen=self._parts.units))
-        latest.append((seconds, self._parts.of_unit(step)))
+        latest.append((seconds, self._parts.share_of_unit(step)))
         self._pace[trial] = sum(s for s, _ in latest) / sum(share for _, share in latest)
         self.units += 1
 
@@ -171,7 +171,7 @@ class Paces:
         """Start a trial with the seconds of an epoch that an earlier process trained."""
         if seconds > 0:
             for step in range(self._parts.units):
-                self.add(trial, step, seconds * self._parts.of_unit(step))
+                self.add(trial, step, seconds * self._parts.share_of_unit(step))
 
     def forget(self, trial: int) -> None:
         """Forget an ended trial, but keep its pace in the mean."""
@@ -181,7 +181,7 @@ class Paces:
             self._gone += 1
             self._sum_of_gone += pace
 
-    def of(self, trial: int) -> float | None:
+    def pace_of(self, trial: int) -> float | None:
         """Return the pace of a trial; None before its first unit."""
         return self._pace.get(trial)
 
@@ -228,48 +228,50 @@ class Forecaster:
             if worker in self._warm:
                 self._paces.add(trial, step, now - began)
             self._warm.add(worker)
-            self.done += self.parts.of_unit(step)
+            self.done += self.parts.share_of_unit(step)
 
     def trial_went_back(self, before: int, position: int) -> None:
         """Note that a trial lost units; positions are counted as in `LiveTrial`."""
-        self.done -= self.parts.at(before) - self.parts.at(position)
+        self.done -= self.parts.count_epochs(before) - self.parts.count_epochs(position)
 
     def epoch_done(self, trial: LiveTrial) -> None:
-        self.pruning.passed(trial.record.done - 1)
+        self.pruning.note_passed(trial.record.done - 1)
 
     def trial_restored(self, trial: LiveTrial) -> None:
         """Note a trial that an earlier process has trained."""
         record = trial.record
         for done in range(record.first_epoch, record.done):
-            self.pruning.passed(done)
+            self.pruning.note_passed(done)
         if record.epochs:
             self._paces.take_over(record.number, record.epochs[-1].seconds)
         if record.status in ("stopped", "failed", "diverged"):
-            self.pruning.ended(record.done)
+            self.pruning.note_ended(record.done)
         elif trial.paused_by_searcher:
             self.trial_paused(trial)
         if record.status in ENDED:
             self._paces.forget(record.number)
         # Ended trials have no position.
-        trained = self.parts.at(trial.position) - self.parts.at(trial.first_position)
+        trained = self.parts.count_epochs(trial.position) - self.parts.count_epochs(
+            trial.first_position
+        )
         self.done += max(trained, record.done - record.first_epoch)
 
     def trial_ended(self, trial: LiveTrial) -> None:
         record = trial.record
         if record.done < self._epochs and record.number not in self._paused:
-            self.pruning.ended(record.done)
+            self.pruning.note_ended(record.done)
         self._paused.discard(record.number)
         self._paces.forget(record.number)
 
     def trial_paused(self, trial: LiveTrial) -> None:
         self._paused.add(trial.record.number)
-        self.pruning.ended(trial.record.done)
+        self.pruning.note_ended(trial.record.done)
 
     def trial_resumed(self, trial: LiveTrial) -> None:
         self._resumes = True
         if trial.record.number in self._paused:
             self._paused.remove(trial.record.number)
-            self.pruning.resumed(trial.record.done)
+            self.pruning.note_resumed(trial.record.done)
 
     # --- the forecast ----------------------------------------------------
 
@@ -301,19 +303,19 @@ class Forecaster:
             if not exact and self._resumes:
                 target = max(target, self._epochs)
             if target not in further and not exact:
-                further[target] = self.pruning.expected(target)
-            epochs = self._left(trial, target, further.get(target))
+                further[target] = self.pruning.expect_further(target)
+            epochs = self._count_epochs_left(trial, target, further.get(target))
             work += epochs
-            pace = self._paces.of(record.number) or mean or 0.0
+            pace = self._paces.pace_of(record.number) or mean or 0.0
             trial_seconds = epochs * pace
             if record.number in self._of_trial:
-                unit = pace * self.parts.of_unit(trial.position % self.parts.units)
+                unit = pace * self.parts.share_of_unit(trial.position % self.parts.units)
                 trial_seconds -= min(unit, now - self._of_trial[record.number])
             seconds += trial_seconds
             longest = max(longest, trial_seconds)
         coming = to_come.epochs
         if coming is None and to_come.trials is not None:
-            epochs_per_trial = self.pruning.expected(self._epochs)[0]
+            epochs_per_trial = self.pruning.expect_further(self._epochs)[0]
             coming = to_come.trials * epochs_per_trial
         if coming is None:
             return Forecast()
@@ -325,8 +327,10 @@ class Forecaster:
         rate = max(1, workers) * min(1.0, max(0.05, busy))
         return Forecast(work, max(seconds / rate, longest))
 
-    def _left(self, trial: LiveTrial, target: int, further: FurtherEpochs | None) -> float:
-        at = self.parts.at(trial.position)
+    def _count_epochs_left(
+        self, trial: LiveTrial, target: int, further: FurtherEpochs | None
+    ) -> float:
+        at = self.parts.count_epochs(trial.position)
         if further is None:
             return max(0.0, target - at)
         done, step = divmod(trial.position, self.parts.units)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.arguments import users_level
+from cerebro.arguments import find_stacklevel
 from cerebro.data.validation import UnfitDataError
 from cerebro.errors import InputError, StateError, WorkerError, text_of
 from cerebro.executors.base import Executor
@@ -84,7 +84,7 @@ class HopCheck:
             )
 
 
-def ranked_wrongly(metric: str, mode: str) -> list[Finding]:
+def find_wrong_ranking(metric: str, mode: str) -> list[Finding]:
     """Return a finding if `mode` ranks the worst trials of a well-known metric first."""
     usual = known_mode(metric)
     if usual in (None, mode):
@@ -94,7 +94,7 @@ def ranked_wrongly(metric: str, mode: str) -> list[Finding]:
     return [Finding("wrong-mode", message, f"give mode={usual!r}, or leave mode out")]
 
 
-def unchecked_hop(error: str) -> Finding:
+def make_unchecked_finding(error: str) -> Finding:
     """Return the finding that a model trains, but could not be compared after a hop."""
     return Finding(
         "unchecked-hop",
@@ -147,7 +147,7 @@ def check_hop(
                     tried.metrics = event.metrics if event.declares_metrics else None
                     tried.words, tried.read = event.words, event.read
                 if event.error is not None and event.state_bytes:  # it trains, so no trial fails
-                    tried.findings.append(unchecked_hop(event.error))
+                    tried.findings.append(make_unchecked_finding(event.error))
                 # A configuration that cannot be trained at all fails only its own trial.
                 if event.error is None and event.problems:
                     tried.problems = event.problems
@@ -194,7 +194,7 @@ def warn_if_reordered(executor: Executor, worker: int, first: TrialRecord, order
             "from a set. States are loaded by name, but what is computed in this order differs "
             "from now on, such as sums over layers and the first weights of trials: sort the set, "
             "or train in workers, which all have one PYTHONHASHSEED",
-            stacklevel=users_level(),
+            stacklevel=find_stacklevel(),
         )
 
 

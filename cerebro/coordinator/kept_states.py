@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cerebro.errors import StateError
 from cerebro.run.records import EpochRecord, TrialRecord
-from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished
+from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished_name
 from cerebro.run.store import Store
 
 
@@ -55,7 +55,7 @@ class KeptStates:
             epoch.seconds,
             epoch.state_hash,
             file,
-            None if file is None else self._paths(file, epoch.state_hash),
+            None if file is None else self._paths_of(file, epoch.state_hash),
         )
         self.retire(record, for_clones)
 
@@ -67,7 +67,7 @@ class KeptStates:
         self._needed[record.number, epoch] += 1
         return CloneOf(str(self._folder / start.state_file), start.state_hash)
 
-    def kept(self, record: TrialRecord) -> KeptState | None:
+    def find_last_state(self, record: TrialRecord) -> KeptState | None:
         """Return the state of a trial's last epoch, which always stays; None before any epoch."""
         if not record.epochs or record.epochs[-1].state_file is None:
             return None
@@ -83,11 +83,11 @@ class KeptStates:
     def discard(self, file: str | None, state_hash: str) -> None:
         """Delete the unpublished state of an epoch that does not count."""
         if file is not None:
-            remove_state(self._paths(file, state_hash)[0])
+            remove_state(self._paths_of(file, state_hash)[0])
 
-    def _paths(self, file: str, state_hash: str) -> tuple[Path, Path]:
+    def _paths_of(self, file: str, state_hash: str) -> tuple[Path, Path]:
         """Return the paths of a state before and after it is published."""
-        return self._folder / unpublished(file, state_hash), self._folder / file
+        return self._folder / unpublished_name(file, state_hash), self._folder / file
 
     def retire(self, record: TrialRecord, for_clones: int | None = None) -> None:
         """Delete states that `keep` does not require; the state of the last epoch always stays."""

@@ -77,18 +77,18 @@ class Overview:
         """Note that a worker's unit, if it had one, failed or was lost."""
         self.forecaster.unit_ends(worker, self._now())
 
-    def started(self, trials: Iterable[LiveTrial], workers: int) -> None:
+    def show_start(self, trials: Iterable[LiveTrial], workers: int) -> None:
         self._progress.run_started(self.snapshot(trials, workers))
-        self.ended.shown()
+        self.ended.mark_shown()
 
     def show(self, trials: Iterable[LiveTrial], workers: int) -> None:
         if isinstance(self._progress, Silent):
-            self.ended.shown()
+            self.ended.mark_shown()
             return
         before = self._now()
         if before >= self._next_show:
             self._progress.update(self.snapshot(trials, workers))
-            self.ended.shown()
+            self.ended.mark_shown()
             # Drawing thousands of trials is slow, so it is done less often.
             after = self._now()
             self._next_show = after + max(PROGRESS_SECONDS, PROGRESS_SPACING * (after - before))
@@ -100,9 +100,9 @@ class Overview:
     def snapshot(self, trials: Iterable[LiveTrial], workers: int) -> Snapshot:
         ended = self.ended
         live = [trial for trial in trials if trial.record.number not in ended]
-        shown, unshown = _with_a_row(live)
+        shown, unshown = _select_shown(live)
         rows = sorted(
-            [*ended.rows(), *(t.row(self._ranking) for t in shown)], key=lambda row: row.number
+            [*ended.list_rows(), *(t.row(self._ranking) for t in shown)], key=lambda row: row.number
         )
         seconds = self._now()
         # Exclude the workers' startup and the time spent waiting from idle time.
@@ -119,12 +119,12 @@ class Overview:
             seconds_left=self._seconds_left(forecast, seconds),
             busy=min(1.0, self.busy_seconds / capacity) if capacity > 0 else 0.0,
             workers=workers,
-            best=self._best([trial.record for trial in live]),
+            best=self._find_best([trial.record for trial in live]),
             metric=self._ranking.metric,
             mode=self._ranking.mode,
             path=str(self._folder),
             paused=self.paused,
-            more=ended.counts_without(rows) + Counter(waiting=unshown),
+            more=ended.count_without(rows) + Counter(waiting=unshown),
         )
 
     def _share_done(self, left: Forecast, now: float) -> float | None:
@@ -146,13 +146,13 @@ class Overview:
             limits.append(max(0.0, self._begun + self._time_limit - now))
         return min(limits, default=None)
 
-    def _best(self, live: list[TrialRecord]) -> int | None:
+    def _find_best(self, live: list[TrialRecord]) -> int | None:
         """Return the number of the best trial, ended or not; the lowest number in a tie."""
         candidates = self.ended.leader, best_score(live, self._ranking)
         return min((entry for entry in candidates if entry is not None), default=(0.0, None))[1]
 
 
-def _with_a_row(live: Sequence[LiveTrial]) -> tuple[list[LiveTrial], int]:
+def _select_shown(live: Sequence[LiveTrial]) -> tuple[list[LiveTrial], int]:
     """Return the open trials that displays may show, and how many they leave out.
 
     Up to a thousand trials wait for their first unit; displays show only a few of them.
@@ -219,8 +219,11 @@ class EndedTrials:
     def __len__(self) -> int:
         return self.counts.total()
 
-    def rows(self) -> list[TrialRow]:
-        """Return the best trials, the last failure and those ended since `shown`, by number."""
+    def list_rows(self) -> list[TrialRow]:
+        """Return the best trials, the last failure and those ended since `mark_shown`.
+
+        They are in the order of their numbers.
+        """
         rows_by_number = {row.number: row for _, _, row in self._best}
         rows_by_number.update((row.number, row) for row in self._unshown)
         for row in (self._leader_row, self._last_failure):
@@ -228,10 +231,10 @@ class EndedTrials:
                 rows_by_number[row.number] = row
         return [rows_by_number[number] for number in sorted(rows_by_number)]
 
-    def counts_without(self, rows: Iterable[TrialRow]) -> Counter[str]:
+    def count_without(self, rows: Iterable[TrialRow]) -> Counter[str]:
         return self.counts - Counter(row.status for row in rows if row.number in self)
 
-    def shown(self) -> None:
+    def mark_shown(self) -> None:
         """Note that displays have shown all trials that ended so far."""
         self._unshown.clear()
 

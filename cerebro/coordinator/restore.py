@@ -39,15 +39,15 @@ from cerebro.run.states import (
     KeptState,
     StateFile,
     epoch_state_file,
+    find_kept_files,
     finish_move,
-    kept_files,
     move_slots,
     remove_held,
     remove_slots,
     remove_state,
     slots_stem,
     trials_with_slots,
-    unpublished,
+    unpublished_name,
     write_unpublished,
 )
 from cerebro.run.store import (
@@ -123,7 +123,7 @@ class Restorer:
         self.units_per_epoch = self._per_epoch = units_per_epoch
         self._epoch_dir = epoch_dir
         self._state_dir = state_dir
-        self._files = kept_files(epoch_dir)
+        self._files = find_kept_files(epoch_dir)
         self._with_slots = trials_with_slots(state_dir)
         self._seconds: dict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         for (trial, epoch, step), seconds in units.items():
@@ -140,7 +140,7 @@ class Restorer:
         if reported is not None and self._drop_from_gap(record, reported):
             slots = None  # everything after the missing state is trained again
         else:
-            lost = self._lost_epochs(record, slots)
+            lost = self._find_lost_epochs(record, slots)
         start = (record.done + len(lost)) * self._per_epoch
         end = min(start + self._per_epoch, record.target_epochs * self._per_epoch + 1)
         if slots is not None and start <= slots.position < end:
@@ -148,7 +148,7 @@ class Restorer:
             point = ResumePoint(slots.position, attempt, None, lost)
         else:
             remove_slots(self._state_dir, record.number)
-            point = self._from_kept_state(record, attempt, lost)
+            point = self._continue_from_kept_state(record, attempt, lost)
         epoch, step = divmod(point.position, self._per_epoch)
         seconds = self._seconds[record.number, epoch]
         point.epoch_seconds = sum(s for at, s in seconds.items() if at < step)
@@ -160,7 +160,7 @@ class Restorer:
     ) -> None:
         """Delete the trial's files that no row names; with `slots`, also its slots."""
         named = {epoch.state_file for epoch in record.epochs}
-        named |= {unpublished(_file_of(epoch), epoch.state_hash) for epoch in lost}
+        named |= {unpublished_name(_file_of(epoch), epoch.state_hash) for epoch in lost}
         for file in self._files.pop(record.number, ()):
             if file.path.name not in named:
                 remove_state(file.path)
@@ -206,33 +206,35 @@ class Restorer:
         if sealed is None:
             return None, attempt
         position, of_attempt, packed = sealed
-        progress = EpochProgress.of_packed(packed)
+        progress = EpochProgress.from_packed(packed)
         if position != progress.epoch * self._per_epoch + progress.step + 1:
             return None, attempt
         return _Slots(position, of_attempt, packed, progress), attempt
 
     # --- kept states -----------------------------------------------------
 
-    def _from_kept_state(
+    def _continue_from_kept_state(
         self, record: TrialRecord, attempt: int, lost: list[EpochRecord]
     ) -> ResumePoint:
         """Continue from the last state that is in a file, or from the beginning."""
         if lost:
             position = (record.done + len(lost)) * self._per_epoch
-            return ResumePoint(position, attempt, self._kept(lost[-1]), lost)
+            return ResumePoint(position, attempt, self._kept_state_of(lost[-1]), lost)
         while record.epochs:
             last = record.epochs[-1]
             if last.state_file is not None and (self._epoch_dir / last.state_file).exists():
-                return ResumePoint(record.done * self._per_epoch, attempt, self._kept(last), lost)
+                return ResumePoint(
+                    record.done * self._per_epoch, attempt, self._kept_state_of(last), lost
+                )
             record.epochs.pop()
         return ResumePoint(record.first_epoch * self._per_epoch, attempt, None, lost)
 
-    def _kept(self, epoch: EpochRecord) -> KeptState:
+    def _kept_state_of(self, epoch: EpochRecord) -> KeptState:
         return KeptState(str(self._epoch_dir / _file_of(epoch)), epoch.state_hash)
 
     # --- epochs without a row --------------------------------------------
 
-    def _lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
+    def _find_lost_epochs(self, record: TrialRecord, slots: _Slots | None) -> list[EpochRecord]:
         """Find the epochs after the last recorded one, up to the first without a complete state.
 
         The state of each such epoch is then in a file with an unpublished name.
@@ -240,27 +242,27 @@ class Restorer:
         epochs: list[EpochRecord] = []
         files = self._files.get(record.number, [])
         for number in range(record.done, record.target_epochs):
-            epoch = self._from_slots(record, number, slots)
+            epoch = self._read_epoch_in_slots(record, number, slots)
             for file in files:
                 if epoch is None and file.epoch == number:
-                    epoch = self._from_file(file)
+                    epoch = self._read_epoch_in_file(file)
             if epoch is None:
                 break
             epochs.append(epoch)
         return epochs
 
-    def _from_slots(
+    def _read_epoch_in_slots(
         self, record: TrialRecord, epoch: int, slots: _Slots | None
     ) -> EpochRecord | None:
         """Return the epoch if the slots' position is exactly the end of the epoch."""
         if slots is None or slots.position != (epoch + 1) * self._per_epoch:
             return None
         state_hash = _core.hash_state(slots.packed)
-        lost = self._record(record.number, epoch, slots.progress, state_hash)
+        lost = self._make_record(record.number, epoch, slots.progress, state_hash)
         write_unpublished(self._epoch_dir, _file_of(lost), state_hash, slots.packed)
         return lost
 
-    def _from_file(self, file: StateFile) -> EpochRecord | None:
+    def _read_epoch_in_file(self, file: StateFile) -> EpochRecord | None:
         """Return the epoch if its file is complete.
 
         A file with its final name gets back its unpublished name, which contains its hash, until
@@ -268,18 +270,18 @@ class Restorer:
         """
         try:
             packed = read_bytes(file.path)
-            progress = EpochProgress.of_packed(packed)
+            progress = EpochProgress.from_packed(packed)
         except (OSError, CorruptDataError):
             return None
         state_hash = _core.hash_state(packed)
         at = progress.epoch, progress.step
         if file.state_hash not in (None, state_hash) or at != (file.epoch, self._per_epoch - 1):
             return None
-        epoch = self._record(file.trial, progress.epoch, progress, state_hash)
-        file.path.replace(self._epoch_dir / unpublished(_file_of(epoch), state_hash))
+        epoch = self._make_record(file.trial, progress.epoch, progress, state_hash)
+        file.path.replace(self._epoch_dir / unpublished_name(_file_of(epoch), state_hash))
         return epoch
 
-    def _record(
+    def _make_record(
         self, trial: int, epoch: int, progress: EpochProgress, state_hash: str
     ) -> EpochRecord:
         return EpochRecord(
@@ -329,14 +331,14 @@ class Previous:
     differences: Sequence[str]
     """The differences between this environment and the one in which the run began."""
 
-    def to_extend(self) -> Iterator[TrialRecord]:
+    def find_trials_to_extend(self) -> Iterator[TrialRecord]:
         """Yield the finished trials that are to be trained further."""
         for record in self.saved.records:
             if record.status == "finished" and self.request.includes(record):
                 yield record
 
 
-def open_again(
+def reopen_run(
     previous: Previous, settings: Settings, context: RunContext
 ) -> tuple[OwnedRun, RestoredRun]:
     """Open the store for writing and find the position of every trial."""
@@ -347,7 +349,7 @@ def open_again(
     try:
         restored = restore(saved, store, context, previous.request)
         process = owner.process
-        text = f"by {process}, with {fmt.counted(settings.workers, 'worker')}"
+        text = f"by {process}, with {fmt.count_noun(settings.workers, 'worker')}"
         with store.group():
             store.add_event(restored.seconds, "resumed", "; ".join([text, *previous.differences]))
             for key, value in (
@@ -404,7 +406,7 @@ def restore(
                 trial, lost = _reopen(record, store, restorer, request, before, reported)
                 restored.lost[record.number] = lost
             else:
-                trial = _rest(record, store, restorer)
+                trial = _leave_unchanged(record, store, restorer)
                 if context.epochs != before:
                     _remember_epochs(record, store, before)
             restored.trials.append(trial)
@@ -494,7 +496,7 @@ def _remember_epochs(record: TrialRecord, store: Store, epochs: int) -> None:
         store.add_extension(record.number, 0, epochs)
 
 
-def _rest(record: TrialRecord, store: Store, restorer: Restorer) -> LiveTrial:
+def _leave_unchanged(record: TrialRecord, store: Store, restorer: Restorer) -> LiveTrial:
     """Leave a trial unchanged; an open trial can be resumed later."""
     if record.is_open:
         record.status, record.resumable = "stopped", True

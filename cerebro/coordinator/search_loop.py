@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from cerebro.coordinator.callbacks import Hooks
-from cerebro.coordinator.failures import comparable, worst
+from cerebro.coordinator.failures import make_comparable, worst_value_of
 from cerebro.coordinator.rounds import Report, Rounds
 from cerebro.coordinator.searcher_record import StateSaving
 from cerebro.coordinator.trial import LiveTrial
@@ -104,7 +104,7 @@ class LoopSettings:
     stop: EarlyStopping | None = None
 
     @classmethod
-    def of(cls, settings: Any) -> LoopSettings:
+    def from_settings(cls, settings: Any) -> LoopSettings:
         return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
 
@@ -147,10 +147,10 @@ class SearchLoop:
             return
         self.rounds.arrive(Report(trial.record.number, epoch, metrics))
 
-    def ended(self, trial: LiveTrial) -> None:
+    def trial_ended(self, trial: LiveTrial) -> None:
         """Report the worst metric, so that an adaptive searcher avoids such configurations."""
         exact = self.searcher.exact_metrics
-        metrics = {} if exact else {self._settings.metric: worst(self._settings.mode)}
+        metrics = {} if exact else {self._settings.metric: worst_value_of(self._settings.mode)}
         record = trial.record
         self.rounds.arrive(Report(record.number, record.done, metrics, ended=True))
 
@@ -160,7 +160,7 @@ class SearchLoop:
         Return whether the searcher decided or suggested anything. `ask` allows more trials to
         start. At most `max_steps` reports and rounds of suggestions are handled.
         """
-        with self._hooks.later(), self._record.group():
+        with self._hooks.postpone_calls(), self._record.group():
             self._changed = False
             self._shelve_paused()
             for _ in range(max_steps):
@@ -188,7 +188,7 @@ class SearchLoop:
                 f"{error}"
             ) from error
         self._record.set_meta("searcher_said", self._saving.decisions)
-        self._saving.saved(size)
+        self._saving.note_saved(size)
 
     # --- a resumed run ---------------------------------------------------
 
@@ -232,7 +232,7 @@ class SearchLoop:
             metrics = record.epochs[-1].metrics
             self.rounds.arrive(Report(record.number, trial.reported + 1, metrics))
         elif record.status in ENDED:
-            self.ended(trial)
+            self.trial_ended(trial)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loop's own state as JSON, for resuming the run."""
@@ -331,7 +331,7 @@ class SearchLoop:
     def _report(self, report: Report) -> Decision:
         metrics = report.metrics
         if not self.searcher.exact_metrics:
-            metrics = comparable(metrics, self._settings.metric, self._settings.mode)
+            metrics = make_comparable(metrics, self._settings.metric, self._settings.mode)
         decision = self.searcher.report(report.trial, report.epoch, metrics)
         if not isinstance(decision, Decision):
             raise InputError(
@@ -347,20 +347,20 @@ class SearchLoop:
     def _ask(self) -> bool:
         """Take suggestions until enough trials are live; return False if none is ready."""
         asked = 0
-        width = self._width()
-        while not self.is_exhausted and self._live() < width and asked < width:
+        width = self._limit_of_live()
+        while not self.is_exhausted and self._count_live() < width and asked < width:
             if not self.searcher.adaptive and self._has_all_trials():
-                self._exhaust()
+                self._note_exhaustion()
                 break
             suggestion, self._first = self._first or self.searcher.suggest(), None
             if suggestion is None:
                 break
             if suggestion is DONE:
-                self._exhaust()
+                self._note_exhaustion()
                 break
             self._check(suggestion)
             if self._is_fresh(suggestion) and self._has_all_trials():
-                self._exhaust()
+                self._note_exhaustion()
                 break
             self._begin(suggestion)
             asked += 1
@@ -375,7 +375,7 @@ class SearchLoop:
         self._fresh += self._is_fresh(suggestion)
         self.rounds.join(record.number)
         if record.status in ENDED:
-            self.ended(trial)
+            self.trial_ended(trial)
         kind = "begin" if record.parent is None else "clone"
         self._add_decision(record.number, record.first_epoch, kind, record.target_epochs)
 
@@ -390,7 +390,7 @@ class SearchLoop:
             self._arrive_again(trial)
         elif trial.stopping:  # the user stopped it while it was paused
             self.rounds.join(record.number)
-            self.ended(trial)
+            self.trial_ended(trial)
         else:
             # Recorded, because a resumed run must also report it until then.
             self._trials.aim(trial, epochs)
@@ -398,22 +398,22 @@ class SearchLoop:
 
     def _check(self, suggestion: Any) -> None:
         """Raise InputError if a suggestion cannot be carried out."""
-        problem = self._problem(suggestion)
+        problem = self._find_problem(suggestion)
         if problem is not None:
             raise InputError(f"the searcher {self._settings.searcher_name} {problem}")
 
-    def _problem(self, suggestion: Any) -> str | None:
+    def _find_problem(self, suggestion: Any) -> str | None:
         problem = suggestion_problem(suggestion)
         if problem is not None:
             return problem
         epochs = suggestion.epochs
         if suggestion.trial is not None:
-            return self._problem_of_resuming(suggestion.trial, epochs or self._settings.epochs)
+            return self._find_problem_of_resuming(suggestion.trial, epochs or self._settings.epochs)
         if suggestion.parent is not None:
-            return self._problem_of_cloning(suggestion, epochs or self._settings.epochs)
+            return self._find_problem_of_cloning(suggestion, epochs or self._settings.epochs)
         return None
 
-    def _problem_of_resuming(self, number: Any, epochs: int) -> str | None:
+    def _find_problem_of_resuming(self, number: Any, epochs: int) -> str | None:
         trial = self._trials.by_number.get(number)
         status = self._trials.status_of(number)
         if status is None:
@@ -427,7 +427,7 @@ class SearchLoop:
             )
         return None
 
-    def _problem_of_cloning(self, suggestion: Suggestion, epochs: int) -> str | None:
+    def _find_problem_of_cloning(self, suggestion: Suggestion, epochs: int) -> str | None:
         number: Any = suggestion.parent
         parent = self._trials.recall(number)
         if parent is None:
@@ -455,7 +455,7 @@ class SearchLoop:
             self._saving.decisions += 1
             self._record.add_decision(self.rounds.number, trial, epoch, decision, epochs)
 
-    def _width(self) -> int:
+    def _limit_of_live(self) -> int:
         """Return how many trials may be live: `width` if adaptive, else enough for the workers."""
         if self.searcher.adaptive:
             return self._settings.width
@@ -466,10 +466,10 @@ class SearchLoop:
         # Without stagger, all trials go through the data at the same time.
         return ADVANCE if self._settings.stagger else sys.maxsize
 
-    def _live(self) -> int:
+    def _count_live(self) -> int:
         return self.rounds.live - len(self._ended_early)
 
-    def _exhaust(self) -> None:
+    def _note_exhaustion(self) -> None:
         self.is_exhausted = self._changed = True
 
     def _is_fresh(self, suggestion: Suggestion) -> bool:

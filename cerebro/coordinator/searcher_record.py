@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cerebro.coordinator.failures import comparable, worst
+from cerebro.coordinator.failures import make_comparable, worst_value_of
 from cerebro.errors import InputError, one_line
-from cerebro.machine.guard import finding
+from cerebro.machine.guard import guard_import
 from cerebro.machine.imports import module_of
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import Ranking, TrialRecord
@@ -42,7 +42,7 @@ def describe(searcher: Searcher) -> dict[str, Any]:
     kind = type(searcher)
     description = {
         "class": f"{module_of(kind)}:{kind.__qualname__}",
-        "parameters": _parameters(searcher),
+        "parameters": _find_parameters(searcher),
         "adaptive": bool(searcher.adaptive),
     }
     if description["parameters"] is None and kind.__repr__ is not object.__repr__:
@@ -50,13 +50,13 @@ def describe(searcher: Searcher) -> dict[str, Any]:
     return description
 
 
-def _parameters(searcher: Searcher) -> dict[str, Any] | None:
+def _find_parameters(searcher: Searcher) -> dict[str, Any] | None:
     values = {}
     for name, parameter in inspect.signature(type(searcher)).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return None
         for attribute in (name, f"_{name}"):
-            if _has(searcher, attribute):
+            if _overrides(searcher, attribute):
                 values[name] = getattr(searcher, attribute)
                 break
         else:
@@ -68,7 +68,7 @@ def _parameters(searcher: Searcher) -> dict[str, Any] | None:
     return decoded if decoded == values else None
 
 
-def _has(searcher: Searcher, name: str) -> bool:
+def _overrides(searcher: Searcher, name: str) -> bool:
     """Return whether a searcher has an attribute that it does not inherit from the base class."""
     is_default = name in vars(Searcher) and name not in getattr(searcher, "__dict__", ())
     return hasattr(searcher, name) and not is_default
@@ -84,7 +84,7 @@ def make_again(description: dict[str, Any]) -> Searcher | None:
         return None
     module, _, name = description["class"].partition(":")
     try:
-        with finding(name.partition(".")[0], target=module):
+        with guard_import(name.partition(".")[0], target=module):
             kind: Any = importlib.import_module(module)
         for part in name.split("."):
             kind = getattr(kind, part)
@@ -147,7 +147,7 @@ class StateSaving:
     def is_complete(self) -> bool:
         return self.decisions == self._saved
 
-    def saved(self, size: int) -> None:
+    def note_saved(self, size: int) -> None:
         self._saved, self._size = self.decisions, size
 
 
@@ -177,7 +177,7 @@ def replay_decisions(
 ) -> None:
     """Repeat all reports to a searcher; raise InputError if it makes other decisions.
 
-    `reported` returns the metrics that were reported for an epoch of a trial, `config_of` the
+    `find_reported` returns the metrics that were reported for an epoch of a trial, `config_of` the
     stored configuration of a trial. `epochs` is that of the search.
     """
     for stored in decisions:
@@ -238,20 +238,22 @@ def catch_up(saved: SavedRun, searcher: Searcher, by: Ranking, stop: EarlyStoppi
     replay_decisions(
         searcher,
         decisions,
-        reported=lambda trial, epoch: reported(records[trial], epoch, by.metric, by.mode, stop),
+        reported=lambda trial, epoch: find_reported(
+            records[trial], epoch, by.metric, by.mode, stop
+        ),
         config_of=lambda trial: records[trial].config,
         epochs=saved.settings["epochs"],
     )
 
 
-def reported(
+def find_reported(
     record: TrialRecord, epoch: int, metric: str, mode: str, stop: EarlyStopping | None = None
 ) -> Mapping[str, float]:
     """Return the metrics that the search loop reported for an epoch of a trial."""
     index = epoch - record.first_epoch
     if index < len(record.epochs):
-        return comparable(record.epochs[index].metrics, metric, mode)
+        return make_comparable(record.epochs[index].metrics, metric, mode)
     history = [done.to_history() for done in record.epochs]
     if record.status == "stopped" and stop is not None and stop.should_stop(history):
-        return comparable(record.epochs[-1].metrics, metric, mode)  # reported again
-    return {metric: worst(mode)}  # the trial failed, or the user stopped it
+        return make_comparable(record.epochs[-1].metrics, metric, mode)  # reported again
+    return {metric: worst_value_of(mode)}  # the trial failed, or the user stopped it

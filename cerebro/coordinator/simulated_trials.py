@@ -19,7 +19,7 @@ from typing import Any
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.rounds import Report
 from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
-from cerebro.coordinator.searcher_record import StoredDecision, replay_decisions, reported
+from cerebro.coordinator.searcher_record import StoredDecision, find_reported, replay_decisions
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.run.records import ENDED, EpochRecord, Status, TrialRecord
 from cerebro.run.store import encode
@@ -169,13 +169,13 @@ class SimulatedSearch(SearchLoop):
         ready, self._simulated.ready = self._simulated.ready, []
         return ready
 
-    def trained(self, number: int, value: float) -> None:
+    def add_value(self, number: int, value: float) -> None:
         """Record the metric of an epoch that a trial has trained; NaN means that it failed."""
         trial = self._simulated.by_number[number]
         self._values[number].append(value)
         if math.isnan(value):
             self._simulated.end(trial, "failed")
-            self.ended(trial)
+            self.trial_ended(trial)
         else:
             epoch = self._simulated.add_epoch(trial, {self._settings.metric: value})
             self.epoch_done(trial, epoch.epoch, epoch.metrics)
@@ -195,7 +195,7 @@ class SimulatedSearch(SearchLoop):
         replay_decisions(
             fresh,
             self._memory.decisions,
-            reported=lambda trial, epoch: reported(
+            reported=lambda trial, epoch: find_reported(
                 self.record_of(trial), epoch, settings.metric, settings.mode
             ),
             config_of=lambda trial: self.record_of(trial).config,
@@ -212,9 +212,9 @@ class SimulatedSearch(SearchLoop):
             if trial.record.status not in ENDED:
                 number = trial.record.number
                 raise ContractError(f"trial {number} was lost: it is still running at the end")
-        return [self._view(trial.record) for trial in self._simulated.by_number.values()]
+        return [self._make_view(trial.record) for trial in self._simulated.by_number.values()]
 
-    def _view(self, record: TrialRecord) -> SimulatedTrial:
+    def _make_view(self, record: TrialRecord) -> SimulatedTrial:
         return SimulatedTrial(
             record.number,
             record.config,

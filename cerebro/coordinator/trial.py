@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cerebro.report.snapshot import TrialRow
-from cerebro.run.records import Ranking, TrialRecord, plain
+from cerebro.run.records import Ranking, TrialRecord, strip_study
 from cerebro.run.states import CloneOf, KeptState
 from cerebro.worker.messages import Warned
 
@@ -100,7 +100,7 @@ class LiveTrial:
         selected = record.selected(by)
         return TrialRow(
             number=record.number,
-            config=plain(record.config),
+            config=strip_study(record.config),
             status=record.status,
             epoch=record.done,
             epochs=record.target_epochs,

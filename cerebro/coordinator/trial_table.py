@@ -40,7 +40,7 @@ class TrialTable(ABC, Generic[TrialKind]):
     def _read(self, number: int) -> TrialKind:
         """Read a forgotten trial from the store."""
 
-    def _trained(self, trial: TrialKind) -> list[LiveTrial]:
+    def _open_trials_of(self, trial: TrialKind) -> list[LiveTrial]:
         """Return the open trials of an entry: itself, or the folds of a configuration."""
         return [trial]
 
@@ -57,7 +57,7 @@ class TrialTable(ABC, Generic[TrialKind]):
             return trial.record.status
         return self.ended.status_of(int(number)) if isinstance(number, Integral) else None
 
-    def named(self, number: int, what: str) -> tuple[TrialKind, list[LiveTrial]]:
+    def find_open(self, number: int, what: str) -> tuple[TrialKind, list[LiveTrial]]:
         """Return an open trial and the open trials that are trained for it.
 
         Raise InputError if there is no such trial or it has ended, and so cannot be `what`
@@ -68,7 +68,7 @@ class TrialTable(ABC, Generic[TrialKind]):
             raise InputError(f"there is no trial {number}: it cannot be {what}")
         if trial is None or status in ENDED:
             raise InputError(f"trial {number} is {status}: it cannot be {what}")
-        return trial, self._trained(trial)
+        return trial, self._open_trials_of(trial)
 
     def recall(self, number: int) -> TrialKind | None:
         """Return a trial, from the store if it was forgotten; None if there is no such trial."""

@@ -48,7 +48,7 @@ class TrialSettings:
     """The folders of states, of slots, and of the trials' logs."""
 
     @classmethod
-    def of(cls, settings: Settings, context: RunContext) -> TrialSettings:
+    def from_settings(cls, settings: Settings, context: RunContext) -> TrialSettings:
         return cls(
             settings.epochs,
             context.units_per_epoch,
@@ -108,7 +108,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     def add(self, suggestion: Suggestion) -> LiveTrial:
         """Add a trial or a clone; it fails at once if its configuration cannot be stored."""
         number = len(self)
-        config, problem = recordable(suggestion.config)
+        config, problem = make_recordable(suggestion.config)
         record = TrialRecord(
             number, config, target_epochs=suggestion.epochs or self._settings.epochs
         )
@@ -204,7 +204,7 @@ class LiveTrials(TrialTable[LiveTrial]):
     def add_epoch(self, trial: LiveTrial, epoch: EpochRecord) -> None:
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
-        self.states.add_epoch(trial.record, epoch, self._for_clones(trial))
+        self.states.add_epoch(trial.record, epoch, self._epoch_for_clones(trial))
         self._overview.forecaster.epoch_done(trial)
         self._release_clones(trial, epoch.epoch)
         self._drop_parent(trial)  # no longer needed, not even after a power failure
@@ -222,7 +222,7 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def shelve(self, trial: LiveTrial) -> None:
         """Free the slots and live models of a paused trial; the state of its last epoch stays."""
-        state = self.states.kept(trial.record)
+        state = self.states.find_last_state(trial.record)
         if state is None or trial.worker is not None or trial.record.status in ENDED:
             return
         trial.origin = state
@@ -274,7 +274,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         last_kept = record.done * units if record.epochs else trial.first_position
         if position is None or position < last_kept:
             position = last_kept
-            trial.origin = self.states.kept(record)
+            trial.origin = self.states.find_last_state(record)
             trial.epoch_seconds = 0.0
         trial.awaits_state = False
         if record.status in ENDED:
@@ -316,7 +316,7 @@ class LiveTrials(TrialTable[LiveTrial]):
                 self._hold_or_release(clone)  # its first unit will fail: no state
         self._overview.forecaster.trial_ended(trial)
         self.set_status(trial, status)
-        self.states.retire(record, self._for_clones(trial))
+        self.states.retire(record, self._epoch_for_clones(trial))
         self.states.remove_slots(record.number)
         for worker in trial.workers:
             self._ended_on.setdefault(worker, []).append(record.number)
@@ -371,12 +371,12 @@ class LiveTrials(TrialTable[LiveTrial]):
         if trial.clone_of is None or record.parent is None or record.parent_epoch is None:
             return
         parent = self.by_number[record.parent]
-        self.states.release(parent.record, record.parent_epoch, self._for_clones(parent))
+        self.states.release(parent.record, record.parent_epoch, self._epoch_for_clones(parent))
         trial.clone_of = None
         if parent.record.status in ENDED:
             self._over[record.parent] = None
 
-    def ended_for(self, worker: int) -> tuple[int, ...]:
+    def take_ended(self, worker: int) -> tuple[int, ...]:
         """Return the trials that have ended since the last call for this worker."""
         return tuple(self._ended_on.pop(worker, ()))
 
@@ -398,7 +398,7 @@ class LiveTrials(TrialTable[LiveTrial]):
             raised=record.raised,
         )
 
-    def _for_clones(self, trial: LiveTrial) -> int | None:
+    def _epoch_for_clones(self, trial: LiveTrial) -> int | None:
         """Return the epoch whose state must stay because a clone may start from it."""
         return trial.reported_epoch if self._stepwise else None
 
@@ -414,7 +414,7 @@ class LiveTrials(TrialTable[LiveTrial]):
         return max(epochs, epoch + (step > 0))
 
 
-def recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+def make_recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Return a configuration as the store returns it, and why it is invalid, or None.
 
     Trials must get what a replay reads. Values that the store cannot hold are replaced by their

@@ -39,7 +39,7 @@ class UnreadNames:
         """Return whether a configuration has a name that no trial is known to read."""
         return self._known and not self._read.issuperset(names_of(config))
 
-    def finding(self) -> Finding | None:
+    def make_finding(self) -> Finding | None:
         """Return the finding for a run that is over; None if every name was read."""
         names = [name for name in self._unread if name not in self._read]
         if not names:

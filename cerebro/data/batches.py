@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 import cerebro._core as _core
 import cerebro.transforms as _transforms
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.data import copies, depots
 from cerebro.data.mixing import check_shards
 from cerebro.data.moved import MovedBatches
-from cerebro.data.order import Cut, Mix, Shuffle, in_order, order_of, resolved
+from cerebro.data.order import Cut, Mix, Shuffle, make_order, mix_in_order, resolve_shuffle
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda
 from cerebro.machine.resources import usable_cores
@@ -81,7 +81,7 @@ def make_loader(
     - `copy`: the stored copy of augmented columns to gather; see `cerebro.data.copies`. Evaluation
       gathers the values without augmentation.
     """
-    where = _place(device, framework, residence)
+    where = _check_place(device, framework, residence)
     if framework == "torch" and where != "cpu":
         cuda.start_torch()  # before the depot, so that PyTorch allocates its memory
     depot = None if where == "cpu" else depots.depot(where)
@@ -89,7 +89,7 @@ def make_loader(
     plan = _transforms.compile(
         dataset.columns, dataset.transforms, augment=augment, channels_last=channels_last
     )
-    plan = copies.choose(plan, dataset, copy if augment else None)
+    plan = copies.choose_copy(plan, dataset, copy if augment else None)
     if columns is not None:
         plan = [entry for entry in plan if entry["name"] in columns]
     parts: Sequence[tuple[Any, ...]] = dataset._parts()
@@ -100,12 +100,12 @@ def make_loader(
     return _core.Loader(
         parts,
         plan,
-        batch_size=whole_number("batch_size", batch_size, 1),
-        seed=whole_number("seed", seed, 0, 2**64 - 1),
+        batch_size=check_whole_number("batch_size", batch_size, 1),
+        seed=check_whole_number("seed", seed, 0, 2**64 - 1),
         shuffle=shuffle is not False,
         drop_last=bool(drop_last),
         framework=framework,
-        threads=whole_number("threads", threads, 0, MAX_THREADS),
+        threads=check_whole_number("threads", threads, 0, MAX_THREADS),
         first_rows=dataset._first_rows(),
         depot=depot,
         residence=residence,
@@ -114,7 +114,7 @@ def make_loader(
     )
 
 
-def _place(device: Any, framework: str, residence: str) -> str:
+def _check_place(device: Any, framework: str, residence: str) -> str:
     """Check device, framework and residence; return the device's name."""
     if framework not in FRAMEWORKS:
         raise InputError(f"framework must be one of {', '.join(FRAMEWORKS)}, not {framework!r}")
@@ -130,7 +130,7 @@ def _place(device: Any, framework: str, residence: str) -> str:
     return where
 
 
-def make_trusted(
+def make_trusted_loader(
     dataset: LoadableDataset,
     batch_size: int,
     *,
@@ -148,8 +148,8 @@ def make_trusted(
     Raises InputError as `Dataset.batches` does, and DeviceError if the device cannot be trusted and
     `framework` is not ``"torch"``.
     """
-    where = _place(device, framework, residence)
-    why = "" if where == "cpu" else depots.problem(where)
+    where = _check_place(device, framework, residence)
+    why = "" if where == "cpu" else depots.find_problem(where)
     options |= {"framework": framework, "residence": residence}
     if why == "":
         try:
@@ -199,14 +199,14 @@ class Batches:
         self._dataset = dataset
         kind: Shuffle | Literal[False] = False
         if shuffle is not False:
-            kind = _kind_of(shuffle, dataset)
+            kind = _check_shuffle(shuffle, dataset)
         if kind == "shards":
             check_shards(dataset)
-        seed = whole_number("seed", seed, 0, 2**64 - 1)
-        batch_size = whole_number("batch_size", batch_size, 1)
-        self._order = order_of(dataset, kind or "rows", seed, stagger=trial is not None)
+        seed = check_whole_number("seed", seed, 0, 2**64 - 1)
+        batch_size = check_whole_number("batch_size", batch_size, 1)
+        self._order = make_order(dataset, kind or "rows", seed, stagger=trial is not None)
         self._cut = Cut(batch_size, bool(drop_last))
-        self._trial = whole_number("trial", trial, 0, 2**32 - 1, optional=True) or 0
+        self._trial = check_whole_number("trial", trial, 0, 2**32 - 1, optional=True) or 0
         self._options: dict[str, Any] = {
             "batch_size": batch_size,
             "seed": seed,
@@ -217,14 +217,14 @@ class Batches:
             "augment": augment,
             "device": where,
             "residence": residence,
-            "columns": _wanted(dataset, columns),
+            "columns": _check_columns(dataset, columns),
         }
         # The number of stored copies that passes read in turn; 1 without augmented copies.
-        self._copies = copies.count(dataset) if augment else 1
-        self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
-        self._start = whole_number("start", start, 0)
+        self._copies = copies.count_copies(dataset) if augment else 1
+        self._epoch = check_whole_number("epoch", epoch, 0, 2**32 - 1)
+        self._start = check_whole_number("start", start, 0)
         last = max(dataset.num_shards - 1, 0)
-        self._shard = whole_number("shard", shard, 0, last, optional=True)
+        self._shard = check_whole_number("shard", shard, 0, last, optional=True)
         if kind == "rows" and self._shard is not None:
             _check_weights(dataset, self._shard)
         copy = self._epoch % self._copies
@@ -291,16 +291,16 @@ class Batches:
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next pass."""
-        self._epoch = whole_number("epoch", epoch, 0, 2**32 - 1)
+        self._epoch = check_whole_number("epoch", epoch, 0, 2**32 - 1)
 
     def _new_loader(self, copy: int) -> _core.Loader | MovedBatches:
-        return make_trusted(self._dataset, copy=copy, **self._options)
+        return make_trusted_loader(self._dataset, copy=copy, **self._options)
 
     def _mixes(self, epoch: int) -> list[Mix]:
         if self._shard is not None:
             return [(self._shard,)]
         if self._options["shuffle"] is False:
-            return in_order(self._dataset)
+            return mix_in_order(self._dataset)
         return self._order.pass_of(self._trial, epoch)
 
     def _loader(self, copy: int) -> _core.Loader | MovedBatches:
@@ -314,14 +314,14 @@ class Batches:
         return self._new_loader(copy)
 
 
-def _kind_of(shuffle: Any, dataset: LoadableDataset) -> Shuffle:
+def _check_shuffle(shuffle: Any, dataset: LoadableDataset) -> Shuffle:
     """Check the argument `shuffle`, which is not False; return the kind of order."""
     if shuffle not in (True, None, "rows", "shards"):
         raise InputError(f'shuffle must be True, False, "rows", "shards" or None, not {shuffle!r}')
-    return resolved(None if shuffle is True else shuffle, dataset)
+    return resolve_shuffle(None if shuffle is True else shuffle, dataset)
 
 
-def _wanted(dataset: LoadableDataset, columns: Collection[str] | None) -> list[str] | None:
+def _check_columns(dataset: LoadableDataset, columns: Collection[str] | None) -> list[str] | None:
     """Check the argument `columns`; raise InputError unless it names columns of the dataset."""
     if columns is None:
         return None

@@ -48,7 +48,7 @@ class BucketData:
         its manifest is damaged; and StorageError if the storage refuses or is not reached.
         """
         cache = Cache(cache_folder())
-        cached = None if checksum is None else cache.known(checksum)
+        cached = None if checksum is None else cache.find_manifest(checksum)
         if cached is not None:
             return cls(url.rstrip("/"), cached, cache)
         objects = Objects(url)
@@ -123,7 +123,7 @@ class PulledShards(Sequence[_core.ShardReader]):
         if index not in self._open:
             self._bucket.pull([index])
             try:
-                self._open[index] = self._opened(index)
+                self._open[index] = self._open_shard(index)
             except CorruptDataError:
                 self.renew(index)
         return self._open[index]
@@ -131,10 +131,10 @@ class PulledShards(Sequence[_core.ShardReader]):
     def renew(self, index: int) -> None:
         """Copy a damaged shard here again, and open it."""
         self._bucket.renew(index)
-        self._open[index] = self._opened(index)
+        self._open[index] = self._open_shard(index)
         self.generation += 1
 
-    def _opened(self, index: int) -> _core.ShardReader:
+    def _open_shard(self, index: int) -> _core.ShardReader:
         return open_shard(self._bucket.folder, self._bucket.manifest, index)
 
     def __iter__(self) -> Iterator[_core.ShardReader]:

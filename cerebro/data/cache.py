@@ -34,7 +34,7 @@ from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_fol
 from cerebro.data.shard_files import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
-from cerebro.machine.files import expanded
+from cerebro.machine.files import expand_path
 from cerebro.machine.objects import MissingObjectError, Objects, StorageError
 
 VARIABLE = "CEREBRO_CACHE"
@@ -55,9 +55,9 @@ def cache_folder() -> Path:
     """Return this node's cache folder: ``$CEREBRO_CACHE``, or one in the user's own cache."""
     folder = os.environ.get(VARIABLE)
     if folder:
-        return Path(expanded(folder)).absolute()
+        return Path(expand_path(folder)).absolute()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(expanded(base)).absolute() / "cerebro"
+    return Path(expand_path(base)).absolute() / "cerebro"
 
 
 def cache_limit() -> int | None:
@@ -125,7 +125,7 @@ class Cache:
         folders = self.data(checksum).glob("shard-*[0-9]")
         return sorted(int(folder.name.removeprefix("shard-")) for folder in folders)
 
-    def known(self, checksum: str) -> Manifest | None:
+    def find_manifest(self, checksum: str) -> Manifest | None:
         """Return the manifest of a dataset that is here, and keep it; None if it is not."""
         if not (self.data(checksum) / FILE_NAME).exists():
             return None
@@ -202,8 +202,8 @@ class Cache:
     def pull(self, objects: Objects, checksum: str, shards: Sequence[int]) -> int:
         """Copy shards of a dataset here from object storage; return the number of bytes.
 
-        Call `begin` or `known` first. Each object is read once, even if several processes need it:
-        they take turns, and find what another has pulled.
+        Call `begin` or `find_manifest` first. Each object is read once, even if several processes
+        need it: they take turns, and find what another has pulled.
 
         Raises CorruptDataError, with the URL, if an object is missing or does not match the
         manifest. Raises StorageError if the storage refuses or is not reached, or the cache is

@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.data.dtypes import Array, convert, logical, promote
-from cerebro.data.number_cells import bad_cell, is_number, not_a_number
-from cerebro.data.orientation import is_picture, upright
+from cerebro.data.dtypes import Array, convert, promote, to_logical_dtype
+from cerebro.data.number_cells import find_bad_cell, is_number, not_a_number_error
+from cerebro.data.orientation import is_picture, turn_upright
 from cerebro.errors import InputError
 
 
@@ -52,7 +52,7 @@ class ColumnData:
     """
     absent: int | None = None
     """The row of the first missing value, if a chunk has only integers and missing values. `values`
-    are then float64. It is an error unless another chunk has floats; see `settled`.
+    are then float64. It is an error unless another chunk has floats; see `check_complete`.
     """
     binary: bool = False
     """Whether the rows are the bytes of binary values, whose content ``dtypes=`` describes."""
@@ -118,9 +118,9 @@ def from_objects(column: str, items: Sequence[Any]) -> ColumnData:
         return from_text(column, items)
     if _is_sequence(first):
         return from_list(column, items)
-    stray = _stray(items)
+    stray = _find_stray(items)
     if stray is not None:
-        raise not_a_number(column, stray, items[stray], mixed=True)
+        raise not_a_number_error(column, stray, items[stray], mixed=True)
     kind = "nothing" if first is None else type(first).__name__
     raise InputError(
         f"column {column!r} has dtype object (of {kind}): give it a numeric dtype, "
@@ -132,7 +132,7 @@ def from_list(column: str, items: Sequence[Any]) -> ColumnData:
     """Make a whole column from a list: sequences become ragged rows, other items plain rows."""
     flat_rows = items and _is_array(items[0]) and np.ndim(items[0]) == 1
     if flat_rows or (items and isinstance(items[0], (list, tuple))):
-        return _ragged(column, items)
+        return _from_ragged(column, items)
     return from_rows(column, items)
 
 
@@ -144,10 +144,10 @@ def from_rows(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
     if isinstance(first, str):
         return from_text(column, items, first_row)
     if isinstance(first, (list, tuple)):
-        return _ragged(column, items, first_row)
+        return _from_ragged(column, items, first_row)
     if _is_array(first) and np.ndim(first) > 0:
         return _array_rows(column, items, first_row)
-    return _scalars(column, items, first_row)
+    return _from_scalars(column, items, first_row)
 
 
 def from_text(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
@@ -157,10 +157,10 @@ def from_text(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
     for row, item in enumerate(items, first_row):
         if not isinstance(item, str):
             if isinstance(item, float) and item != item:  # pandas' None
-                raise missing(column, row)
+                raise missing_value_error(column, row)
             if is_missing(item) or not isinstance(item, (int, float, np.number, np.bool_)):
-                raise _unlike(column, row, item, "strings")
-            raise _mixed(column, items, first_row)
+                raise _unlike_row_error(column, row, item, "strings")
+            raise _mixed_kinds_error(column, items, first_row)
         codes.append(numbers.setdefault(str(item), len(numbers)))
     return ColumnData(np.array(codes, np.int64), "int64", None, list(numbers))
 
@@ -172,9 +172,9 @@ def check_numbers(column: str, data: ColumnData, cure: str = "") -> None:
     """
     if data.names is None or data.ordered or data.offsets is not None:
         return  # lists of text are tokens, many of which may be numbers
-    place = bad_cell(data.names, data.values)
+    place = find_bad_cell(data.names, data.values)
     if place is not None:
-        raise not_a_number(column, *cell_at(data, place), cure)
+        raise not_a_number_error(column, *cell_at(data, place), cure)
 
 
 def cell_at(data: ColumnData, place: int) -> tuple[int, str]:
@@ -185,7 +185,7 @@ def cell_at(data: ColumnData, place: int) -> tuple[int, str]:
     return element if data.offsets is None else row_of(data.offsets, element), cell
 
 
-def missing(column: str, row: int) -> InputError:
+def missing_value_error(column: str, row: int) -> InputError:
     """Return the error for a missing value."""
     return InputError(
         f"column {column!r} has a missing value in row {row}: fill it, drop the row, or leave the "
@@ -198,10 +198,10 @@ def is_missing(item: object) -> bool:
     return item is None or type(item).__name__ == "NAType"
 
 
-def settled(column: str, data: ColumnData) -> ColumnData:
+def check_complete(column: str, data: ColumnData) -> ColumnData:
     """Return `data`, a whole column; raise InputError if it lacks values and has no floats."""
     if data.absent is not None:
-        raise missing(column, data.absent)
+        raise missing_value_error(column, data.absent)
     return data
 
 
@@ -212,7 +212,7 @@ def to_storage(column: str, value: Any) -> tuple[Array, str]:
     type is ``"text"`` for strings and ``"object"`` for objects, which must be examined one by one.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        value = _unmasked(column, value)
+        value = _fill_masked(column, value)
     try:
         array, dtype = _to_array(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
@@ -223,10 +223,10 @@ def to_storage(column: str, value: Any) -> tuple[Array, str]:
         return array, "text"
     if array.dtype.kind == "O":
         return array, "object"
-    return (array, dtype) if dtype else logical(array, column)
+    return (array, dtype) if dtype else to_logical_dtype(array, column)
 
 
-def owned(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """Return a row's value, copied if a generator may reuse its memory before it is written."""
     if type(value) in _CONSTANT:
         return value
@@ -234,22 +234,22 @@ def owned(value: Any) -> Any:
         return value.copy()
     if isinstance(value, (list, tuple)):  # the first element tells the kind of all of them
         plain = not value or type(value[0]) in _CONSTANT
-        return list(value) if plain else [owned(item) for item in value]
+        return list(value) if plain else [copy_value(item) for item in value]
     try:
         if is_picture(value):
-            return np.array(upright(value))
+            return np.array(turn_upright(value))
         if _is_torch(value):
             return value.detach().clone()
         if isinstance(value, np.generic) or not _is_array(value):
             return value
         if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-            return _owned_dlpack(value)
+            return _copy_dlpack(value)
         return np.array(value)
     except Exception:  # the same is raised, with the column's name, when the value is stored
         return value
 
 
-def checked_codes(column: str, data: ColumnData, first_row: int = 0) -> Array:
+def check_codes(column: str, data: ColumnData, first_row: int = 0) -> Array:
     """Return the codes of a category column; raise InputError for a code without a name."""
     codes, count = data.values, len(data.names or ())
     if not codes.size or (codes.min() >= 0 and codes.max() < count):
@@ -258,7 +258,7 @@ def checked_codes(column: str, data: ColumnData, first_row: int = 0) -> Array:
     place, code = int(np.argwhere(wrong)[0][0]), int(codes[wrong][0])
     row = first_row + (place if data.offsets is None else row_of(data.offsets, place))
     if code < 0:  # -1 in unlabelled test data; as an index, it would be the last class
-        raise missing(column, row)
+        raise missing_value_error(column, row)
     raise InputError(
         f"column {column!r} has the class {code} in row {row}, but the {count} class names are "
         f"for 0 to {count - 1}: correct the code, or name all classes"
@@ -279,7 +279,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
     filled = [part for part in parts if len(part.values)]  # empty lists have no shape
     shape = (filled or parts)[0].row_shape
     for part in parts:
-        dtype = promoted(column, dtype, part.dtype)
+        dtype = promote_dtypes(column, dtype, part.dtype)
         codes = part.values
         if part.row_shape != shape and not ragged:
             raise InputError(
@@ -292,7 +292,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
             )
         if names is not None:
             table = [names.setdefault(name, len(names)) for name in part.names or ()]
-            codes = np.array(table, np.int64)[checked_codes(column, part, rows)]
+            codes = np.array(table, np.int64)[check_codes(column, part, rows)]
         if len(codes) or not filled:
             values.append((codes, part.dtype))
         rows += part.rows
@@ -308,7 +308,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
     )
 
 
-def promoted(column: str, first: str, second: str) -> str:
+def promote_dtypes(column: str, first: str, second: str) -> str:
     """Return the type that holds the values of both; raise InputError if no type does."""
     dtype = promote(first, second)
     if dtype is None:
@@ -363,7 +363,7 @@ def _text_array(column: str, array: Array) -> ColumnData:
         except UnicodeDecodeError as error:
             raise InputError(f"column {column!r} has bytes that are not text: {error}") from None
     if array.dtype.kind == "T":
-        return _reshaped(from_text(column, array.ravel().tolist()), array.shape)
+        return _reshape_column(from_text(column, array.ravel().tolist()), array.shape)
     names, codes = np.unique(array, return_inverse=True)
     return ColumnData(
         codes.reshape(array.shape).astype(np.int64), "int64", None, [str(name) for name in names]
@@ -385,21 +385,21 @@ def _object_rows(column: str, array: Array, first_row: int) -> ColumnData:
     for place, item in enumerate(items):
         if isinstance(item, str) != text and not is_missing(item):
             if text and item != item:  # pandas' None
-                raise missing(column, first_row + place // width)
-            raise _mixed(column, items, first_row, width)
+                raise missing_value_error(column, first_row + place // width)
+            raise _mixed_kinds_error(column, items, first_row, width)
     offsets = np.arange(len(array) + 1, dtype=np.int64) * width
-    return _reshaped(_elements(column, items, first_row, offsets), array.shape)
+    return _reshape_column(_from_elements(column, items, first_row, offsets), array.shape)
 
 
-def _reshaped(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
+def _reshape_column(data: ColumnData, shape: tuple[int, ...]) -> ColumnData:
     return ColumnData(data.values.reshape(shape), data.dtype, None, data.names)
 
 
-def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
+def _from_scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
     """Make a column from numbers, 0-d arrays and tensors; mixed kinds are promoted."""
     if _is_array(items[0]) and not isinstance(items[0], np.generic):
         if any(map(is_missing, items)):
-            return _with_missing(column, items, first_row)
+            return _fill_missing(column, items, first_row)
         return _stack(column, [to_storage(column, item) for item in items])
     try:
         array = np.asarray(items)
@@ -412,12 +412,12 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
     if array.ndim == 1 and array.dtype.kind in "biufc":
         return from_array(column, array)
     if any(isinstance(item, str) for item in items):
-        raise _mixed(column, items, first_row)
+        raise _mixed_kinds_error(column, items, first_row)
     if any(map(is_missing, items)):
-        return _with_missing(column, items, first_row)
+        return _fill_missing(column, items, first_row)
     for row, item in enumerate(items, first_row):
         if isinstance(item, bytes):
-            raise _unlike(column, row, item, "numbers")
+            raise _unlike_row_error(column, row, item, "numbers")
     if array.ndim != 1:
         raise InputError(f"column {column!r} mixes numbers and sequences: make all rows alike")
     if array.dtype.kind in "OMm":
@@ -429,36 +429,36 @@ def _scalars(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDat
     return from_array(column, array)
 
 
-def _with_missing(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
+def _fill_missing(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
     """Make a column from numbers with missing values: NaN among floats, otherwise an error.
 
-    A later chunk may have floats, so `settled` raises the error after the last chunk.
+    A later chunk may have floats, so `check_complete` raises the error after the last chunk.
     """
     present = np.array([not is_missing(item) for item in items])
     row = first_row + int(present.argmin())
     if not present.any():
         return ColumnData(np.full(len(items), np.nan), "float64", absent=row)
-    data = _scalars(column, [item for item in items if not is_missing(item)])
+    data = _from_scalars(column, [item for item in items if not is_missing(item)])
     if data.row_shape or not data.dtype.startswith(("float", "int", "uint")):
-        raise missing(column, row)
+        raise missing_value_error(column, row)
     floats = data.dtype.startswith("float")
     values = np.full(len(items), np.nan, data.values.dtype if floats else np.float64)
     values[present] = data.values
     return ColumnData(values, values.dtype.name, absent=None if floats else row)
 
 
-def _unmasked(column: str, array: np.ma.MaskedArray[Any, Any]) -> Array:
+def _fill_masked(column: str, array: np.ma.MaskedArray[Any, Any]) -> Array:
     """Return a masked array's values, NaN where masked; raise InputError unless they are floats."""
     if array.dtype.kind != "f":
-        raise missing(column, int(np.argwhere(np.ma.getmaskarray(array))[0][0]))
+        raise missing_value_error(column, int(np.argwhere(np.ma.getmaskarray(array))[0][0]))
     filled: Array = array.filled(np.nan)
     return filled
 
 
-def _unlike(column: str, row: int, item: Any, others: str) -> InputError:
+def _unlike_row_error(column: str, row: int, item: Any, others: str) -> InputError:
     """Return the error for a row of a different kind than the rows before it."""
     if is_missing(item):
-        return missing(column, row)
+        return missing_value_error(column, row)
     if isinstance(item, (bytes, bytearray)):
         return InputError(
             f"column {column!r}, row {row} is bytes: decode it to a string, or leave the column "
@@ -470,18 +470,20 @@ def _unlike(column: str, row: int, item: Any, others: str) -> InputError:
     )
 
 
-def _mixed(column: str, items: Sequence[Any], first_row: int = 0, width: int = 1) -> InputError:
+def _mixed_kinds_error(
+    column: str, items: Sequence[Any], first_row: int = 0, width: int = 1
+) -> InputError:
     """Return the error for a column that mixes numbers and strings, `width` items in each row."""
-    stray = _stray(items)
+    stray = _find_stray(items)
     if stray is not None:
-        return not_a_number(column, first_row + stray // width, items[stray], mixed=True)
+        return not_a_number_error(column, first_row + stray // width, items[stray], mixed=True)
     text = isinstance(items[0], str)
     unlike = next(at for at, item in enumerate(items) if isinstance(item, str) != text)
     others = "strings" if text else "numbers"
-    return _unlike(column, first_row + unlike // width, items[unlike], others)
+    return _unlike_row_error(column, first_row + unlike // width, items[unlike], others)
 
 
-def _stray(items: Sequence[Any]) -> int | None:
+def _find_stray(items: Sequence[Any]) -> int | None:
     """Return the place of the first string that is not a number, if most items are numbers."""
     texts = [place for place, item in enumerate(items) if isinstance(item, str)]
     strays = [place for place in texts if not is_number(items[place])] or texts
@@ -492,12 +494,12 @@ def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData
     """Make a column from array rows: stacked if all shapes are equal, otherwise ragged."""
     for row, item in enumerate(items, first_row):
         if not _is_sequence(item):
-            raise _unlike(column, row, item, "arrays")
+            raise _unlike_row_error(column, row, item, "arrays")
     if any(isinstance(item, (list, tuple)) for item in items):
-        return _ragged(column, items, first_row)
+        return _from_ragged(column, items, first_row)
     stored = [to_storage(column, item) for item in items]
     if any(array.shape != stored[0][0].shape for array, _ in stored):
-        return _ragged(column, items, first_row)
+        return _from_ragged(column, items, first_row)
     return _stack(column, stored, first_row)
 
 
@@ -508,24 +510,24 @@ def _stack(column: str, stored: Sequence[tuple[Array, str]], first_row: int = 0)
         raise InputError(f"column {column!r} mixes numbers and arrays: make all rows alike")
     if kinds & {"text", "object"}:
         return from_array(column, np.stack([array for array, _ in stored]), first_row)
-    dtype = reduce(lambda first, second: promoted(column, first, second), sorted(kinds))
+    dtype = reduce(lambda first, second: promote_dtypes(column, first, second), sorted(kinds))
     return ColumnData(
         np.stack([convert(array, kind, dtype, column) for array, kind in stored]), dtype
     )
 
 
-def _ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
+def _from_ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
     """Make a ragged column from lists, tuples or arrays."""
     for row, item in enumerate(items, first_row):
         if not _is_sequence(item):
-            raise _unlike(column, row, item, "sequences")
+            raise _unlike_row_error(column, row, item, "sequences")
     lengths = np.array([len(item) for item in items], np.int64)
     offsets = offsets_of(lengths)
     if all(isinstance(item, (list, tuple)) for item in items):
         flat = list(chain.from_iterable(items))
         data = ColumnData(np.zeros(0), "float64")
         if flat:
-            data = _elements(column, flat, first_row, offsets)
+            data = _from_elements(column, flat, first_row, offsets)
     else:
         data = _joined_rows(column, items, first_row)
     assert len(data.values) == offsets[-1], column
@@ -544,10 +546,10 @@ def _joined_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnDat
         if not isinstance(item, (list, tuple)):
             part = from_array(column, item).as_fixed()
             if part is None:
-                raise too_ragged(column, row)
+                raise too_ragged_error(column, row)
             parts.append(part)
         elif item:  # an empty list has no element type; an empty array has one
-            parts.append(_elements(column, item, row, None))
+            parts.append(_from_elements(column, item, row, None))
     shapes = {part.row_shape for part in parts}
     if len(shapes) > 1:
         raise InputError(
@@ -557,7 +559,7 @@ def _joined_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnDat
     return concatenate(column, parts)
 
 
-def _elements(
+def _from_elements(
     column: str, items: Sequence[Any], first_row: int, offsets: Array | None
 ) -> ColumnData:
     """Make a column from the elements of rows: scalars, strings or equally long lists.
@@ -567,14 +569,14 @@ def _elements(
     try:
         data = _all_elements(column, items)
         if data is not None:
-            return settled(column, data)
+            return check_complete(column, data)
     except InputError:
         if not any(map(_lacks_value, items)):
             raise
     lacking = next((place for place, item in enumerate(items) if _lacks_value(item)), None)
-    place = _first_unlike(items) if lacking is None else lacking
+    place = _find_first_unlike(items) if lacking is None else lacking
     row = first_row + (0 if offsets is None else row_of(offsets, place))
-    raise too_ragged(column, row) if lacking is None else missing(column, row)
+    raise too_ragged_error(column, row) if lacking is None else missing_value_error(column, row)
 
 
 def _lacks_value(item: Any) -> bool:
@@ -592,7 +594,7 @@ def _all_elements(column: str, items: Sequence[Any]) -> ColumnData | None:
     return from_array(column, array)
 
 
-def _first_unlike(items: Sequence[Any]) -> int:
+def _find_first_unlike(items: Sequence[Any]) -> int:
     """Return the place of the first item whose shape is not that of the first item."""
     first = _shape(items[0])
     return next((i for i, item in enumerate(items) if _shape(item) != first), 0)
@@ -605,7 +607,7 @@ def _shape(item: Any) -> tuple[int, ...] | None:
         return None
 
 
-def too_ragged(column: str, row: int) -> InputError:
+def too_ragged_error(column: str, row: int) -> InputError:
     return InputError(
         f"column {column!r} is ragged in more than one dimension: only the first may vary, but "
         f"row {row} has parts of other lengths: give each part its own column (make each row a "
@@ -618,7 +620,7 @@ def _to_array(value: Any) -> tuple[Array, str]:
     if isinstance(value, np.ndarray):
         return value if type(value) is np.memmap else np.asarray(value), ""
     if is_picture(value):
-        return np.asarray(upright(value)), ""
+        return np.asarray(turn_upright(value)), ""
     if _is_torch(value):
         return _torch_to_array(value)
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
@@ -631,7 +633,7 @@ def _to_array(value: Any) -> tuple[Array, str]:
     return np.asarray(value), ""
 
 
-def _owned_dlpack(value: Any) -> Any:
+def _copy_dlpack(value: Any) -> Any:
     """Return a copy of an object that has only ``__dlpack__``; PyTorch reads what NumPy cannot."""
     try:
         return np.from_dlpack(value).copy()

@@ -48,7 +48,7 @@ def copied_columns(
     return dict.fromkeys(map(str, names), number)
 
 
-def count(dataset: Any) -> int:
+def count_copies(dataset: Any) -> int:
     """Return the number of copies that training reads in turn, one per epoch; at least 1."""
     copied: Mapping[str, int] = getattr(dataset, "_copied", {})
     return max(copied.values(), default=1)
@@ -60,7 +60,7 @@ def stored_copies(dataset: Any) -> set[str]:
     return {copy_name(name, copy) for name, number in copied.items() for copy in range(number)}
 
 
-def choose(plan: list[dict[str, Any]], dataset: Any, copy: int | None) -> list[dict[str, Any]]:
+def choose_copy(plan: list[dict[str, Any]], dataset: Any, copy: int | None) -> list[dict[str, Any]]:
     """Return a loader's plan in which each column with copies has one entry.
 
     `plan`, from `cerebro.transforms.compile`, has an entry for every stored column. `copy` is the

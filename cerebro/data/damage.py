@@ -39,11 +39,11 @@ def find_damage(folder: str | os.PathLike[str]) -> list[Damage]:
         Damage(path, what)
         for index, shard in enumerate(manifest.shards)
         for name, entry in shard.files.items()
-        if (what := _fault(path := Path(folder, shard_folder(index), name), entry)) is not None
+        if (what := _find_fault(path := Path(folder, shard_folder(index), name), entry)) is not None
     ]
 
 
-def _fault(path: Path, entry: FileEntry) -> str | None:
+def _find_fault(path: Path, entry: FileEntry) -> str | None:
     try:
         size = path.lstat().st_size
         if size != entry.bytes and not path.is_symlink():

@@ -30,15 +30,15 @@ from cerebro.data.rows import (
     Part,
     Selection,
     covers,
-    cut,
+    cut_part,
     part_from_json,
     part_index,
     part_rows,
     part_to_json,
     select_rows,
-    take,
+    take_rows,
 )
-from cerebro.data.sampling import Sampling, sampling_of
+from cerebro.data.sampling import Sampling, make_sampling
 from cerebro.data.shard_files import open_shard, verify_shard
 from cerebro.data.stats import MOST_COUNTS, Stats, column_stats
 from cerebro.errors import CorruptDataError, InputError
@@ -494,10 +494,10 @@ class Dataset:
             The fractions or the seed are invalid, a column is unsuitable, or a part would be empty.
             Or this view repeats rows, which could be in several parts; with `groups` they cannot.
         """
-        from cerebro.arguments import whole_number
+        from cerebro.arguments import check_whole_number
 
         bounds = splitting.check_fractions(fractions)
-        seed = whole_number("seed", seed, 0, 2**64 - 1)
+        seed = check_whole_number("seed", seed, 0, 2**64 - 1)
         if stratify is not None and groups is not None:
             raise InputError("split takes stratify or groups, not both: choose one")
         if groups is None and len(bounds) > 1 and any(map(splitting.repeats, self._rows)):
@@ -506,12 +506,12 @@ class Dataset:
                 "first, then repeat rows of the training part, or give groups="
             )
         if stratify is not None:
-            positions = splitting.stratified(self._labels(stratify), bounds, seed)
+            positions = splitting.split_by_class(self._labels(stratify), bounds, seed)
         elif groups is not None:
-            positions = splitting.grouped(self._labels(groups), bounds, seed)
+            positions = splitting.split_by_group(self._labels(groups), bounds, seed)
         else:
             positions = None
-        views = self._cut(bounds) if positions is None else self._chosen(positions)
+        views = self._cut_rows(bounds) if positions is None else self._take_rows(positions)
         operation: dict[str, Any] = {"fractions": [float(fraction) for fraction in fractions]}
         if positions is not None:
             operation |= {"stratify": stratify, "groups": groups, "seed": seed}
@@ -641,12 +641,12 @@ class Dataset:
             With an executor: no worker is left, or a shard has ended several.
         """
         from cerebro.data import derive
-        from cerebro.data.derivation import derivation
+        from cerebro.data.derivation import make_derivation
         from cerebro.data.shard_work import check_executor
 
         target = path_of("path", path)  # as given, before the function is called
         check_executor(executor, "derive(executor=...)")
-        work = derivation(
+        work = make_derivation(
             self,
             function,
             reads=reads,
@@ -656,7 +656,7 @@ class Dataset:
             seed=seed,
             dtypes=dtypes,
         )
-        recipe = derive.recipe(work, derive.key_of(function, key), keep=keep)
+        recipe = derive.make_recipe(work, derive.key_of(function, key), keep=keep)
         derived = Dataset(derive.write(recipe, target, progress, executor))
         derived._take_transforms(self, recipe.kept)
         return derived
@@ -705,7 +705,7 @@ class Dataset:
         `cerebro.torch.Model` differs each time. Sampling takes 8 bytes of memory for each row of
         the view, in every worker.
         """
-        sampling = sampling_of(weights, balance)
+        sampling = make_sampling(weights, balance)
         if sampling is not None:
             sampling.check(self._column(sampling.column))
             sampling.check_values(self._scalars(sampling.column))
@@ -798,7 +798,7 @@ class Dataset:
         for shard, (reader, part) in enumerate(parts):
             if shard not in self._sums:
                 values = reader.column(sampling.column)[part_index(part)]
-                sums = sampling.sums(values, shard)
+                sums = sampling.sum_weights(values, shard)
                 if sums is None:
                     continue
                 self._sums[shard] = sums
@@ -811,7 +811,9 @@ class Dataset:
     @cached_property
     def _all_sums(self) -> NDArray[np.uint64]:
         assert self._sampling is not None
-        sums = self._sampling.sums(np.concatenate(self._scalars(self._sampling.column)), None)
+        sums = self._sampling.sum_weights(
+            np.concatenate(self._scalars(self._sampling.column)), None
+        )
         return np.zeros(0, np.uint64) if sums is None else sums
 
     @property
@@ -937,9 +939,9 @@ class Dataset:
             self._operations = ({"transforms": _transforms_json(self._transforms)},)
 
     def _view(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
-        return self._fill(object.__new__(Dataset), rows, operation)
+        return self._fill_view(object.__new__(Dataset), rows, operation)
 
-    def _fill(self, view: Dataset, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
+    def _fill_view(self, view: Dataset, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
         view._path = self._path
         view._bucket = self._bucket
         view._manifest = self._manifest
@@ -959,17 +961,20 @@ class Dataset:
             view["sampling"] = self._sampling.to_json()
         return view
 
-    def _cut(self, bounds: Sequence[float]) -> list[list[Part]]:
+    def _cut_rows(self, bounds: Sequence[float]) -> list[list[Part]]:
         rounder = splitting.Rounder(bounds)
         cuts = [rounder.cut(part_rows(part)) for part in self._rows]
         return [
-            [cut(part, at[index], at[index + 1]) for part, at in zip(self._rows, cuts, strict=True)]
+            [
+                cut_part(part, at[index], at[index + 1])
+                for part, at in zip(self._rows, cuts, strict=True)
+            ]
             for index in range(len(bounds))
         ]
 
-    def _chosen(self, positions: list[list[Array]]) -> list[list[Part]]:
+    def _take_rows(self, positions: list[list[Array]]) -> list[list[Part]]:
         return [
-            [take(part, rows) for part, rows in zip(self._rows, of_part, strict=True)]
+            [take_rows(part, rows) for part, rows in zip(self._rows, of_part, strict=True)]
             for of_part in positions
         ]
 
@@ -1004,7 +1009,7 @@ class Dataset:
         part = self._rows[shard]
         step = part_rows(part) if isinstance(part, tuple) else _PIECE_ROWS
         for start in range(0, part_rows(part), max(1, step)):
-            piece = cut(part, start, min(start + step, part_rows(part)))
+            piece = cut_part(part, start, min(start + step, part_rows(part)))
             if column.ragged:
                 yield self._ragged_rows(column.name, shard, piece).values
             else:

@@ -10,7 +10,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda, device_check
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 
 RESIDENCES = ("auto", "resident", "streamed")
 
@@ -27,7 +27,7 @@ def device_name(device: Any) -> str:
     if name == "cpu" or re.fullmatch(r"cuda:\d{1,4}", name):
         return name
     if name == "cuda":
-        torch: Any = whole_module("torch")
+        torch: Any = find_whole_module("torch")
         started = torch is not None and torch.cuda.is_initialized()
         return f"cuda:{torch.cuda.current_device() if started else 0}"
     raise InputError(f"device must be 'cpu', 'cuda' or 'cuda:0' and so on, not {device!r}")
@@ -42,11 +42,11 @@ def depot(name: str) -> _core.Depot:
     maximum number of bytes in the depot, initially half of the device's memory. Raises DeviceError,
     naming what is missing, if the device cannot be used.
     """
-    return _core.Depot(cuda.device(name))
+    return _core.Depot(cuda.open_device(name))
 
 
 @functools.cache
-def problem(name: str) -> str:
+def find_problem(name: str) -> str:
     """Return, in one line, why this process cannot make batches on a device; empty if it can.
 
     The first call tests the device: in a separate process, unless the result is already known, and
@@ -56,7 +56,7 @@ def problem(name: str) -> str:
     next call tries again.
     """
     try:
-        reason = device_check.problem(name)
+        reason = device_check.find_problem(name)
         if not reason:
             depot(name).device.check()
     except DeviceError as error:
@@ -64,7 +64,7 @@ def problem(name: str) -> str:
     return reason
 
 
-def moving(why: str) -> str:
+def explain_moving(why: str) -> str:
     """Return the warning that PyTorch moves batches to a GPU, with the cause `why` and a fix."""
     return (
         f"PyTorch moves batches to the GPU, which is slower and gives the same results: {why}. "
@@ -72,7 +72,7 @@ def moving(why: str) -> str:
     )
 
 
-def limit(loader: Any, nbytes: int) -> None:
+def set_limit(loader: Any, nbytes: int) -> None:
     """Set the maximum bytes of shards resident on a loader's device; 0: keep the current limit."""
     where = getattr(loader, "depot", None)
     if where is not None and nbytes:
@@ -85,7 +85,7 @@ def drop(name: str) -> int:
 
 
 @functools.cache
-def tell(text: str) -> None:
+def warn_once(text: str) -> None:
     """Log a message about a device, once."""
     _log.warning(text)
 
@@ -93,9 +93,9 @@ def tell(text: str) -> None:
 def tell_note(loader: Any) -> None:
     """Log the reasons why a loader is slower than it could be, each reason once."""
     if note := getattr(loader, "note", ""):
-        tell(note)
+        warn_once(note)
     if why := getattr(loader, "why", ""):
-        tell(moving(why))
+        warn_once(explain_moving(why))
     _tell_unpinned(loader)
 
 
@@ -112,7 +112,7 @@ def tell_first_note(loader: Any) -> None:
     note = getattr(loader, "note", "")
     if note and not _noted:
         _noted.append(note)
-        tell(note)
+        warn_once(note)
 
 
 _noted: list[str] = []

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.data.batches import FRAMEWORKS, Batches
 from cerebro.data.columns import to_storage
 from cerebro.data.copies import MAX_COPIES
 from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
-from cerebro.data.gpu_memory import naming_gpu_memory
+from cerebro.data.gpu_memory import explain_gpu_memory_errors
 from cerebro.data.manifest import Column, checksum_of
 from cerebro.data.rows import Part, part_rows
 from cerebro.errors import InputError
@@ -71,8 +71,8 @@ class Derivation:
         rows = part_rows(self.view._rows[shard])
         batches = -(-rows // self.batch_size)
         filled = list(self.view._rows)
-        filled[shard] = filled_up(self.view._rows[shard], batches * self.batch_size)
-        with naming_gpu_memory(self.device, self.batch_size):
+        filled[shard] = repeat_rows(self.view._rows[shard], batches * self.batch_size)
+        with explain_gpu_memory_errors(self.device, self.batch_size):
             for batch in self.batches(filled, shard, copy):
                 columns = self.call(batch)
                 count = min(rows, self.batch_size)
@@ -118,7 +118,7 @@ class Derivation:
         columns: tuple[Column, ...] = ()
         for _ in range(2):
             results = next(self.results(shard, None))
-            digests.append([_core.xxh3_128(_bytes_of(array)) for array, _ in results.values()])
+            digests.append([_core.xxh3_128(_view_bytes(array)) for array, _ in results.values()])
             columns = tuple(
                 Column(str(name), dtype, tuple(array.shape[1:]))
                 for name, (array, dtype) in results.items()
@@ -133,7 +133,7 @@ class Derivation:
         return Probe(columns, checksum_of([names, digests[0]]))
 
 
-def derivation(
+def make_derivation(
     view: Any,
     function: Function,
     *,
@@ -167,18 +167,18 @@ def derivation(
         view,
         function,
         None if reads is None else names,
-        min(whole_number("batch_size", batch_size, 1), max(view._shard_rows())),
+        min(check_whole_number("batch_size", batch_size, 1), max(view._shard_rows())),
         framework,
         device,
         _check_copies(view, names, copies),
-        whole_number("seed", seed, 0, 2**64 - 1),
+        check_whole_number("seed", seed, 0, 2**64 - 1),
         {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()},
     )
 
 
 def _check_copies(view: Any, reads: Sequence[str], copies: int | None) -> int:
     """Return the number of copies; raise InputError unless it suits the view's transforms."""
-    number = whole_number("copies", copies, 0, MAX_COPIES, optional=True)
+    number = check_whole_number("copies", copies, 0, MAX_COPIES, optional=True)
     augmented, plain = (
         compile_transforms(view.columns, view.transforms, augment=augment)
         for augment in (True, False)
@@ -199,7 +199,7 @@ def _check_copies(view: Any, reads: Sequence[str], copies: int | None) -> int:
     return number or 0
 
 
-def filled_up(part: Part, size: int) -> Array:
+def repeat_rows(part: Part, size: int) -> Array:
     """Return the part's row numbers, repeated from the start until there are `size`."""
     rows = np.arange(*part) if isinstance(part, tuple) else part
     filled = np.resize(rows, size).astype(np.uint32)
@@ -207,5 +207,5 @@ def filled_up(part: Part, size: int) -> Array:
     return filled
 
 
-def _bytes_of(array: Array) -> Array:
+def _view_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.data.copies import copy_name
 from cerebro.data.derivation import Derivation, Function
 from cerebro.data.manifest import (
@@ -49,14 +49,14 @@ from cerebro.data.shard_work import ARRIVING, Arrived, MakesShards, Order, Shard
 from cerebro.data.target import is_empty_folder, real_target
 from cerebro.data.unfinished import (
     LOCK,
-    finished_shard,
-    intact_shard,
+    check_intact_shard,
     open_columns,
     part_folder,
+    read_finished_shard,
 )
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 from cerebro.machine import durable
-from cerebro.machine.devices import in_worker, is_gpu, lookup
+from cerebro.machine.devices import is_gpu, lookup, name_in_worker
 from cerebro.machine.environment import version
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import module_of
@@ -105,7 +105,7 @@ class Recipe:
         )
 
 
-def recipe(
+def make_recipe(
     work: Derivation,
     key: Mapping[str, Any],
     *,
@@ -119,7 +119,7 @@ def recipe(
     not read.
     """
     probe = work.probe()
-    kept_columns = tuple(_kept(work, keep))
+    kept_columns = tuple(_select_kept_columns(work, keep))
     names = [column.name for column in probe.columns]
     for name in work.dtypes:
         if name not in names:
@@ -193,7 +193,7 @@ def write(
         rows = work.view.num_rows
         meter.begin("deriving columns", rows * sum(column.item_bytes for column in columns))
         finished = {
-            shard: _finished(made, shard, folder, meter) for shard in range(work.view.num_shards)
+            shard: _reuse_shard(made, shard, folder, meter) for shard in range(work.view.num_shards)
         }
         entries = {shard: entry for shard, entry in finished.items() if entry is not None}
         missing = [shard for shard in finished if shard not in entries]
@@ -204,7 +204,7 @@ def write(
             return absolute_path
         for shard in missing:
             entries[shard] = _write_here(made, shard, folder, meter)
-        _commit(_manifest(made, entries), folder, target)
+        _commit(_make_manifest(made, entries), folder, target)
     return absolute_path
 
 
@@ -229,7 +229,7 @@ def rows_of_source(derived: Manifest, view: Any) -> list[Part]:
     return list(view._rows)
 
 
-def _kept(work: Derivation, keep: Collection[str] | None) -> list[Column]:
+def _select_kept_columns(work: Derivation, keep: Collection[str] | None) -> list[Column]:
     if keep is None:
         reads = work.view.columns if work.reads is None else work.reads
         return [column for name, column in work.view.columns.items() if name not in reads]
@@ -281,15 +281,15 @@ def _write_here(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> 
     place.mkdir()
     files = made.shard_work.write(shard, place, meter.advance)
     durable.sync_folder(place)
-    _note(made, shard, folder, files)
+    _write_note(made, shard, folder, files)
     return ShardEntry(part_rows(made.work.view._rows[shard]), files)
 
 
-def _finished(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry | None:
+def _reuse_shard(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry | None:
     """Return the entry of a shard that an earlier call has made; remove one that is not intact."""
     place, note = folder / shard_folder(shard), folder / f"{shard_folder(shard)}.json"
     rows = part_rows(made.work.view._rows[shard])
-    done = finished_shard(place, note, rows, made.columns, made.fingerprint)
+    done = read_finished_shard(place, note, rows, made.columns, made.fingerprint)
     if done is None:
         note.unlink(missing_ok=True)
         shutil.rmtree(place, ignore_errors=True)
@@ -298,7 +298,7 @@ def _finished(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> Sh
     return done
 
 
-def _note(made: Recipe, shard: int, folder: Path, files: Mapping[str, FileEntry]) -> None:
+def _write_note(made: Recipe, shard: int, folder: Path, files: Mapping[str, FileEntry]) -> None:
     content = {
         "fingerprint": made.fingerprint,
         "files": {name: [entry.bytes, entry.xxh3_64] for name, entry in files.items()},
@@ -321,40 +321,40 @@ def _write_elsewhere(
 ) -> None:
     """Have workers make the missing shards, add them to `entries`, and commit the dataset."""
     nbytes = [made.bytes_of(shard) for shard in range(made.work.view.num_shards)]
-    device = in_worker(executor.devices)
-    gpu = _gpu_here(made.work.device) if is_gpu(device) else ""
+    device = name_in_worker(executor.devices)
+    gpu = _find_gpu_kind(made.work.device) if is_gpu(device) else ""
     order = Order(made.work.view, made.shard_work, folder, nbytes, threads, device, gpu)
     compared: set[int] = set()
     try:
         with executor.shard_makers(order) as makers:
             for arrived in makers.make(missing):
                 is_new = arrived.worker not in compared
-                entries[arrived.shard] = _accept(made, arrived, folder, compare=is_new)
+                entries[arrived.shard] = _accept_shard(made, arrived, folder, compare=is_new)
                 compared.add(arrived.worker)
                 meter.advance(nbytes[arrived.shard])
             _remove_arriving(folder)  # before the folder gets its name
-            manifest = _manifest(made, entries)
+            manifest = _make_manifest(made, entries)
             _commit(manifest, folder, target)
             makers.keep(manifest.to_bytes())
     finally:
         _remove_arriving(folder)
 
 
-def _gpu_here(device: str) -> str:
+def _find_gpu_kind(device: str) -> str:
     """Return the kind of the GPU that this process computes on; empty if it has none."""
     devices = lookup().devices
     labels = [entry.label for entry in devices if entry.name == device]
     return next(iter([*labels, *(entry.label for entry in devices)]), "")
 
 
-def _accept(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool) -> ShardEntry:
+def _accept_shard(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool) -> ShardEntry:
     """Check a shard that a worker has made, and give it its name.
 
     With `compare`, its first rows are computed here, too, and compared. Raises CorruptDataError if
     the files are not those that the worker reports, and InputError if its values differ.
     """
     shard, rows = arrived.shard, part_rows(made.work.view._rows[arrived.shard])
-    entry = intact_shard(arrived.folder, arrived.files, rows, made.columns)
+    entry = check_intact_shard(arrived.folder, arrived.files, rows, made.columns)
     if entry is None:
         raise CorruptDataError(
             f"derive: shard {shard} from node {arrived.node} is damaged: call again, and the "
@@ -366,7 +366,7 @@ def _accept(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool) -> S
     place.mkdir()
     durable.publish((arrived.folder / name, place / name) for name in entry.files)
     arrived.folder.rmdir()
-    _note(made, shard, folder, entry.files)
+    _write_note(made, shard, folder, entry.files)
     return entry
 
 
@@ -398,7 +398,7 @@ def _remove_arriving(folder: Path) -> None:
 # --- the end ------------------------------------------------------------------------
 
 
-def _manifest(made: Recipe, entries: Mapping[int, ShardEntry]) -> Manifest:
+def _make_manifest(made: Recipe, entries: Mapping[int, ShardEntry]) -> Manifest:
     return Manifest(
         columns=made.columns,
         shards=tuple(entries[shard] for shard in sorted(entries)),
@@ -449,7 +449,7 @@ def _check_room(made: Recipe, missing: Sequence[int], folder: Path, target: Path
     )
 
 
-def bytes_of_budget(budget: Any) -> int | None:
+def parse_budget(budget: Any) -> int | None:
     """Return a budget in bytes: a number of bytes, or text such as ``"20GB"``; None stays None."""
     if budget is None:
         return None
@@ -465,7 +465,7 @@ def bytes_of_budget(budget: Any) -> int | None:
         raise InputError(
             f"budget={budget!r}: give a number of bytes, or a string such as '20GB' or '500 MB'"
         )
-    return whole_number("budget", budget, 0, math.inf)
+    return check_whole_number("budget", budget, 0, math.inf)
 
 
 def key_of(function: Function, key: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ STORAGE: dict[str, np.dtype[Any]] = {
 }
 
 
-def constant(array: Array) -> Array:
+def freeze_array(array: Array) -> Array:
     """Return a copy in the memory of a ``bytes`` object, which cannot be made writable again.
 
     The core checks row numbers once, and copies arrays that could still change.
@@ -97,7 +97,7 @@ def reinterpret(values: Array, dtype: str, shape: tuple[int, ...], column: str) 
     return np.ascontiguousarray(values).view(storage).reshape(len(values), *shape)
 
 
-def logical(array: Array, column: str) -> tuple[Array, str]:
+def to_logical_dtype(array: Array, column: str) -> tuple[Array, str]:
     """Return the array in its little-endian storage type, and the name of its logical type.
 
     Raises InputError, with a fix, for types that a dataset cannot hold.
@@ -153,7 +153,7 @@ def convert(values: Array, source: str, target: str, column: str) -> Array:
             result = values.astype(STORAGE[target])
     except FloatingPointError:
         raise InputError(f"column {column!r} has values too large for {target}") from None
-    if kind in "iub" and not _same(result, values):
+    if kind in "iub" and not _are_equal(result, values):
         raise InputError(
             f"column {column!r} has values that {target} cannot hold: round or scale them first, "
             "or choose another dtype"
@@ -161,7 +161,7 @@ def convert(values: Array, source: str, target: str, column: str) -> Array:
     return result
 
 
-def _same(converted: Array, values: Array) -> bool:
+def _are_equal(converted: Array, values: Array) -> bool:
     # NumPy 2 compares signed and unsigned by value only if neither is rounded to float.
     if converted.dtype.kind in "iu" and values.dtype.kind in "iu":
         back = converted.astype(values.dtype)

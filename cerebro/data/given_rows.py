@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, cell_at, checked_codes, missing
+from cerebro.data.columns import ColumnData, cell_at, check_codes, missing_value_error
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import convert
 from cerebro.data.manifest import Column
-from cerebro.data.number_cells import first_text, shown
+from cerebro.data.number_cells import find_first_text, quote_cell
 from cerebro.data.sharding import shard
 from cerebro.data.sources import is_torch, open_source
 from cerebro.data.sources.base import Source, Table
@@ -54,7 +54,7 @@ def is_rows(value: Any) -> bool:
     return is_torch(value) or is_huggingface(value)
 
 
-def written(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
+def write_given_rows(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
     """Write data in memory to the subfolders ``data`` and ``validation`` of a folder.
 
     Returns both arguments, with rows replaced by datasets. Raises InputError as `shard` does, or if
@@ -86,30 +86,30 @@ def write(
         other = like.columns[name]
         if (column.shape, column.ragged) != (other.shape, other.ragged):
             raise InputError(
-                f"{what}: column {name!r} has rows of shape {_shape(column)}, but "
-                f"{_shape(other)} in the training data"
+                f"{what}: column {name!r} has rows of shape {_format_shape(column)}, but "
+                f"{_format_shape(other)} in the training data"
             )
     transforms = {name: steps for name, steps in like.transforms.items() if name in data.columns}
     return data.with_transforms(transforms) if transforms else data
 
 
-def _shape(column: Column) -> str:
+def _format_shape(column: Column) -> str:
     sizes = (["*"] if column.ragged else []) + [str(size) for size in column.shape]
     return f"({', '.join(sizes)})"
 
 
 @contextlib.contextmanager
-def temporary(rows: Any, like: Dataset, what: str) -> Iterator[Dataset]:
+def write_temporary(rows: Any, like: Dataset, what: str) -> Iterator[Dataset]:
     """Yield a dataset with the rows in their order; it is deleted at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="cerebro-rows-") as folder:
         yield write(rows, Path(folder, "data"), like, what=what, shards=1, shuffle=False)
 
 
-def narrowed(value: Any, columns: Mapping[str, Column]) -> Any:
+def narrow_arrays(value: Any, columns: Mapping[str, Column]) -> Any:
     """Return arrays for ``predict``: float64 becomes float32 unless a column is float64."""
     if isinstance(value, Mapping):
         return {
-            name: narrowed(array, {name: columns[name]}) if name in columns else array
+            name: narrow_arrays(array, {name: columns[name]}) if name in columns else array
             for name, array in value.items()
         }
     wide = isinstance(value, np.ndarray) and value.dtype == np.float64
@@ -140,9 +140,9 @@ class _Changed(Source):
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         for table in self.source.chunks(wanted):
-            yield self.changed(table)
+            yield self.convert_table(table)
 
-    def changed(self, table: Table) -> Table:
+    def convert_table(self, table: Table) -> Table:
         """Return a chunk of the source as changed for the writer; subclasses implement this."""
         raise NotImplementedError
 
@@ -159,8 +159,8 @@ class _Narrowed(_Changed):
     Chunks of other types may be float64 only together: `narrow` says what to do with them.
     """
 
-    def changed(self, table: Table) -> Table:
-        return {name: _narrow(name, data) for name, data in table.items()}
+    def convert_table(self, table: Table) -> Table:
+        return {name: _narrow_column(name, data) for name, data in table.items()}
 
 
 class _Like(_Changed):
@@ -172,7 +172,7 @@ class _Like(_Changed):
         self._what = what
         self._rows = 0  # of the chunks before
 
-    def changed(self, table: Table) -> Table:
+    def convert_table(self, table: Table) -> Table:
         columns = {name: data for name, data in table.items() if name in self._columns}
         if not columns:
             raise InputError(
@@ -188,20 +188,20 @@ class _Like(_Changed):
         data = data.as_ragged() if column.ragged and data.values.ndim > 1 else data
         data = data if column.ragged else data.as_fixed() or data  # a list of rows of one length
         if data.names is not None and column.classes is None:
-            row, cell = cell_at(data, first_text(data.names, data.values))
+            row, cell = cell_at(data, find_first_text(data.names, data.values))
             raise InputError(
-                f"{self._what}: column {name!r} has names ({shown(cell)} in row "
+                f"{self._what}: column {name!r} has names ({quote_cell(cell)} in row "
                 f"{self._rows + row}), but numbers in the training data: give the same kind"
             )
         if data.names is None and column.classes is not None:
             raise InputError(
                 f"{self._what}: column {name!r} has numbers, but names in the training data "
-                f"({shown(column.classes[0])}): give the same kind"
+                f"({quote_cell(column.classes[0])}): give the same kind"
             )
         if data.absent is not None and not column.dtype.startswith(("float", "bfloat")):
-            raise missing(name, data.absent)
+            raise missing_value_error(name, data.absent)
         if data.names is not None and column.classes is not None:
-            data = _in_codes_of(name, data, column.classes)
+            data = _recode_classes(name, data, column.classes)
         return ColumnData(
             convert(data.values, data.dtype, column.dtype, name),
             column.dtype,
@@ -211,13 +211,13 @@ class _Like(_Changed):
         )
 
 
-def _in_codes_of(name: str, data: ColumnData, classes: Sequence[str]) -> ColumnData:
+def _recode_classes(name: str, data: ColumnData, classes: Sequence[str]) -> ColumnData:
     """Return a category column with the training data's codes for its names.
 
     Names that the training data lacks get further codes: it is an error only if a model reads the
-    column; see `cerebro.data.validation.unfit_columns`.
+    column; see `cerebro.data.validation.find_unfit_columns`.
     """
-    codes = checked_codes(name, data)
+    codes = check_codes(name, data)
     names = list(data.names or ())
     place = {label: code for code, label in enumerate(classes)}
     used = np.bincount(codes.reshape(-1), minlength=len(names)) > 0
@@ -226,7 +226,7 @@ def _in_codes_of(name: str, data: ColumnData, classes: Sequence[str]) -> ColumnD
     return ColumnData(values, "int64", data.offsets, list(place), ordered=True)
 
 
-def _narrow(name: str, data: ColumnData) -> ColumnData:
+def _narrow_column(name: str, data: ColumnData) -> ColumnData:
     if data.dtype != "float64":
         return replace(data, narrow=True)
     values = convert(data.values, data.dtype, "float32", name)

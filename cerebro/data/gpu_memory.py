@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from cerebro.errors import InputError, text_of
 from cerebro.machine.devices import is_gpu
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 
 
 class GpuMemoryError(InputError):
@@ -19,7 +19,7 @@ def is_short_of_gpu_memory(error: BaseException) -> bool:
 
     A `MemoryError` counts: ask only where it must be the loader's.
     """
-    torch = whole_module("torch")
+    torch = find_whole_module("torch")
     if isinstance(error, MemoryError):
         return True
     if torch is not None and isinstance(error, torch.cuda.OutOfMemoryError):
@@ -30,7 +30,7 @@ def is_short_of_gpu_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def naming_gpu_memory(device: str, batch_size: int) -> Iterator[None]:
+def explain_gpu_memory_errors(device: str, batch_size: int) -> Iterator[None]:
     """Raise GpuMemoryError, which says what to do, if a GPU runs out of memory in this block.
 
     `device` is that of the batches. On the CPU, the block may still compute on a GPU.

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, cell_at, check_numbers, final_names, promoted
+from cerebro.data.columns import ColumnData, cell_at, check_numbers, final_names, promote_dtypes
 from cerebro.data.dtypes import (
     STORAGE,
     TEXT,
@@ -22,8 +22,8 @@ from cerebro.data.dtypes import (
     reinterpret,
 )
 from cerebro.data.manifest import MAX_DIMENSIONS, MAX_ROWS, Column, check_columns
-from cerebro.data.number_cells import first_text, shown
-from cerebro.data.sources.base import Table, choose
+from cerebro.data.number_cells import find_first_text, quote_cell
+from cerebro.data.sources.base import Table, choose_columns
 from cerebro.errors import InputError
 
 Columns = Mapping[str, "str | Sequence[str]"] | Sequence[str]
@@ -97,7 +97,7 @@ def lay_out(
     stacked, or there are no rows. `declaration` is that of the source, for errors.
     """
     check_rows(table)
-    choose(table, source_columns(columns))
+    choose_columns(table, source_columns(columns))
     inputs = _as_mapping(table, columns)
     dtype_of = dict(dtypes or {})
     for name in dtype_of.keys() - inputs.keys():
@@ -115,8 +115,8 @@ def lay_out(
         if isinstance(sources, str):
             data = table[sources]
             if layout is not None:
-                data = _shaped(name, data, *layout)
-            outputs.append(_single(name, data, types.get(name)))
+                data = _reshape_rows(name, data, *layout)
+            outputs.append(_make_output(name, data, types.get(name)))
         elif name in texts:
             raise InputError(
                 f"dtypes makes {name!r} text, but it is a stack: name its columns apart"
@@ -124,7 +124,9 @@ def lay_out(
         elif layout is not None:
             raise InputError(f"dtypes gives {name!r} a shape, but it is a stack: give a type only")
         else:
-            outputs.append(_stack(name, {key: table[key] for key in sources}, types.get(name)))
+            outputs.append(
+                _stack_columns(name, {key: table[key] for key in sources}, types.get(name))
+            )
     check_columns(tuple(output.column for output in outputs))
     return outputs
 
@@ -179,7 +181,7 @@ def _as_mapping(table: Table, columns: Columns | None) -> Mapping[str, str | Seq
     return {name: name for name in columns}
 
 
-def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> ColumnData:
+def _reshape_rows(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> ColumnData:
     """Return rows of one shape, from binary values or from lists with that many elements.
 
     Bytes are reinterpreted; values of other columns are reshaped, and converted when written.
@@ -187,7 +189,8 @@ def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> 
     fixed = data.as_fixed()
     if fixed is None:
         raise InputError(
-            f"{_uneven(name, data)}, but {dtype} of shape {shape} needs rows of one length"
+            f"{_describe_uneven_rows(name, data)}, but {dtype} of shape {shape} needs rows of one "
+            "length"
         )
     if fixed.binary:
         return ColumnData(reinterpret(fixed.values, dtype, shape, name), dtype)
@@ -197,7 +200,7 @@ def _shaped(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> 
     return ColumnData(fixed.values.reshape(fixed.rows, *shape), fixed.dtype)
 
 
-def _uneven(name: str, data: ColumnData) -> str:
+def _describe_uneven_rows(name: str, data: ColumnData) -> str:
     """Begin the error of a ragged column: name the first row that is not as long as row 0."""
     assert data.offsets is not None
     lengths = np.diff(data.offsets)
@@ -208,7 +211,7 @@ def _uneven(name: str, data: ColumnData) -> str:
     )
 
 
-def _single(name: str, data: ColumnData, dtype: str | None) -> OutputColumn:
+def _make_output(name: str, data: ColumnData, dtype: str | None) -> OutputColumn:
     classes, codes = (None, None) if data.names is None else final_names(data)
     dtype = dtype or data.dtype
     if classes is not None and STORAGE[dtype].kind not in "iu":
@@ -216,7 +219,7 @@ def _single(name: str, data: ColumnData, dtype: str | None) -> OutputColumn:
             f"column {name!r} holds categories ({_first_cell(data)}): {dtype} cannot hold their "
             "codes; convert it to numbers first, or give no dtype"
         )
-    return OutputColumn(_column(name, dtype, data, classes), ((data, codes),))
+    return OutputColumn(_make_column(name, dtype, data, classes), ((data, codes),))
 
 
 def _first_cell(data: ColumnData) -> str:
@@ -224,8 +227,8 @@ def _first_cell(data: ColumnData) -> str:
     assert data.names is not None
     if not data.values.size:
         return "no cell"
-    row, cell = cell_at(data, first_text(data.names, data.values))
-    return f"{shown(cell)} in row {row}"
+    row, cell = cell_at(data, find_first_text(data.names, data.values))
+    return f"{quote_cell(cell)} in row {row}"
 
 
 def _check_stacked(
@@ -241,13 +244,15 @@ def _check_stacked(
         )
 
 
-def _column(name: str, dtype: str, data: ColumnData, classes: tuple[str, ...] | None) -> Column:
+def _make_column(
+    name: str, dtype: str, data: ColumnData, classes: tuple[str, ...] | None
+) -> Column:
     if len(data.row_shape) > MAX_DIMENSIONS:
         raise InputError(f"column {name!r} has rows of more than {MAX_DIMENSIONS} dimensions")
     return Column(name, dtype, data.row_shape, data.offsets is not None, classes)
 
 
-def _stack(name: str, sources: Table, dtype: str | None) -> OutputColumn:
+def _stack_columns(name: str, sources: Table, dtype: str | None) -> OutputColumn:
     """Put columns side by side, cast to a common type; each row becomes one vector."""
     pieces, width = [], 0
     has_numbers = any(data.names is None for data in sources.values())
@@ -257,11 +262,11 @@ def _stack(name: str, sources: Table, dtype: str | None) -> OutputColumn:
         fixed = data.as_fixed()
         if fixed is None:
             raise InputError(
-                f"{_uneven(key, data)} and cannot be stacked into {name!r}: keep it as a separate "
-                "column"
+                f"{_describe_uneven_rows(key, data)} and cannot be stacked into {name!r}: keep it "
+                "as a separate column"
             )
         pieces.append((fixed, None if fixed.names is None else final_names(fixed)[1]))
         width += int(np.prod(fixed.row_shape, dtype=np.int64))
     kinds = [data.dtype for data, _ in pieces]
-    common = dtype or reduce(lambda first, second: promoted(name, first, second), kinds)
+    common = dtype or reduce(lambda first, second: promote_dtypes(name, first, second), kinds)
     return OutputColumn(Column(name, common, (width,)), tuple(pieces), stacked=True)

@@ -32,7 +32,7 @@ import cerebro._core as _core
 from cerebro.data.dtypes import STORAGE
 from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine.files import load_json, read_bytes
-from cerebro.machine.installation import other_version
+from cerebro.machine.installation import explain_other_version
 
 FORMAT = "cerebro-dataset"
 VERSION = 1
@@ -182,7 +182,7 @@ def checksum_of(value: object) -> str:
     return _core.xxh3_128(text.encode())
 
 
-def name_fault(name: object) -> str | None:
+def find_name_fault(name: object) -> str | None:
     """Return why `name` cannot be a column name; None if it can."""
     if not isinstance(name, str):
         return "is not a string"
@@ -203,7 +203,7 @@ def check_columns(columns: tuple[Column, ...]) -> None:
     """Raise InputError if column names are invalid or would clash on disk or in a batch."""
     taken: dict[str, str] = {}
     for column in columns:
-        fault = name_fault(column.name)
+        fault = find_name_fault(column.name)
         if fault is not None:
             raise InputError(f"column name {column.name!r} {fault}: rename it with columns={{...}}")
         keys = [column.name, *column.file_names]
@@ -260,8 +260,8 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
     version = top.integer("version", 0, 2**31)
     if version != VERSION:
         again = "make the dataset again with cerebro.shard"
-        raise CorruptDataError(other_version(path, "dataset", version, VERSION, again))
-    top.only(_FIELDS)
+        raise CorruptDataError(explain_other_version(path, "dataset", version, VERSION, again))
+    top.check_fields(_FIELDS)
     unsigned = {name: value for name, value in top.value.items() if name != _HASH_FIELD}
     if top.hexadecimal(_HASH_FIELD, 32) != _checksum_of(unsigned, path):
         top.fail(_HASH_FIELD, "does not match the content: the file was altered or damaged")
@@ -284,9 +284,9 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
 
 
 def _parse_column(fields: _Fields) -> Column:
-    fields.only({"name", "dtype", "shape", "ragged", "classes"})
+    fields.check_fields({"name", "dtype", "shape", "ragged", "classes"})
     name = fields.text("name")
-    fault = name_fault(name)
+    fault = find_name_fault(name)
     if fault is not None:
         fields.fail("name", fault)
     dtype = fields.text("dtype")
@@ -310,15 +310,15 @@ def _parse_column(fields: _Fields) -> Column:
 
 
 def _parse_shard(fields: _Fields, columns: tuple[Column, ...]) -> ShardEntry:
-    fields.only({"rows", "files"})
+    fields.check_fields({"rows", "files"})
     rows = fields.integer("rows", 1, MAX_ROWS)
     files = fields.object("files")
-    files.only({name for column in columns for name in column.file_names})
+    files.check_fields({name for column in columns for name in column.file_names})
     entries = {}
     for column in columns:
         for name in column.file_names:
             entry = files.object(name)
-            entry.only({"bytes", "xxh3_64"})
+            entry.check_fields({"bytes", "xxh3_64"})
             payload = 0 if column.ragged else rows * column.item_bytes
             size = entry.integer("bytes", payload, MAX_BYTES)
             entries[name] = FileEntry(size, entry.hexadecimal("xxh3_64", 16))
@@ -326,7 +326,7 @@ def _parse_shard(fields: _Fields, columns: tuple[Column, ...]) -> ShardEntry:
 
 
 def _parse_source(fields: _Fields) -> dict[str, Any]:
-    fields.only({"kind", "fingerprint"})
+    fields.check_fields({"kind", "fingerprint"})
     fingerprint = fields.value.get("fingerprint")
     if fingerprint is not None and not isinstance(fingerprint, str):
         fields.fail("fingerprint", "must be null or a string")
@@ -360,7 +360,7 @@ class _Fields:
         complaint = one_line(f"field '{self.where}{field}' {fault}")
         raise CorruptDataError(f"{self.path}: {complaint}")
 
-    def only(self, allowed: set[str]) -> None:
+    def check_fields(self, allowed: set[str]) -> None:
         for field in self.value.keys() - allowed:
             self.fail(field, "is unknown")
         for field in allowed - self.value.keys():

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.arguments import users_level
+from cerebro.arguments import find_stacklevel
 from cerebro.data.dtypes import Array
 from cerebro.data.order import GROUP
 from cerebro.errors import CorruptDataError, InputError
@@ -48,10 +48,10 @@ def differing_columns(data: Any) -> dict[str, float]:
         if column.ragged or column.shape or column.dtype in ("complex64", "bfloat16"):
             continue
         try:
-            samples = [_sample(data._plain_rows(name, s, data._rows[s])) for s in shards]
+            samples = [_sample_values(data._plain_rows(name, s, data._rows[s])) for s in shards]
         except (CorruptDataError, InputError):  # reported where the data are read
             return {}
-        share = _explained(samples)
+        share = _compute_explained_share(samples)
         if share > LEAST_SHARE:
             shares[name] = share
     return shares
@@ -70,17 +70,17 @@ def check_shards(data: Any) -> None:
         'shuffle=False, and shuffle="shards" mixes only four shards at a time, which can cost much '
         "accuracy. Write it again with cerebro.shard(..., shuffle=True), or search with "
         'shuffle="rows"',
-        stacklevel=users_level(),
+        stacklevel=find_stacklevel(),
     )
 
 
-def _sample(values: Array) -> Array:
+def _sample_values(values: Array) -> Array:
     rows = np.unique(np.linspace(0, len(values) - 1, min(SAMPLE, len(values))).astype(np.int64))
     sample = values[rows].astype(np.float64)
     return sample[np.isfinite(sample)]  # a column of times may have missing values
 
 
-def _explained(samples: Sequence[Array]) -> float:
+def _compute_explained_share(samples: Sequence[Array]) -> float:
     """Return the share of the variance that the shards explain, beyond what chance may explain."""
     samples = [sample for sample in samples if len(sample)]
     rows = sum(map(len, samples))

@@ -18,7 +18,7 @@ class MovedBatches:
     """A `_core.Loader` whose batches PyTorch moves to a device.
 
     `loader` yields batches of torch tensors in host memory. `why` tells why it cannot make them on
-    the device; see `cerebro.data.depots.problem`.
+    the device; see `cerebro.data.depots.find_problem`.
     """
 
     def __init__(self, loader: Any, device: str, why: str = "") -> None:
@@ -52,28 +52,28 @@ class MovedBatches:
         return self
 
     def __next__(self) -> dict[str, Any]:
-        return moved(next(self._loader), self._device)
+        return move_batch(next(self._loader), self._device)
 
 
-def moved(batch: Mapping[str, Any], device: Any) -> dict[str, Any]:
+def move_batch(batch: Mapping[str, Any], device: Any) -> dict[str, Any]:
     """Return a batch with its tensors on a device; values that are not torch tensors are kept.
 
     PyTorch owns the pinned buffers and reuses them when the copies to the device are finished. If
     the system refuses to pin more memory, each copy blocks.
     """
-    return {name: _moved(value, device) for name, value in batch.items()}
+    return {name: _move_value(value, device) for name, value in batch.items()}
 
 
-def _moved(value: Any, device: Any) -> Any:
+def _move_value(value: Any, device: Any) -> Any:
     if not hasattr(value, "is_pinned"):
         return value
     to_gpu = str(device).startswith("cuda") and value.device.type == "cpu"
     if to_gpu:
-        value = _pinned(value)
+        value = _pin_tensor(value)
     return value.to(device, non_blocking=to_gpu and value.is_pinned())
 
 
-def _pinned(value: Any) -> Any:
+def _pin_tensor(value: Any) -> Any:
     """Return the tensor in pinned memory, or unchanged if memory cannot be pinned."""
     if value.is_pinned():
         return value

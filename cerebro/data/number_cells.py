@@ -37,13 +37,13 @@ def is_number(cell: str) -> bool:
     return "_" not in cell  # 1_000 is a number only in Python
 
 
-def shown(cell: object) -> str:
+def quote_cell(cell: object) -> str:
     """Return a cell for an error message, shortened if it is long."""
     text = repr(cell)
     return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
 
 
-def bad_cell(names: Sequence[str], codes: Array) -> int | None:
+def find_bad_cell(names: Sequence[str], codes: Array) -> int | None:
     """Return the place of the first cell that is not a number in a column of numbers, or None.
 
     `names` are the different cells. `codes`, of any shape, has the index of each cell in `names`;
@@ -68,15 +68,17 @@ def bad_cell(names: Sequence[str], codes: Array) -> int | None:
     few = others.sum() <= _FEW_NAMES or counts[others].sum() <= _FEW_SHARE * counts.sum()
     if not (used & ~plain).any() or not ((of_cells or of_names) and few):
         return None
-    return _first(~plain, codes)
+    return _find_first(~plain, codes)
 
 
-def first_text(names: Sequence[str], codes: Array) -> int:
+def find_first_text(names: Sequence[str], codes: Array) -> int:
     """Return the place of the first cell that is not a number; 0 if all are numbers."""
-    return _first(np.array([not is_number(name) for name in names], bool), codes.reshape(-1)) or 0
+    return (
+        _find_first(np.array([not is_number(name) for name in names], bool), codes.reshape(-1)) or 0
+    )
 
 
-def _first(wanted: Array, codes: Array) -> int | None:
+def _find_first(wanted: Array, codes: Array) -> int | None:
     for start in range(0, len(codes), _PIECE):
         hits = wanted[codes[start : start + _PIECE]]
         if hits.any():
@@ -84,7 +86,7 @@ def _first(wanted: Array, codes: Array) -> int | None:
     return None
 
 
-def not_a_number(
+def not_a_number_error(
     column: str, row: int, cell: object, cure: str = "", *, mixed: bool = False
 ) -> InputError:
     """Return the error for a cell in a column of numbers.
@@ -92,9 +94,11 @@ def not_a_number(
     `cure` is the end of the message: how to keep the cells as text. With `mixed`, the other cells
     are numbers, not text.
     """
-    text = f"column {column!r} holds numbers, but {shown(cell)} in row {row}"
+    text = f"column {column!r} holds numbers, but {quote_cell(cell)} in row {row}"
     if mixed:
-        text = f"column {column!r}, row {row} is str, but others are numbers: it is {shown(cell)}"
+        text = (
+            f"column {column!r}, row {row} is str, but others are numbers: it is {quote_cell(cell)}"
+        )
     return InputError(
         f"{text}: correct the cell, make it a missing value (NaN; in CSV, an empty cell), or "
         f"leave the column out{cure}"

@@ -79,12 +79,12 @@ class EpochOrder:
         """The shards of each pool."""
         if self.shuffle == "rows":
             return [list(range(self.num_shards))]
-        return _even(range(self.num_shards), max(1, self.num_shards // POOL))
+        return _split_evenly(range(self.num_shards), max(1, self.num_shards // POOL))
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
         """The pool of each part, and the number of its group there; parts take pools in turn."""
-        groups = [_groups_of(pool) for pool in self.pools]
+        groups = [_count_groups(pool) for pool in self.pools]
         if self.shuffle == "rows":
             groups = [self.num_shards]
         turns = range(max(groups))
@@ -182,15 +182,15 @@ class EpochOrder:
     def _groups(self, pool: int, epoch: int) -> list[Mix]:
         shards = self.pools[pool]
         permutation = _core.permutation(len(shards), self.seed, "groups", epoch, pool)
-        groups = _even([shards[i] for i in permutation], _groups_of(shards))
+        groups = _split_evenly([shards[i] for i in permutation], _count_groups(shards))
         return [tuple(sorted(group)) for group in groups]
 
 
-def order_of(data: Any, shuffle: Shuffle, seed: int, *, stagger: bool = True) -> EpochOrder:
+def make_order(data: Any, shuffle: Shuffle, seed: int, *, stagger: bool = True) -> EpochOrder:
     return EpochOrder(shuffle, tuple(data._shard_rows()), seed, stagger)
 
 
-def in_order(data: Any) -> list[Mix]:
+def mix_in_order(data: Any) -> list[Mix]:
     """Return the mixes of a pass over all rows in order: one, unless there are 2**32 rows."""
     mixes: list[list[int]] = [[]]
     rows = 0
@@ -203,7 +203,7 @@ def in_order(data: Any) -> list[Mix]:
     return [tuple(mix) for mix in mixes]
 
 
-def resolved(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:
+def resolve_shuffle(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:
     """Check the argument `shuffle` of a search; replace None by the default for the data.
 
     The default depends only on the size of the data, so it is the same everywhere. Raises
@@ -225,11 +225,11 @@ def resolved(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle:
     return "rows" if shuffle == "rows" else "shards"
 
 
-def _groups_of(pool: Sequence[int]) -> int:
+def _count_groups(pool: Sequence[int]) -> int:
     return -(-len(pool) // GROUP)
 
 
-def _even(items: Sequence[int], runs: int) -> list[list[int]]:
+def _split_evenly(items: Sequence[int], runs: int) -> list[list[int]]:
     """Return the items in runs that differ by at most one item."""
     bounds = [run * len(items) // runs for run in range(runs + 1)]
     return [list(items[a:b]) for a, b in pairwise(bounds)]

@@ -25,7 +25,7 @@ def is_picture(value: object) -> bool:
     return kind is not None and isinstance(value, kind)
 
 
-def upright(image: Any) -> Any:
+def turn_upright(image: Any) -> Any:
     """Return an image of Pillow, turned as its EXIF orientation says."""
     from PIL import Image
 

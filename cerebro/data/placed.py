@@ -75,7 +75,7 @@ class PlacedDataset(Dataset):
         """Return a view, such as a fold, that includes shards that arrive later."""
         view: PlacedDataset = object.__new__(PlacedDataset)
         view._open = self._open
-        return self._fill(view, rows, operation)
+        return self._fill_view(view, rows, operation)
 
     def _verify_shard(self, shard: int) -> None:
         try:

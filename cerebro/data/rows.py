@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cerebro._core as _core
-from cerebro.data.dtypes import Array, constant
+from cerebro.data.dtypes import Array, freeze_array
 from cerebro.errors import InputError
 
 Rows = NDArray[np.uint32]
@@ -36,14 +36,14 @@ def part_index(part: Part) -> slice | Rows:
     return slice(*part) if isinstance(part, tuple) else part
 
 
-def cut(part: Part, start: int, stop: int) -> Part:
+def cut_part(part: Part, start: int, stop: int) -> Part:
     """Return the rows of `part` at the positions from `start` up to `stop`."""
     if isinstance(part, tuple):
         return part[0] + start, part[0] + stop
     return part[start:stop]
 
 
-def take(part: Part, positions: Array) -> Part:
+def take_rows(part: Part, positions: Array) -> Part:
     """Return the rows of `part` at these positions, in this order; as a range if possible."""
     index = positions + part[0] if isinstance(part, tuple) else part[positions]
     rows = index.astype(np.uint32)
@@ -51,7 +51,7 @@ def take(part: Part, positions: Array) -> Part:
         return (0, 0)
     if (np.diff(rows.astype(np.int64)) == 1).all():
         return int(rows[0]), int(rows[-1]) + 1
-    return constant(rows)
+    return freeze_array(rows)
 
 
 def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
@@ -66,7 +66,7 @@ def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
         low, high, _ = selection.indices(int(starts[-1]))
         _check_any(high - low)
         return [
-            cut(part, *(int(np.clip(row - start, 0, part_rows(part))) for row in (low, high)))
+            cut_part(part, *(int(np.clip(row - start, 0, part_rows(part))) for row in (low, high)))
             for part, start in zip(parts, starts, strict=False)
         ]
     rows = _row_numbers(selection, int(starts[-1]))
@@ -75,7 +75,7 @@ def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
     by_shard = np.argsort(shards, kind="stable")
     bounds = np.searchsorted(shards[by_shard], np.arange(len(parts) + 1))
     return [
-        take(part, rows[by_shard[bounds[shard] : bounds[shard + 1]]] - starts[shard])
+        take_rows(part, rows[by_shard[bounds[shard] : bounds[shard + 1]]] - starts[shard])
         for shard, part in enumerate(parts)
     ]
 
@@ -118,7 +118,7 @@ def repeats(part: Part) -> bool:
     return len(np.unique(part)) < len(part)
 
 
-def shared(part: Part, other: Part) -> Array:
+def find_shared_rows(part: Part, other: Part) -> Array:
     """Return the numbers of the rows that are in both parts."""
     mine, theirs = (np.arange(*p) if isinstance(p, tuple) else p for p in (part, other))
     return np.intersect1d(mine, theirs)
@@ -196,7 +196,9 @@ class Rounder:
         return cuts
 
 
-def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
+def split_by_class(
+    labels: Sequence[Array], bounds: Sequence[float], seed: int
+) -> list[list[Array]]:
     """Return ascending row positions by part and shard; parts have equal proportions of classes.
 
     `labels` has the label of each row, by shard. `seed` keys which rows of a class go to which
@@ -206,7 +208,7 @@ def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> l
     shards = len(labels)
     rounder = Rounder(bounds)
     positions: list[list[list[Array]]] = [[[] for _ in labels] for _ in range(parts)]
-    for index, members in enumerate(_members(labels)):
+    for index, members in enumerate(_list_members(labels)):
         # Each class begins at a different shard; otherwise rounding would favor the same shards.
         for turn in range(shards):
             shard = (index + turn) % shards
@@ -218,7 +220,7 @@ def stratified(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> l
     return [[np.sort(np.concatenate(rows)) for rows in part] for part in positions]
 
 
-def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
+def deal_folds(labels: Sequence[Array], folds: int, seed: int) -> Array:
     """Return the fold of each row, across shards; folds have equal shares of classes and shards.
 
     `labels` has the label of each row, by shard. The rows of a class in a shard are permuted, keyed
@@ -228,7 +230,7 @@ def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
     starts = np.cumsum([0, *(len(of_shard) for of_shard in labels)])
     fold_of = np.empty(int(starts[-1]), np.int64)
     count = 0
-    for index, members in enumerate(_members(labels)):
+    for index, members in enumerate(_list_members(labels)):
         for shard, rows in enumerate(members):
             order = rows[_core.permutation(len(rows), seed, "split", index, shard)]
             fold_of[starts[shard] + order] = (count + np.arange(len(rows))) % folds
@@ -236,7 +238,7 @@ def dealt(labels: Sequence[Array], folds: int, seed: int) -> Array:
     return fold_of
 
 
-def _members(labels: Sequence[Array]) -> list[list[Array]]:
+def _list_members(labels: Sequence[Array]) -> list[list[Array]]:
     """Return the ascending row positions of each class, by class and shard."""
     classes = np.unique(np.concatenate(labels))
     members: list[list[Array]] = [[] for _ in classes]
@@ -248,20 +250,22 @@ def _members(labels: Sequence[Array]) -> list[list[Array]]:
     return members
 
 
-def grouped(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> list[list[Array]]:
+def split_by_group(
+    labels: Sequence[Array], bounds: Sequence[float], seed: int
+) -> list[list[Array]]:
     """Return row positions by part and shard that keep the rows of a group together.
 
     Groups are processed in an order keyed by `seed`; each is assigned to the part that lacks the
     most rows. Raises InputError if there are fewer groups than parts.
     """
-    part_of = part_of_groups(labels, bounds, seed)
+    part_of = assign_groups(labels, bounds, seed)
     ends = np.cumsum([len(of_shard) for of_shard in labels])[:-1]
     by_shard = np.split(part_of, ends)
     return [[np.flatnonzero(parts == part) for parts in by_shard] for part in range(len(bounds))]
 
 
-def part_of_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> Array:
-    """Return the part of each row, across shards; see `grouped`."""
+def assign_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) -> Array:
+    """Return the part of each row, across shards; see `split_by_group`."""
     names, codes, counts = np.unique(
         np.concatenate(labels), return_inverse=True, return_counts=True
     )
@@ -269,10 +273,10 @@ def part_of_groups(labels: Sequence[Array], bounds: Sequence[float], seed: int) 
         raise InputError(
             f"split: {len(names)} groups cannot be split into {len(bounds)} parts: use fewer parts"
         )
-    return _assign(counts, bounds, seed)[codes]
+    return _assign_parts(counts, bounds, seed)[codes]
 
 
-def _assign(counts: Array, bounds: Sequence[float], seed: int) -> Array:
+def _assign_parts(counts: Array, bounds: Sequence[float], seed: int) -> Array:
     """Return the part of each group; the number of parts itself stands for a group left over."""
     rows = int(counts.sum())
     targets = np.diff([0.0, *bounds, 1.0]) * rows

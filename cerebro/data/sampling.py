@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from cerebro.data.dtypes import Array, constant
+from cerebro.data.dtypes import Array, freeze_array
 from cerebro.data.manifest import Column
 from cerebro.errors import InputError
 
@@ -79,12 +79,12 @@ class Sampling:
         for shard, of_shard in enumerate(values):
             require_weights(of_shard.astype(np.float64), self.column, shard)
         if not any(of_shard.any() for of_shard in values):
-            raise self._no_weight()
+            raise self._no_weight_error()
 
-    def _no_weight(self) -> InputError:
+    def _no_weight_error(self) -> InputError:
         return InputError(f"column {self.column!r}: all weights are 0, so no row can be drawn")
 
-    def sums(self, values: Array, shard: int | None) -> NDArray[np.uint64] | None:
+    def sum_weights(self, values: Array, shard: int | None) -> NDArray[np.uint64] | None:
         """Return the running sums of the weights of rows with these values; None without rows.
 
         The sums are uint64 of shape ``(rows,)``, read-only; row i is drawn with probability
@@ -102,13 +102,13 @@ class Sampling:
         most = weights.max()
         if most == 0:
             if shard is None:
-                raise self._no_weight()
+                raise self._no_weight_error()
             raise InputError(
                 f"column {self.column!r}: all weights in shard {shard} are 0, so no row can be "
                 'drawn there: use shuffle="rows", or leave out such rows with select()'
             )
         total = np.cumsum(weights / most)  # in a fixed order, so always the same bits
-        return constant(np.floor(total / total[-1] * UNITS).astype(np.uint64))
+        return freeze_array(np.floor(total / total[-1] * UNITS).astype(np.uint64))
 
 
 def require_weights(values: Array, column: str, shard: int | None) -> None:
@@ -126,7 +126,7 @@ def require_weights(values: Array, column: str, shard: int | None) -> None:
         )
 
 
-def sampling_of(weights: Any, balance: Any) -> Sampling | None:
+def make_sampling(weights: Any, balance: Any) -> Sampling | None:
     """Check the arguments of `Dataset.with_sampling`; return None if there is no sampling."""
     if weights is not None and balance is not None:
         raise InputError("with_sampling takes weights or balance, not both: choose one")

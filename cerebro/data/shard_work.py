@@ -32,11 +32,11 @@ ARRIVING = "arriving-"
 class ShardWork:
     """What determines the files of each shard of a derived dataset."""
 
-    derivation: Derivation  # has no view on its way to a worker: `on` sets the worker's
+    derivation: Derivation  # has no view on its way to a worker: `with_view` sets it
     kept: tuple[Column, ...]  # the columns to copy from the view
     columns: tuple[Column, ...]  # all columns of the derived dataset
 
-    def on(self, view: Any) -> ShardWork:
+    def with_view(self, view: Any) -> ShardWork:
         """Return the same work on a view of the same rows."""
         return replace(self, derivation=replace(self.derivation, view=view))
 

@@ -24,8 +24,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.arguments import SHARD, answers, users_level, whole_number
-from cerebro.data.columns import ColumnData, settled
+from cerebro.arguments import SHARD, check_whole_number, explain_keywords, find_stacklevel
+from cerebro.data.columns import ColumnData, check_complete
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import TEXT, binary_layout, dtype_name, is_text
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
@@ -55,7 +55,7 @@ _PIECE_BYTES = 8 << 20
 _REMOVE = "choose another path, or remove the folder unless an earlier run needs it"
 
 
-@answers(SHARD)
+@explain_keywords(SHARD)
 def shard(
     source: Any,
     path: str | os.PathLike[str],
@@ -129,17 +129,17 @@ def shard(
         The disk is full or not writable, or the storage refuses. Nothing is left behind, except
         for objects without a manifest; the next `shard` to the same URL removes them.
     """
-    arguments = _arguments(shards, columns, dtypes, shuffle, seed)
+    arguments = _check_arguments(shards, columns, dtypes, shuffle, seed)
     place: _Folder | _Bucket
     with contextlib.ExitStack() as stack:
         if isinstance(path, str) and is_url(path):
             place = _Bucket(stack.enter_context(Upload(path)))
         else:
             place = _Folder(path_of("path", path).absolute())
-        return _made(source, place, path, arguments, columns, dtypes, exist_ok, progress)
+        return _make_dataset(source, place, path, arguments, columns, dtypes, exist_ok, progress)
 
 
-def _made(
+def _make_dataset(
     source: Any,
     place: _Folder | _Bucket,
     path: Any,
@@ -156,17 +156,17 @@ def _made(
     opened = open_source(source)
     opened.binary = _source_names(columns, dtypes, lambda dtype: binary_layout(dtype) is not None)
     opened.text = _source_names(columns, dtypes, is_text)
-    whole = _whole_table(opened, columns)
+    whole = _read_whole_table(opened, columns)
     fingerprint = opened.fingerprint() if whole is None else _content_fingerprint(whole)
     origin = {"kind": opened.kind, "fingerprint": fingerprint}
     if exists:
         _check_same(place.manifest(), arguments, fingerprint, path)
-        return place.opened()
+        return place.open_dataset()
     with _temporary_folder(place.target) as folder, ByteProgress(progress) as meter:
         if whole is None:
-            whole = _spooled(opened, columns, folder, meter)
+            whole = _spool_source(opened, columns, folder, meter)
             if (remark := opened.remark()) is not None:
-                warnings.warn(remark, stacklevel=users_level())
+                warnings.warn(remark, stacklevel=find_stacklevel())
         outputs = lay_out(whole, columns, dtypes, opened.declaration)
         entries = _write(outputs, arguments, folder, meter)
         manifest = Manifest(
@@ -178,7 +178,7 @@ def _made(
         )
         _commit(manifest, folder, place.target)
         place.finish()
-    return place.opened()
+    return place.open_dataset()
 
 
 class _Folder:
@@ -197,7 +197,7 @@ class _Folder:
     def finish(self) -> None:
         """Do nothing: renaming the folder has finished the dataset."""
 
-    def opened(self) -> Dataset:
+    def open_dataset(self) -> Dataset:
         return Dataset(self._given)
 
 
@@ -217,11 +217,11 @@ class _Bucket:
     def finish(self) -> None:
         self._upload.finish()
 
-    def opened(self) -> Dataset:
+    def open_dataset(self) -> Dataset:
         return Dataset(self._upload.url)
 
 
-def _arguments(
+def _check_arguments(
     shards: int | None,
     columns: Columns | None,
     dtypes: Mapping[str, Any] | None,
@@ -229,8 +229,8 @@ def _arguments(
     seed: int,
 ) -> dict[str, Any]:
     """Check the arguments as far as possible without the source; return them in stored form."""
-    shards = whole_number("shards", shards, 1, math.inf, optional=True)
-    seed = whole_number("seed", seed, 0, 2**64 - 1)
+    shards = check_whole_number("shards", shards, 1, math.inf, optional=True)
+    seed = check_whole_number("seed", seed, 0, 2**64 - 1)
     source_columns(columns)
     if dtypes is not None and not isinstance(dtypes, Mapping):
         raise InputError(f'dtypes is {dtypes!r}: give a mapping such as {{"x": "float32"}}')
@@ -245,7 +245,7 @@ def _arguments(
     return {
         "shards": shards,
         "columns": column_names,
-        "dtypes": {name: _recorded(dtype) for name, dtype in (dtypes or {}).items()} or None,
+        "dtypes": {name: _dtype_to_json(dtype) for name, dtype in (dtypes or {}).items()} or None,
         "shuffle": bool(shuffle),
         "seed": seed,
     }
@@ -262,7 +262,7 @@ def _source_names(
     return frozenset(name for name in sources if isinstance(name, str))
 
 
-def _recorded(dtype: Any) -> Any:
+def _dtype_to_json(dtype: Any) -> Any:
     if is_text(dtype):
         return TEXT
     layout = binary_layout(dtype)
@@ -277,7 +277,7 @@ def _is_there(target: Path) -> bool:
 def _refuse_existing(place: _Folder | _Bucket, path: Any, arguments: Mapping[str, Any]) -> NoReturn:
     """Raise InputError, naming what exists at the path and a fix that the next call accepts."""
     try:
-        different = _difference(place.manifest(), arguments)
+        different = _describe_difference(place.manifest(), arguments)
     except (CerebroError, OSError):
         different = "and is not a dataset"
     if different is None:
@@ -288,7 +288,7 @@ def _refuse_existing(place: _Folder | _Bucket, path: Any, arguments: Mapping[str
     raise InputError(f"'{path}' exists, {different}: {_REMOVE}")
 
 
-def _difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
+def _describe_difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
     """Return a description of an argument that differs from the existing dataset's, or None."""
     for name, value in arguments.items():
         if manifest.arguments.get(name) != value:
@@ -300,19 +300,19 @@ def _check_same(
     manifest: Manifest, arguments: Mapping[str, Any], fingerprint: str | None, path: Any
 ) -> None:
     """Raise InputError unless the existing dataset has the same arguments and source."""
-    different = _difference(manifest, arguments)
+    different = _describe_difference(manifest, arguments)
     if different is None and manifest.source["fingerprint"] != fingerprint:
         different = "was made from other data"
     if different is not None:
         raise InputError(f"'{path}' {different}: {_REMOVE}")
 
 
-def _whole_table(source: Source, columns: Columns | None) -> Table | None:
+def _read_whole_table(source: Source, columns: Columns | None) -> Table | None:
     if not source.whole:
         return None
     (table,) = source.chunks(source_columns(columns))
     check_rows(table)
-    return {name: settled(name, data) for name, data in table.items()}
+    return {name: check_complete(name, data) for name, data in table.items()}
 
 
 def _content_fingerprint(table: Table) -> str:
@@ -333,7 +333,9 @@ def _column_fingerprint(data: ColumnData) -> list[Any]:
     return [data.dtype, list(data.values.shape), data.offsets is not None, names, hashes]
 
 
-def _spooled(source: Source, columns: Columns | None, folder: Path, meter: ByteProgress) -> Table:
+def _spool_source(
+    source: Source, columns: Columns | None, folder: Path, meter: ByteProgress
+) -> Table:
     """Read a source in chunks into temporary files."""
     names = source_columns(columns)
     unpacked, free = source.unpacked_bytes(names), shutil.disk_usage(folder).free

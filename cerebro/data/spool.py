@@ -16,9 +16,15 @@ from typing import Any
 import numpy as np
 
 from cerebro.data.appending import append
-from cerebro.data.columns import ColumnData, cell_at, checked_codes, missing, promoted
+from cerebro.data.columns import (
+    ColumnData,
+    cell_at,
+    check_codes,
+    missing_value_error,
+    promote_dtypes,
+)
 from cerebro.data.dtypes import STORAGE, Array, convert
-from cerebro.data.number_cells import first_text, not_a_number, shown
+from cerebro.data.number_cells import find_first_text, not_a_number_error, quote_cell
 from cerebro.data.progress import ByteProgress
 from cerebro.data.sources.base import Table
 from cerebro.errors import InputError
@@ -85,13 +91,13 @@ class _Spooled:
 
     def append(self, data: ColumnData) -> None:
         self._note_absent(data)
-        data = self._fit(data)
+        data = self._fit_chunk(data)
         values = data.values
         if self.names is not None:
             names = self.names
             table = [names.setdefault(name, len(names)) for name in data.names or ()]
-            values = np.array(table, np.int64)[checked_codes(self.name, data, self.rows)]
-        values = self._converted(values, data.dtype, self.dtype)
+            values = np.array(table, np.int64)[check_codes(self.name, data, self.rows)]
+        values = self._convert_values(values, data.dtype, self.dtype)
         append(self.file, self.path, values)
         if self.lengths is not None and data.offsets is not None:
             append(self.lengths, self._lengths_path, np.diff(data.offsets))
@@ -102,13 +108,15 @@ class _Spooled:
         """Return the column, with the file of values mapped."""
         self.close()
         if self.absent is not None and not self.has_floats:
-            raise missing(self.name, self.absent)
+            raise missing_value_error(self.name, self.absent)
         shape = (self.values, *self.row_shape)
-        values = _map(self.path, STORAGE[self.dtype], shape)
+        values = _map_file(self.path, STORAGE[self.dtype], shape)
         offsets = None
         if self.lengths is not None:
             offsets = np.zeros(self.rows + 1, np.int64)
-            np.cumsum(_map(self._lengths_path, np.dtype(np.int64), (self.rows,)), out=offsets[1:])
+            np.cumsum(
+                _map_file(self._lengths_path, np.dtype(np.int64), (self.rows,)), out=offsets[1:]
+            )
         names = None if self.names is None else list(self.names)
         return ColumnData(values, self.dtype, offsets, names, self.ordered, binary=self.binary)
 
@@ -130,9 +138,9 @@ class _Spooled:
         plain = data.names is None and data.offsets is None and not data.row_shape
         plain = plain and self.names is None and self.lengths is None and not self.row_shape
         if self.absent is not None and not plain:
-            raise missing(self.name, self.absent)
+            raise missing_value_error(self.name, self.absent)
 
-    def _fit(self, data: ColumnData) -> ColumnData:
+    def _fit_chunk(self, data: ColumnData) -> ColumnData:
         """Make file and chunk agree in type, shape and raggedness, or raise InputError."""
         if data.offsets is not None and len(data.values) == 0:  # empty rows have no type
             empty = np.zeros((0, *self._element_shape()), STORAGE[self.dtype])
@@ -143,31 +151,31 @@ class _Spooled:
             self.row_shape = data.row_shape if data.offsets is not None else data.row_shape[1:]
             self.names = None if data.names is None else {}
         if (data.names is None) != (self.names is None):
-            raise self._mixed(data)
+            raise self._mixed_error(data)
         ragged = self.lengths is not None or data.offsets is not None
         if ragged or data.row_shape != self.row_shape:
             data = self._make_ragged(data)
         if data.dtype != self.dtype:
-            self._widen(self._promoted(data.dtype))
+            self._widen(self._promote_dtype(data.dtype))
         return data
 
-    def _mixed(self, data: ColumnData) -> InputError:
+    def _mixed_error(self, data: ColumnData) -> InputError:
         """Return the error for a chunk of strings after numbers, or of numbers after strings."""
         if data.names is not None:
-            row, cell = cell_at(data, first_text(data.names, data.values))
-            return not_a_number(self.name, self.rows + row, cell)
+            row, cell = cell_at(data, find_first_text(data.names, data.values))
+            return not_a_number_error(self.name, self.rows + row, cell)
         return InputError(
             f"column {self.name!r} mixes strings and numbers: it begins with strings "
-            f"({shown(next(iter(self.names or ()), ''))}), and row {self.rows} has numbers; make "
-            "all of them one kind"
+            f"({quote_cell(next(iter(self.names or ()), ''))}), and row {self.rows} has numbers; "
+            "make all of them one kind"
         )
 
-    def _promoted(self, dtype: str) -> str:
+    def _promote_dtype(self, dtype: str) -> str:
         """Return the type for the rows so far and a chunk of this type."""
-        wider = promoted(self.name, self.dtype, dtype)
+        wider = promote_dtypes(self.name, self.dtype, dtype)
         return "float32" if self.narrow and wider == "float64" else wider
 
-    def _converted(self, values: Array, source: str, target: str) -> Array:
+    def _convert_values(self, values: Array, source: str, target: str) -> Array:
         """Convert values, with the same bits wherever chunks end."""
         # Large integers are rounded as if the whole column had been float64.
         if self.narrow and target == "float32" and source in ("int64", "uint64"):
@@ -204,13 +212,13 @@ class _Spooled:
     def _widen(self, dtype: str) -> None:
         if dtype == self.dtype:
             return
-        old = _map(self.path, STORAGE[self.dtype], (self.values, *self.row_shape)).reshape(-1)
+        old = _map_file(self.path, STORAGE[self.dtype], (self.values, *self.row_shape)).reshape(-1)
         wider = self.path.with_suffix(".wider")
         file = wider.open("wb", buffering=0)
         try:
             for start in range(0, len(old), _PIECE_VALUES):
                 piece = old[start : start + _PIECE_VALUES]
-                append(file, wider, self._converted(piece, self.dtype, dtype))
+                append(file, wider, self._convert_values(piece, self.dtype, dtype))
         except BaseException:
             file.close()
             raise
@@ -220,7 +228,7 @@ class _Spooled:
         self.dtype = dtype
 
 
-def _map(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+def _map_file(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if 0 in shape:
         return np.zeros(shape, dtype)
     return np.memmap(path, dtype, "r", shape=shape)

@@ -51,7 +51,7 @@ class Stats:
         return getattr(self, name)
 
 
-def pieces(array: Array) -> Iterator[Array]:
+def iterate_pieces(array: Array) -> Iterator[Array]:
     """Yield the array in runs of rows of about 8 MB."""
     step = max(1, PIECE_BYTES // max(1, array[:1].nbytes))
     for start in range(0, len(array), step):
@@ -68,12 +68,12 @@ def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | N
     if axis is not None and not -len(column.shape) <= axis < len(column.shape):
         raise InputError(f"column {column.name!r} has rows of shape {column.shape}: no axis {axis}")
     moments = _Moments()
-    counts: dict[Any, int] | None = {} if _countable(column) else None
+    counts: dict[Any, int] | None = {} if _is_countable(column) else None
     for run in runs:
-        for piece in pieces(run):
-            moments.add(_by_channel(column, piece, axis))
+        for piece in iterate_pieces(run):
+            moments.add(_arrange_by_channel(column, piece, axis))
             if counts is not None:
-                counts = _count(counts, piece)
+                counts = _count_values(counts, piece)
     if moments.values == 0:
         raise InputError(f"column {column.name!r} has no values: all its rows are empty")
     mean, std, low, high = moments.result()
@@ -81,7 +81,14 @@ def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | N
         mean, std, low, high = (float(value[0]) for value in (mean, std, low, high))
     channels = 1 if axis is None else column.shape[axis]
     return Stats(
-        column.name, rows, moments.values * channels, mean, std, low, high, _named(column, counts)
+        column.name,
+        rows,
+        moments.values * channels,
+        mean,
+        std,
+        low,
+        high,
+        _name_counts(column, counts),
     )
 
 
@@ -119,7 +126,7 @@ class _Moments:
         return self._mean, np.sqrt(self._squares / self.values), self._low, self._high
 
 
-def _by_channel(column: Column, piece: Array, axis: int | None) -> Array:
+def _arrange_by_channel(column: Column, piece: Array, axis: int | None) -> Array:
     """Return the piece as float64 of shape (n, channels); if `axis` is None, with one channel."""
     if column.dtype == "bfloat16":
         piece = bfloat16_to_float32(piece)
@@ -130,19 +137,19 @@ def _by_channel(column: Column, piece: Array, axis: int | None) -> Array:
     return moved.reshape(-1, column.shape[axis])
 
 
-def _countable(column: Column) -> bool:
+def _is_countable(column: Column) -> bool:
     whole = column.dtype.startswith(("int", "uint", "bool"))
     return whole and column.shape == () and not column.ragged
 
 
-def _count(counts: dict[Any, int], piece: Array) -> dict[Any, int] | None:
+def _count_values(counts: dict[Any, int], piece: Array) -> dict[Any, int] | None:
     for value, count in zip(*np.unique(piece, return_counts=True), strict=True):
         key = value.item()
         counts[key] = counts.get(key, 0) + int(count)
     return counts if len(counts) <= MOST_COUNTS else None
 
 
-def _named(column: Column, counts: dict[Any, int] | None) -> dict[Any, int] | None:
+def _name_counts(column: Column, counts: dict[Any, int] | None) -> dict[Any, int] | None:
     if counts is None:
         return None
     if column.classes is not None:

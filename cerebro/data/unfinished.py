@@ -28,7 +28,7 @@ def part_folder(target: Path, fingerprint: str) -> Iterator[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         for other in target.parent.iterdir():
             if other.name.startswith(prefix) and other != folder:
-                _remove_left(other)
+                _remove_unfinished(other)
         folder.mkdir(exist_ok=True)
         lock = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
@@ -54,7 +54,7 @@ def _refuse_second(target: Path) -> NoReturn:
     )
 
 
-def _remove_left(folder: Path) -> None:
+def _remove_unfinished(folder: Path) -> None:
     """Remove unfinished work with a different fingerprint, unless its process is still alive."""
     try:
         lock = open_plain(folder / LOCK, os.O_RDONLY)
@@ -69,7 +69,7 @@ def _remove_left(folder: Path) -> None:
         os.close(lock)
 
 
-def finished_shard(
+def read_finished_shard(
     place: Path, note: Path, rows: int, columns: Sequence[Column], fingerprint: str
 ) -> ShardEntry | None:
     """Return the entry of a shard that an earlier call wrote; None if its files are not intact."""
@@ -81,10 +81,10 @@ def finished_shard(
         files = {name: FileEntry(int(size), str(h)) for name, (size, h) in content["files"].items()}
     except (OSError, CerebroError, LookupError, TypeError, ValueError):
         return None
-    return intact_shard(place, files, rows, columns)
+    return check_intact_shard(place, files, rows, columns)
 
 
-def intact_shard(
+def check_intact_shard(
     place: Path, files: Mapping[str, FileEntry], rows: int, columns: Sequence[Column]
 ) -> ShardEntry | None:
     """Return the entry of a shard; None unless it has these files, with these sizes and hashes."""

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
 from cerebro.data import rows as splitting
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import Column, checksum_of
-from cerebro.data.number_cells import shown
+from cerebro.data.number_cells import quote_cell
 from cerebro.data.rows import Part, part_from_json, part_to_json, select_rows
 from cerebro.errors import InputError, text_of
 
@@ -66,10 +66,10 @@ class KFold:
         groups: str | None = None,
         seed: int = 0,
     ) -> None:
-        self.n = n if is_splitter(n) else whole_number("KFold: n", n, 2, MAX_FOLDS)
+        self.n = n if is_splitter(n) else check_whole_number("KFold: n", n, 2, MAX_FOLDS)
         self.stratify = stratify
         self.groups = groups
-        self.seed = whole_number("KFold: seed", seed, 0, 2**64 - 1)
+        self.seed = check_whole_number("KFold: seed", seed, 0, 2**64 - 1)
         if stratify is not None and groups is not None and not is_splitter(n):
             raise InputError(
                 "KFold takes stratify or groups, not both: choose one, or give a splitter that "
@@ -87,7 +87,7 @@ class KFold:
             which would be both trained on and held out.
         """
         folds = make_folds(data, self)
-        return [folds.of_trial(fold) for fold in range(len(folds))]
+        return [folds.get_views(fold) for fold in range(len(folds))]
 
     def __repr__(self) -> str:
         columns = [
@@ -123,7 +123,7 @@ class Folds:
     def __len__(self) -> int:
         return len(self._views)
 
-    def of_trial(self, trial: int) -> tuple[Dataset, Dataset]:
+    def get_views(self, trial: int) -> tuple[Dataset, Dataset]:
         """Return the views that a trial is trained and validated on."""
         return self._views[trial % len(self._views)]
 
@@ -170,8 +170,8 @@ class Validation(NamedTuple):
     held_out: Dataset | None
     folds: Folds | None
 
-    def of_trial(self, trial: int) -> tuple[Dataset, Dataset | None]:
-        return (self.train, self.held_out) if self.folds is None else self.folds.of_trial(trial)
+    def get_views(self, trial: int) -> tuple[Dataset, Dataset | None]:
+        return (self.train, self.held_out) if self.folds is None else self.folds.get_views(trial)
 
 
 def is_splitter(value: Any) -> bool:
@@ -192,7 +192,7 @@ def make_folds(data: Dataset, given: Any) -> Folds:
     if is_splitter(kfold.n):
         pairs = _split_by(kfold.n, data, kfold)
     else:
-        pairs = _held_out_in_turn(_fold_of_rows(data, kfold), kfold.n)
+        pairs = _split_by_fold(_assign_folds(data, kfold), kfold.n)
     shards = [part for _, part in data._parts()]
     parts = [(select_rows(shards, train), select_rows(shards, held)) for train, held in pairs]
     if repeated:  # a splitter need not keep groups together
@@ -204,7 +204,7 @@ def _check_disjoint(parts: Sequence[tuple[list[Part], list[Part]]], name: str) -
     """Raise InputError if a fold trains on a row that it holds out."""
     for fold, sides in enumerate(parts):
         for shard, (train, held) in enumerate(zip(*sides, strict=True)):
-            rows = splitting.shared(train, held)
+            rows = splitting.find_shared_rows(train, held)
             if len(rows):
                 raise InputError(
                     f"{name}, fold {fold}: row {rows[0]} of shard {shard} is on both sides, "
@@ -215,7 +215,7 @@ def _check_disjoint(parts: Sequence[tuple[list[Part], list[Part]]], name: str) -
 # --- by number ------------------------------------------------------------------------------------
 
 
-def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
+def _assign_folds(data: Dataset, kfold: KFold) -> Array:
     """Return the fold that holds out each row."""
     n = kfold.n
     if n > data.num_rows:
@@ -229,13 +229,13 @@ def _fold_of_rows(data: Dataset, kfold: KFold) -> Array:
                 f"folds: use at most {groups} folds"
             )
         bounds = [*(np.arange(1, n) / n), 1.0]
-        return splitting.part_of_groups(labels, bounds, kfold.seed)
+        return splitting.assign_groups(labels, bounds, kfold.seed)
     if kfold.stratify is not None:
         labels = data._labels(kfold.stratify)
         _check_classes(data, kfold, np.concatenate(labels))
     else:
         labels = [np.zeros(rows, np.int64) for rows in data._shard_rows()]
-    return splitting.dealt(labels, n, kfold.seed)
+    return splitting.deal_folds(labels, n, kfold.seed)
 
 
 def _check_classes(data: Dataset, kfold: KFold, labels: Array) -> None:
@@ -258,7 +258,7 @@ def _check_classes(data: Dataset, kfold: KFold, labels: Array) -> None:
     )
 
 
-def _held_out_in_turn(fold_of: Array, n: int) -> list[tuple[Array, Array]]:
+def _split_by_fold(fold_of: Array, n: int) -> list[tuple[Array, Array]]:
     return [(np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold)) for fold in range(n)]
 
 
@@ -286,7 +286,9 @@ def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, A
         raise InputError(f"{name} gives {len(pairs)} folds: there must be 1 to {MAX_FOLDS}")
     checked = []
     for fold, pair in enumerate(pairs):
-        train, held_out = (_rows(rows, data.num_rows, f"{name}, fold {fold}") for rows in pair)
+        train, held_out = (
+            _check_row_numbers(rows, data.num_rows, f"{name}, fold {fold}") for rows in pair
+        )
         shared = np.intersect1d(train, held_out)
         if len(shared):
             raise InputError(
@@ -297,7 +299,7 @@ def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, A
     return checked
 
 
-def _rows(rows: Any, count: int, where: str) -> Array:
+def _check_row_numbers(rows: Any, count: int, where: str) -> Array:
     numbers = np.asarray(rows)
     if numbers.ndim != 1 or numbers.size == 0 or numbers.dtype.kind not in "iu":
         raise InputError(f"{where}: it must give two non-empty lists of row numbers")
@@ -307,7 +309,7 @@ def _rows(rows: Any, count: int, where: str) -> Array:
     return np.sort(numbers.astype(np.int64))
 
 
-def views_of(data: Any, validation: Any) -> Validation:
+def make_validation(data: Any, validation: Any) -> Validation:
     """Return the training data, the validation data and the folds, as a `Validation`.
 
     `validation` is the argument of `cerebro.search`: it may be a `cerebro.KFold` or a scikit-learn
@@ -359,7 +361,7 @@ class UnfitDataError(InputError):
     """Raised if a model reads a column whose rows mean something else in the training data."""
 
 
-def unfit_columns(
+def find_unfit_columns(
     train: Dataset, data: Dataset, what: str, columns: Iterable[str] | None = None
 ) -> dict[str, str]:
     """Return an error message for each column of `data` that a model trained on `train` misreads.
@@ -375,14 +377,14 @@ def unfit_columns(
     for name in names:
         if name not in train.columns:
             continue
-        problem = _unfit(train.columns[name], data)
+        problem = _explain_unfit(train.columns[name], data)
         if problem is not None:
             problems[name] = f"{what} {problem}"
     return problems
 
 
-def _unfit(ours: Column, data: Dataset) -> str | None:
-    """Return why a column of `data` is unfit; see `unfit_columns`."""
+def _explain_unfit(ours: Column, data: Dataset) -> str | None:
+    """Return why a column of `data` is unfit; see `find_unfit_columns`."""
     name, theirs = ours.name, data.columns.get(ours.name)
     if theirs is None:
         return f"lacks the training data's column(s) {name}"
@@ -392,8 +394,8 @@ def _unfit(ours: Column, data: Dataset) -> str | None:
         if ours.dtype.startswith(("int", "uint")):
             return None  # integer labels, of which only this dataset has the names
         return (
-            f"has names in column {name!r} ({shown(theirs.classes[0])}), but the training data has "
-            "numbers: give the same kind"
+            f"has names in column {name!r} ({quote_cell(theirs.classes[0])}), but the training "
+            "data has numbers: give the same kind"
         )
     for code, (here, there) in enumerate(zip(theirs.classes, ours.classes, strict=False)):
         if here != there:
@@ -403,7 +405,7 @@ def _unfit(ours: Column, data: Dataset) -> str | None:
                 "give the rows themselves (a table or arrays), whose names are compared"
             )
     num_classes = len(ours.classes)
-    unknown = _code_from(data, theirs, num_classes) if len(theirs.classes) > num_classes else None
+    unknown = _find_code(data, theirs, num_classes) if len(theirs.classes) > num_classes else None
     if unknown is None:
         return None
     return (
@@ -412,7 +414,7 @@ def _unfit(ours: Column, data: Dataset) -> str | None:
     )
 
 
-def _code_from(data: Dataset, column: Column, least: int) -> int | None:
+def _find_code(data: Dataset, column: Column, least: int) -> int | None:
     """Return the first code in the rows that is at least `least`; None if there is none."""
     for shard, part in enumerate(data._rows):
         if column.ragged:

@@ -76,7 +76,7 @@ def write_shards(
     deal = order is not None and total > limit and shards > 1
     meter.begin("writing shards", total)
     for output in outputs:
-        parts = _dealt if deal and _is_mapped(output) else _direct
+        parts = _deal_shards if deal and _is_mapped(output) else _slice_shards
         for shard, (source, rows_of) in enumerate(parts(output, starts, order, folder)):
             path = folder / shard_folder(shard)
             files[shard].update(_write_column(source, rows_of, path, meter))
@@ -95,7 +95,7 @@ def _is_mapped(output: OutputColumn) -> bool:
     )
 
 
-def _direct(
+def _slice_shards(
     output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
 ) -> Iterator[tuple[OutputColumn, Array | slice]]:
     """Yield, for each shard, the source column and the numbers of the shard's rows in it."""
@@ -103,7 +103,7 @@ def _direct(
         yield output, slice(start, stop) if order is None else order[start:stop]
 
 
-def _dealt(
+def _deal_shards(
     output: OutputColumn, starts: Sequence[int], order: Order, folder: Path
 ) -> Iterator[tuple[OutputColumn, Array | slice]]:
     """Yield, for each shard, a column of its rows in source order, and their shuffled order."""
@@ -135,7 +135,9 @@ def _write_column(
     count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
     step = max(1, CHUNK_BYTES // max(1, output.column.item_bytes))
     name = output.column.file_names[0]
-    chunks = (output.rows(_piece(rows, start, start + step)) for start in range(0, count, step))
+    chunks = (
+        output.rows(_slice_rows(rows, start, start + step)) for start in range(0, count, step)
+    )
     return {name: _write_file(folder / name, output, count, chunks, meter)}
 
 
@@ -181,7 +183,7 @@ def _write_file(
         raise
 
 
-def _piece(rows: Array | slice, start: int, stop: int) -> Array | slice:
+def _slice_rows(rows: Array | slice, start: int, stop: int) -> Array | slice:
     if isinstance(rows, slice):
         return slice(rows.start + start, min(rows.start + stop, rows.stop))
     return rows[start:stop]

@@ -77,12 +77,12 @@ class PlacingExecutor(Executor, Protocol):
         """Make a pool readable for a worker without waiting; submit its units at any time."""
 
 
-def queueing(executor: Executor) -> QueueingExecutor | None:
+def as_queueing(executor: Executor) -> QueueingExecutor | None:
     """Return an executor if its workers can have a unit in a queue, else None."""
     return executor if hasattr(executor, "queue") else None  # type: ignore[return-value]
 
 
-def placing(executor: Executor) -> PlacingExecutor | None:
+def as_placing(executor: Executor) -> PlacingExecutor | None:
     """Return a started executor if its workers hold different shards, else None."""
     holders = getattr(executor, "holders", None)
     return executor if holders is not None and holders() is not None else None  # type: ignore[return-value]

@@ -87,12 +87,12 @@ class Channel:
             self._in += piece
             if len(piece) < PIECE:  # that was all: to read again would cost a failing call
                 break
-        messages = self._whole_messages()
+        messages = self._take_whole_messages()
         if ended and not messages:
             raise EOFError
         return messages
 
-    def _whole_messages(self) -> list[bytes]:
+    def _take_whole_messages(self) -> list[bytes]:
         messages = []
         while len(self._in) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._in)

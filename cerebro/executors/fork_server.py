@@ -88,7 +88,7 @@ def serve(arguments: list[str]) -> list[str]:
             {
                 "threads": threads(),
                 "sources": [[*key, time] for key, time in imported.items()],
-                "files": {name: _file(name) for name in arguments[2:]},
+                "files": {name: _find_file(name) for name in arguments[2:]},
             },
         )
         while True:
@@ -106,7 +106,7 @@ def serve(arguments: list[str]) -> list[str]:
         os._exit(0)
 
 
-def _file(module: str) -> str | None:
+def _find_file(module: str) -> str | None:
     return getattr(sys.modules.get(module), "__file__", None)
 
 

@@ -20,11 +20,11 @@ from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import switched_on
+from cerebro.arguments import read_switch
 from cerebro.executors.fork_server import receive, send
 from cerebro.executors.program import start_program
 from cerebro.machine.imports import Sources, are_current
-from cerebro.machine.processes import adopting, is_stopped, passed_on
+from cerebro.machine.processes import adopt_orphans, is_stopped, read_inherited_attributes
 
 VARIABLE = "CEREBRO_FORK"
 """If this variable is 0, every worker is started as a program; forking works only on Linux."""
@@ -54,7 +54,7 @@ def forks_workers() -> bool:
 
     Raise InputError if ``CEREBRO_FORK`` has an invalid value.
     """
-    enabled = switched_on(VARIABLE, default=True)
+    enabled = read_switch(VARIABLE, default=True)
     # A process that ignores SIGCHLD cannot wait for a child, nor can its fork server.
     ignores = signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
     return enabled and sys.platform == "linux" and not ignores
@@ -156,7 +156,7 @@ class ForkServer:
         Raise EOFError or OSError if the server or the system fails.
         """
         request = {"directory": os.getcwd(), "variables": dict(variables)}  # noqa: PTH109
-        with adopting():
+        with adopt_orphans():
             send(self.connection, request, (1, 2, *files))
             answer, _ = receive(self.connection)
         os.waitid(
@@ -184,7 +184,7 @@ class ForkServers:
     def start(self, variables: Mapping[str, str], modules: Sequence[str]) -> None:
         """Start the fork server for workers with these variables, unless it is already running."""
         with self._lock, contextlib.suppress(OSError):
-            self._server(variables, modules)
+            self._find_server(variables, modules)
 
     def fork(
         self, variables: Mapping[str, str], files: tuple[int, int], *, wait: bool
@@ -197,7 +197,7 @@ class ForkServers:
         with self._lock:
             server = None
             try:
-                server = self._server(variables, [])
+                server = self._find_server(variables, [])
                 if server is None or not server.prepare(wait=wait):
                     return None
                 return server.fork(variables, files)
@@ -222,9 +222,11 @@ class ForkServers:
     def processes(self) -> list[int]:
         return [server.process.pid for server in self._servers]
 
-    def _server(self, variables: Mapping[str, str], modules: Sequence[str]) -> ForkServer | None:
+    def _find_server(
+        self, variables: Mapping[str, str], modules: Sequence[str]
+    ) -> ForkServer | None:
         """Return the server for workers with these variables, started if necessary."""
-        conditions = _conditions(variables)
+        conditions = _determine_conditions(variables)
         needed = dict.fromkeys([*modules, *(name for name in PRELOADED if name in sys.modules)])
         for server in self._servers:
             if server.conditions == conditions:
@@ -255,13 +257,13 @@ class ForkServers:
         self._servers = []
 
 
-def _conditions(variables: Mapping[str, str]) -> Conditions:
+def _determine_conditions(variables: Mapping[str, str]) -> Conditions:
     """Return the conditions that a server must have to fork a worker with these variables.
 
     Raise OSError if the system does not report what this process passes on to a program.
     """
     fixed = {name: value for name, value in variables.items() if not name.startswith(HANDED_OVER)}
-    return sys.executable, tuple(sorted(fixed.items())), passed_on()
+    return sys.executable, tuple(sorted(fixed.items())), read_inherited_attributes()
 
 
 def _is_ours(module: str, file: str | None) -> bool:

@@ -12,8 +12,8 @@ import sys
 
 from cerebro.executors.base import Wake
 from cerebro.machine import generators, guard
-from cerebro.machine.devices import using
-from cerebro.machine.guard import in_trial
+from cerebro.machine.devices import use_device
+from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import settings_of_run
 from cerebro.worker import jobs
 from cerebro.worker.messages import Event, Job, RunContext
@@ -46,8 +46,8 @@ class InlineExecutor:
         # Trials must not change the caller's random generators and working directory, nor those of
         # a search in another thread.
         device = self._runner.context.device
-        keep = generators.reserved("torch" in sys.modules)
-        with keep, using(device), _kept_directory(), in_trial():
+        keep = generators.reserve_generators("torch" in sys.modules)
+        with keep, use_device(device), _kept_directory(), guard_trial():
             return [jobs.execute(self._runner, task)]
 
     def replace(self, worker: int) -> int:

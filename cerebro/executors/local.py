@@ -37,7 +37,7 @@ from typing import Any, Literal
 import cloudpickle
 
 import cerebro._core as _core
-from cerebro.arguments import switched_on
+from cerebro.arguments import read_switch
 from cerebro.errors import InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.channel import BrokenMessage
@@ -46,14 +46,14 @@ from cerebro.executors.process import (
     EXIT_SECONDS,
     TaskWatch,
     WorkerProcess,
-    exit_reason,
+    describe_exit,
     signal_of,
     warm_workers,
 )
-from cerebro.executors.seats import SeatedShards, placed, with_shares
+from cerebro.executors.seats import SeatedShards, place_pools, set_memory_shares
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import CPU, Device
-from cerebro.machine.imports import not_found_by_name, sent_whole
+from cerebro.machine.imports import list_unfindable_modules, sent_whole
 from cerebro.machine.program import NONE
 from cerebro.worker.messages import (
     CheckDone,
@@ -101,11 +101,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
-def packed(context: object) -> bytes:
+def pickle_context(context: object) -> bytes:
     """Pickle the run's context for workers; raise InputError if ``build`` cannot be sent."""
     out = io.BytesIO()
     # `multiprocessing` gives the program's main module this name in a new process.
-    for name in {*sent_whole, *not_found_by_name(), "__mp_main__"} & sys.modules.keys():
+    for name in {*sent_whole, *list_unfindable_modules(), "__mp_main__"} & sys.modules.keys():
         cloudpickle.register_pickle_by_value(sys.modules[name])
     try:
         _Pickler(out).dump(context)
@@ -130,7 +130,7 @@ def are_together(seats: Sequence[Device | None]) -> bool:
     Raise InputError if its value is invalid.
     """
     gpus = [device for device in seats if device is not None]
-    return switched_on(VARIABLE, default=False) and len(set(gpus)) < len(gpus)
+    return read_switch(VARIABLE, default=False) and len(set(gpus)) < len(gpus)
 
 
 class LocalExecutor:
@@ -190,15 +190,17 @@ class LocalExecutor:
         self._program = context.program
         self._packed_program = pickle.dumps(context.program)
         alone = replace(context, program=NONE)
-        self._context = packed(with_shares(alone, self._seats, together=self._together))
+        self._context = pickle_context(
+            set_memory_shares(alone, self._seats, together=self._together)
+        )
         self._jax = dict(context.libraries.get("jax", {}))
         self._hash_seed = context.hash_seed
         self._unit_timeout = context.unit_timeout
         self._selector = selectors.DefaultSelector()
         self._clock = _core.BeatPage()
         self._clock.start_beating(round(1000 * BEAT_SECONDS))
-        self._kills = memory.kills()
-        self._places = placed(
+        self._kills = memory.count_kills()
+        self._places = place_pools(
             context.train,
             context.validation,
             self._seats,
@@ -223,15 +225,15 @@ class LocalExecutor:
         self._send(worker, task)
 
     def _begin_watching(self, worker: int, task: Job) -> None:
-        watch = self._busy[worker] = TaskWatch(self._silence, self._limit(task))
+        watch = self._busy[worker] = TaskWatch(self._silence, self._time_limit_of(task))
         self._attempts[worker] = getattr(task, "attempt", 0)
-        self._next_look = min(self._next_look, time.monotonic() + watch.patience(None))
+        self._next_look = min(self._next_look, time.monotonic() + watch.seconds_to_next_look(None))
 
     def _send(self, worker: int, task: Job) -> None:
         try:
             self._workers[worker].send(("run", task), is_plain=isinstance(task, Task))
         except OSError:
-            self._lose(worker)
+            self._lose_worker(worker)
         else:
             self._watch(worker)
 
@@ -322,7 +324,7 @@ class LocalExecutor:
         for process in [warm, None]:
             # A warm worker may have died since its last run; a new process then replaces it.
             if several and device is not None:
-                the_process = self._one_of_several(device)
+                the_process = self._start_shared_worker(device)
             else:
                 the_process = process or WorkerProcess.spawn(
                     self._threads, device, self._hash_seed, fork=self._fork, wait=wait
@@ -345,7 +347,7 @@ class LocalExecutor:
             return number
         raise WorkerError(f"a worker process died while it was started: {cause}") from cause
 
-    def _one_of_several(self, device: Device) -> WorkerProcess:
+    def _start_shared_worker(self, device: Device) -> WorkerProcess:
         """Return a worker of the process that serves a GPU; start that process if needed."""
         spare = self._spare.setdefault(device.name, [])
         while spare and spare[0].process.poll() is not None:
@@ -368,7 +370,7 @@ class LocalExecutor:
         if self._the_selector.get_key(channel).events != events:
             self._the_selector.modify(channel, events, ("message", worker))
 
-    def _limit(self, task: Job) -> float | None:
+    def _time_limit_of(self, task: Job) -> float | None:
         """Return the seconds that a task may take; None: no limit."""
         if self._unit_timeout is None or isinstance(task, WarmTask):
             return None
@@ -391,23 +393,23 @@ class LocalExecutor:
     def _wait_once(self, end: float | None) -> bool:
         """Wait for a descriptor or a deadline and handle it; return whether it was `wake`."""
         woken = False
-        for key, mask in self._the_selector.select(self._patience(end)):
+        for key, mask in self._the_selector.select(self._seconds_to_deadline(end)):
             awaited: Awaited = key.data
             kind, worker = awaited
             if kind == "wake":
                 woken = True
             elif worker in self._workers:  # it was not lost in the meantime
-                self._attend(kind, worker, mask)
+                self._handle_socket(kind, worker, mask)
         if self._busy and time.monotonic() >= self._next_look:
-            self._look_at_the_busy()
+            self._check_busy_workers()
         return woken
 
-    def _patience(self, end: float | None) -> float | None:
+    def _seconds_to_deadline(self, end: float | None) -> float | None:
         """Return the seconds until the next deadline; None if there is no deadline."""
         due = [time for time in (end, self._next_look if self._busy else None) if time is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def _attend(self, kind: str, worker: int, mask: int) -> None:
+    def _handle_socket(self, kind: str, worker: int, mask: int) -> None:
         process = self._workers[worker]
         try:
             if mask & selectors.EVENT_WRITE:
@@ -415,27 +417,31 @@ class LocalExecutor:
                 self._watch(worker)
             # Messages that were sent before the worker's end come first.
             for message in process.channel.receive():
-                self._take(worker, message)
+                self._handle_message(worker, message)
             if kind == "exit":
-                self._lose(worker)
+                self._lose_worker(worker)
         except (EOFError, OSError):
-            self._lose(worker)
+            self._lose_worker(worker)
         except BrokenMessage as error:
-            self._lose(worker, f"the worker process sent {error}")
+            self._lose_worker(worker, f"the worker process sent {error}")
 
-    def _take(self, worker: int, message: bytes) -> None:
+    def _handle_message(self, worker: int, message: bytes) -> None:
         if worker not in self._workers:  # an earlier message made the worker count as lost
             return
         try:
             event = cloudpickle.loads(message)
         except Exception as error:
-            self._lose(worker, f"the worker process sent an unreadable message ({text_of(error)})")
+            self._lose_worker(
+                worker, f"the worker process sent an unreadable message ({text_of(error)})"
+            )
             return
         answers = isinstance(event, ANSWERS) and event.worker == worker
         if not answers or worker not in self._busy:
-            self._lose(worker, f"the worker process sent an unexpected {type(event).__name__}")
+            self._lose_worker(
+                worker, f"the worker process sent an unexpected {type(event).__name__}"
+            )
         elif isinstance(event, (UnitFailed, ShardFailed)) and event.kind == "worker":
-            self._lose(worker, event.message)
+            self._lose_worker(worker, event.message)
         else:
             del self._busy[worker]
             queued = self._queued.pop(worker, None)
@@ -446,7 +452,7 @@ class LocalExecutor:
                     self._workers[worker].beat.hear(queued.number_before)
             self._events.append(event)
 
-    def _look_at_the_busy(self) -> None:
+    def _check_busy_workers(self) -> None:
         """Kill workers that do not respond or take too long; set the time of the next check."""
         assert self._clock is not None
         patience = self._silence
@@ -457,20 +463,20 @@ class LocalExecutor:
             task_seconds = process.beat.task_seconds
             if watch.is_late(task_seconds):
                 reason = f"the unit took longer than unit_timeout={self._unit_timeout:g} seconds"
-                self._lose(worker, reason, traced=True)
+                self._lose_worker(worker, reason, traced=True)
             elif watch.is_silent(process.beat.beats, self._clock.beats):
                 how = "was stopped" if process.is_stopped() else "hangs"
-                self._lose(
+                self._lose_worker(
                     worker,
                     f"the worker process {how}: it sent no heartbeat for {self._silence:g} seconds",
                 )
             else:
-                patience = min(patience, watch.patience(task_seconds))
+                patience = min(patience, watch.seconds_to_next_look(task_seconds))
         self._next_look = time.monotonic() + patience
 
     # --- losing and ending -----------------------------------------------
 
-    def _lose(self, worker: int, reason: str | None = None, *, traced: bool = False) -> None:
+    def _lose_worker(self, worker: int, reason: str | None = None, *, traced: bool = False) -> None:
         """Kill and reap a worker, then report its loss; `reason` is None if it ended by itself.
 
         The other workers of its process are lost, too. Only the unit that must have cost the
@@ -498,9 +504,9 @@ class LocalExecutor:
         ended_by_itself = reason is None
         killed = signal_of(process.process.returncode) if ended_by_itself else None
         if reason is None:
-            reason = exit_reason(process.process.returncode)
+            reason = describe_exit(process.process.returncode)
             if killed == signal.SIGKILL:
-                reason += self._out_of_memory(worker)
+                reason += self._hint_at_memory(worker)
         traced = traced or killed in CRASHES
         for number in lost:
             is_cause = number == worker or ended_by_itself
@@ -517,9 +523,9 @@ class LocalExecutor:
                 )
             )
 
-    def _out_of_memory(self, worker: int) -> str:
+    def _hint_at_memory(self, worker: int) -> str:
         """Return a hint after SIGKILL if the kernel's out-of-memory killer has killed again."""
-        kills = memory.kills()
+        kills = memory.count_kills()
         if kills <= self._kills:
             return ""
         self._kills += 1
@@ -538,7 +544,7 @@ class LocalExecutor:
                 self._workers[worker].send(("end",))
                 self._watch(worker)
             except OSError:
-                self._lose(worker)
+                self._lose_worker(worker)
         end = time.monotonic() + EXIT_SECONDS
         waiting = {worker for worker in idle if worker in self._workers}
         while waiting and (seconds := end - time.monotonic()) > 0:
@@ -565,7 +571,7 @@ class LocalExecutor:
                 process.sources = cloudpickle.loads(messages[0])
                 return isinstance(process.sources, dict)
             if kind == "exit":
-                self._lose(worker)
+                self._lose_worker(worker)
         except Exception:  # the worker is stopped in any case
-            self._lose(worker)
+            self._lose_worker(worker)
         return False

@@ -32,7 +32,7 @@ from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE, Sources, are_current
 from cerebro.machine.processes import is_stopped
 from cerebro.machine.program import NONE, Program
-from cerebro.worker.pickled import pickled_message
+from cerebro.worker.pickled import pickle_message
 
 EXIT_SECONDS = 5.0
 
@@ -68,8 +68,8 @@ class WorkerProcess:
     owner: int = field(default_factory=os.getpid)
     sources: Sources = field(default_factory=dict)
     """The modules that it had imported when its last run ended; see `cerebro.machine.imports`."""
-    variables: dict[str, str] = field(default_factory=lambda: _inherited())
-    """The environment variables that it inherited; see `_inherited`."""
+    variables: dict[str, str] = field(default_factory=lambda: _inherited_variables())
+    """The environment variables that it inherited; see `_inherited_variables`."""
     hash_seed: str = ""
     """Its hash seed; see `cerebro.machine.environment`."""
     device: Device | None = None
@@ -102,7 +102,7 @@ class WorkerProcess:
             raise WorkerError(f"cannot start a worker process: {error}") from error
         process: subprocess.Popen[bytes] | Child | None = None
         files = theirs.fileno(), beat.fd
-        variables = _environment(threads, device, hash_seed)
+        variables = _make_environment(threads, device, hash_seed)
         try:
             if fork and device is None and forks_workers():
                 process = fork_servers.fork(variables, files, wait=wait)
@@ -114,7 +114,7 @@ class WorkerProcess:
             theirs.close()
             if process is None:
                 ours.close()  # a fork that was requested ends itself
-        exit_fd = _exit_descriptor(process.pid)
+        exit_fd = _open_exit_descriptor(process.pid)
         seed = variables[environment.HASH_SEED]
         return cls(process, Channel(ours), beat, threads, exit_fd, hash_seed=seed, device=device)
 
@@ -133,7 +133,7 @@ class WorkerProcess:
                 for (_, theirs), beat in zip(pairs, beats, strict=True)
                 for file in (theirs.fileno(), beat.fd)
             ]
-            variables = _environment(threads, device, hash_seed)
+            variables = _make_environment(threads, device, hash_seed)
             process = start_program(map(str, files), variables, files)
         except OSError as error:
             for ours, _ in pairs:
@@ -143,7 +143,14 @@ class WorkerProcess:
             for _, theirs in pairs:
                 theirs.close()
         workers = [
-            cls(process, Channel(ours), beat, threads, _exit_descriptor(process.pid), device=device)
+            cls(
+                process,
+                Channel(ours),
+                beat,
+                threads,
+                _open_exit_descriptor(process.pid),
+                device=device,
+            )
             for (ours, _), beat in zip(pairs, beats, strict=True)
         ]
         for worker in workers:
@@ -156,7 +163,7 @@ class WorkerProcess:
 
     def send(self, message: tuple[Any, ...], *, is_plain: bool = False) -> None:
         """Send a message; `is_plain` promises that it contains no object of the user's code."""
-        self.channel.send(pickled_message(message, is_plain=is_plain))
+        self.channel.send(pickle_message(message, is_plain=is_plain))
 
     def is_stopped(self) -> bool:
         """Return whether a signal or a debugger has stopped the worker; False if unknown."""
@@ -198,20 +205,20 @@ class WorkerProcess:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
-def _inherited() -> dict[str, str]:
+def _inherited_variables() -> dict[str, str]:
     """Return this process's environment variables, without those that workers do not read."""
     read = {name: value for name, value in os.environ.items() if not name.startswith(UNREAD)}
-    return read | environment.variables()
+    return read | environment.read_variables()
 
 
-def _environment(
+def _make_environment(
     threads: int, device: Device | None, hash_seed: str | None = None
 ) -> dict[str, str]:
     """Return the worker's environment: its device, threads, hash seed, and this cerebro's path."""
-    variables = dict(os.environ) | environment.variables()
+    variables = dict(os.environ) | environment.read_variables()
     variables[environment.HASH_SEED] = hash_seed or environment.hash_seed()
     if device is not None:
-        variables |= devices.variables(device)
+        variables |= devices.make_variables(device)
     for name in environment.THREAD_VARIABLES:
         variables[name] = str(threads)
     variables[guard.VARIABLE] = "1"
@@ -220,7 +227,7 @@ def _environment(
     return variables
 
 
-def _exit_descriptor(pid: int) -> int | None:
+def _open_exit_descriptor(pid: int) -> int | None:
     """Return a descriptor that becomes readable when a child ends; None if the system lacks this.
 
     Without it, the socket shows that a worker has ended, unless a process that the worker started
@@ -232,7 +239,7 @@ def _exit_descriptor(pid: int) -> int | None:
         return None
 
 
-def exit_reason(returncode: int | None) -> str:
+def describe_exit(returncode: int | None) -> str:
     number = signal_of(returncode)
     if number is None:
         return f"the worker process exited with status {returncode}"
@@ -259,7 +266,7 @@ class WarmWorkers:
         self, threads: int, device: Device | None, program: Program, hash_seed: str | None = None
     ) -> WorkerProcess | None:
         """Return a worker that trains with this program; None if there is none."""
-        variables = _inherited()
+        variables = _inherited_variables()
         settings = threads, device, hash_seed or environment.hash_seed()
         with self._lock:
             if self._pid != os.getpid():  # in a fork, the workers belong to the parent
@@ -293,11 +300,11 @@ class WarmWorkers:
         If a fork server forks them, only the server is started. `modules` are imported while
         waiting. Raise WorkerError if the system lacks a process, memory or descriptors.
         """
-        program = Program.now() if self._idle else NONE
+        program = Program.capture() if self._idle else NONE
         workers = [self.take(threads, seat, program) for seat in seats]
         try:
             if None in workers and forks_workers() and all(seat is None for seat in seats):
-                fork_servers.start(_environment(threads, None), modules)
+                fork_servers.start(_make_environment(threads, None), modules)
                 return
             for number, seat in enumerate(seats):
                 if workers[number] is None:
@@ -361,7 +368,7 @@ class TaskWatch:
         """Return whether the task takes too long; `task_seconds` is None before it begins."""
         return self._limit is not None and task_seconds is not None and task_seconds >= self._limit
 
-    def patience(self, task_seconds: float | None) -> float:
+    def seconds_to_next_look(self, task_seconds: float | None) -> float:
         if self._limit is None:
             return self._look
         # A task that has not begun cannot exceed its limit before the whole limit has passed.

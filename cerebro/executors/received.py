@@ -10,7 +10,7 @@ import pickle
 import sys
 from typing import Any
 
-from cerebro.machine.guard import finding
+from cerebro.machine.guard import guard_import
 
 
 class _Unpickler(pickle.Unpickler):
@@ -20,14 +20,14 @@ class _Unpickler(pickle.Unpickler):
         """Import a name; the import of its module may stop as soon as the name is defined."""
         if module in sys.modules:
             return super().find_class(module, name)
-        with finding(name.partition(".")[0], target=module):
+        with guard_import(name.partition(".")[0], target=module):
             return super().find_class(module, name)
 
 
-def opened(message: bytes) -> Any:
+def unpickle(message: bytes) -> Any:
     """Unpickle a message from a process of the same run.
 
     Raise InputError if a module that the message names starts a search before it defines the name.
     """
-    with finding():
+    with guard_import():
         return _Unpickler(io.BytesIO(message)).load()

@@ -63,7 +63,7 @@ class SeatedShards:
         }
 
 
-def stay(
+def fits_gpu_memory(
     train: Dataset,
     validation: Dataset | None,
     seats: Sequence[Device | None],
@@ -84,7 +84,7 @@ def stay(
     return mine <= DATA_SHARE * min(device.memory for device in gpus)
 
 
-def placed(
+def place_pools(
     train: Dataset,
     validation: Dataset | None,
     seats: Sequence[Device | None],
@@ -92,7 +92,7 @@ def placed(
     order: EpochOrder,
     together: bool,
 ) -> SeatedShards:
-    """Return where the pools of a search stay; see `stay`.
+    """Return where the pools of a search stay; see `fits_gpu_memory`.
 
     `together` says whether the workers of a GPU are one process, which holds its shards once.
     """
@@ -100,11 +100,11 @@ def placed(
     if together:
         gpus = list(dict.fromkeys(seats))
         seats, holders = gpus, [gpus.index(device) for device in seats]
-    resident = stay(train, validation, seats, order=order)
+    resident = fits_gpu_memory(train, validation, seats, order=order)
     return SeatedShards(holders, order.pool_rows if resident else [])
 
 
-def with_shares(
+def set_memory_shares(
     context: RunContext, seats: Sequence[Device | None], *, together: bool = False
 ) -> RunContext:
     """Return the context with the GPU memory, in bytes, for a worker's shards and live models.
@@ -122,7 +122,7 @@ def with_shares(
     return replace(context, data_bytes=data, live_bytes=live)
 
 
-def kept_bytes(
+def count_kept_bytes(
     train: Dataset,
     validation: Dataset | None,
     seats: Sequence[Device | None],
@@ -132,9 +132,9 @@ def kept_bytes(
 ) -> int:
     """Return the bytes of data in the memory of the GPU that holds the most.
 
-    `dealt` says whether the shards are assigned to GPUs (`stay`). If not, every worker reads all
-    shards and keeps as many as fit into its share of the GPU's memory. `together` is as in
-    `placed`.
+    `dealt` says whether the shards are assigned to GPUs (`fits_gpu_memory`). If not, every worker
+    reads all shards and keeps as many as fit into its share of the GPU's memory. `together` is as
+    in `place_pools`.
     """
     gpus = [device for device in seats if device is not None]
     if not gpus:

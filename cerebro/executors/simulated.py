@@ -87,7 +87,7 @@ class SimulatedRun:
         self.schedule.add_worker(self.now)
         self.workers += 1
 
-    def to_end(self) -> Simulation:
+    def run_to_end(self) -> Simulation:
         """Run until every trial is finished."""
         self.start_units()
         while self.unfinished:

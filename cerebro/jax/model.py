@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cerebro.errors import InputError, StateError
-from cerebro.jax.program import Carry, ProgramParts, pairs_of, program_of, taken
-from cerebro.jax.state import HINT, from_state, named_leaves, owned, to_host, to_state
+from cerebro.jax.program import Carry, ProgramParts, find_extra_arguments, pairs_of, program_of
+from cerebro.jax.state import HINT, copy_tree, from_state, name_leaves, to_host, to_state
 from cerebro.machine.devices import build_device, is_gpu
 from cerebro.model import (
     BaseModel,
@@ -138,16 +138,16 @@ class Model(BaseModel):
         self._has_variables = variables is not None
         self._seed = seed
         self._check_arguments()
-        self._device = _device()
+        self._device = _find_device()
         self._on_host = self._device.platform == "cpu"
         self._key = self._make_key(0 if seed is None else seed)
-        params = owned("params", params, self._device)
+        params = copy_tree("params", params, self._device)
         _check_params(params)
-        state = owned("the optimizer's state", optimizer.init(params), self._device)
-        variables = owned("variables", variables, self._device)
+        state = copy_tree("the optimizer's state", optimizer.init(params), self._device)
+        variables = copy_tree("variables", variables, self._device)
         steps = jax.device_put(np.uint32(0), self._device)
         self._carry = Carry((params, state, variables, steps))
-        self._program = program_of(self._parts())
+        self._program = program_of(self._make_parts())
 
     def _check_arguments(self) -> None:
         functions = {"apply": self._apply, "loss": self._loss, "step": self._step}
@@ -172,7 +172,7 @@ class Model(BaseModel):
         name, function, filled = (
             ("apply", self._apply, 1) if self._step is None else ("step", self._step, 2)
         )
-        if self._has_variables and "variables" not in taken(function, filled):
+        if self._has_variables and "variables" not in find_extra_arguments(function, filled):
             raise InputError(f"variables= is given, but {name} has no argument of that name")
 
     @property
@@ -182,7 +182,7 @@ class Model(BaseModel):
             return None
         return [*column_names("inputs", self._inputs), *column_names("target", self._target)]
 
-    def _parts(self) -> ProgramParts:
+    def _make_parts(self) -> ProgramParts:
         return ProgramParts(
             apply=self._apply,
             step=self._step,
@@ -234,26 +234,26 @@ class Model(BaseModel):
         dict
             The loss and the metrics: 0-d arrays, possibly not computed yet.
         """
-        batch = self._placed(batch)
+        batch = self._place_batch(batch)
         tree, values = self._program.train(self._carry.take(self._device), self._key, batch)
         self._carry = Carry(tree)
         return values  # type: ignore[no-any-return]
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
         """Return loss and metrics of one batch; the model is not changed."""
-        return self._program.evaluate(*self._now(), self._placed(batch))  # type: ignore[no-any-return]
+        return self._program.evaluate(*self._get_current(), self._place_batch(batch))  # type: ignore[no-any-return]
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return the outputs for a batch, as `apply` gives them with ``train=False``."""
         if self._apply is None:
             raise InputError("there are no outputs to predict with: give apply as well as step")
-        return self._program.predict(*self._now(), self._placed(batch))
+        return self._program.predict(*self._get_current(), self._place_batch(batch))
 
     def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, ...]]:
-        values, *parts = self._program.measure(*self._now(), self._placed(batch))
+        values, *parts = self._program.measure(*self._get_current(), self._place_batch(batch))
         return values, jax.tree.map(np.asarray, tuple(parts)) if self._epoch_metrics else ()
 
-    def _now(self) -> tuple[Any, Any, Any]:
+    def _get_current(self) -> tuple[Any, Any, Any]:
         params, _, variables, _ = self._carry.tree
         return params, variables, self._key
 
@@ -324,7 +324,7 @@ class Model(BaseModel):
         the clone draws different random numbers than its parent.
         """
         before = self.state_dict()
-        optimizer = _with_own_settings(state.get("optimizer", {}), before["optimizer"])
+        optimizer = _keep_own_settings(state.get("optimizer", {}), before["optimizer"])
         self.load_state_dict({**state, "optimizer": optimizer, "key": before["key"]})
 
     def __repr__(self) -> str:
@@ -351,7 +351,7 @@ class Model(BaseModel):
             joined.append(np.concatenate(leaves))
         return jax.tree.unflatten(trees[0][1], joined)
 
-    def _placed(self, batch: Batch) -> Batch:
+    def _place_batch(self, batch: Batch) -> Batch:
         """Return the batch on the model's device; return it unchanged if it is already there."""
         if self._on_host and all(isinstance(v, jax.Array) and v.committed for v in batch.values()):
             return batch
@@ -359,7 +359,7 @@ class Model(BaseModel):
         return jax.device_put(batch, self._device)  # type: ignore[no-any-return]
 
 
-def _device() -> Any:
+def _find_device() -> Any:
     """Return the JAX device of the trial whose model is being built, else JAX's default device."""
     name = build_device()
     if name == "cpu":
@@ -373,7 +373,7 @@ def _device() -> Any:
 
 
 def _check_params(params: Any) -> None:
-    named = named_leaves(params)
+    named = name_leaves(params)
     if not named:
         raise InputError("params has no arrays: there is nothing to train")
     for path, leaf in named:
@@ -384,13 +384,13 @@ def _check_params(params: Any) -> None:
             )
 
 
-def _with_own_settings(state: Any, own: Any) -> Any:
+def _keep_own_settings(state: Any, own: Any) -> Any:
     """Return an optimizer's state with the `optax.inject_hyperparams` settings of `own`."""
     if not isinstance(state, Mapping) or not isinstance(own, Mapping):
         return state
     return {
         name: own[name]
         if name == "hyperparams" and name in own
-        else _with_own_settings(value, own.get(name))
+        else _keep_own_settings(value, own.get(name))
         for name, value in state.items()
     }

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from cerebro.errors import InputError
-from cerebro.jax.state import is_key, named_leaves, owned
+from cerebro.jax.state import copy_tree, is_key, name_leaves
 from cerebro.model import Batch, Columns, check_batch, loss_of
 
 Pairs = tuple[tuple[str | None, str], ...]
@@ -57,7 +57,7 @@ def pairs_of(columns: Columns) -> Pairs:
     return tuple((None, name) for name in columns)
 
 
-def taken(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
+def find_extra_arguments(function: Callable[..., Any] | None, filled: int) -> frozenset[str]:
     """Return which of train, key and variables may follow `filled` positional arguments."""
     if function is None:
         return frozenset()
@@ -89,7 +89,7 @@ class Carry:
 
     def take(self, device: Any) -> Any:
         """Return the tree for a step that consumes it; it is a copy if a part was lent."""
-        return owned("the model", self.tree, device) if self._is_lent else self.tree
+        return copy_tree("the model", self.tree, device) if self._is_lent else self.tree
 
 
 class Program:
@@ -102,11 +102,11 @@ class Program:
 
     def __init__(self, parts: ProgramParts) -> None:
         self._parts = parts
-        self._optimizer_takes = _named(parts.optimizer.update)
+        self._optimizer_takes = _find_update_arguments(parts.optimizer.update)
         positional = sum(keyword is None for keyword, _ in parts.inputs)
-        self._apply_takes = taken(parts.apply, 1 + positional)
+        self._apply_takes = find_extra_arguments(parts.apply, 1 + positional)
         self._apply_takes -= {keyword for keyword, _ in parts.inputs}
-        self._step_takes = taken(parts.step, 2)
+        self._step_takes = find_extra_arguments(parts.step, 2)
         self.train = jax.jit(self._train, donate_argnums=0)
         self.evaluate = jax.jit(lambda *arguments: self._measure(*arguments)[0])
         self.measure = jax.jit(self._measure)
@@ -117,7 +117,7 @@ class Program:
         step_key = jax.random.fold_in(key, steps)
 
         def objective(params: Any) -> tuple[Any, Any]:
-            loss, *rest = self._objective(params, variables, step_key, batch, True)
+            loss, *rest = self._compute_loss(params, variables, step_key, batch, True)
             return loss[0] if isinstance(loss, tuple) else loss, (loss, *rest)
 
         (value, rest), gradients = jax.value_and_grad(objective, has_aux=True)(params)
@@ -126,63 +126,67 @@ class Program:
         extra = {name: available[name] for name in self._optimizer_takes}
         updates, new_state = self._parts.optimizer.update(gradients, state, params, **extra)
         carry = (
-            _like("the optimizer changes params", _updated(params, updates), params),
-            _like("the optimizer changes its state", new_state, state, retyped=True),
-            _like("training changes variables", new_variables, variables),
+            _match_leaves("the optimizer changes params", _apply_updates(params, updates), params),
+            _match_leaves("the optimizer changes its state", new_state, state, retyped=True),
+            _match_leaves("training changes variables", new_variables, variables),
             steps + 1,
         )
-        return carry, self._values(loss, more, outputs, target)
+        return carry, self._compute_metrics(loss, more, outputs, target)
 
     def _measure(self, params: Any, variables: Any, key: Any, batch: Batch) -> Any:
-        loss, more, outputs, target, _ = self._objective(params, variables, key, batch, False)
-        values = self._values(loss, more, outputs, target)
+        loss, more, outputs, target, _ = self._compute_loss(params, variables, key, batch, False)
+        values = self._compute_metrics(loss, more, outputs, target)
         return (values, outputs, target) if self._parts.keeps_outputs else (values, None, None)
 
     def _predict(self, params: Any, variables: Any, key: Any, batch: Batch) -> Any:
-        check_batch(batch, _columns(self._parts.inputs), None)
-        return self._outputs(params, variables, key, batch, False)[0]
+        check_batch(batch, _list_columns(self._parts.inputs), None)
+        return self._compute_outputs(params, variables, key, batch, False)[0]
 
     # --- one pass forward -------------------------------------------------------
 
-    def _objective(
+    def _compute_loss(
         self, params: Any, variables: Any, key: Any, batch: Batch, train: bool
     ) -> tuple[Any, dict[str, Any], Any, Any, Any]:
         """Return loss, other metrics, outputs, target and new variables."""
         parts = self._parts
         if parts.step is not None:
-            extra = _chosen(self._step_takes, variables, key, train)
-            returned, variables = self._parted(
+            extra = _choose_arguments(self._step_takes, variables, key, train)
+            returned, variables = self._split_returned(
                 parts.step(params, batch, **extra), variables, train, "step", "metrics"
             )
             if not isinstance(returned, Mapping) or "loss" not in returned:
                 raise InputError(f"step must return a dict with 'loss', not {returned!r}")
             more = {name: value for name, value in returned.items() if name != "loss"}
             return _as_loss("step's loss", returned["loss"]), more, None, None, variables
-        names = None if parts.target is None else _columns(parts.target)
-        check_batch(batch, _columns(parts.inputs), names)
-        outputs, variables = self._outputs(params, variables, key, batch, train)
-        target = self._target(batch)
+        names = None if parts.target is None else _list_columns(parts.target)
+        check_batch(batch, _list_columns(parts.inputs), names)
+        outputs, variables = self._compute_outputs(params, variables, key, batch, train)
+        target = self._get_target(batch)
         if parts.loss is None:
             loss = _as_loss("the outputs' loss", loss_of(outputs))
         else:
-            loss = _as_loss("loss", self._called(parts.loss, outputs, target))
+            loss = _as_loss("loss", self._call_function(parts.loss, outputs, target))
         return loss, {}, outputs, target, variables
 
-    def _outputs(self, params: Any, variables: Any, key: Any, batch: Batch, train: bool) -> Any:
+    def _compute_outputs(
+        self, params: Any, variables: Any, key: Any, batch: Batch, train: bool
+    ) -> Any:
         parts = self._parts
         assert parts.apply is not None
         positional = [batch[name] for keyword, name in parts.inputs if keyword is None]
         named = {keyword: batch[name] for keyword, name in parts.inputs if keyword is not None}
-        extra = _chosen(self._apply_takes, variables, key, train)
+        extra = _choose_arguments(self._apply_takes, variables, key, train)
         returned = parts.apply(params, *positional, **named, **extra)
-        return self._parted(returned, variables, train, "apply", "outputs")
+        return self._split_returned(returned, variables, train, "apply", "outputs")
 
-    def _parted(self, returned: Any, variables: Any, train: bool, who: str, what: str) -> Any:
+    def _split_returned(
+        self, returned: Any, variables: Any, train: bool, who: str, what: str
+    ) -> Any:
         """Split a return value into outputs and variables; evaluation ignores new variables."""
         if not self._parts.has_variables:
             return returned, variables
         if isinstance(returned, tuple) and len(returned) == 2:
-            if train or _names(returned[1]) == _names(variables):
+            if train or _list_paths(returned[1]) == _list_paths(variables):
                 return returned
         elif train:
             raise InputError(
@@ -191,7 +195,7 @@ class Program:
             )
         return returned, variables
 
-    def _target(self, batch: Batch) -> Any:
+    def _get_target(self, batch: Batch) -> Any:
         parts = self._parts
         if parts.target is None:
             return None
@@ -201,15 +205,17 @@ class Program:
             return tuple(batch[name] for _, name in parts.target)
         return {keyword: batch[name] for keyword, name in parts.target}
 
-    def _called(self, function: Callable[..., Any], outputs: Any, target: Any) -> Any:
+    def _call_function(self, function: Callable[..., Any], outputs: Any, target: Any) -> Any:
         return function(outputs) if self._parts.target is None else function(outputs, target)
 
-    def _values(self, loss: Any, more: Mapping[str, Any], outputs: Any, target: Any) -> Any:
+    def _compute_metrics(
+        self, loss: Any, more: Mapping[str, Any], outputs: Any, target: Any
+    ) -> Any:
         """Return the metrics by name: 0-d arrays, or pairs of them."""
         values = {"loss": loss}
         values |= {name: _as_metric(f"the metric {name!r}", v) for name, v in more.items()}
         for name, metric in self._parts.metrics:
-            value = self._called(metric, outputs, target)
+            value = self._call_function(metric, outputs, target)
             values[name] = _as_metric(f"the metric {name!r}", value)
         return values
 
@@ -230,20 +236,22 @@ def program_of(parts: ProgramParts) -> Program:
     return program
 
 
-def _chosen(names: frozenset[str], variables: Any, key: Any, train: bool) -> dict[str, Any]:
+def _choose_arguments(
+    names: frozenset[str], variables: Any, key: Any, train: bool
+) -> dict[str, Any]:
     available = {"train": train, "key": key, "variables": variables}
     return {name: value for name, value in available.items() if name in names}
 
 
-def _columns(pairs: Pairs) -> list[str]:
+def _list_columns(pairs: Pairs) -> list[str]:
     return [name for _, name in pairs]
 
 
-def _names(tree: Any) -> list[Any]:
-    return [path for path, _ in named_leaves(tree)]
+def _list_paths(tree: Any) -> list[Any]:
+    return [path for path, _ in name_leaves(tree)]
 
 
-def _named(update: Callable[..., Any]) -> tuple[str, ...]:
+def _find_update_arguments(update: Callable[..., Any]) -> tuple[str, ...]:
     """Return which of `FOR_OPTIMIZERS` an `update` takes; raise InputError if it needs others."""
     try:
         parameters = list(inspect.signature(update).parameters.values())
@@ -267,17 +275,17 @@ def _named(update: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(name for name in FOR_OPTIMIZERS if name in names)
 
 
-def _updated(params: Any, updates: Any) -> Any:
+def _apply_updates(params: Any, updates: Any) -> Any:
     """Return the parameters plus their updates, in the parameters' types."""
     if jax.tree.structure(params) != jax.tree.structure(updates):
         raise InputError("optimizer: update must return updates with the structure of params")
     return jax.tree.map(lambda p, u: jnp.asarray(p + u).astype(p.dtype), params, updates)
 
 
-def _like(what: str, new: Any, old: Any, *, retyped: bool = False) -> Any:
+def _match_leaves(what: str, new: Any, old: Any, *, retyped: bool = False) -> Any:
     """Return `new`; its names, shapes and (unless `retyped`) types must be those of `old`."""
-    fresh = dict(named_leaves(new))
-    named = named_leaves(old)
+    fresh = dict(name_leaves(new))
+    named = name_leaves(old)
     differ = fresh.keys() ^ {path for path, _ in named}
     if differ:
         raise InputError(f"{what}: {'/'.join(min(differ))} must exist both before and after a step")

@@ -19,31 +19,31 @@ Path = tuple[str, ...]
 HINT = "build must make the same model from the same configuration"
 
 
-def named_leaves(tree: Any) -> list[tuple[Path, Any]]:
+def name_leaves(tree: Any) -> list[tuple[Path, Any]]:
     """Return a tree's leaves with readable paths, such as ``("layers", "0", "kernel")``."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [(tuple(map(_part, path)) or ("value",), leaf) for path, leaf in leaves]
+    return [(tuple(map(_name_part, path)) or ("value",), leaf) for path, leaf in leaves]
 
 
-def _part(entry: Any) -> str:
+def _name_part(entry: Any) -> str:
     for attribute in ("key", "name", "idx"):
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     return str(entry)
 
 
-def owned(what: str, tree: Any, device: Any) -> Any:
+def copy_tree(what: str, tree: Any, device: Any) -> Any:
     """Return a copy of a tree on a device that shares no memory with other arrays."""
-    named = named_leaves(tree)
+    named = name_leaves(tree)
     paths = [path for path, _ in named]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise InputError(f"{what} has two arrays named {'/'.join(twice)}: rename one")
-    arrays = [_array(what, path, leaf) for path, leaf in named]
+    arrays = [_copy_leaf(what, path, leaf) for path, leaf in named]
     return jax.tree.unflatten(jax.tree.structure(tree), _put(arrays, device))
 
 
-def _array(what: str, path: Path, leaf: Any) -> Any:
+def _copy_leaf(what: str, path: Path, leaf: Any) -> Any:
     """Return a copy of a leaf in host memory; a random key becomes a `_Key`."""
     if is_key(leaf):
         return _Key(np.array(jax.random.key_data(leaf)), jax.random.key_impl(leaf))
@@ -85,7 +85,7 @@ def is_key(leaf: Any) -> bool:
 def to_state(tree: Any) -> dict[str, Any]:
     """Return a tree as nested dictionaries of NumPy arrays."""
     state: dict[str, Any] = {}
-    for path, leaf in named_leaves(tree):
+    for path, leaf in name_leaves(tree):
         inner = state
         for part in path[:-1]:
             inner = inner.setdefault(part, {})
@@ -106,7 +106,7 @@ def _is_held(dtype: Any) -> bool:
 def from_state(what: str, tree: Any, state: Any, device: Any, *, retyped: bool = False) -> Any:
     """Return a copy of `tree` with a state's arrays; raise StateError if they do not fit."""
     stored = dict(_walk(state if isinstance(state, Mapping) else {}, ()))
-    named = named_leaves(tree)
+    named = name_leaves(tree)
     missing = [path for path, _ in named if path not in stored]
     if missing:
         raise StateError(f"the state has no {what}/{'/'.join(missing[0])}: {HINT}")
@@ -116,7 +116,8 @@ def from_state(what: str, tree: Any, state: Any, device: Any, *, retyped: bool =
             f"the state has {what}/{'/'.join(min(unknown))}, which the model lacks: {HINT}"
         )
     arrays = [
-        _fitting(f"{what}/{'/'.join(path)}", leaf, stored[path], retyped) for path, leaf in named
+        _copy_matching(f"{what}/{'/'.join(path)}", leaf, stored[path], retyped)
+        for path, leaf in named
     ]
     return jax.tree.unflatten(jax.tree.structure(tree), _put(arrays, device))
 
@@ -129,7 +130,7 @@ def _walk(state: Mapping[str, Any], path: Path) -> Iterator[tuple[Path, Any]]:
             yield (*path, name), value
 
 
-def _fitting(name: str, leaf: Any, value: Any, retyped: bool) -> Any:
+def _copy_matching(name: str, leaf: Any, value: Any, retyped: bool) -> Any:
     """Return a copy of a state's array, which must match the model's."""
     words = jax.random.key_data(leaf) if is_key(leaf) else leaf
     array = np.array(value)

@@ -70,7 +70,7 @@ class JaxSteps:
                         variable.assign(array)
 
     @contextmanager
-    def unchanged(self, others: list[Any]) -> Iterator[None]:
+    def restore_afterwards(self, others: list[Any]) -> Iterator[None]:
         """Restore at the end what evaluation changes: statistics, generators, metrics, `others`."""
         self.sync()
         variables = [
@@ -90,7 +90,7 @@ class JaxSteps:
         """Return a variable's value as a NumPy array; host memory is not copied."""
         return np.asarray(variable.value)
 
-    def placed(self, tree: Any) -> Any:
+    def place_arrays(self, tree: Any) -> Any:
         """Return arrays on the network's device; return those already there unchanged."""
         device = self._device
 

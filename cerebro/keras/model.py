@@ -20,7 +20,7 @@ from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
 
-from cerebro.arguments import KERAS_MODEL, answers
+from cerebro.arguments import KERAS_MODEL, explain_keywords
 from cerebro.errors import InputError, StateError
 from cerebro.keras import variables as state_of
 from cerebro.machine.devices import build_device
@@ -96,7 +96,7 @@ class Model(BaseModel):
     evaluates_whole = True
     words = Words.of_metrics("add it to net.compile(metrics=[...])")
 
-    @answers(KERAS_MODEL, name="cerebro.keras.Model")
+    @explain_keywords(KERAS_MODEL, name="cerebro.keras.Model")
     def __init__(
         self,
         net: Any,
@@ -146,10 +146,10 @@ class Model(BaseModel):
 
     def train_batch(self, batch: Batch) -> None:
         """Train on one batch; :meth:`training_metrics` has the metrics."""
-        data = self._data(batch, training=True)
+        data = self._arrange_batch(batch, training=True)
         if not self._is_built:
             self._build(batch)
-        with self._generating():
+        with self._use_generator():
             self._logs = self._steps.train(data)
 
     def end_unit(self) -> None:
@@ -160,7 +160,7 @@ class Model(BaseModel):
         """Return the metrics over the training batches of the epoch so far."""
         self._steps.sync()
         logs, self._logs = self._logs, None
-        return self._finished(logs)
+        return self._read_metrics(logs)
 
     def evaluate(self, data: Any, *, batch_size: int | None = None) -> dict[str, float]:
         """Return the loss and all metrics over all rows, as `keras.Model.evaluate` does.
@@ -174,12 +174,12 @@ class Model(BaseModel):
         if not self._is_built:
             self._build(first)
         logs = None
-        with self._generating(), self._steps.unchanged([self._shared.state]):
+        with self._use_generator(), self._steps.restore_afterwards([self._shared.state]):
             self.net.reset_metrics()
             for batch in chain([first], batches):
-                logs = self._steps.measure(self._data(batch, training=False))
+                logs = self._steps.measure(self._arrange_batch(batch, training=False))
             self._steps.sync()
-            return self._finished(logs)
+            return self._read_metrics(logs)
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
         """Return loss and metrics of one batch; the model is not changed."""
@@ -188,16 +188,16 @@ class Model(BaseModel):
     def predict_batch(self, batch: Batch) -> Any:
         """Return the model's outputs for a batch, in evaluation mode."""
         check_batch(batch, self._inputs, None)
-        data = _packed(self._steps.placed(self._get_inputs(batch)))
-        with self._generating(), self._steps.unchanged([self._shared.state]):
+        data = _pack_columns(self._steps.place_arrays(self._get_inputs(batch)))
+        with self._use_generator(), self._steps.restore_afterwards([self._shared.state]):
             return self._steps.predict(data)
 
-    def _finished(self, logs: Any) -> dict[str, float]:
+    def _read_metrics(self, logs: Any) -> dict[str, float]:
         """Return the metrics' results; as in `fit`, return `logs` instead if the names differ."""
         values = self.net.get_metrics_result()
         if isinstance(logs, Mapping) and logs.keys() != values.keys():
             values = logs
-        return {name: _number(name, value) for name, value in _flat(values)}
+        return {name: _as_number(name, value) for name, value in _flatten_logs(values)}
 
     # --- state ----------------------------------------------------------------
 
@@ -211,7 +211,7 @@ class Model(BaseModel):
         self._steps.sync()
         state: dict[str, Any] = {"backend": self.framework}
         for part in state_of.PARTS:
-            variables = state_of.named(state_of.variables_of(self.net, part))
+            variables = state_of.name_variables(state_of.variables_of(self.net, part))
             state[part] = {name: self._steps.value(v) for name, v in variables.items()}
         state["shared"] = {"seed": self._steps.value(self._shared.state)}
         return state
@@ -233,7 +233,7 @@ class Model(BaseModel):
             )
         self._steps.sync()
         for part in state_of.PARTS:
-            variables = state_of.named(state_of.variables_of(self.net, part))
+            variables = state_of.name_variables(state_of.variables_of(self.net, part))
             state_of.load(part, variables, state.get(part))
         state_of.load("shared", {"seed": self._shared.state}, state.get("shared"))
 
@@ -245,7 +245,7 @@ class Model(BaseModel):
         random numbers than its parent.
         """
         self._check_built()
-        variables = state_of.named(state_of.variables_of(self.net, "net"))
+        variables = state_of.name_variables(state_of.variables_of(self.net, "net"))
         own_variables = [*state_of.seeds_in(variables), self._shared.state]
         for optimizer in state_of.optimizers_of(self.net).values():
             own_variables.extend(state_of.rates_in(optimizer))
@@ -263,7 +263,7 @@ class Model(BaseModel):
 
     # --- data -----------------------------------------------------------------
 
-    def _data(self, batch: Batch, *, training: bool) -> Any:
+    def _arrange_batch(self, batch: Batch, *, training: bool) -> Any:
         """Return a batch in the form in which `fit` gives it to ``train_step``."""
         try:
             x = self._get_inputs(batch)
@@ -280,12 +280,12 @@ class Model(BaseModel):
             weight = batch[self._weight]
         elif self._class_weight is not None and training:
             weight = class_weight_to_sample_weights(y, self._class_weight)
-        return _packed(*self._steps.placed((x, y, weight)))
+        return _pack_columns(*self._steps.place_arrays((x, y, weight)))
 
     def _build(self, batch: Batch) -> None:
         """Create the variables that depend on the data's shapes, as `fit` does."""
-        data = self._data(batch, training=True)
-        with self._generating():
+        data = self._arrange_batch(batch, training=True)
+        with self._use_generator():
             self.net._symbolic_build(data_batch=data)
         for name, optimizer in state_of.optimizers_of(self.net).items():
             if not optimizer.built:
@@ -312,7 +312,7 @@ class Model(BaseModel):
             )
 
     @contextmanager
-    def _generating(self) -> Iterator[None]:
+    def _use_generator(self) -> Iterator[None]:
         """Let Keras functions without a seed draw random numbers from this model's generator."""
         before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
         global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, self._shared)
@@ -353,7 +353,7 @@ def _steps_of(backend: str, net: Any) -> Any:
     return JaxSteps(net)
 
 
-def _packed(x: Any, y: Any = None, weight: Any = None) -> Any:
+def _pack_columns(x: Any, y: Any = None, weight: Any = None) -> Any:
     """Return ``(x, y, weight)``, ``(x, y)`` or `x`, as `fit` gives them to custom steps."""
     if y is None and weight is not None:
         return x, None, weight  # Keras' function would silently drop the weights
@@ -391,16 +391,16 @@ def _check_weights(
     return dict(class_weight)
 
 
-def _flat(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_logs(logs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield names and values as in `fit`'s history, without the names of dictionaries inside."""
     for name, value in logs.items():
         if isinstance(value, Mapping):  # all metrics given to `compile`, in some custom steps
-            yield from _flat(value)
+            yield from _flatten_logs(value)
         else:
             yield name, value
 
 
-def _number(name: str, value: Any) -> float:
+def _as_number(name: str, value: Any) -> float:
     shape = tuple(getattr(value, "shape", ()))
     if math.prod(shape) != 1:
         raise InputError(

@@ -48,7 +48,7 @@ class TorchSteps:
         """Do nothing: here, Keras' variables are always up to date."""
 
     @contextmanager
-    def unchanged(self, others: list[Any]) -> Iterator[None]:
+    def restore_afterwards(self, others: list[Any]) -> Iterator[None]:
         """Restore at the end what evaluation changes: statistics, generators, metrics, `others`."""
         variables = [
             *self._net.non_trainable_variables,
@@ -67,7 +67,7 @@ class TorchSteps:
         """Return a variable's tensor: live, not a copy."""
         return variable.value.detach()
 
-    def placed(self, tree: Any) -> Any:
+    def place_arrays(self, tree: Any) -> Any:
         variables = self._net.variables
         device = variables[0].value.device if variables else torch.device("cpu")
 

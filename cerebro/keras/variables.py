@@ -80,7 +80,7 @@ def optimizers_of(net: Any) -> dict[str, Any]:
     return {"optimizer": net.optimizer, **others}
 
 
-def named(variables: list[Any]) -> dict[str, Any]:
+def name_variables(variables: list[Any]) -> dict[str, Any]:
     """Return variables by path; repetitions of a path become ``path#1``, ``path#2``, ..."""
     by_path: dict[str, Any] = {}
     counts: dict[str, int] = {}

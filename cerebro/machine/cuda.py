@@ -34,7 +34,7 @@ MPS_FOLDER = "/tmp/nvidia-mps"
 _log = logging.getLogger("cerebro.machine.cuda")
 
 
-def folders() -> list[str]:
+def list_folders() -> list[str]:
     """Return the existing folders that may contain CUDA's libraries, the best first."""
     candidates = [Path(entry or ".") / inner for entry in sys.path for inner in WHEEL_FOLDERS]
     candidates.append(Path(sys.prefix) / "lib")
@@ -46,7 +46,7 @@ def folders() -> list[str]:
     return [str(folder.absolute()) for folder in dict.fromkeys(candidates) if folder.is_dir()]
 
 
-def preferred() -> int:
+def find_preferred_version() -> int:
     """Return the CUDA version (12 or 13) for which the installed framework is built; 0 for either.
 
     If another version were loaded first, a framework imported later would load its own runtime as a
@@ -91,7 +91,7 @@ def open_runtime() -> dict[str, Any]:
     import cerebro._core as _core
 
     path = os.environ.get(OVERRIDE) or None
-    return _core.cuda_open(folders(), prefer=preferred(), path=path)
+    return _core.cuda_open(list_folders(), prefer=find_preferred_version(), path=path)
 
 
 def describe_devices() -> list[dict[str, Any]]:
@@ -113,7 +113,7 @@ def find_cudnn() -> dict[str, Any] | None:
     """
     import cerebro._core as _core
 
-    return _core.cudnn_find(folders())
+    return _core.cudnn_find(list_folders())
 
 
 def cudnn_path() -> str | None:
@@ -129,7 +129,7 @@ def cudnn_path() -> str | None:
 
 
 @functools.cache
-def device(name: str) -> _core.Device:
+def open_device(name: str) -> _core.Device:
     """Return a device of this process: ``"cpu"`` (host memory) or ``"cuda:0"`` and so on.
 
     There is one object per name; see `share_pool` for its memory. Raises DeviceError if CUDA cannot
@@ -156,7 +156,7 @@ def share_pool(name: str) -> None:
     because PyTorch may have been imported since the device was opened.
     """
     if name != "cpu":
-        _take_from_torch(device(name))
+        _take_from_torch(open_device(name))
 
 
 def _take_from_torch(opened: _core.Device) -> None:
@@ -232,7 +232,7 @@ def tell_unpinned(why: str) -> None:
 _unpinned: list[str] = []
 
 
-def mps_runs() -> bool:
+def is_mps_running() -> bool:
     """Return whether the Multi-Process Service's control daemon runs here, judging by its pipe."""
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or MPS_FOLDER
     return (Path(folder) / "control").exists()

@@ -41,24 +41,24 @@ PROGRAM = (
 )
 
 
-def problem(name: str, *, anew: bool = False) -> str:
+def find_problem(name: str, *, anew: bool = False) -> str:
     """Return the operation that fails on a GPU, in one line; empty if the GPU passes.
 
     With `anew`, ignore the stored result and check again. Raises DeviceError if CUDA cannot be used
     in this process, InputError if there is no such GPU.
     """
-    of = identity(name)
-    path = _place(of)
+    of = identify_gpu(name)
+    path = _find_result_path(of)
     stored = None if anew else _read(path, of)
     if stored is not None:
         return stored
-    failure, is_lasting = _try(name)
+    failure, is_lasting = _run_check(name)
     if is_lasting:
         _write(path, of, failure)
     return failure
 
 
-def identity(name: str) -> dict[str, Any]:
+def identify_gpu(name: str) -> dict[str, Any]:
     """Return the key of a stored result: this GPU, and all software that computes on it."""
     import cerebro._core as _core
 
@@ -93,7 +93,7 @@ def _kernel_module() -> str:
 # --- the file ------------------------------------------------------------------
 
 
-def folder() -> Path | None:
+def find_folder() -> Path | None:
     """Return the folder of stored results; None if this user has no cache folder."""
     if named := os.environ.get(FOLDER):
         return Path(named)
@@ -105,9 +105,9 @@ def folder() -> Path | None:
         return None
 
 
-def _place(of: dict[str, Any]) -> Path | None:
+def _find_result_path(of: dict[str, Any]) -> Path | None:
     digest = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()
-    inside = folder()
+    inside = find_folder()
     return None if inside is None else inside / f"device-{digest[:20]}.json"
 
 
@@ -143,7 +143,7 @@ def _write(path: Path | None, of: dict[str, Any], found: str) -> None:
 # --- the process ---------------------------------------------------------------
 
 
-def _try(name: str) -> tuple[str, bool]:
+def _run_check(name: str) -> tuple[str, bool]:
     """Run a check; return what fails, and whether the failure is permanent."""
     variables = dict(os.environ)
     if path := cuda.open_runtime()["path"]:
@@ -176,12 +176,12 @@ def _try(name: str) -> tuple[str, bool]:
     except (ValueError, TypeError, IndexError):
         # Other signals come from the system or a person; an exit status comes from Python.
         return (
-            f"{name}: its check ended by {_end_of(process.returncode, errors)}",
+            f"{name}: its check ended by {_describe_end(process.returncode, errors)}",
             -process.returncode in CRASHES,
         )
 
 
-def _end_of(status: int, errors: str) -> str:
+def _describe_end(status: int, errors: str) -> str:
     """Describe how a process ended that printed nothing."""
     if status < 0:
         try:
@@ -196,7 +196,7 @@ def main(name: str) -> NoReturn:
     """Check a GPU in this process, and print what fails and whether the failure is permanent."""
     failure, is_lasting = "", True
     try:
-        cuda.device(name).check()
+        cuda.open_device(name).check()
     except MemoryError as error:
         failure, is_lasting = str(error), False
     except (DeviceError, InputError) as error:

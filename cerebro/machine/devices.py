@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import InputError, one_line
-from cerebro.machine.environment import installed
+from cerebro.machine.environment import is_importable
 from cerebro.machine.resources import usable_cores
 
 CPU = "cpu"
@@ -109,7 +109,7 @@ def _lookup(visible: str | None) -> Found:
         return Found(problem="no NVIDIA driver is loaded")
     if visible is not None and not visible.strip():
         return Found(problem="CUDA_VISIBLE_DEVICES is empty")
-    if not installed("torch"):
+    if not is_importable("torch"):
         return Found(problem="PyTorch, which is needed to use GPUs, is not installed")
     try:
         done = subprocess.run(
@@ -124,14 +124,16 @@ def _lookup(visible: str | None) -> Found:
         return Found(problem=f"looking for GPUs failed: {one_line(str(error), 200)}")
     return Found(
         tuple(
-            Device(f"cuda:{index}", str(label), int(memory), visible_alone(index, visible), *about)
+            Device(
+                f"cuda:{index}", str(label), int(memory), restrict_visible(index, visible), *about
+            )
             for index, (label, memory, *about) in enumerate(rows)
         ),
         str(problem),
     )
 
 
-def visible_alone(index: int, visible: str | None) -> str:
+def restrict_visible(index: int, visible: str | None) -> str:
     """Return ``CUDA_VISIBLE_DEVICES`` for a process that sees only GPU `index` of `visible`."""
     if visible is None:
         return str(index)
@@ -147,7 +149,7 @@ def are_gpus(devices: Sequence[str]) -> bool:
     return is_gpu(devices[0])
 
 
-def in_worker(devices: Sequence[str]) -> str:
+def name_in_worker(devices: Sequence[str]) -> str:
     """Return the name that a worker uses for its own device, one of `devices`."""
     return IN_WORKER if are_gpus(devices) else CPU
 
@@ -155,14 +157,14 @@ def in_worker(devices: Sequence[str]) -> str:
 # --- choosing ----------------------------------------------------------------
 
 
-def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
+def choose_devices(devices: Any, found: Found | None = None) -> tuple[str, ...]:
     """Return the devices that ``devices=`` selects: ``("cpu",)`` or GPUs.
 
     ``"auto"`` (or None) selects all GPUs, or the CPU if there are none; ``"cuda"`` selects all
     GPUs. Otherwise `devices` has names. `found` replaces the result of `lookup`. Raises InputError
     if a name is wrong, or this machine does not have the device.
     """
-    names = named(devices)
+    names = name_devices(devices)
     if names == [CPU]:
         return (CPU,)
     found = lookup() if found is None else found
@@ -183,7 +185,7 @@ def choose(devices: Any, found: Found | None = None) -> tuple[str, ...]:
     return tuple(names)
 
 
-def named(devices: Any) -> list[str]:
+def name_devices(devices: Any) -> list[str]:
     """Return the names in ``devices=``, checking only their form.
 
     Raises InputError if a name is not that of a device, or occurs twice.
@@ -202,7 +204,7 @@ def named(devices: Any) -> list[str]:
         if not (is_numbered or (alone and len(names) == 1)):
             raise InputError(
                 f"devices must be 'auto', 'cpu', 'cuda', a GPU such as 'cuda:1' or a list of "
-                f"GPUs, not {devices!r}{_meant(devices)}"
+                f"GPUs, not {devices!r}{_suggest_names(devices)}"
             )
     names = [f"cuda:{int(name[5:])}" if ":" in name else name for name in names]
     if len(set(names)) < len(names):
@@ -210,7 +212,7 @@ def named(devices: Any) -> list[str]:
     return names
 
 
-def _meant(devices: Any) -> str:
+def _suggest_names(devices: Any) -> str:
     """Return what to give in place of GPUs named as in other libraries; empty if unclear."""
     if isinstance(devices, str):
         if devices.strip().lower() in ("gpu", "gpus"):
@@ -239,7 +241,7 @@ def _torch_name(item: Any) -> str:
     return str(item) if named else ""
 
 
-def mixed(devices: Sequence[str]) -> str | None:
+def describe_mixed_kinds(devices: Sequence[str]) -> str | None:
     """Return a warning if the GPUs differ in kind, so that the last bits of states differ."""
     if not are_gpus(devices):
         return None
@@ -253,11 +255,11 @@ def mixed(devices: Sequence[str]) -> str | None:
     )
 
 
-def recorded(settings: Mapping[str, Any]) -> tuple[str, ...]:
+def read_devices(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(settings["devices"])
 
 
-def here(devices: Sequence[str]) -> tuple[str, ...]:
+def choose_resume_devices(devices: Sequence[str]) -> tuple[str, ...]:
     """Return the devices on which to resume a run: the same ones, else similar ones."""
     if not are_gpus(devices):
         return (CPU,)
@@ -288,7 +290,7 @@ def count_workers(
     return workers
 
 
-def seats(devices: Sequence[str], workers: int) -> list[Device | None]:
+def assign_devices(devices: Sequence[str], workers: int) -> list[Device | None]:
     """Return each worker's device, with GPUs assigned in turn; None for the CPU.
 
     Raises InputError if this machine does not have a device.
@@ -304,7 +306,7 @@ def seats(devices: Sequence[str], workers: int) -> list[Device | None]:
     return [gpus[devices[i % len(devices)]] for i in range(workers)]
 
 
-def variables(device: Device) -> dict[str, str]:
+def make_variables(device: Device) -> dict[str, str]:
     """Return the environment variables that a worker needs before CUDA starts."""
     return {
         "CUDA_VISIBLE_DEVICES": device.visible,
@@ -312,7 +314,7 @@ def variables(device: Device) -> dict[str, str]:
     }
 
 
-def computing_with(devices: Sequence[str]) -> Mapping[str, Any]:
+def describe_device(devices: Sequence[str]) -> Mapping[str, Any]:
     """Describe the first of `devices`; empty if this machine does not have it."""
     descriptions = [device.about for device in lookup().devices if device.name == devices[0]]
     return descriptions[0] if descriptions else {}
@@ -323,7 +325,7 @@ def memory_of(devices: Sequence[str]) -> int:
 
 
 @contextmanager
-def using(device: str) -> Iterator[None]:
+def use_device(device: str) -> Iterator[None]:
     """Compute on a device in this process, then restore the current device.
 
     Sets the variable that cuBLAS reads when it starts; warns if CUDA has already started without
@@ -353,7 +355,7 @@ _building: ContextVar[str | None] = ContextVar("cerebro_building", default=None)
 
 
 @contextmanager
-def building_on(device: str) -> Iterator[None]:
+def set_build_device(device: str) -> Iterator[None]:
     """Let `build_device` return `device` in this block, which calls a user's ``build``."""
     token = _building.set(device)
     try:

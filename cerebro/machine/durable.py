@@ -28,10 +28,10 @@ def sync_folder(folder: Path) -> None:
     Raises OSError with the folder's name. Ignores EINVAL, from file systems that cannot sync
     folders.
     """
-    with _says(f"cannot open folder {os.fspath(folder)}"):
+    with _explain_errors(f"cannot open folder {os.fspath(folder)}"):
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with _says(f"cannot sync folder {os.fspath(folder)}"):
+        with _explain_errors(f"cannot sync folder {os.fspath(folder)}"):
             _sync(fd)
     except OSError as error:
         if error.errno != errno.EINVAL:
@@ -50,11 +50,11 @@ def replace_file(path: Path, data: bytes) -> None:
     path = os.fspath(path)
     fd, temporary = _make_temporary(path)
     try:
-        with _says(f"cannot write {path}"), open(fd, "wb") as file:  # noqa: PTH123
+        with _explain_errors(f"cannot write {path}"), open(fd, "wb") as file:  # noqa: PTH123
             file.write(data)
             file.flush()
             _sync(fd)
-        with _says(f"cannot replace {path}"):
+        with _explain_errors(f"cannot replace {path}"):
             os.replace(temporary, path)  # noqa: PTH105
     except BaseException:
         with contextlib.suppress(OSError):
@@ -78,13 +78,13 @@ def publish(files: Iterable[tuple[Path, Path]]) -> None:
     pairs = [(os.fspath(temporary), os.fspath(final)) for temporary, final in files]
     if len(pairs) > 1:
         for temporary, _ in pairs:
-            with _opened(temporary) as fd:
+            with _open_for_sync(temporary) as fd:
                 _begin_writing(fd)
     for temporary, _ in pairs:
-        with _opened(temporary) as fd:
+        with _open_for_sync(temporary) as fd:
             _sync(fd)
     for temporary, final in pairs:
-        with _says(f"cannot rename {temporary} to {final}"):
+        with _explain_errors(f"cannot rename {temporary} to {final}"):
             os.replace(temporary, final)  # noqa: PTH105
     for folder in dict.fromkeys(_folder_of(final) for _, final in pairs):
         sync_folder(folder)
@@ -110,10 +110,10 @@ def _sync(fd: int) -> None:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[int]:
-    with _says(f"cannot open {path}"):
+def _open_for_sync(path: str) -> Iterator[int]:
+    with _explain_errors(f"cannot open {path}"):
         fd = open_plain(path, os.O_RDONLY)
-    with _says(f"cannot sync {path} to disk"):
+    with _explain_errors(f"cannot sync {path} to disk"):
         try:
             yield fd
         finally:
@@ -129,7 +129,7 @@ def _make_temporary(path: str) -> tuple[int, str]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     for number in range(_TRIES):
         temporary = f"{path}.tmp-{os.getpid()}-{number}"
-        with _says(f"cannot create {temporary}"):
+        with _explain_errors(f"cannot create {temporary}"):
             try:
                 return os.open(temporary, flags, 0o666), temporary
             except FileExistsError:
@@ -143,7 +143,7 @@ def _folder_of(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _says(what: str) -> Iterator[None]:
+def _explain_errors(what: str) -> Iterator[None]:
     """Add the failed operation and the file to the message of an OSError."""
     try:
         yield

@@ -2,9 +2,9 @@
 
 ``torch.optim`` imports ``torch._dynamo`` when the first optimizer is created, only to call
 ``disable()`` and ``graph_break()``, which do nothing outside ``torch.compile``. The import takes
-longer than PyTorch's own and uses 67 MB. After :func:`postpone`, such an import gets a stand-in
-module that has only these two functions. As soon as any other attribute is used, the real module
-replaces the stand-in: ``torch.compile`` works as usual, at the cost of the import.
+longer than PyTorch's own and uses 67 MB. After :func:`postpone_import`, such an import gets a
+stand-in module that has only these two functions. As soon as any other attribute is used, the real
+module replaces the stand-in: ``torch.compile`` works as usual, at the cost of the import.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 _finder = _Finder()
 
 
-def postpone() -> None:
+def postpone_import() -> None:
     """From now on, answer PyTorch's unnecessary imports of TorchDynamo with a stand-in.
 
     Does nothing if Dynamo has already been imported.
@@ -103,7 +103,7 @@ def postpone() -> None:
 
 
 @contextlib.contextmanager
-def eagerly() -> Iterator[None]:
+def force_eager() -> Iterator[None]:
     """Run functions under ``torch.compile`` as ordinary Python code, without compiling them."""
     real = sys.modules.get(NAME)
     if real is None or isinstance(real, _Postponed):

@@ -2,8 +2,8 @@
 
 The same configuration gives the same bits only on the same kind of machine, with the same library
 versions, instruction set and thread count. :func:`describe` returns these for the run's record,
-:func:`differences` compares two records, and ``python -m cerebro doctor`` prints them. torch is
-examined only if it is already imported; nothing here imports it.
+:func:`list_differences` compares two records, and ``python -m cerebro doctor`` prints them. torch
+is examined only if it is already imported; nothing here imports it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cerebro.machine.jax_settings import JAX
 from cerebro.machine.keras_settings import BACKEND_VARIABLE, KERAS, keras_backend
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 
 # Packages whose versions can change the bits of a run, or determine which data can be read.
 PACKAGES = (
@@ -181,7 +181,7 @@ def numpy_blas() -> str:
 
 def torch_libraries() -> dict[str, str]:
     """Return the versions of PyTorch's libraries; empty if PyTorch is not imported."""
-    torch = whole_module("torch")
+    torch = find_whole_module("torch")
     if torch is None or not hasattr(torch, "__config__"):
         return {}
     text = torch.__config__.show()
@@ -190,13 +190,13 @@ def torch_libraries() -> dict[str, str]:
 
 
 def _torch_capability() -> str | None:
-    torch = whole_module("torch")
+    torch = find_whole_module("torch")
     return None if torch is None else str(torch.backends.cpu.get_cpu_capability())
 
 
 def cuda() -> dict[str, Any] | None:
     """Describe the CUDA that PyTorch uses in this process; None if it has not started."""
-    torch = whole_module("torch")
+    torch = find_whole_module("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
     its = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -211,7 +211,7 @@ def cuda() -> dict[str, Any] | None:
 
 def jax_backend() -> str | None:
     """Return JAX's backend in this process, such as "gpu"; None if it has not started."""
-    jax = whole_module("jax")
+    jax = find_whole_module("jax")
     bridge = sys.modules.get("jax._src.xla_bridge")  # calling JAX itself would start the backend
     has_started = getattr(bridge, "backends_are_initialized", None)
     if jax is None or has_started is None or not has_started():
@@ -267,7 +267,7 @@ def describe(threads: int | None = None, device: str = "cpu") -> dict[str, Any]:
     }
 
 
-def variables() -> dict[str, str]:
+def read_variables() -> dict[str, str]:
     """Return the members of `VARIABLES` that are set in this process.
 
     If Keras is imported, ``KERAS_BACKEND`` is its actual backend, however it was chosen.
@@ -289,7 +289,7 @@ def hash_seed(variables: Mapping[str, Any] | None = None) -> str:
 
 def _variables(threads: int | None) -> dict[str, str]:
     """Return `variables`, and with `threads`, variables that set a different number of threads."""
-    values = variables()
+    values = read_variables()
     for name in THREAD_VARIABLES:
         value = os.environ.get(name)
         if value is not None and threads is not None and value != str(threads):
@@ -297,7 +297,7 @@ def _variables(threads: int | None) -> dict[str, str]:
     return values
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def list_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """List the differences between two records that could change a run's bits.
 
     Each is a line such as ``"packages.torch was 2.12.0, is 2.13.0"``. The number of cores is left
@@ -320,20 +320,20 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         if key == f"variables.{HASH_SEED}" and not (key in old and key in new):
             continue  # one of them is the user's process, and workers get the run's seed
         if key == "cpu.features" and key in old and key in new:
-            lines.append(_features_differ(str(old[key]), str(new[key])))
+            lines.append(_describe_feature_differences(str(old[key]), str(new[key])))
         else:
             lines.append(f"{key} was {old.get(key, 'absent')}, is {new.get(key, 'absent')}")
     return lines
 
 
-def _features_differ(before: str, now: str) -> str:
+def _describe_feature_differences(before: str, now: str) -> str:
     old, new = set(before.split()), set(now.split())
     parts = [("without", sorted(old - new)), ("with", sorted(new - old))]
     said = "; ".join(f"{word} {' '.join(names)}" for word, names in parts if names)
     return f"cpu.features differ: now {said}"
 
 
-def installed(module: str) -> bool:
+def is_importable(module: str) -> bool:
     """Return whether a module can be imported, without importing it."""
     try:
         return util.find_spec(module) is not None

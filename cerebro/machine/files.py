@@ -32,7 +32,7 @@ class LinkError(CorruptDataError, OSError):
     """Raised if a symbolic link is in place of a file or folder to be opened or created."""
 
 
-def expanded(path: str) -> str:
+def expand_path(path: str) -> str:
     """Replace ``~`` and variables such as ``$HOME`` in a path, as a shell would.
 
     Variables that are not set stay as they are, and so does a path that exists as written.
@@ -43,14 +43,14 @@ def expanded(path: str) -> str:
 
 
 def path_of(argument: str, value: Any) -> Path:
-    """Convert an argument to a Path, `expanded`; raise InputError if it is not a path."""
+    """Convert an argument to a Path, `expand_path`; raise InputError if it is not a path."""
     if isinstance(value, str) and "://" in value:
         raise InputError(
             f"{argument} must be a path on this machine, not the URL {value!r}: datasets may be "
             "in object storage, and cerebro.resume() takes the URL of a run's copy"
         )
     try:
-        text = expanded(os.fspath(value))
+        text = expand_path(os.fspath(value))
         path = Path(text)
     except TypeError:
         raise InputError(f"{argument} must be a path, not {value!r}") from None
@@ -98,7 +98,7 @@ def open_plain(path: str | os.PathLike[str], flags: int) -> int:
         return os.open(path, flags | _NEVER_WAIT, 0o644)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise _link(path) from None
+            raise _link_error(path) from None
         raise
 
 
@@ -109,14 +109,14 @@ def check_folder(path: Path) -> None:
     except FileNotFoundError:
         return
     if stat.S_ISLNK(info.st_mode):
-        raise _link(path)
+        raise _link_error(path)
     if not stat.S_ISDIR(info.st_mode):
         raise CorruptDataError(f"{path} is not a folder")
 
 
 def check_no_link(path: Path) -> None:
     if path.is_symlink():
-        raise _link(path)
+        raise _link_error(path)
 
 
 def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
@@ -127,7 +127,7 @@ def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(
             content.decode(),
-            object_pairs_hook=_unique,
+            object_pairs_hook=_check_unique,
             parse_constant=_refuse_constant,
             parse_int=_whole_number,
             parse_float=_finite_number,
@@ -136,14 +136,14 @@ def load_json(content: bytes, path: str | os.PathLike[str]) -> Any:
         raise CorruptDataError(f"{path} is cut or damaged: {error}") from None
 
 
-def _link(path: str | os.PathLike[str]) -> LinkError:
+def _link_error(path: str | os.PathLike[str]) -> LinkError:
     return LinkError(
         f"{os.fspath(path)} is a symbolic link, which is not followed here: replace it with its "
         "target"
     )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _check_unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("a field occurs twice")
@@ -181,7 +181,7 @@ class ExhaustedError(StorageError):
 
 
 @contextlib.contextmanager
-def storing() -> Iterator[None]:
+def explain_storage_errors() -> Iterator[None]:
     """Convert an OSError into a StorageError whose message says how to fix the problem.
 
     The subclass ExhaustedError means that all file descriptors are in use.
@@ -241,14 +241,14 @@ def file_system(path: str | os.PathLike[str]) -> str:
     except OSError:
         return "unknown"
     best, kind = "", "unknown"
-    for mount, mounted in mounts(table):
+    for mount, mounted in parse_mounts(table):
         inside = place == Path(mount) or Path(mount) in place.resolve().parents
         if inside and len(mount) >= len(best):
             best, kind = mount, mounted
     return kind
 
 
-def mounts(table: bytes) -> Iterator[tuple[str, str]]:
+def parse_mounts(table: bytes) -> Iterator[tuple[str, str]]:
     """Parse ``/proc/self/mountinfo``: yield each mount point and its file system type."""
     for line in table.splitlines():
         fields, _, right = line.partition(b" - ")
@@ -264,7 +264,7 @@ def is_mount_point(path: Path) -> bool:
         table = Path("/proc/self/mountinfo").read_bytes()
     except OSError:
         return False
-    return os.path.realpath(path) in (place for place, _ in mounts(table))
+    return os.path.realpath(path) in (place for place, _ in parse_mounts(table))
 
 
 def is_network_file_system(path: str | os.PathLike[str]) -> bool:

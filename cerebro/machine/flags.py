@@ -14,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
 from cerebro.machine.library_settings import LibrarySettings
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 
 
 @contextmanager
@@ -31,11 +31,11 @@ def compute_settings(
     the same number of threads by default, so only ``deterministic=True`` turns on PyTorch's checks,
     which take time. On a GPU, the deterministic version of every operation is chosen unless
     `deterministic` is False. With "warn", an operation without such a version is noted
-    (`operations_noted`) instead of raising an error, unless `strict` is true. Prefer `strict` where
+    (`note_operations`) instead of raising an error, unless `strict` is true. Prefer `strict` where
     the error can be handled: only with it does PyTorch choose the deterministic versions of
     attention and its gradients.
     """
-    torch = whole_module("torch")
+    torch = find_whole_module("torch")
     if torch is None:
         yield
         return
@@ -45,7 +45,7 @@ def compute_settings(
     on_gpu = device.startswith("cuda") and deterministic is not False
     try:
         with (
-            _chosen(torch, deterministic, on_gpu, strict)
+            _choose_deterministic(torch, deterministic, on_gpu, strict)
             if deterministic is True or on_gpu
             else _AS_IT_IS
         ):
@@ -59,30 +59,30 @@ _AS_IT_IS = nullcontext()
 
 
 @contextmanager
-def _chosen(
+def _choose_deterministic(
     torch: Any, deterministic: Literal["warn"] | bool, on_gpu: bool, strict: bool
 ) -> Iterator[None]:
-    before = _choices(torch)
+    before = _read_choices(torch)
     flags = before | {"deterministic": True, "warn_only": deterministic is not True and not strict}
     if on_gpu:
         # Autotuning may choose a different kernel in the next run. Filling uninitialized memory
         # takes time and only helps to find mistakes.
         flags |= {"cudnn_deterministic": True, "cudnn_benchmark": False}
         flags["fill"] = deterministic is True
-    _choose(torch, before, flags)
+    _set_choices(torch, before, flags)
     _chosen_blocks.append(True)
     try:
         yield
     finally:
         _chosen_blocks.pop()
-        _choose(torch, flags, before)
+        _set_choices(torch, flags, before)
 
 
 _chosen_blocks: list[bool] = []
 """One entry for every block of this process whose operations `compute_settings` has chosen."""
 
 
-def _choices(torch: Any) -> dict[str, bool]:
+def _read_choices(torch: Any) -> dict[str, bool]:
     return {
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -92,16 +92,16 @@ def _choices(torch: Any) -> dict[str, bool]:
     }
 
 
-def kept_choices() -> Callable[[], None]:
+def keep_choices() -> Callable[[], None]:
     """Return a function that restores PyTorch's present choices of operations."""
-    torch = whole_module("torch")
+    torch = find_whole_module("torch")
     if torch is None:
         return lambda: None
-    before = _choices(torch)
-    return lambda: _choose(torch, _choices(torch), before)
+    before = _read_choices(torch)
+    return lambda: _set_choices(torch, _read_choices(torch), before)
 
 
-def _choose(torch: Any, now: dict[str, bool], wanted: dict[str, bool]) -> None:
+def _set_choices(torch: Any, now: dict[str, bool], wanted: dict[str, bool]) -> None:
     if now == wanted:
         return
     torch.use_deterministic_algorithms(wanted["deterministic"], warn_only=wanted["warn_only"])
@@ -135,7 +135,7 @@ def may_be_inexact(deterministic: Literal["warn"] | bool, device: str) -> bool:
     return deterministic == "warn" and device.startswith("cuda")
 
 
-def tolerated(
+def find_inexact_operation(
     error: BaseException, deterministic: Literal["warn"] | bool, device: str
 ) -> str | None:
     """Return the operation because of which strict work failed; None if it failed otherwise.
@@ -152,7 +152,7 @@ def tolerated(
 
 
 @contextmanager
-def operations_noted(found: set[str]) -> Iterator[None]:
+def note_operations(found: set[str]) -> Iterator[None]:
     """Add to `found` the operations that PyTorch calls nondeterministic; hide its warnings."""
     with warnings.catch_warnings():
         show = warnings.showwarning
@@ -170,7 +170,7 @@ def operations_noted(found: set[str]) -> Iterator[None]:
         yield
 
 
-def _told(getter: Callable[[], Any]) -> Any:
+def _get_or_none(getter: Callable[[], Any]) -> Any:
     try:
         return getter()
     except RuntimeError:
@@ -215,13 +215,13 @@ class TorchSettings(LibrarySettings):
 
         It does not if its newer settings of the precision (``fp32_precision``) are in use.
         """
-        torch = whole_module("torch")
+        torch = find_whole_module("torch")
         if torch is None:
             return {}
         return {
             "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
-            "matmul_precision": _told(torch.get_float32_matmul_precision),
-            "cudnn_allow_tf32": _told(lambda: torch.backends.cudnn.allow_tf32),
+            "matmul_precision": _get_or_none(torch.get_float32_matmul_precision),
+            "cudnn_allow_tf32": _get_or_none(lambda: torch.backends.cudnn.allow_tf32),
             "cudnn_benchmark": torch.backends.cudnn.benchmark,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
             "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),

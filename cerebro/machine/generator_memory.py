@@ -36,7 +36,7 @@ _REST_AT = _NUMPY_AT + _WORDS_BYTES
 
 
 class Memory:
-    """The memory of the two generators; `memory` returns it.
+    """The memory of the two generators; `find_memory` returns it.
 
     `python` and `index` are the addresses of the words of Python's generator and of its position in
     them, `spare` that of NumPy's spare number. NumPy's other words and their position are in
@@ -91,9 +91,9 @@ class Memory:
         self.restore((copy, state["python_gauss"]))
 
 
-def memory() -> Memory | None:
+def find_memory() -> Memory | None:
     """Return the generators' memory; None if it is not known."""
-    located = _found()
+    located = _locate_memory()
     # np.random.set_bit_generator exchanges it.
     if located is None or _legacy()._bit_generator is not located.bit_generator:
         return None
@@ -105,7 +105,7 @@ def _legacy() -> Any:
 
 
 @functools.cache
-def _found() -> Memory | None:
+def _locate_memory() -> Memory | None:
     try:
         legacy, python = _legacy(), _python()
         kinds = type(python), type(legacy), type(legacy._bit_generator)
@@ -127,7 +127,7 @@ def _bytes_of(generator: Any) -> bytes:
 
 
 def _python_offsets() -> tuple[int, int]:
-    """Return the offsets of the words and the position in a generator of `random`; see `_found`."""
+    """Return the offsets of the words and the position in a generator of `random`."""
     generator = random.Random(1)
     offsets = set()
     for _ in range(2):

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from cerebro.errors import StateError
-from cerebro.machine.generator_memory import WORDS, memory
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.generator_memory import WORDS, find_memory
+from cerebro.machine.whole_modules import find_whole_module
 
 # random.getstate() is (version, 624 words and a position, the spare normal number).
 _PYTHON_VERSION = 3
@@ -39,7 +39,7 @@ def seed_anew() -> None:
     """Seed the generators of a forked process from the system, as in a newly started program."""
     random.seed()
     np.random.seed()
-    torch = whole_module("torch")
+    torch = find_whole_module("torch")
     if torch is not None:
         torch.default_generator.seed()
 
@@ -50,7 +50,7 @@ def capture(torch: bool, cuda: bool = True) -> dict[str, Any]:
     `torch` includes torch's generators, `cuda` those of CUDA, if this process uses it. `cuda` must
     be False for a trial on the CPU: its states would depend on other work in the process.
     """
-    generators = memory()
+    generators = find_memory()
     state = _state_of_both() if generators is None else generators.to_state()
     if torch:
         module = _torch()
@@ -76,10 +76,10 @@ def _state_of_both() -> dict[str, Any]:
 def restore(state: Mapping[str, Any]) -> None:
     """Restore a state that `capture` returned; raise StateError if it is not such a state."""
     try:
-        states = _checked(state)
+        states = _check_state(state)
     except (KeyError, TypeError, ValueError) as error:
         raise StateError(f"this is not a state of the random generators: {error}") from error
-    generators = memory()
+    generators = find_memory()
     if generators is None:
         _restore_both(states)
     else:
@@ -91,11 +91,11 @@ def restore(state: Mapping[str, Any]) -> None:
             module.cuda.set_rng_state(_bytes(state["torch_cuda"]))
 
 
-def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
+def _check_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the states of `random` and NumPy: a wrong position would be an address."""
     checked: dict[str, Any] = {
-        "python": _words(state["python"], WORDS + 1),
-        "numpy": _words(state["numpy"], WORDS),
+        "python": _check_words(state["python"], WORDS + 1),
+        "numpy": _check_words(state["numpy"], WORDS),
         "numpy_position": state["numpy_position"],
     }
     for position in (int(checked["python"][-1]), checked["numpy_position"]):
@@ -108,7 +108,7 @@ def _checked(state: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _words(value: Any, count: int) -> Any:
+def _check_words(value: Any, count: int) -> Any:
     words = np.asarray(value)
     if words.shape != (count,) or words.dtype.kind not in "iu":
         raise ValueError(f"{words.dtype} of shape {words.shape} instead of {count} words")
@@ -127,13 +127,13 @@ def _restore_both(state: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
+def preserve_generators(torch: bool, seed: int | None = None) -> Iterator[None]:
     """Run a block of code, then restore the generators.
 
     `torch` says whether the block may use torch's generators. If `seed` is given, it seeds the
     generators at the start of the block.
     """
-    put_back = kept(torch)
+    put_back = make_restorer(torch)
     try:
         if seed is not None:
             random.seed(seed)
@@ -148,32 +148,32 @@ def preserved(torch: bool, seed: int | None = None) -> Iterator[None]:
 _held = threading.RLock()
 
 
-def _hold_anew() -> None:
+def _renew_lock() -> None:
     """Let a forked process begin with a free lock: its holder may be a thread of the parent."""
     global _held
     _held = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_hold_anew)
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager
-def reserved(torch: bool, seed: int | None = None) -> Iterator[None]:
-    """Like `preserved`, but other threads that enter such a block wait until this one is over.
+def reserve_generators(torch: bool, seed: int | None = None) -> Iterator[None]:
+    """Like `preserve_generators`, but only one thread at a time is in such a block; others wait.
 
     Threads share the generators. So units of searches in several threads of a process that trains
     itself take turns; otherwise they would draw one another's numbers.
     """
-    with _held, preserved(torch, seed):
+    with _held, preserve_generators(torch, seed):
         yield
 
 
-def kept(torch: bool, *, cuda: bool = True) -> Callable[[], None]:
+def make_restorer(torch: bool, *, cuda: bool = True) -> Callable[[], None]:
     """Return a function that restores the present state; faster than `capture` and `restore`.
 
     `cuda` says whether CUDA's generator is part of it, if it has started.
     """
-    put_both_back = _kept_both()
+    put_both_back = _make_restorer_of_both()
     module = _torch() if torch else None
     numbers = None if module is None else module.get_rng_state()
     on_gpu = cuda and module is not None and module.cuda.is_initialized()
@@ -189,8 +189,8 @@ def kept(torch: bool, *, cuda: bool = True) -> Callable[[], None]:
     return put_back
 
 
-def _kept_both() -> Callable[[], None]:
-    generators = memory()
+def _make_restorer_of_both() -> Callable[[], None]:
+    generators = find_memory()
     if generators is None:
         python, legacy = random.getstate(), np.random.get_state(legacy=False)
 
@@ -202,7 +202,7 @@ def _kept_both() -> Callable[[], None]:
     saved = generators.save()
 
     def copy_back() -> None:
-        if memory() is generators:
+        if find_memory() is generators:
             generators.restore(saved)
         else:  # NumPy has another bit generator since
             _restore_both(generators.state_of(saved))
@@ -253,7 +253,7 @@ def uses_torch(model: object) -> bool:
     """
     if getattr(model, "framework", None) == "torch":
         return True
-    module: Any = whole_module("torch")
+    module: Any = find_whole_module("torch")
     if module is None or not hasattr(module, "Tensor"):
         return False
     kinds = (module.Tensor, module.nn.Module, module.optim.Optimizer)

@@ -3,7 +3,7 @@
 A script needs no main guard, because workers receive its ``build`` by value. If ``build`` is found
 by name instead, the script is imported, and its call of a search would search again, in every
 worker of every search. So every call that trains is rejected (`refuse`) during such an import
-(`finding`) and throughout a worker's life (`enter_worker`).
+(`guard_import`) and throughout a worker's life (`enter_worker`).
 
 A rejected call ends the import that reached it. If the module has the required names by then, the
 import counts as complete: the module consists of the code above the call. Otherwise the user gets
@@ -46,7 +46,7 @@ class Stopped(BaseException):
     """Raised if a call that trains was reached while its module was being imported.
 
     It is not an Exception, so that a script's own ``except Exception`` does not mistake it for a
-    failed search. It never leaves `finding`, nor the outermost import of a worker.
+    failed search. It never leaves `guard_import`, nor the outermost import of a worker.
     """
 
     def __init__(self, call: str, where: str) -> None:
@@ -79,8 +79,8 @@ class _Finding:
     def includes_this_thread(self) -> bool:
         """Return whether the period applies to the current thread.
 
-        While names are being found, it applies to the thread in `finding` and to threads started by
-        the imported code. New threads beside a trial may run unrelated searches.
+        While names are being found, it applies to the thread in `guard_import` and to threads that
+        the imported code starts. New threads beside a trial may run unrelated searches.
         """
         here = threading.get_ident()
         return here == self.thread if self.is_trial else here not in self.others
@@ -113,7 +113,7 @@ def use_program(program: Program | None) -> None:
     _program = program
 
 
-def finding(*names: str, target: str | None = None) -> AbstractContextManager[None]:
+def guard_import(*names: str, target: str | None = None) -> AbstractContextManager[None]:
     """Reject training in the block, which imports a user's code to find names in it.
 
     A script may define the names and then start a search. Its import ends at that call, without an
@@ -121,16 +121,16 @@ def finding(*names: str, target: str | None = None) -> AbstractContextManager[No
     default. `target` is the module, or the path of the file, that must have them. Other modules
     that it imports must have ``build``.
     """
-    return _refusing(_Finding(target, names or BUILD, is_trial=False))
+    return _refuse_training(_Finding(target, names or BUILD, is_trial=False))
 
 
-def in_trial() -> AbstractContextManager[None]:
+def guard_trial() -> AbstractContextManager[None]:
     """Reject training in the block, which runs a trial or the user's ``build``."""
-    return _refusing(_Finding(None, BUILD, is_trial=True))
+    return _refuse_training(_Finding(None, BUILD, is_trial=True))
 
 
 @contextmanager
-def _refusing(found: _Finding) -> Iterator[None]:
+def _refuse_training(found: _Finding) -> Iterator[None]:
     imports, _here.imports = _here.imports, 0
     _here.found.append(found)
     with _lock:
@@ -161,19 +161,19 @@ def refuse(call: str) -> None:
             f"{call} is called inside a trial, which cannot start a run: call it outside build "
             "and the model that build returns"
         )
-    place = _statement()
+    place = _find_statement()
     stop = Stopped(call, f"{place.f_code.co_filename}, line {place.f_lineno}")
     if _here.imports:
         raise stop
     raise stop.refusal()
 
 
-def stopped_at(module: ModuleType) -> Stopped | None:
+def find_stop(module: ModuleType) -> Stopped | None:
     """Return the call at which a module's import stopped; None if it did not stop."""
     return _stops.get(module.__name__)
 
 
-def stoppable(spec: ModuleSpec | None, source: bytes | None = None) -> ModuleSpec | None:
+def make_stoppable(spec: ModuleSpec | None, source: bytes | None = None) -> ModuleSpec | None:
     """Allow the import of a user's file (or of `source` for it) to stop at a rejected call."""
     loader = None if spec is None else spec.loader
     if spec is not None and type(loader) is SourceFileLoader and not is_installed(loader.path):
@@ -181,7 +181,7 @@ def stoppable(spec: ModuleSpec | None, source: bytes | None = None) -> ModuleSpe
     return spec
 
 
-def _statement() -> FrameType:
+def _find_statement() -> FrameType:
     """Return the module-level statement that led to the call; in a thread, the call itself."""
     outside: list[FrameType] = []
     frame: FrameType | None = sys._getframe(2)
@@ -230,7 +230,9 @@ class _StoppableLoader(SourceFileLoader):
         try:
             super().exec_module(module)
         except Stopped as stop:
-            missing = [name for name in self._sought(module) if not hasattr(module, name)]
+            missing = [
+                name for name in self._list_sought_names(module) if not hasattr(module, name)
+            ]
             if missing and _here.imports > 1:
                 raise  # the module that imports this one may have the names
             if missing:
@@ -240,7 +242,7 @@ class _StoppableLoader(SourceFileLoader):
         finally:
             _here.imports -= 1
 
-    def _sought(self, module: ModuleType) -> tuple[str, ...]:
+    def _list_sought_names(self, module: ModuleType) -> tuple[str, ...]:
         period = _here.found[-1] if _here.found else None
         if period is not None and period.target in (module.__name__, self.path):
             return period.names
@@ -272,7 +274,7 @@ class _Finder:
             spec, source = _program.source_of(name, path, spec)
         elif name not in sys.modules or target is not None:  # an import, not only a question
             note_import(spec)
-        return stoppable(spec, source) if _findings or _in_worker else spec
+        return make_stoppable(spec, source) if _findings or _in_worker else spec
 
     def _find(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None

@@ -64,7 +64,7 @@ loaded: dict[str, str] = {}
 """By file: the digest of the kept source from which this process has imported it."""
 
 
-def not_found_by_name() -> list[str]:
+def list_unfindable_modules() -> list[str]:
     """Return the user's modules that a worker would not find, or would find in another file.
 
     They were loaded from a file, or from a folder that has left ``sys.path``.
@@ -110,7 +110,9 @@ def is_installed(file: str) -> bool:
     return file.startswith(_INSTALLED)
 
 
-def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.FrameSummary | None:
+def find_raising_line(
+    error: BaseException, *, libraries: bool = False
+) -> traceback.FrameSummary | None:
     """Return the innermost line of the user's code in an exception's traceback.
 
     The exception itself may have been raised by a library that the line calls. With `libraries`,
@@ -124,7 +126,7 @@ def raised_at(error: BaseException, *, libraries: bool = False) -> traceback.Fra
     return candidates[-1] if candidates else None
 
 
-def users_place() -> str:
+def find_calling_line() -> str:
     """Return the line of the user's code that called the caller, as ``path:line``.
 
     Return an empty string if there is no user code between the caller and Cerebro's next frame.
@@ -154,7 +156,7 @@ def note_imported(times: Sources, since: str | None = None) -> None:
     module's name, only later imports are examined: in a fork, examining a module copies its memory
     page.
     """
-    names = list(sys.modules) if since is None else _imported_since(since)
+    names = list(sys.modules) if since is None else _list_imported_since(since)
     for name in names:
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None)
@@ -164,7 +166,7 @@ def note_imported(times: Sources, since: str | None = None) -> None:
             times[name, file] = loaded.get(file) or _changed_at(file)
 
 
-def _imported_since(module: str) -> list[str]:
+def _list_imported_since(module: str) -> list[str]:
     while True:
         try:
             return list(itertools.takewhile(lambda name: name != module, reversed(sys.modules)))
@@ -227,28 +229,28 @@ def refuse_shadow(library: str) -> None:
     """Raise ImportError if a file would be imported instead of a library."""
     spec = importlib.util.find_spec(library)
     if spec is not None and spec.submodule_search_locations is None:
-        raise ImportError(_said(str(spec.origin), library))
+        raise ImportError(_describe_shadow(str(spec.origin), library))
 
 
 def refuse_hidden(error: Exception) -> None:
     """Raise ImportError if an import failed because a file hides a module of Python itself."""
-    if said := _hidden(error):
+    if said := _describe_hidden(error):
         raise ImportError(said) from error
 
 
-def _hidden(error: BaseException) -> str:
+def _describe_hidden(error: BaseException) -> str:
     """Return a message about a file that hides a module of Python, and so caused the error."""
     text = str(error)
     ran = {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
     for name in sorted(sys.stdlib_module_names):
-        file = _found_at(name)
+        file = _find_file(name)
         is_cause = file in ran or f"'{name}'" in text or getattr(error, "name", None) == name
         if file is not None and is_cause and not is_library(file) and not file.startswith(_OWN):
-            return _said(file, name)
+            return _describe_shadow(file, name)
     return ""
 
 
-def _found_at(name: str) -> str | None:
+def _find_file(name: str) -> str | None:
     """Return the file that an import of a module finds; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
@@ -257,19 +259,19 @@ def _found_at(name: str) -> str | None:
     return spec.origin if spec is not None and spec.has_location else None
 
 
-def imported_shadows(error: BaseException) -> str:
+def describe_shadows(error: BaseException) -> str:
     """Return a message about files that were imported instead of libraries; empty if none.
 
     Those that hide a module of Python are named if they caused the error.
     """
-    said = [message] if (message := _hidden(error)) else []
+    said = [message] if (message := _describe_hidden(error)) else []
     for library in LIBRARIES:
         module = sys.modules.get(library)
         file = getattr(module, "__file__", None)
         if file is not None and not hasattr(module, "__path__"):
-            said.append(_said(file, library))
+            said.append(_describe_shadow(file, library))
     return "; ".join(said)
 
 
-def _said(file: str, library: str) -> str:
+def _describe_shadow(file: str, library: str) -> str:
     return f"{file} hides the library {library}: rename it"

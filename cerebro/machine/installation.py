@@ -21,8 +21,8 @@ def install_hint(*extras: str) -> str:
     """Return how to install Cerebro with these extras, for the end of a message."""
     suffix = f"[{','.join(extras)}]" if extras else ""
     if PUBLISHED:
-        return f"pip install {_quoted(DISTRIBUTION + suffix)}"
-    return f"pip install -e {_quoted('.' + suffix)} {CLONE}"
+        return f"pip install {_quote_target(DISTRIBUTION + suffix)}"
+    return f"pip install -e {_quote_target('.' + suffix)} {CLONE}"
 
 
 def update_hint() -> str:
@@ -32,7 +32,7 @@ def update_hint() -> str:
     return f"git pull && pip install -e . {CLONE}"
 
 
-def other_version(file: object, kind: str, found: int, own: int, again: str) -> str:
+def explain_other_version(file: object, kind: str, found: int, own: int, again: str) -> str:
     """Return a message that refuses a file of a version other than the one that is read.
 
     `kind` is what the file holds, such as ``"store"``. `again` says what to do if an earlier
@@ -47,6 +47,6 @@ def other_version(file: object, kind: str, found: int, own: int, again: str) -> 
     )
 
 
-def _quoted(target: str) -> str:
+def _quote_target(target: str) -> str:
     """Quote a target for a shell, because some shells treat brackets as patterns."""
     return f"'{target}'" if "[" in target else target

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from cerebro.errors import InputError
 from cerebro.machine.library_settings import LibrarySettings
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 
 
 class JaxSettings(LibrarySettings):
@@ -44,7 +44,7 @@ class JaxSettings(LibrarySettings):
         if jax is None:
             return {}
         names = [name for name in self.FIRST if hasattr(jax.config, f"jax_{name}")]
-        return {name: _plain(getattr(jax.config, f"jax_{name}")) for name in names}
+        return {name: _to_plain(getattr(jax.config, f"jax_{name}")) for name in names}
 
     def apply(self, settings: Mapping[str, Any]) -> None:
         """Apply settings of `present`; settings that this JAX lacks are left out.
@@ -112,7 +112,7 @@ class JaxSettings(LibrarySettings):
 JAX = JaxSettings()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     return getattr(value, "value", value)  # of an enumeration, as numpy_dtype_promotion is
 
 
@@ -140,5 +140,5 @@ def _first_settings() -> dict[str, Any] | None:
 
 def _jax() -> Any:
     """Return JAX if it is imported, else None."""
-    jax = whole_module("jax")
+    jax = find_whole_module("jax")
     return jax if hasattr(jax, "config") else None

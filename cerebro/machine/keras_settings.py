@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cerebro.machine.library_settings import LibrarySettings
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 
 BACKEND_VARIABLE = "KERAS_BACKEND"
 
@@ -95,5 +95,5 @@ KERAS = KerasSettings()
 
 def _keras() -> Any:
     """Return Keras 3 if it is imported, else None."""
-    keras = whole_module("keras")
+    keras = find_whole_module("keras")
     return keras if hasattr(getattr(keras, "config", None), "dtype_policy") else None

@@ -59,12 +59,12 @@ class Objects:
 
     def read(self, name: str) -> bytes:
         """Return an object's content; raise MissingObjectError or StorageError if this fails."""
-        with self._says(f"cannot read {self.url_of(name)}"):
+        with self._explain_errors(f"cannot read {self.url_of(name)}"):
             return bytes(self._system.cat_file(self._path(name)))
 
     def get(self, name: str, file: Path) -> None:
         """Copy an object to a new local file; errors as for `read`."""
-        with self._says(f"cannot read {self.url_of(name)}"):
+        with self._explain_errors(f"cannot read {self.url_of(name)}"):
             self._system.get_file(self._path(name), os.fspath(file))
 
     def write(self, name: str, content: bytes) -> None:
@@ -72,7 +72,10 @@ class Objects:
 
         Raises StorageError if this fails.
         """
-        with self._says(f"cannot write {self.url_of(name)}"), self._whole(name) as path:
+        with (
+            self._explain_errors(f"cannot write {self.url_of(name)}"),
+            self._name_when_complete(name) as path,
+        ):
             self._system.pipe_file(path, content)
 
     def put(self, file: Path, name: str) -> None:
@@ -83,12 +86,18 @@ class Objects:
         """
         if not file.is_file():
             raise FileNotFoundError(os.fspath(file))
-        with self._says(f"cannot write {self.url_of(name)}"), self._whole(name) as path:
+        with (
+            self._explain_errors(f"cannot write {self.url_of(name)}"),
+            self._name_when_complete(name) as path,
+        ):
             self._system.put_file(os.fspath(file), path)
 
     def names(self) -> set[str]:
         """Return the names of all objects below the URL, or an empty set."""
-        with contextlib.suppress(MissingObjectError), self._says(f"cannot list {self.url}"):
+        with (
+            contextlib.suppress(MissingObjectError),
+            self._explain_errors(f"cannot list {self.url}"),
+        ):
             paths = self._system.find(self._root)
             prefix = self._root.rstrip("/") + "/"
             # Some tools mark a folder by an empty object with its name.
@@ -100,7 +109,7 @@ class Objects:
         for name in names:
             with (
                 contextlib.suppress(MissingObjectError),
-                self._says(f"cannot remove {self.url_of(name)}"),
+                self._explain_errors(f"cannot remove {self.url_of(name)}"),
             ):
                 self._system.rm_file(self._path(name))
 
@@ -111,7 +120,7 @@ class Objects:
         return f"{self._root.rstrip('/')}/{name}"
 
     @contextlib.contextmanager
-    def _whole(self, name: str) -> Iterator[str]:
+    def _name_when_complete(self, name: str) -> Iterator[str]:
         """Give the path to write an object to; on a disk, it gets its name when it is complete."""
         path, protocols = self._path(name), self._system.protocol
         if "file" not in ((protocols,) if isinstance(protocols, str) else protocols):
@@ -127,15 +136,15 @@ class Objects:
                 os.unlink(temporary)  # noqa: PTH108
 
     @contextlib.contextmanager
-    def _says(self, what: str) -> Iterator[None]:
+    def _explain_errors(self, what: str) -> Iterator[None]:
         """Turn the exceptions of a provider's package, which are of any type, into ours."""
         try:
             yield
         except FileNotFoundError as error:
             raise MissingObjectError(f"{what}: there is no such object or bucket") from error
         except Exception as error:
-            raise StorageError(f"{what}: {_cause(error)}") from error
+            raise StorageError(f"{what}: {_describe_cause(error)}") from error
 
 
-def _cause(error: Exception) -> Any:
+def _describe_cause(error: Exception) -> Any:
     return one_line(str(error) or type(error).__name__, MAX_TEXT)

@@ -36,7 +36,7 @@ _PASSED_ON = (
 """The lines of ``/proc/.../status`` about attributes that a new program inherits."""
 
 
-def passed_on() -> tuple[str, ...]:
+def read_inherited_attributes() -> tuple[str, ...]:
     """Return the attributes that a program inherits when this thread starts it.
 
     These are its users, umask, blocked and ignored signals, limits, CPUs, control groups, priority
@@ -88,7 +88,7 @@ def end_with_parent() -> None:
 
 
 @contextmanager
-def adopting() -> Iterator[None]:
+def adopt_orphans() -> Iterator[None]:
     """Make this process the parent of descendants whose own parent ends within the block."""
     before = ctypes.c_int()
     _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.addressof(before))

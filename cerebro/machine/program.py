@@ -58,14 +58,14 @@ class Program:
     """When the source was read, in ns since 1970."""
 
     @classmethod
-    def now(cls) -> Program:
+    def capture(cls) -> Program:
         began = time.time_ns()
         names = dict(_modules())
         sources = {file: _imported[file] for file in names.values()}
         left_out = []
         seen: set[tuple[int, int]] = set()
         for root in _roots():
-            if not _keep_all(root, sources, seen):
+            if not _read_sources(root, sources, seen):
                 left_out.append(os.path.join(root, ""))  # noqa: PTH118
         return cls(sources, names, tuple(left_out), began)
 
@@ -133,7 +133,7 @@ def note_import(spec: ModuleSpec | None) -> None:
 def note_source(file: str, source: bytes) -> None:
     """Remember that a module was imported from this source, and show it in tracebacks."""
     _imported[_absolute(file)] = source
-    _show(file, source)
+    _add_to_linecache(file, source)
 
 
 def source_as_imported(file: str) -> bytes | None:
@@ -143,7 +143,9 @@ def source_as_imported(file: str) -> bytes | None:
 
 def edited_since_import() -> list[str]:
     """Return the files of the user's modules that were edited after this process imported them."""
-    return sorted({file for _, file in _modules() if _content(file) not in (None, _imported[file])})
+    return sorted(
+        {file for _, file in _modules() if _read_content(file) not in (None, _imported[file])}
+    )
 
 
 def remember_modules() -> None:
@@ -152,7 +154,7 @@ def remember_modules() -> None:
         pass
 
 
-def left_from_before_a_reload() -> list[str]:
+def find_stale_definitions() -> list[str]:
     """Return which modules of the user hold a class or function of one that was reloaded since."""
     files = dict(_modules())
     lines = []
@@ -196,16 +198,16 @@ def _modules() -> Iterator[tuple[str, str]]:
 def _remember(file: str) -> bool:
     """Remember a file's source; return whether it is known."""
     if file not in _imported:
-        content = _content(file)
+        content = _read_content(file)
         if content is None:
             return False
         _imported[file] = content
-    elif _imported[file] != _content(file):
-        _show(file, _imported[file])  # not what the file has now
+    elif _imported[file] != _read_content(file):
+        _add_to_linecache(file, _imported[file])  # not what the file has now
     return True
 
 
-def _show(file: str, source: bytes) -> None:
+def _add_to_linecache(file: str, source: bytes) -> None:
     lines = source.decode("utf-8", "replace").splitlines(keepends=True)
     linecache.cache[file] = (len(source), None, lines, file)
 
@@ -219,7 +221,7 @@ def _roots() -> list[str]:
     return [entry for entry in dict.fromkeys(entries) if not is_library(os.path.join(entry, ""))]  # noqa: PTH118
 
 
-def _keep_all(root: str, sources: dict[str, bytes], seen: set[tuple[int, int]]) -> bool:
+def _read_sources(root: str, sources: dict[str, bytes], seen: set[tuple[int, int]]) -> bool:
     """Add the Python files below a folder to `sources`; return False if there are too many."""
     if PACKAGE.parent == Path(root):  # a checkout of Cerebro, not the user's
         return False
@@ -247,7 +249,7 @@ def _keep_all(root: str, sources: dict[str, bytes], seen: set[tuple[int, int]]) 
             if entry.name.endswith(".py"):
                 if entry.path in sources:
                     continue
-                content = _content(entry.path)
+                content = _read_content(entry.path)
                 files, size = files + 1, size + len(content or b"")
                 if files > MOST_FILES or size > MOST_BYTES:
                     return False
@@ -262,7 +264,7 @@ def _is_users(file: str) -> bool:
     return not (file.startswith(_OWN) or is_library(file))
 
 
-def _content(file: str) -> bytes | None:
+def _read_content(file: str) -> bytes | None:
     """Return what a file has now; None if it cannot be read."""
     stamp = _stamp(file)
     if stamp is None:

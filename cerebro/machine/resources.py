@@ -22,7 +22,7 @@ class Usage:
     """Resident memory without mapped files; the system may reclaim mapped files at any time."""
 
 
-def usage(process: str = "self") -> Usage | None:
+def read_usage(process: str = "self") -> Usage | None:
     """Return a process's memory usage; None if the system does not report it (not Linux)."""
     try:
         file = os.open(f"/proc/{process}/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -36,13 +36,13 @@ def usage(process: str = "self") -> Usage | None:
     return Usage(resident * PAGE_BYTES, max(0, resident - shared) * PAGE_BYTES)
 
 
-def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
+def count_kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
     """Return how many processes the kernel's out-of-memory killer has killed near this one.
 
     Count the kills in this process's control group if it has a counter, else those on the machine;
     0 if there is no counter at all.
     """
-    for file in _counters(groups, proc):
+    for file in _list_counters(groups, proc):
         try:
             lines = file.read_text().splitlines()
         except OSError:
@@ -54,7 +54,7 @@ def kills(groups: Path = GROUPS, proc: Path = Path("/proc")) -> int:
     return 0
 
 
-def _counters(groups: Path, proc: Path) -> list[Path]:
+def _list_counters(groups: Path, proc: Path) -> list[Path]:
     """Return files that may count processes killed for lack of memory, closest group first."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()

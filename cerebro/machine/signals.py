@@ -22,7 +22,7 @@ class Terminated(KeyboardInterrupt):
 
 
 _depth = 0
-"""How many `uninterrupted` blocks the main thread is in; `_interrupt` and `_terminate` heed it."""
+"""The number of `defer_interrupts` blocks that the main thread is in."""
 _heard: list[int] = []
 """The signals that these blocks have deferred."""
 
@@ -44,7 +44,7 @@ def _terminate(signum: int, frame: object) -> None:
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def raise_on_sigterm() -> Iterator[None]:
     """Make SIGTERM raise `Terminated` in the block, as Ctrl-C raises KeyboardInterrupt.
 
     Works only in the main thread, which alone receives signals, and only if SIGTERM has its default
@@ -68,10 +68,11 @@ def terminable() -> Iterator[None]:
 
 
 @contextmanager
-def hears_sigterm(heard: Callable[[], None]) -> Iterator[None]:
+def call_on_sigterm(heard: Callable[[], None]) -> Iterator[None]:
     """Call `heard` on SIGTERM in the block instead of raising `Terminated`.
 
-    For code that must not be interrupted at an arbitrary point. Works only inside `terminable`.
+    For code that must not be interrupted at an arbitrary point. Works only inside
+    `raise_on_sigterm`.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not _terminate:
         yield
@@ -83,8 +84,8 @@ def hears_sigterm(heard: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, _terminate)
 
 
-def uninterrupted(after: BaseException | None = None) -> AbstractContextManager[None]:
-    """Defer Ctrl-C in the block, and also SIGTERM inside `terminable`.
+def defer_interrupts(after: BaseException | None = None) -> AbstractContextManager[None]:
+    """Defer Ctrl-C in the block, and also SIGTERM inside `raise_on_sigterm`.
 
     Interrupts are delivered at the end of the block. If the block cleans up after an interrupt,
     given as `after`, they are dropped.
@@ -93,11 +94,11 @@ def uninterrupted(after: BaseException | None = None) -> AbstractContextManager[
         return nullcontext()
     if signal.getsignal(signal.SIGINT) is _interrupt:
         return _Deferral(after)
-    return _deferred_by_handlers(after)
+    return _defer_with_handlers(after)
 
 
 class _Deferral:
-    """Has the handlers of `terminable` note signals: new handlers cost as much as a message."""
+    """Makes the handlers of `raise_on_sigterm` note signals, which costs less than new handlers."""
 
     def __init__(self, after: BaseException | None) -> None:
         self._drops = isinstance(after, KeyboardInterrupt)
@@ -118,19 +119,19 @@ class _Deferral:
 
 
 @contextmanager
-def _deferred_by_handlers(after: BaseException | None) -> Iterator[None]:
+def _defer_with_handlers(after: BaseException | None) -> Iterator[None]:
     heard: list[int] = []
     with ExitStack() as stack:
-        stack.enter_context(_noted(signal.SIGINT, heard))
+        stack.enter_context(_note_signal(signal.SIGINT, heard))
         if signal.getsignal(signal.SIGTERM) is _terminate:
-            stack.enter_context(_noted(signal.SIGTERM, heard))
+            stack.enter_context(_note_signal(signal.SIGTERM, heard))
         yield
     if heard and not isinstance(after, KeyboardInterrupt):
         signal.raise_signal(heard[0])
 
 
 @contextmanager
-def _noted(number: signal.Signals, heard: list[int]) -> Iterator[None]:
+def _note_signal(number: signal.Signals, heard: list[int]) -> Iterator[None]:
     before: Any = signal.getsignal(number)
     if before is None or before is signal.SIG_IGN:  # None: a handler that was not set by Python
         yield

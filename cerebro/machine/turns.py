@@ -2,12 +2,12 @@
 
 A process has one set of random generators, one standard output, one list of warning filters. So
 only the thread that has the turn runs the host's part of a unit. While it waits for its own work on
-the GPU, it gives the turn away (`away`), and another thread puts more work on the GPU, on its own
-stream. A thread that takes the turn first restores the state that its own unit left behind. So a
-unit never sees another's state, and computes what it would compute alone.
+the GPU, it gives the turn away (`give_away`), and another thread puts more work on the GPU, on its
+own stream. A thread that takes the turn first restores the state that its own unit left behind. So
+a unit never sees another's state, and computes what it would compute alone.
 
-A unit gives its turn away only after `allow(True)`: its code between two batches must not depend on
-anything of the process that is not kept here.
+A unit gives its turn away only after `allow_giving_away(True)`: its code between two batches must
+not depend on anything of the process that is not kept here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Turns:
         self._between: list[PutBack] = []
 
     @contextmanager
-    def taken(self, waits: Callable[[bool], object] = bool) -> Iterator[None]:
+    def take_turn(self, waits: Callable[[bool], object] = bool) -> Iterator[None]:
         """Run a block in this thread's turn, from the state between units to the same state."""
         turn = Turn(self, waits)
         with self._changed:
@@ -75,24 +75,24 @@ class Turns:
                 self._changed.notify_all()
 
     @contextmanager
-    def away(self, turn: Turn) -> Iterator[None]:
-        self._give()
+    def give_away(self, turn: Turn) -> Iterator[None]:
+        self._give_turn()
         try:
             yield
         finally:
             self._take_again(turn, lambda: not self._taken)
 
-    def alone(self, turn: Turn) -> None:
+    def wait_until_alone(self, turn: Turn) -> None:
         with self._changed:
             if turn in self._alone:
                 return
             self._inside.remove(turn)
             self._alone.append(turn)
-        self._give()
+        self._give_turn()
         first = self._alone
         self._take_again(turn, lambda: not self._taken and not self._inside and first[0] is turn)
 
-    def _give(self) -> None:
+    def _give_turn(self) -> None:
         with self._changed:
             self._taken = False
             self._changed.notify_all()
@@ -133,7 +133,7 @@ class _Here(threading.local):
 _here = _Here()
 
 
-def allow(yes: bool) -> None:
+def allow_giving_away(yes: bool) -> None:
     """Say whether this thread's unit may give its turn away from now on."""
     if _here.turn is not None:
         _here.turn.gives_away = yes
@@ -150,7 +150,7 @@ def is_shared() -> bool:
 
 
 @contextmanager
-def away() -> Iterator[None]:
+def give_away() -> Iterator[None]:
     """Let other units run during the block, which runs no Python code of the unit.
 
     Does nothing in a process that runs one unit at a time, and in a unit that keeps its turn.
@@ -159,11 +159,11 @@ def away() -> Iterator[None]:
     if turn is None or not turn.gives_away:
         yield
         return
-    with turn.turns.away(turn):
+    with turn.turns.give_away(turn):
         yield
 
 
-def alone() -> bool:
+def wait_until_alone() -> bool:
     """Wait until no other thread is within a unit, and let none begin until this unit ends.
 
     Return whether there may have been another unit.
@@ -171,5 +171,5 @@ def alone() -> bool:
     turn = _here.turn
     if turn is None:
         return False
-    turn.turns.alone(turn)
+    turn.turns.wait_until_alone(turn)
     return True

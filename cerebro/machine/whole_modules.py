@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 
-def whole_module(name: str) -> Any:
+def find_whole_module(name: str) -> Any:
     """Return a module of this name if its import is over, else None."""
     module = sys.modules.get(name)
     spec = getattr(module, "__spec__", None)

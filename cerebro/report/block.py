@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.errors import printable
+from cerebro.errors import escape_unprintable
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import summary
@@ -68,19 +68,19 @@ class Block:
 
     def to_html(self) -> str:
         color = STATE_COLORS.get(self.state, "inherit")
-        title = f"<b>{_text(self.title)}</b>" if self.facts else _text(self.title)
-        parts = [_line(f'{title} <span style="color:{color}">{_text(self.state)}</span>')]
+        title = f"<b>{_escape(self.title)}</b>" if self.facts else _escape(self.title)
+        parts = [_render_line(f'{title} <span style="color:{color}">{_escape(self.state)}</span>')]
         if self.share_done is not None:
-            parts.append(_bar(self.share_done))
+            parts.append(_render_bar(self.share_done))
         if self.facts:
-            parts.append(_line(_text(" · ".join(self.facts))))
+            parts.append(_render_line(_escape(" · ".join(self.facts))))
         if best := self._best_line():
-            parts.append(_line(f"<b>{_text(best)}</b>"))
+            parts.append(_render_line(f"<b>{_escape(best)}</b>"))
         if self.rows:
-            parts.append(_table(self))
+            parts.append(_render_table(self))
         if self.more:
-            parts.append(_line(_text(self.more), DIM))
-        parts += [_line(_text(note)) for note in self.notes]
+            parts.append(_render_line(_escape(self.more), DIM))
+        parts += [_render_line(_escape(note)) for note in self.notes]
         return f'<div style="color:inherit;overflow-x:auto;line-height:1.5">{"".join(parts)}</div>'
 
     def to_text(self) -> str:
@@ -89,30 +89,30 @@ class Block:
         parts += [" · ".join(self.facts)] if self.facts else []
         parts += [best] if (best := self._best_line()) else []
         if self.rows:
-            columns = [column for column in _columns(self) if not column.is_drawn]
+            columns = [column for column in _make_columns(self) if not column.is_drawn]
             cells = [[column.text(row) for column in columns] for row in self.rows]
-            parts.append(summary.table([column.heading for column in columns], cells))
+            parts.append(summary.lay_out_table([column.heading for column in columns], cells))
         parts += [self.more] if self.more else []
-        return printable("\n".join([*parts, *self.notes]))
+        return escape_unprintable("\n".join([*parts, *self.notes]))
 
     def _best_line(self) -> str:
         row = next((row for row in self.rows if row.number == self.best), None)
         if row is None:
             return ""
         value = fmt.mean_metric(row.metrics, self.metric)
-        after = "" if row.best_at is None else f" after {fmt.counted(row.best_at, 'epoch')}"
+        after = "" if row.best_at is None else f" after {fmt.count_noun(row.best_at, 'epoch')}"
         return f"best: trial {row.number}, {fmt.heading(self.metric)} {value}{after}"
 
 
-def _text(text: str) -> str:
-    return html.escape(printable(text))
+def _escape(text: str) -> str:
+    return html.escape(escape_unprintable(text))
 
 
-def _line(inner: str, style: str = "") -> str:
+def _render_line(inner: str, style: str = "") -> str:
     return f'<div style="margin:2px 0;{style}">{inner}</div>'
 
 
-def _bar(share: float) -> str:
+def _render_bar(share: float) -> str:
     """Return a progress bar as HTML; it is invisible where a page removes styles."""
     width = 100 * min(max(share, 0.0), 1.0)
     return (
@@ -145,12 +145,12 @@ class _Column:
     def to_html(self, row: TrialRow) -> str:
         if self.is_drawn:
             return self.drawings.get(row.number, "")
-        text = _text(self.text(row))
+        text = _escape(self.text(row))
         color = self.colors.get(row.number)
         return text if color is None else f'<span style="color:{color}">{text}</span>'
 
 
-def _columns(block: Block) -> list[_Column]:
+def _make_columns(block: Block) -> list[_Column]:
     rows = block.rows
     trials = {r.number: f"{'★ ' if r.number == block.best else ''}{r.number}" for r in rows}
     columns = [
@@ -171,20 +171,20 @@ def _columns(block: Block) -> list[_Column]:
         columns.append(_Column(fmt.BEST_AT, at))
     if any(row.history for row in rows):
         by_epoch = f"{fmt.heading(block.metric)} by epoch"
-        columns.append(_Column(by_epoch, {}, align="left", drawings=_curves(block)))
+        columns.append(_Column(by_epoch, {}, align="left", drawings=_draw_curves(block)))
     if any(row.rows_per_second for row in rows):
         rates = {r.number: f"{r.rows_per_second:,.0f}" if r.rows_per_second else "-" for r in rows}
         columns.append(_Column("rows/s", rates))
-    return columns + _settings(rows)
+    return columns + _make_setting_columns(rows)
 
 
-def _settings(rows: Sequence[TrialRow]) -> list[_Column]:
+def _make_setting_columns(rows: Sequence[TrialRow]) -> list[_Column]:
     """Return columns of the settings that differ between rows; after the first few, one for all."""
     flat = {row.number: flatten(row.config) for row in rows}
-    differ = fmt.varying(list(flat.values()))
+    differ = fmt.find_varying(list(flat.values()))
     columns = []
     for key in differ[:MAX_SETTINGS]:
-        texts = {n: _short(config[key]) for n, config in flat.items() if key in config}
+        texts = {n: _shorten(config[key]) for n, config in flat.items() if key in config}
         columns.append(_Column(key, texts))
     if rest := differ[MAX_SETTINGS:]:
         others = {
@@ -194,16 +194,16 @@ def _settings(rows: Sequence[TrialRow]) -> list[_Column]:
     return columns
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = fmt.number(value, 3)
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
 
 
-def _table(block: Block) -> str:
-    columns = _columns(block)
+def _render_table(block: Block) -> str:
+    columns = _make_columns(block)
     head = "".join(
         f'<th style="{CELL.format(align=c.align)};font-weight:400;{DIM};{RULE}">'
-        f"{_text(c.heading)}</th>"
+        f"{_escape(c.heading)}</th>"
         for c in columns
     )
     body = []
@@ -222,20 +222,21 @@ def _table(block: Block) -> str:
 # --- curves ------------------------------------------------------------------
 
 
-def _curves(block: Block) -> dict[int, str]:
+def _draw_curves(block: Block) -> dict[int, str]:
     """Return the curve of each row's metric over its epochs, all on the same axes."""
     series = {
         row.number: [fmt.metric_value(epoch.metrics, block.metric) for epoch in row.history]
         for row in block.rows
     }
-    low, high = limits(series.values(), block.mode)
+    low, high = find_limits(series.values(), block.mode)
     epochs = max((max(row.epochs, len(row.history)) for row in block.rows), default=1)
     return {
-        row.number: curve(series[row.number], row.best_at, epochs, low, high) for row in block.rows
+        row.number: draw_curve(series[row.number], row.best_at, epochs, low, high)
+        for row in block.rows
     }
 
 
-def limits(series: Any, mode: str) -> tuple[float, float]:
+def find_limits(series: Any, mode: str) -> tuple[float, float]:
     """Return the ends of the vertical axis, without the worst twentieth of the values.
 
     Otherwise the first epochs of bad trials would flatten all other curves.
@@ -247,7 +248,7 @@ def limits(series: Any, mode: str) -> tuple[float, float]:
     return (low, values[-1]) if mode == "max" else (values[0], high)
 
 
-def curve(
+def draw_curve(
     values: Sequence[float | None], best_at: int | None, epochs: int, low: float, high: float
 ) -> str:
     """Return an SVG curve of values over epochs, in the text's color, with a dot at the best value.
@@ -261,10 +262,10 @@ def curve(
         return ""
     step = -(-len(finite) // CURVE_POINTS)
     drawn = finite[::step] if finite[::step][-1] == finite[-1] else [*finite[::step], finite[-1]]
-    points = [_place(i, v, epochs, low, high) for i, v in drawn]
+    points = [_locate_point(i, v, epochs, low, high) for i, v in drawn]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     marked = [p for p in finite if p[0] + 1 == best_at] or finite[-1:]
-    x, y = _place(*marked[0], epochs, low, high)
+    x, y = _locate_point(*marked[0], epochs, low, high)
     return (
         f'<svg width="{CURVE_WIDTH}" height="{CURVE_HEIGHT}" '
         f'viewBox="0 0 {CURVE_WIDTH} {CURVE_HEIGHT}" role="img" '
@@ -275,7 +276,9 @@ def curve(
     )
 
 
-def _place(epoch: int, value: float, epochs: int, low: float, high: float) -> tuple[float, float]:
+def _locate_point(
+    epoch: int, value: float, epochs: int, low: float, high: float
+) -> tuple[float, float]:
     """Return the position of a value in pixels, measured from the upper left corner."""
     right, bottom = CURVE_WIDTH - CURVE_MARGIN, CURVE_HEIGHT - CURVE_MARGIN
     share = 0.5 if high <= low else (min(max(value, low), high) - low) / (high - low)
@@ -286,7 +289,7 @@ def _place(epoch: int, value: float, epochs: int, low: float, high: float) -> tu
 # --- remarks -----------------------------------------------------------------
 
 
-def causes(failed: Mapping[str, Sequence[int]]) -> list[str]:
+def describe_causes(failed: Mapping[str, Sequence[int]]) -> list[str]:
     """Return a line for each cause of failures; `failed` maps status and cause to trial numbers."""
     return [
         f"trial {numbers[0]}{f' and {len(numbers) - 1} more' if numbers[1:] else ''} {what}"

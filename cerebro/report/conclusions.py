@@ -86,14 +86,14 @@ def conclude(result: Any, ranked: Sequence[Any], facts: Facts | None = None) -> 
     if facts is None:
         facts = facts_of(result, scored[0][0])
     reader = _Reader(result, ranked, scored, facts)
-    return Conclusions(reader.sure(), reader.next())
+    return Conclusions(reader.judge_reliability(), reader.suggest_next_steps())
 
 
 def _value(result: Any, trial: Any) -> float | None:
     return fmt.metric_value(trial.metrics, result.metric)
 
 
-def named(numbers: Sequence[int]) -> str:
+def name_trials(numbers: Sequence[int]) -> str:
     """Write trials as ``trial 3``, ``trials 0 and 10`` or ``trials 0, 1, 2, 3, 4 and 7 more``"""
     shown = [str(number) for number in numbers[:MAX_NAMED]]
     if len(numbers) > MAX_NAMED:
@@ -120,7 +120,7 @@ class _Reader:
         self.best, self.value = scored[0]
         self.metric = fmt.heading(result.metric)
         self.is_validated = self._is_validated()
-        self.counts = self._counts()
+        self.counts = self._count_correct_rows()
         self.error: float | None = None  # the best value's standard error, if known
         self.close: list[int] = []  # the best trial, and trials that may equal it
 
@@ -131,31 +131,31 @@ class _Reader:
             return bool(name.startswith("val_"))
         return f"val_{name}" in self.best.metrics or bool(self.best.folds)
 
-    def _counts(self) -> list[int] | None:
+    def _count_correct_rows(self) -> list[int] | None:
         if not self.is_validated or self.best.folds:
             return None
         values = [value for _, value in self.scored]
         rows = self.facts.validation_rows
-        return noise.counted_rows(fmt.short_name(self.result.metric), values, rows)
+        return noise.count_correct_rows(fmt.short_name(self.result.metric), values, rows)
 
     # --- reliability --------------------------------------------------------
 
-    def sure(self) -> list[str]:
+    def judge_reliability(self) -> list[str]:
         if not self.is_validated:
             lines = [f"{self.metric} is that of rows the trials were trained on: it says nothing "
                      "about new rows"]  # fmt: skip
         elif self.best.folds:
-            lines = self._over_folds()
+            lines = self._judge_over_folds()
         elif self.counts is not None:
-            lines = self._over_rows(self.counts)
+            lines = self._judge_over_rows(self.counts)
         else:
-            lines = self._over_epochs()
-        return [*lines, *self._best_and_last(), *self._more_trials()]
+            lines = self._judge_over_epochs()
+        return [*lines, *self._compare_best_and_last(), *self._judge_more_trials()]
 
-    def _over_rows(self, counts: Sequence[int]) -> list[str]:
+    def _judge_over_rows(self, counts: Sequence[int]) -> list[str]:
         rows = self.facts.validation_rows
         self.error = noise.binomial_error(counts[0] / rows, rows)
-        low, high = noise.wilson(counts[0], rows)
+        low, high = noise.wilson_interval(counts[0], rows)
         text = (
             f"{self.metric} {fmt.metric(self.value)} is {counts[0]:,} of {rows:,} validation rows: "
             f"standard error {fmt.metric(self.error)} ({self.error * rows:.1f} rows), "
@@ -173,11 +173,11 @@ class _Reader:
         equal = f"equal on {rows:,} rows" if not apart else f"within {apart} of {rows:,} rows"
         return [
             text,
-            f"{named(self.close)} are {equal}: McNemar's test cannot separate them at "
+            f"{name_trials(self.close)} are {equal}: McNemar's test cannot separate them at "
             "the 5% level, whichever rows they differ in",
         ]
 
-    def _over_folds(self) -> list[str]:
+    def _judge_over_folds(self) -> list[str]:
         folds = self._fold_values(self.best)
         if folds is None or len(folds) < 2:
             return []
@@ -201,7 +201,7 @@ class _Reader:
                 self.close.append(trial.number)
         if len(self.close) < 2:
             return [text]
-        return [text, f"the folds do not separate {named(self.close)} (t test at 5%)"]
+        return [text, f"the folds do not separate {name_trials(self.close)} (t test at 5%)"]
 
     def _fold_values(self, trial: Any) -> list[float] | None:
         """Return the metric of each fold after the epoch that represents the trial."""
@@ -209,7 +209,7 @@ class _Reader:
         finite = [value for value in values if value is not None and math.isfinite(value)]
         return finite if finite and len(finite) == len(values) else None
 
-    def _over_epochs(self) -> list[str]:
+    def _judge_over_epochs(self) -> list[str]:
         rows = self.facts.validation_rows
         on = f" on {rows:,} validation rows" if rows else ""
         text = (
@@ -218,17 +218,17 @@ class _Reader:
         )
         last = self.best.history[-LAST_EPOCHS:]
         values = [fmt.metric_value(entry["metrics"], self.result.metric) for entry in last]
-        moved = noise.movement([math.nan if value is None else value for value in values])
+        moved = noise.estimate_movement([math.nan if value is None else value for value in values])
         if moved is None:
             return [text]
         lines = [text, f"trial {self.best.number} moves around its trend by about "
                        f"{fmt.metric(moved)} per epoch (its last {len(last)} epochs)"]  # fmt: skip
         self.close = [trial.number for trial, v in self.scored if abs(v - self.value) <= moved]
         if len(self.close) > 1:
-            lines.append(f"{named(self.close)} differ by less than that")
+            lines.append(f"{name_trials(self.close)} differ by less than that")
         return lines
 
-    def _best_and_last(self) -> list[str]:
+    def _compare_best_and_last(self) -> list[str]:
         best, at = self.best, self.best.best_epoch
         if self.result.select != "best" or at is None or at + 1 >= best.epoch:
             return []
@@ -238,10 +238,10 @@ class _Reader:
             f"{self.metric} is {fmt.metric(last)}"
         ]
 
-    def _more_trials(self) -> list[str]:
+    def _judge_more_trials(self) -> list[str]:
         if not self._is_over():
             return []
-        bound = self._random()
+        bound = self._estimate_random_gain()
         if bound is not None:
             text = f"{bound.more} more random trials find a new best with a probability of at most "
             text += f"{bound.chance:.0%}"
@@ -255,22 +255,22 @@ class _Reader:
                 pays = f", {'less' if less else 'more'} than the standard error"
             return [f"{text}, and gain at most {fmt.metric(bound.gain)} on average{pays}"]
         after = len(self.trials) - 1 - self.best.number
-        if self.facts.searcher and not self._is(("random", "grid")) and after:
+        if self.facts.searcher and not self._is_searcher(("random", "grid")) and after:
             return [
                 f"the best is trial {self.best.number} of {len(self.trials)}: the "
-                f"{fmt.counted(after, 'trial')} after it found nothing better"
+                f"{fmt.count_noun(after, 'trial')} after it found nothing better"
             ]
         return []
 
-    def _is(self, names: Sequence[str]) -> bool:
+    def _is_searcher(self, names: Sequence[str]) -> bool:
         return any(self.facts.searcher.lower().startswith(name) for name in names)
 
     def _is_over(self) -> bool:
         return self.result.status in ("finished", "stopped")
 
-    def _random(self) -> MoreTrials | None:
+    def _estimate_random_gain(self) -> MoreTrials | None:
         """Estimate the gain of more trials, if the trials are independent draws from the space."""
-        if not self._is(("random",)):
+        if not self._is_searcher(("random",)):
             return None
         first = self.facts.points
         values = [v for trial, v in self.scored if trial.number >= first]
@@ -279,29 +279,29 @@ class _Reader:
 
     # --- what to try next ------------------------------------------------
 
-    def next(self) -> list[str]:
+    def suggest_next_steps(self) -> list[str]:
         if not self._is_over():
             return []
         return [
-            *self._unsuccessful(),
-            *self._epochs(),
-            *self._edges(),
-            *self._validation(),
+            *self._explain_failures(),
+            *self._suggest_epochs(),
+            *self._suggest_ranges(),
+            *self._suggest_validation(),
         ]
 
-    def _unsuccessful(self) -> list[str]:
+    def _explain_failures(self) -> list[str]:
         """List the settings that separate the failed or diverged trials from all others."""
         lines = []
         for status in ("failed", "diverged"):
             bad = [t for t in self.trials if t.status == status]
             good = [t for t in self.trials if t.status != status]
-            for name, what in separating(bad, good).items():
+            for name, what in find_separating_settings(bad, good).items():
                 cure = "change it, or repair build" if status == "failed" else "leave it out"
                 whose = f"all {len(bad)} {status} trials" if len(bad) > 1 else f"the {status} trial"
                 lines.append(f"{whose}, and no others, have {name} {what}: {cure}")
         return lines
 
-    def _epochs(self) -> list[str]:
+    def _suggest_epochs(self) -> list[str]:
         best, at = self.best, self.best.best_epoch
         # Without validation, the loss falls as long as a trial is trained.
         if at is None or best.epoch < 2 or not self.is_validated:
@@ -314,7 +314,7 @@ class _Reader:
                 f"cerebro.resume({str(self.result.path)!r}, epochs={2 * best.epoch}, "
                 f"trials=[{best.number}])"
             )
-            if self.facts.searcher and not self._is(("random", "grid")):
+            if self.facts.searcher and not self._is_searcher(("random", "grid")):
                 more = f"a search with epochs={2 * best.epoch}"
             return [
                 f"train longer, because trial {best.number} was best after its last epoch: {more}"
@@ -328,7 +328,7 @@ class _Reader:
             f"{best.epoch} epochs, and became worse"
         ]
 
-    def _edges(self) -> list[str]:
+    def _suggest_ranges(self) -> list[str]:
         """List the settings whose values in the best trials are all at one end of the range."""
         top = [flatten(trial.config) for trial, _ in self.scored[:TOP]]
         if len(top) < TOP or len(self.scored) < 2 * TOP:
@@ -340,7 +340,7 @@ class _Reader:
         for name, span in self.facts.ranges.items():
             values: list[Any] = [config.get(name) for config in top]
             tried: list[Any] = [config.get(name) for config in configs]
-            side = end_of(
+            side = find_end(
                 span, [v for v in values if is_number(v)], [v for v in tried if is_number(v)]
             )
             if side > 0 or (side < 0 and may_be_lower(span, values)):
@@ -354,7 +354,7 @@ class _Reader:
                 )
         return lines
 
-    def _validation(self) -> list[str]:
+    def _suggest_validation(self) -> list[str]:
         if not self.is_validated:
             return ["rank trials on rows that they are not trained on: validation=0.2"]
         lines = []
@@ -362,7 +362,7 @@ class _Reader:
             how = "more folds, or more rows"
             if not self.best.folds:
                 how = "more validation rows, or folds (validation=cerebro.KFold(5))"
-            whom = named(self.close) if len(self.close) <= 2 * MAX_NAMED else "the best"
+            whom = name_trials(self.close) if len(self.close) <= 2 * MAX_NAMED else "the best"
             lines.append(f"to separate {whom}: {how}")
         if len(self.scored) > 1 and not self.best.folds:
             lines.append(
@@ -373,7 +373,7 @@ class _Reader:
         return lines
 
 
-def end_of(known: Range, values: Sequence[float], tried: Sequence[float]) -> int:
+def find_end(known: Range, values: Sequence[float], tried: Sequence[float]) -> int:
     """Return at which end of a range the best trials are: -1 for low, 1 for high, 0 for neither.
 
     They are at an end of a continuous range if all are in its outer quarter (of the logarithm, if
@@ -385,9 +385,9 @@ def end_of(known: Range, values: Sequence[float], tried: Sequence[float]) -> int
     steps = known.steps
     if steps:
         ends = {steps[0]: -1, steps[-1]: 1} if len(steps) > 2 else {}
-        return _common([ends.get(value, 0) for value in values])
+        return _find_common_side([ends.get(value, 0) for value in values])
     places = [known.place(value) for value in values]
-    side = _common([0 if p is None else (p >= 1 - OUTER) - (p <= OUTER) for p in places])
+    side = _find_common_side([0 if p is None else (p >= 1 - OUTER) - (p <= OUTER) for p in places])
     further = sum(side * value > max(side * v for v in values) for value in tried)
     return side if further < TOP else 0
 
@@ -403,11 +403,11 @@ def may_be_lower(known: Range, values: Sequence[float]) -> bool:
     return low != 0 and not (whole and low == 1)
 
 
-def _common(sides: Sequence[int]) -> int:
+def _find_common_side(sides: Sequence[int]) -> int:
     return sides[0] if len(set(sides)) == 1 else 0
 
 
-def separating(bad: Sequence[Any], good: Sequence[Any]) -> dict[str, str]:
+def find_separating_settings(bad: Sequence[Any], good: Sequence[Any]) -> dict[str, str]:
     """Return the settings that separate two groups of trials, with their values in the first group.
 
     A number does if all its values in one group are above all in the other, a category if the
@@ -423,13 +423,13 @@ def separating(bad: Sequence[Any], good: Sequence[Any]) -> dict[str, str]:
     settings = {}
     for name in ours[0]:
         if all(name in config for config in [*ours, *theirs]):
-            what = _apart([c[name] for c in ours], [c[name] for c in theirs])
+            what = _describe_separation([c[name] for c in ours], [c[name] for c in theirs])
             if what:
                 settings[name] = what
     return settings
 
 
-def _apart(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+def _describe_separation(ours: Sequence[Any], theirs: Sequence[Any]) -> str:
     if all(map(is_number, [*ours, *theirs])):
         if min(ours) > max(theirs):
             return f"of {fmt.number(min(ours), 3)} or more"

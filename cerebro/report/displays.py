@@ -60,7 +60,7 @@ def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
     """Decorate a function that trains: make its ``progress`` a display, and close the display."""
 
     @wraps(function)
-    def showing(*args: P.args, **kwargs: P.kwargs) -> R:
+    def run_with_display(*args: P.args, **kwargs: P.kwargs) -> R:
         kind: Any = kwargs.get("progress", "auto")
         display = kwargs["progress"] = make_progress(kind)
         try:
@@ -75,12 +75,12 @@ def shows_progress(function: Callable[P, R]) -> Callable[P, R]:
             with contextlib.suppress(Exception):
                 display.close()
 
-    return showing
+    return run_with_display
 
 
 def announce(display: Any, workers: int | None, advice: str | None = None) -> None:
     """Show that workers start, in a display from `shows_progress`; None: an unknown number."""
     if workers != 0:
-        count = "workers" if workers is None else fmt.counted(workers, "worker")
+        count = "workers" if workers is None else fmt.count_noun(workers, "worker")
         more = f" ({advice})" if advice else ""
         display.phase(f"starting {count}{more}")

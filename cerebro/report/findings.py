@@ -13,7 +13,7 @@ WORTH = 0.6
 """The share of an ordinary step's time below which replayed steps are offered."""
 
 
-def offer_of_graph(gain: tuple[float, float] | None) -> str:
+def offer_graph(gain: tuple[float, float] | None) -> str:
     """Return a line that says what ``graph=True`` would bring; empty if it is not worth much.
 
     `gain` has the seconds of an ordinary training step and of a replayed one; None: not measured.

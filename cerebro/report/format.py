@@ -57,18 +57,18 @@ def width(text: str) -> int:
     return cell_len(text)
 
 
-def padded(text: str, columns: int, *, right: bool = False) -> str:
+def pad(text: str, columns: int, *, right: bool = False) -> str:
     """Fill text with spaces up to `columns` columns of a terminal; `right`: align it there."""
     space = " " * (columns - width(text))
     return space + text if right else text + space
 
 
-def counted(count: int, what: str) -> str:
+def count_noun(count: int, what: str) -> str:
     """Write a count with its noun: ``1 epoch``, ``2 epochs``."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-def tie(numbers: Sequence[int]) -> str:
+def describe_tie(numbers: Sequence[int]) -> str:
     """Return a note on trials that tie and on the one that counts as best; empty if none tie."""
     if len(numbers) < 2:
         return ""
@@ -92,7 +92,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def about(seconds: float | None) -> str:
+def rough_duration(seconds: float | None) -> str:
     """Write an estimated time in whole seconds: ``4 s``, ``1:05``; ``-`` for None."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
@@ -110,7 +110,7 @@ def states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
-def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def find_varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the settings that differ between configurations, or all of them if none does."""
     keys = list(dict.fromkeys(key for config in configs for key in config))
     return [key for key in keys if len({repr(c.get(key)) for c in configs}) > 1] or keys
@@ -158,7 +158,7 @@ def mean_metric(metrics: Mapping[str, float], name: str) -> str:
     return text if spread is None else f"{text} ± {metric(spread)}"
 
 
-def without_spread(names: Iterable[str]) -> list[str]:
+def drop_spreads(names: Iterable[str]) -> list[str]:
     """Omit standard deviations: ``loss_std`` beside ``loss``."""
     distinct = dict.fromkeys(names)
     return [
@@ -168,7 +168,7 @@ def without_spread(names: Iterable[str]) -> list[str]:
 
 def full_names(names: Iterable[str]) -> list[str]:
     """Omit short names whose full name is present: ``loss`` beside ``val_loss``."""
-    means = without_spread(names)
+    means = drop_spreads(names)
     full = {short_name(name) for name in means if name.startswith(PREFIXES)}
     return [name for name in means if name not in full]
 
@@ -180,7 +180,7 @@ def metric_columns(rows: Iterable[Mapping[str, float]], ranked_by: str) -> list[
     """
     seen: dict[str, None] = {}
     for metrics in rows:
-        seen.update(dict.fromkeys(without_spread(metrics)))
+        seen.update(dict.fromkeys(drop_spreads(metrics)))
     losses = ("train_loss", "val_loss")
     columns: list[str] = [name for name in losses if name in seen]
     if short_name(ranked_by) != "loss":

@@ -11,7 +11,7 @@ from typing import Any
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import summary
-from cerebro.report.block import CELL, Block, causes
+from cerebro.report.block import CELL, Block, describe_causes
 from cerebro.report.snapshot import TrialRow
 
 MAX_TRIALS = 20
@@ -19,7 +19,7 @@ MAX_TRIALS = 20
 
 def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
     """Write a result as one ``<div>`` without scripts, style sheets or outside references."""
-    trials = summary.ranked(result)
+    trials = summary.rank_trials(result)
     has_best = bool(summary.best_lines(result))
     hidden = Counter(trial.status for trial in trials[max_trials:])
     failed: dict[str, list[int]] = {}
@@ -30,21 +30,21 @@ def render_html(result: Any, max_trials: int = MAX_TRIALS) -> str:
     return Block(
         title=str(result.path),
         state=result.status,
-        rows=[_row(trial, result.select) for trial in trials[:max_trials]],
+        rows=[_make_row(trial, result.select) for trial in trials[:max_trials]],
         metric=result.metric,
         mode=result.mode,
         best=trials[0].number if has_best else None,
-        facts=[summary.counts(result)],
+        facts=[summary.count_statuses(result)],
         more=f"and {hidden.total()} more: {fmt.states(hidden)}" if hidden else "",
         notes=[
-            *([summary.tie(result)] if has_best and summary.tie(result) else []),
-            *causes(failed),
-            *summary.warned(result),
+            *([summary.describe_tie(result)] if has_best and summary.describe_tie(result) else []),
+            *describe_causes(failed),
+            *summary.list_warnings(result),
         ],
     ).to_html()
 
 
-def _row(trial: Any, select: str) -> TrialRow:
+def _make_row(trial: Any, select: str) -> TrialRow:
     by_best = select == "best" and trial.best_epoch is not None
     return TrialRow(
         number=trial.number,
@@ -59,13 +59,13 @@ def _row(trial: Any, select: str) -> TrialRow:
     )
 
 
-def _table_html(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(_cell("th", text) for text in headings)
-    body = "".join(f"<tr>{''.join(_cell('td', text) for text in row)}</tr>" for row in rows)
+def _render_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(_render_cell("th", text) for text in headings)
+    body = "".join(f"<tr>{''.join(_render_cell('td', text) for text in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _cell(tag: str, text: str) -> str:
+def _render_cell(tag: str, text: str) -> str:
     return f'<{tag} style="{CELL.format(align="right")}">{html.escape(text)}</{tag}>'
 
 
@@ -78,4 +78,4 @@ def trial_html(trial: Any) -> str:
     names = fmt.full_names(trial.metrics)
     rows += [[fmt.heading(name), fmt.metric(trial.metrics[name])] for name in names]
     rows += [[k, fmt.number(v)] for k, v in flatten(trial.config).items()]
-    return f"<div>{_table_html([f'trial {trial.number}', ''], rows)}</div>"
+    return f"<div>{_render_table([f'trial {trial.number}', ''], rows)}</div>"

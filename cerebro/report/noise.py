@@ -32,7 +32,7 @@ _T = (
 )  # fmt: skip
 
 
-def counted_rows(name: str, values: Sequence[float], rows: int) -> list[int] | None:
+def count_correct_rows(name: str, values: Sequence[float], rows: int) -> list[int] | None:
     """Return the number of correct rows that each value of an accuracy represents.
 
     The name is without ``val_``; each value is a mean over the same rows. None if the name is not
@@ -54,12 +54,12 @@ def binomial_error(share: float, rows: int) -> float:
     """Return the standard error of a share of rows: ``sqrt(p (1 - p) / n)``.
 
     This is the error from choosing `rows` independent rows; other seeds and training rows add more.
-    Near 0 and 1 it is too small, unlike the interval of `wilson`.
+    Near 0 and 1 it is too small, unlike the interval of `wilson_interval`.
     """
     return math.sqrt(share * (1 - share) / rows)
 
 
-def wilson(count: int, rows: int, level: float = LEVEL) -> tuple[float, float]:
+def wilson_interval(count: int, rows: int, level: float = LEVEL) -> tuple[float, float]:
     """Return the Wilson score interval of a share of rows.
 
     ``(p + z²/2n ± z sqrt(p (1 - p) / n + z²/4n²)) / (1 + z²/n)``, with the normal quantile ``z``,
@@ -127,7 +127,7 @@ def t_quantile(freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
-def movement(values: Sequence[float]) -> float | None:
+def estimate_movement(values: Sequence[float]) -> float | None:
     """Return how much a metric moves around its trend from epoch to epoch.
 
     ``sqrt(mean(s²) / 6)`` over the second differences ``s = a - 2 b + c`` of successive values

@@ -15,8 +15,8 @@ from typing import Any
 
 from cerebro.errors import text_of
 from cerebro.report import format as fmt
-from cerebro.report.block import Block, causes
-from cerebro.report.progress import Progress, busy, choose_rows
+from cerebro.report.block import Block, describe_causes
+from cerebro.report.progress import Progress, choose_rows, describe_load
 from cerebro.report.snapshot import Snapshot
 
 DRAW_SECONDS = 0.5
@@ -44,7 +44,7 @@ class Notebook(Progress):
         self._draw(Block(" ".join(self._phases), ""))
 
     def run_started(self, snapshot: Snapshot) -> None:
-        self._draw(self._block(snapshot, "running"))
+        self._draw(self._make_block(snapshot, "running"))
 
     def update(self, snapshot: Snapshot) -> None:
         """Redraw the block, at most twice a second; immediately if the search is paused."""
@@ -53,12 +53,12 @@ class Notebook(Progress):
             state = "running"
             if snapshot.paused:
                 state = "paused" if snapshot.resting else "pausing"
-            self._draw(self._block(snapshot, state))
+            self._draw(self._make_block(snapshot, state))
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         """Draw the final state, which is saved with the notebook."""
         self._is_over = True
-        self._draw(self._block(snapshot, result.status))
+        self._draw(self._make_block(snapshot, result.status))
 
     def ended_early(self, snapshot: Snapshot | None, error: BaseException) -> None:
         if self._is_over or self._handle is None:
@@ -68,9 +68,9 @@ class Notebook(Progress):
         if snapshot is None:
             self._draw(Block(" ".join(self._phases), state))
             return
-        self._draw(self._block(snapshot, state))
+        self._draw(self._make_block(snapshot, state))
 
-    def _block(self, snapshot: Snapshot, state: str) -> Block:
+    def _make_block(self, snapshot: Snapshot, state: str) -> Block:
         self._note_failures(snapshot)
         rows = choose_rows(snapshot)
         hidden = Counter(row.status for row in snapshot.trials)
@@ -84,10 +84,10 @@ class Notebook(Progress):
             metric=snapshot.metric,
             mode=snapshot.mode,
             best=snapshot.best,
-            facts=_facts(snapshot, is_over=self._is_over),
+            facts=_list_facts(snapshot, is_over=self._is_over),
             more=f"and {count} more: {fmt.states(hidden)}" if count else "",
             notes=[
-                *causes(self._causes),
+                *describe_causes(self._causes),
                 *([f"and {self._other_causes} for other reasons"] if self._other_causes else []),
             ],
             share_done=None if self._is_over and state != "interrupted" else snapshot.share_done,
@@ -125,16 +125,18 @@ class Notebook(Progress):
         self._drawn = self._clock()
 
 
-def _facts(snapshot: Snapshot, *, is_over: bool) -> list[str]:
-    of_workers = filter(None, [busy(snapshot)])
+def _list_facts(snapshot: Snapshot, *, is_over: bool) -> list[str]:
+    of_workers = filter(None, [describe_load(snapshot)])
     if is_over:
         states = Counter(row.status for row in snapshot.trials)
         states.update(snapshot.more)
         ended = fmt.states(states) or "no trials"
         return [ended, fmt.duration(snapshot.seconds), *of_workers]
-    remaining = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
+    remaining = (
+        f", {fmt.rough_duration(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
+    )
     return [
         *([] if snapshot.share_done is None else [f"{fmt.percent(snapshot.share_done)} done"]),
-        f"{fmt.about(snapshot.seconds)} so far{remaining}",
+        f"{fmt.rough_duration(snapshot.seconds)} so far{remaining}",
         *of_workers,
     ]

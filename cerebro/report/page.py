@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cerebro.errors import InputError, printable
+from cerebro.errors import InputError, escape_unprintable
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report import plots, summary
-from cerebro.report.block import curve, limits
+from cerebro.report.block import draw_curve, find_limits
 from cerebro.report.conclusions import conclude
 from cerebro.report.findings import UNREAD
 from cerebro.report.page_parts import SCRIPT, STYLE
-from cerebro.report.plots.values import varying
+from cerebro.report.plots.values import find_varying
 
 MAX_ROWS = 2000
 """The most trials in the table, best first; a browser sorts this many at once."""
@@ -71,18 +71,18 @@ def render_page(
     about = about or About()
     if kinds:
         plots.check(result, metric, trials)
-    ranked = summary.ranked(result)
+    ranked = summary.rank_trials(result)
     sections = [
-        ("best", "Best configuration", _best(result, ranked)),
-        ("plots", "Plots", _plots(result, kinds, metric, trials)),
-        ("trials", "Trials", _trials(result, ranked)),
-        ("failures", "Failures", _failures(ranked)),
-        ("pruned", "Ended early", _pruned(result, ranked)),
-        ("events", "Warnings and events", _events(result)),
-        ("data", "Data", "".join(_facts(facts, name) for name, facts in about.data)),
-        ("space", "Space", _facts(dict(about.space))),
-        ("settings", "Settings", _facts(flatten(about.settings))),
-        ("environment", "Environment", _facts(flatten(about.environment))),
+        ("best", "Best configuration", _render_best(result, ranked)),
+        ("plots", "Plots", _render_plots(result, kinds, metric, trials)),
+        ("trials", "Trials", _render_trials(result, ranked)),
+        ("failures", "Failures", _render_failures(ranked)),
+        ("pruned", "Ended early", _render_pruned(result, ranked)),
+        ("events", "Warnings and events", _render_events(result)),
+        ("data", "Data", "".join(_render_facts(facts, name) for name, facts in about.data)),
+        ("space", "Space", _render_facts(dict(about.space))),
+        ("settings", "Settings", _render_facts(flatten(about.settings))),
+        ("environment", "Environment", _render_facts(flatten(about.environment))),
     ]
     sections = [section for section in sections if section[2]]
     links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title, _ in sections)
@@ -99,65 +99,66 @@ def render_page(
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(result.path)}</title><style>{STYLE}</style></head>\n<body>"
-        f"{_head(result, about)}<nav>{links}</nav>\n{body}\n<script>{SCRIPT}</script>"
+        f"<title>{_escape(result.path)}</title><style>{STYLE}</style></head>\n<body>"
+        f"{_render_head(result, about)}<nav>{links}</nav>\n{body}\n<script>{SCRIPT}</script>"
         "</body></html>\n"
     )
 
 
-def _text(value: Any) -> str:
-    return html.escape(printable(str(value)))
+def _escape(value: Any) -> str:
+    return html.escape(escape_unprintable(str(value)))
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = fmt.number(value) if isinstance(value, float) else str(value)
     return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 1]}…"
 
 
-def _list(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_text(line)}</li>' for line in lines)}</ul>" if lines else ""
+def _render_list(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{_escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
-def _facts(facts: Mapping[str, Any], title: str = "") -> str:
+def _render_facts(facts: Mapping[str, Any], title: str = "") -> str:
     """Write names and values as a table with a title above it; nothing if there are none."""
     rows = "".join(
-        f'<tr><th scope="row"{_long(name)}>{_text(name)}</th><td>{_text(_value(value))}</td></tr>'
+        f'<tr><th scope="row"{_mark_long_name(name)}>{_escape(name)}</th>'
+        f"<td>{_escape(_format_value(value))}</td></tr>"
         for name, value in facts.items()
     )
-    heading = f"<h3>{_text(title)}</h3>" if title else ""
+    heading = f"<h3>{_escape(title)}</h3>" if title else ""
     return f'{heading}<table class="facts"><tbody>{rows}</tbody></table>' if rows else ""
 
 
-def _long(name: str) -> str:
+def _mark_long_name(name: str) -> str:
     """Return the class of a long name, which is broken so that its value has room."""
     return ' class="long"' if len(name) > MAX_UNBROKEN else ""
 
 
-def _value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(_value, value)) or "-"
+        return ", ".join(map(_format_value, value)) or "-"
     return fmt.number(value, 6) if isinstance(value, float) else str(value)
 
 
-def _head(result: Any, about: About) -> str:
-    facts = [summary.counts(result)]
+def _render_head(result: Any, about: About) -> str:
+    facts = [summary.count_statuses(result)]
     if about.started is not None:
         facts.append(time.strftime("%Y-%m-%d %H:%M", time.localtime(about.started)))
         if about.ended is not None:
-            facts.append(_took(result, about.ended - about.started))
+            facts.append(_describe_duration(result, about.ended - about.started))
     ranked_by = f"ranked by {fmt.heading(result.metric)} ({result.mode})"
-    state = _text(result.status)
+    state = _escape(result.status)
     error = getattr(result, "error", None)
     return (
-        f'<h1>{_text(result.path)} <span class="{state}">{state}</span></h1>'
-        f'<div class="dim">{_text(" · ".join([*facts, ranked_by]))}</div>'
-        + (f'<p class="failed">{_text(error)}</p>' if error else "")
+        f'<h1>{_escape(result.path)} <span class="{state}">{state}</span></h1>'
+        f'<div class="dim">{_escape(" · ".join([*facts, ranked_by]))}</div>'
+        + (f'<p class="failed">{_escape(error)}</p>' if error else "")
     )
 
 
-def _took(result: Any, seconds: float) -> str:
+def _describe_duration(result: Any, seconds: float) -> str:
     """Write how long a run took; if it was resumed, also how long it ran."""
     text = f"took {fmt.duration(seconds)}"
     if not any(event["kind"] == "resumed" for event in result.events()):
@@ -166,7 +167,7 @@ def _took(result: Any, seconds: float) -> str:
     return f"{text} with interruptions, {fmt.duration(ran)} without"
 
 
-def _best(result: Any, ranked: Sequence[Any]) -> str:
+def _render_best(result: Any, ranked: Sequence[Any]) -> str:
     lines = summary.best_lines(result)
     if not lines:
         yet = " yet" if result.status in ("running", "paused") else ""
@@ -186,29 +187,29 @@ def _best(result: Any, ranked: Sequence[Any]) -> str:
             )
             for fold in best.folds
         }
-        folds = _facts(parts, "Folds")
-    tie = summary.tie(result)
+        folds = _render_facts(parts, "Folds")
+    tie = summary.describe_tie(result)
     facts = (
-        f"<p><b>{_text(lines[0].removeprefix('best: '))}</b></p>"
-        + (f"<p>{_text(tie)}</p>" if tie else "")
-        + _facts(flatten(best.config))
-        + _facts(metrics, "Metrics")
+        f"<p><b>{_escape(lines[0].removeprefix('best: '))}</b></p>"
+        + (f"<p>{_escape(tie)}</p>" if tie else "")
+        + _render_facts(flatten(best.config))
+        + _render_facts(metrics, "Metrics")
         + folds
-        + (f'<p class="dim">state hash <code>{_text(best.state_hash)}</code></p>'
+        + (f'<p class="dim">state hash <code>{_escape(best.state_hash)}</code></p>'
            if getattr(best, "state_hash", None) else "")
     )  # fmt: skip
     advice = ""
     if conclusions.sure:
-        advice += f"<h3>How reliable these numbers are</h3>{_list(conclusions.sure)}"
+        advice += f"<h3>How reliable these numbers are</h3>{_render_list(conclusions.sure)}"
     if conclusions.next:
-        advice += f"<h3>What to try next</h3>{_list(conclusions.next)}"
+        advice += f"<h3>What to try next</h3>{_render_list(conclusions.next)}"
     return f'<div class="pair"><div>{facts}</div><div>{advice}</div></div>'
 
 
 # --- plots -------------------------------------------------------------------
 
 
-def _plots(
+def _render_plots(
     result: Any, kinds: Sequence[str], metric: str | None, trials: Sequence[int] | None
 ) -> str:
     parts = []
@@ -219,17 +220,17 @@ def _plots(
                 for dark in (False, True)
             )
         except InputError as error:
-            parts.append(f'<p class="dim">{_text(error)}</p>')
+            parts.append(f'<p class="dim">{_escape(error)}</p>')
             continue
         width = round(96 * float(light.get_figwidth()))
         parts.append(
-            f'<picture><source media="(prefers-color-scheme: dark)" srcset="{_png(dark)}">'
-            f'<img alt="{_text(kind)}" width="{width}" src="{_png(light)}"></picture>'
+            f'<picture><source media="(prefers-color-scheme: dark)" srcset="{_render_png(dark)}">'
+            f'<img alt="{_escape(kind)}" width="{width}" src="{_render_png(light)}"></picture>'
         )
     return "".join(parts)
 
 
-def _png(figure: Any) -> str:
+def _render_png(figure: Any) -> str:
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=DPI)
     return f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode('ascii')}"
@@ -247,33 +248,33 @@ class _Cell:
     is_text: bool = False
 
     def to_html(self) -> str:
-        key = "" if self.key is None else _text(self.key)
+        key = "" if self.key is None else _escape(self.key)
         kind = ' class="text"' if self.is_text else ""
         return f'<td data-v="{key}"{kind}>{self.inner}</td>'
 
 
-def _number(value: float | None, text: str) -> _Cell:
+def _number_cell(value: float | None, text: str) -> _Cell:
     is_finite = value is not None and math.isfinite(value)
-    return _Cell(_text(text), value if is_finite else None)
+    return _Cell(_escape(text), value if is_finite else None)
 
 
-def _setting(value: Any) -> _Cell:
+def _setting_cell(value: Any) -> _Cell:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return _number(value, fmt.number(value, 3))
-    return _Cell(_text(_short(value)), str(value), is_text=True)
+        return _number_cell(value, fmt.number(value, 3))
+    return _Cell(_escape(_shorten(value)), str(value), is_text=True)
 
 
-def _trials(result: Any, ranked: Sequence[Any]) -> str:
+def _render_trials(result: Any, ranked: Sequence[Any]) -> str:
     if not ranked:
         return "<p>No trial has begun.</p>"
     shown = ranked[:MAX_ROWS]
     flat = {trial.number: flatten(trial.config) for trial in shown}
     keys = list(dict.fromkeys(key for config in flat.values() for key in config))
-    differing = varying(list(flat.values()))
+    differing = find_varying(list(flat.values()))
     columns = differing[:MAX_SETTINGS]
-    names = _metrics(result, shown)
+    names = _choose_metrics(result, shown)
     by_best = result.select == "best"
-    drawings = _drawings(result, shown)
+    drawings = _draw_curves(result, shown)
     headings = [
         "trial",
         "state",
@@ -290,28 +291,31 @@ def _trials(result: Any, ranked: Sequence[Any]) -> str:
     for trial in shown:
         seconds = sum(entry.get("seconds") or 0.0 for entry in trial.history)
         at = trial.best_epoch
-        state = _text(trial.status)
+        state = _escape(trial.status)
         cells = [
-            _number(trial.number, f"{'★ ' if trial.number == best else ''}{trial.number}"),
+            _number_cell(trial.number, f"{'★ ' if trial.number == best else ''}{trial.number}"),
             _Cell(f'<span class="{state}">{state}</span>', trial.status, is_text=True),
-            _number(trial.epoch, f"{trial.epoch}/{trial.epochs}"),
-            *([_number(None if at is None else at + 1, "-" if at is None else str(at + 1))]
+            _number_cell(trial.epoch, f"{trial.epoch}/{trial.epochs}"),
+            *([_number_cell(None if at is None else at + 1, "-" if at is None else str(at + 1))]
               if by_best else []),
-            *(_number(fmt.metric_value(trial.metrics, name), fmt.mean_metric(trial.metrics, name))
+            *(_number_cell(fmt.metric_value(trial.metrics, name),
+                           fmt.mean_metric(trial.metrics, name))
               for name in names),
             _Cell(drawings[trial.number]),
-            _number(seconds, f"{seconds:.1f}"),
-            *(_setting(flat[trial.number][key]) if key in flat[trial.number] else _Cell("")
+            _number_cell(seconds, f"{seconds:.1f}"),
+            *(_setting_cell(flat[trial.number][key]) if key in flat[trial.number] else _Cell("")
               for key in columns),
         ]  # fmt: skip
         kind = ' class="best"' if trial.number == best else ""
         rows.append(f"<tr{kind}>{''.join(cell.to_html() for cell in cells)}</tr>")
         texts.update(place for place, cell in enumerate(cells) if cell.is_text)
-    head = "".join(_heading(text, is_text=place in texts) for place, text in enumerate(headings))
+    head = "".join(
+        _render_heading(text, is_text=place in texts) for place, text in enumerate(headings)
+    )
     more = len(ranked) - len(shown)
     constant = {k: next(iter(flat.values())).get(k) for k in keys if k not in differing}
     same = (
-        f'<p class="dim">The same in all: {_text(fmt.settings(constant))}</p>' if constant else ""
+        f'<p class="dim">The same in all: {_escape(fmt.settings(constant))}</p>' if constant else ""
     )
     left_out = f'<p class="dim">and {more:,} more, in the run&#x27;s folder</p>' if more else ""
     return (
@@ -322,14 +326,14 @@ def _trials(result: Any, ranked: Sequence[Any]) -> str:
     )
 
 
-def _heading(text: str, *, is_text: bool) -> str:
+def _render_heading(text: str, *, is_text: bool) -> str:
     kind = ' class="text"' if is_text else ""
     if text.endswith(BY_EPOCH):  # drawings cannot be sorted
-        return f'<th scope="col"{kind}>{_text(text)}</th>'
-    return f'<th scope="col"{kind}><button type="button">{_text(text)}</button></th>'
+        return f'<th scope="col"{kind}>{_escape(text)}</th>'
+    return f'<th scope="col"{kind}><button type="button">{_escape(text)}</button></th>'
 
 
-def _metrics(result: Any, trials: Sequence[Any]) -> list[str]:
+def _choose_metrics(result: Any, trials: Sequence[Any]) -> list[str]:
     """List the metrics for the table, starting with the one that ranks trials."""
     seen: dict[str, None] = {}
     for trial in trials:
@@ -339,16 +343,16 @@ def _metrics(result: Any, trials: Sequence[Any]) -> list[str]:
     return [result.metric, *others] if seen else []
 
 
-def _drawings(result: Any, trials: Sequence[Any]) -> dict[int, str]:
+def _draw_curves(result: Any, trials: Sequence[Any]) -> dict[int, str]:
     """Return the curve of each trial's metric over its epochs, all on the same axes."""
     series = {
         t.number: [fmt.metric_value(entry["metrics"], result.metric) for entry in t.history]
         for t in trials
     }
-    low, high = limits(series.values(), result.mode)
+    low, high = find_limits(series.values(), result.mode)
     epochs = max((max(t.epochs, len(t.history)) for t in trials), default=1)
     return {
-        t.number: curve(
+        t.number: draw_curve(
             series[t.number], None if t.best_epoch is None else t.best_epoch + 1, epochs, low, high
         )
         for t in trials
@@ -358,14 +362,14 @@ def _drawings(result: Any, trials: Sequence[Any]) -> dict[int, str]:
 # --- what went wrong ---------------------------------------------------------
 
 
-def _failures(ranked: Sequence[Any]) -> str:
+def _render_failures(ranked: Sequence[Any]) -> str:
     """Write each distinct cause: the trials, the line of code, the traceback and the output."""
     causes: dict[str, list[Any]] = {}
     for trial in sorted(ranked, key=lambda trial: trial.number):
         if trial.status == "diverged":  # each trial diverged at a different batch
             causes.setdefault("diverged", []).append(trial)
         elif trial.status == "failed":
-            causes.setdefault(f"failed: {_cause(trial)}", []).append(trial)
+            causes.setdefault(f"failed: {_find_cause(trial)}", []).append(trial)
     parts = []
     for cause, trials in list(causes.items())[:MAX_CAUSES]:
         first = trials[0]
@@ -376,27 +380,34 @@ def _failures(ranked: Sequence[Any]) -> str:
             facts["raised at"] = place
         if first.status == "failed":
             facts["configuration"] = fmt.settings(first.config)
-        parts.append(f'<h3 class="{_text(first.status)}">{_text(cause)}</h3>{_facts(facts)}')
+        parts.append(
+            f'<h3 class="{_escape(first.status)}">{_escape(cause)}</h3>{_render_facts(facts)}'
+        )
         if first.status == "diverged":
             shown = trials[:MAX_CAUSES]
             parts.append(
-                _list([f"trial {t.number}: {_cause(t)} ({fmt.settings(t.config)})" for t in shown])
+                _render_list(
+                    [
+                        f"trial {t.number}: {_find_cause(t)} ({fmt.settings(t.config)})"
+                        for t in shown
+                    ]
+                )
             )
         traceback = getattr(first, "traceback", None) or ""
         log = (getattr(first, "log", None) or "").rstrip().removesuffix(traceback.rstrip())
-        parts.append(_tail("traceback", traceback, first.number))
-        parts.append(_tail("output", log, first.number))
+        parts.append(_render_tail("traceback", traceback, first.number))
+        parts.append(_render_tail("output", log, first.number))
     if len(causes) > MAX_CAUSES:
         parts.append(f"<p>and {len(causes) - MAX_CAUSES} more causes</p>")
     return "".join(parts)
 
 
-def _cause(trial: Any) -> str:
+def _find_cause(trial: Any) -> str:
     lines = str(trial.error or "").strip().splitlines()
     return lines[-1] if lines else "no cause was recorded"
 
 
-def _tail(what: str, text: str | None, number: int) -> str:
+def _render_tail(what: str, text: str | None, number: int) -> str:
     lines = (text or "").rstrip().splitlines()
     if not lines:
         return ""
@@ -404,11 +415,11 @@ def _tail(what: str, text: str | None, number: int) -> str:
     cut = f", its last {MAX_LINES} lines" if len(lines) > MAX_LINES else ""
     return (
         f"<details><summary>{what} of trial {number}{cut}</summary>"
-        f"<pre>{_text(chr(10).join(shown))}</pre></details>"
+        f"<pre>{_escape(chr(10).join(shown))}</pre></details>"
     )
 
 
-def _pruned(result: Any, ranked: Sequence[Any]) -> str:
+def _render_pruned(result: Any, ranked: Sequence[Any]) -> str:
     """List the trials that ended early, by the number of finished epochs."""
     by_epoch: dict[tuple[int, str], list[Any]] = {}
     for trial in ranked:
@@ -424,13 +435,13 @@ def _pruned(result: Any, ranked: Sequence[Any]) -> str:
             span = f", {fmt.heading(result.metric)} {' to '.join(ends)}"
         numbers = ", ".join(str(n) for n in sorted(trial.number for trial in trials))
         lines.append(
-            f"after {fmt.counted(epoch, 'epoch')}: {fmt.counted(len(trials), 'trial')} "
+            f"after {fmt.count_noun(epoch, 'epoch')}: {fmt.count_noun(len(trials), 'trial')} "
             f"({numbers}){span}{f': {why}' if why else ''}"
         )
-    return _list(lines)
+    return _render_list(lines)
 
 
-def _events(result: Any) -> str:
+def _render_events(result: Any) -> str:
     reported = ("warning", UNREAD)  # among the warnings
     others = [event for event in result.events() if event["kind"] not in reported]
     lines = [
@@ -440,4 +451,4 @@ def _events(result: Any) -> str:
     ]
     if len(others) > MAX_EVENTS:
         lines.append(f"and {len(others) - MAX_EVENTS} more events")
-    return _list([*summary.warned(result), *lines])
+    return _render_list([*summary.list_warnings(result), *lines])

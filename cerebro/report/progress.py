@@ -66,7 +66,7 @@ class Lines(Progress):
     def run_started(self, snapshot: Snapshot) -> None:
         self._remember(snapshot)  # do not report trials of an earlier part of the run
         where = f", kept in {snapshot.path}" if snapshot.path else ""
-        self._write(f"started with {workers(snapshot.workers)}{where}")
+        self._write(f"started with {count_workers(snapshot.workers)}{where}")
 
     def update(self, snapshot: Snapshot) -> None:
         columns: list[str] | None = None
@@ -83,11 +83,11 @@ class Lines(Progress):
         self._remember(snapshot)
         if snapshot.resting != self._resting:
             self._resting = snapshot.resting
-            self._write(f"{fmt.percent(snapshot.share_done):>4}: {_rest(snapshot)}")
+            self._write(f"{fmt.percent(snapshot.share_done):>4}: {_describe_pause(snapshot)}")
 
     def finished(self, snapshot: Snapshot, result: Any) -> None:
         self.update(snapshot)
-        self._write(closing(snapshot))
+        self._write(describe_end(snapshot))
 
     def _remember(self, snapshot: Snapshot) -> None:
         """Remember the reported trials; forget those that will not appear in a snapshot again."""
@@ -102,9 +102,11 @@ class Lines(Progress):
         if row.best_at not in (None, row.epoch):
             best = fmt.metric(fmt.metric_value(row.metrics, snapshot.metric))
             name = fmt.heading(snapshot.metric)
-            values += f"  best {name} {best} after {fmt.counted(row.best_at or 0, 'epoch')}"
+            values += f"  best {name} {best} after {fmt.count_noun(row.best_at or 0, 'epoch')}"
         rate = f"  {row.rows_per_second:,.0f} rows/s" if row.rows_per_second else ""
-        remaining = f", {fmt.about(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
+        remaining = (
+            f", {fmt.rough_duration(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
+        )
         return (
             f"{fmt.percent(snapshot.share_done):>4}{remaining}: trial {row.number} epoch "
             f"{row.epoch}/{row.epochs}{values}{rate}{_best_of_others(snapshot, row)}"
@@ -158,13 +160,13 @@ def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
     return f"  (best so far: {value}, trial {best.number})"
 
 
-def closing(snapshot: Snapshot) -> str:
+def describe_end(snapshot: Snapshot) -> str:
     """Describe in one line how a run ended."""
     counts = Counter(row.status for row in snapshot.trials)
     counts.update(snapshot.more)
     states = ", ".join(f"{n} {status}" for status, n in counts.items()) or "no trials"
     text = "; ".join(
-        filter(None, [f"{states} after {fmt.duration(snapshot.seconds)}", busy(snapshot)])
+        filter(None, [f"{states} after {fmt.duration(snapshot.seconds)}", describe_load(snapshot)])
     )
     best = next((row for row in snapshot.trials if row.number == snapshot.best), None)
     if best is None:
@@ -173,22 +175,22 @@ def closing(snapshot: Snapshot) -> str:
     alike = [
         r.number for r in snapshot.trials if fmt.metric_value(r.metrics, snapshot.metric) == value
     ]
-    tie = fmt.tie(alike)
+    tie = fmt.describe_tie(alike)
     return f"{text}; best: trial {best.number}{tie and f' ({tie})'}"
 
 
-def _rest(snapshot: Snapshot) -> str:
+def _describe_pause(snapshot: Snapshot) -> str:
     if not snapshot.resting:
         return "continued"
     return f"paused; to continue: python -m cerebro continue {shlex.quote(snapshot.path)}"
 
 
-def workers(count: int) -> str:
+def count_workers(count: int) -> str:
     if count == 0:
         return "no worker process"
     return f"{count} worker{'s' if count > 1 else ''}"
 
 
-def busy(snapshot: Snapshot) -> str:
+def describe_load(snapshot: Snapshot) -> str:
     """Return how busy the workers were; empty if none had begun."""
-    return f"{workers(snapshot.workers)} {snapshot.busy:.0%} busy" if snapshot.workers else ""
+    return f"{count_workers(snapshot.workers)} {snapshot.busy:.0%} busy" if snapshot.workers else ""

@@ -47,13 +47,13 @@ class Region:
     def draw(self, lines: Sequence[str], widths: Sequence[int]) -> None:
         """Replace the lines, which may contain escape sequences; `widths` are their columns."""
         text = "".join(f"{line}{CLEAR_LINE_END}\n" for line in lines)
-        self._output.write(f"{self._to_top()}{text}{CLEAR_DOWN}")
+        self._output.write(f"{self._move_to_top()}{text}{CLEAR_DOWN}")
         self._lines, self._widths = lines, widths
 
     def print_above(self, text: str) -> None:
         """Write text that ends with a newline above the lines."""
         again = "".join(f"{line}{CLEAR_LINE_END}\n" for line in self._lines)
-        self._output.write(f"{self._to_top()}{CLEAR_DOWN}{text}{again}")
+        self._output.write(f"{self._move_to_top()}{CLEAR_DOWN}{text}{again}")
 
     def close(self) -> None:
         """Leave the lines on the screen; later text is written below them."""
@@ -64,7 +64,7 @@ class Region:
             printed.flush()
         self._lines, self._widths = (), ()
 
-    def _to_top(self) -> str:
+    def _move_to_top(self) -> str:
         """Return the escape sequence that moves from below the lines to the first line."""
         columns = max(1, self._columns())
         rows = sum(-(-max(1, width) // columns) for width in self._widths)

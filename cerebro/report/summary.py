@@ -7,11 +7,11 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cerebro.errors import printable
+from cerebro.errors import escape_unprintable
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
 from cerebro.report.conclusions import conclude
-from cerebro.report.findings import UNREAD, offer_of_graph
+from cerebro.report.findings import UNREAD, offer_graph
 
 MAX_TRIALS = 20
 LEAST_SAVED = 60.0
@@ -20,7 +20,7 @@ WIDTH = 100
 """The width of wrapped lines, in characters."""
 
 
-def ranked(result: Any) -> list[Any]:
+def rank_trials(result: Any) -> list[Any]:
     """Sort a result's trials, best first; those without the metric come last, by number."""
     sign = -1.0 if result.mode == "max" else 1.0
 
@@ -32,12 +32,12 @@ def ranked(result: Any) -> list[Any]:
     return sorted(result.trials, key=key)
 
 
-def columns(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
+def tabulate(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[str]]]:
     """Return the headings and the rows of a table of `trials`, as text."""
     names = fmt.metric_columns((trial.metrics for trial in trials), result.metric)
     # A value that all trials share does not distinguish them.
     flat = [flatten(trial.config) for trial in trials]
-    varying = fmt.varying(flat)
+    varying = fmt.find_varying(flat)
     by_best = result.select == "best"
     best_at = [fmt.BEST_AT] if by_best else []
     headings = ["trial", "status", "epochs", *best_at, *(fmt.heading(n) for n in names), *varying]
@@ -59,21 +59,21 @@ def _best_at(trial: Any) -> str:
     return "-" if trial.best_epoch is None else str(trial.best_epoch + 1)
 
 
-def tie(result: Any) -> str:
+def describe_tie(result: Any) -> str:
     """Return a note on the trials that tie for first place; empty if there is only one."""
     best = fmt.metric_value(result.best.metrics, result.metric)
     values = [(t.number, fmt.metric_value(t.metrics, result.metric)) for t in result.trials]
-    return fmt.tie([number for number, value in values if value == best])
+    return fmt.describe_tie([number for number, value in values if value == best])
 
 
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def lay_out_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Lay out a table with two spaces between columns; numbers are right-aligned."""
     widths = [max(fmt.width(r[i]) for r in [headings, *rows]) for i in range(len(headings))]
     numeric = [all(_looks_numeric(row[i]) for row in rows) for i in range(len(headings))]
 
     def line(cells: Sequence[str]) -> str:
         padded = (
-            fmt.padded(cell, width, right=right)
+            fmt.pad(cell, width, right=right)
             for cell, width, right in zip(cells, widths, numeric, strict=True)
         )
         return "  ".join(padded).rstrip()
@@ -89,7 +89,7 @@ def _looks_numeric(cell: str) -> bool:
     return True
 
 
-def counts(result: Any) -> str:
+def count_statuses(result: Any) -> str:
     """Write the number of trials by status: ``12 finished, 4 failed``."""
     states: dict[str, int] = {}
     for trial in result.trials:
@@ -106,18 +106,18 @@ def best_lines(result: Any) -> list[str]:
     value = fmt.mean_metric(best.metrics, result.metric)
     by_last = result.select == "last" or best.best_epoch is None
     epochs = best.epoch if by_last else best.best_epoch + 1
-    after = f" after {fmt.counted(epochs, 'epoch')}"
+    after = f" after {fmt.count_noun(epochs, 'epoch')}"
     lines = [f"best: trial {best.number}, {fmt.heading(result.metric)} {value}{after}"]
-    return [*lines, *config_lines(best.config), *filter(None, [tie(result)])]
+    return [*lines, *config_lines(best.config), *filter(None, [describe_tie(result)])]
 
 
 def config_lines(config: Mapping[str, Any]) -> list[str]:
     values = flatten(config)
     width = max(map(fmt.width, values), default=0)
-    return [f"  {fmt.padded(name, width)}  {fmt.number(v)}" for name, v in values.items()]
+    return [f"  {fmt.pad(name, width)}  {fmt.number(v)}" for name, v in values.items()]
 
 
-def failures(result: Any) -> list[str]:
+def list_failures(result: Any) -> list[str]:
     """Return the first line of each distinct error, and how many trials had it."""
     causes: dict[str, list[int]] = {}
     for trial in result.trials:
@@ -129,7 +129,7 @@ def failures(result: Any) -> list[str]:
     ]
 
 
-def warned(result: Any) -> list[str]:
+def list_warnings(result: Any) -> list[str]:
     """Return each distinct warning, with the trial or the number of trials that raised it."""
     trials: dict[str, set[int]] = {}
     of_all = []
@@ -139,10 +139,10 @@ def warned(result: Any) -> list[str]:
         if event["kind"] == "warning":
             numbers = trials.setdefault(event["text"], set())
             numbers.update(() if event["trial"] is None else [event["trial"]])
-    return [*of_all, *(f"{_whose(numbers)}: {text}" for text, numbers in trials.items())]
+    return [*of_all, *(f"{_name_source(numbers)}: {text}" for text, numbers in trials.items())]
 
 
-def _whose(trials: set[int]) -> str:
+def _name_source(trials: set[int]) -> str:
     """Return the trial that warned, or how many did; without trials, the hop check warned."""
     if len(trials) == 1:
         return f"trial {min(trials)}"
@@ -151,23 +151,23 @@ def _whose(trials: set[int]) -> str:
 
 def render(result: Any, max_trials: int = MAX_TRIALS) -> str:
     """Write a result as text: its trials, its best configuration, and how reliable they are."""
-    trials = ranked(result)
-    parts = [f"{result.path}: {result.status}; {counts(result)}"]
+    trials = rank_trials(result)
+    parts = [f"{result.path}: {result.status}; {count_statuses(result)}"]
     if trials:
-        text = table(*columns(result, trials[:max_trials]))
+        text = lay_out_table(*tabulate(result, trials[:max_trials]))
         if len(trials) > max_trials:
             text += f"\nand {len(trials) - max_trials} more"
         parts.append(text)
     conclusions = conclude(result, trials)
     for lines in (
         best_lines(result),
-        _titled("how reliable these numbers are", conclusions.sure),
-        failures(result),
-        warned(result),
-        _titled("what to try next", [*conclusions.next, *faster_steps(result)]),
+        _add_title("how reliable these numbers are", conclusions.sure),
+        list_failures(result),
+        list_warnings(result),
+        _add_title("what to try next", [*conclusions.next, *faster_steps(result)]),
     ):
         parts += ["\n".join(lines)] if lines else []
-    return printable("\n\n".join(parts))
+    return escape_unprintable("\n\n".join(parts))
 
 
 def faster_steps(result: Any) -> list[str]:
@@ -179,11 +179,11 @@ def faster_steps(result: Any) -> list[str]:
     ordinary, replayed = gain
     trained = sum(entry["seconds"] for trial in result.trials for entry in trial.history)
     is_much = trained * (1 - replayed / ordinary) >= LEAST_SAVED
-    offer = offer_of_graph((ordinary, replayed))
+    offer = offer_graph((ordinary, replayed))
     return [offer] if offer and is_much else []
 
 
-def _titled(title: str, lines: Sequence[str]) -> list[str]:
+def _add_title(title: str, lines: Sequence[str]) -> list[str]:
     """Put a title above wrapped lines; return nothing if there are no lines."""
     wrapped = [
         textwrap.fill(line, WIDTH, initial_indent="- ", subsequent_indent="  ",
@@ -209,12 +209,12 @@ def fold_table(trial: Any) -> str:
         for fold in folds
     ]
     metrics = (fmt.heading(name) for name in names)
-    return table(["fold", "number", "status", "epochs", *metrics, "state hash"], rows)
+    return lay_out_table(["fold", "number", "status", "epochs", *metrics, "state hash"], rows)
 
 
 def render_trial(trial: Any) -> str:
     """Write one trial as text: status, configuration, and its metrics after every epoch."""
-    parts = [f"trial {trial.number}: {trial.status} after {fmt.counted(trial.epoch, 'epoch')}"]
+    parts = [f"trial {trial.number}: {trial.status} after {fmt.count_noun(trial.epoch, 'epoch')}"]
     parts.append("\n".join(config_lines(trial.config)))
     if trial.history:
         names = fmt.full_names(name for e in trial.history for name in e["metrics"])
@@ -228,11 +228,11 @@ def render_trial(trial: Any) -> str:
             for entry in trial.history
         ]
         headings = ["epochs", *(fmt.heading(n) for n in names), "time", "state hash"]
-        parts.append(table(headings, rows) + "\n* best")
+        parts.append(lay_out_table(headings, rows) + "\n* best")
     if trial.folds:
         parts.append(fold_table(trial))
     if getattr(trial, "not_exact", None):
         parts.append(f"not exact, because it used {', '.join(trial.not_exact)}")
     if trial.error:
         parts.append(str(trial.error).strip())
-    return printable("\n\n".join(part for part in parts if part))
+    return escape_unprintable("\n\n".join(part for part in parts if part))

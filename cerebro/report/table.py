@@ -19,9 +19,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cerebro.errors import printable
+from cerebro.errors import escape_unprintable
 from cerebro.report import format as fmt
-from cerebro.report.progress import FAILED, MAX_ROWS, Progress, busy, choose_rows, closing
+from cerebro.report.progress import (
+    FAILED,
+    MAX_ROWS,
+    Progress,
+    choose_rows,
+    describe_end,
+    describe_load,
+)
 from cerebro.report.region import Region
 from cerebro.report.snapshot import Snapshot, TrialRow
 
@@ -95,7 +102,7 @@ class Table(Progress):
             self._draw(snapshot)
         finally:
             self.close()
-        self._region.print_above(f"{closing(snapshot)}\n")
+        self._region.print_above(f"{describe_end(snapshot)}\n")
 
     def ended_early(self, snapshot: Snapshot | None, error: BaseException) -> None:
         if self._is_over:
@@ -115,7 +122,7 @@ class Table(Progress):
         self._region.close()
 
     def _draw(self, snapshot: Snapshot, state: str = "") -> None:
-        self._show(lambda: picture(snapshot, self._console, state=state))
+        self._show(lambda: make_picture(snapshot, self._console, state=state))
 
     def _show(self, make: Callable[[], RenderableType]) -> None:
         self._watch_size()
@@ -180,7 +187,7 @@ def window_size(stream: TextIO) -> tuple[int, int]:
 # --- the picture ---------------------------------------------------------------
 
 
-def picture(
+def make_picture(
     snapshot: Snapshot, console: Console, max_rows: int | None = None, state: str = ""
 ) -> RenderableType:
     """Lay out the table and the lines below it for the console's size.
@@ -197,7 +204,7 @@ def picture(
     hidden = Counter(row.status for row in snapshot.trials)
     hidden.update(snapshot.more)
     hidden.subtract(Counter(row.status for row in shown))
-    parts: list[RenderableType] = [_table(snapshot, shown, console.width)] if shown else []
+    parts: list[RenderableType] = [_make_table(snapshot, shown, console.width)] if shown else []
 
     def add(text: str, style: str) -> None:
         line = Text(text, style=style)
@@ -210,7 +217,7 @@ def picture(
     failed = [row for row in shown if row.status in FAILED and row.error]
     if failed:
         last = failed[-1]
-        cause = printable(f" trial {last.number} {last.status}: {last.error}")
+        cause = escape_unprintable(f" trial {last.number} {last.status}: {last.error}")
         add(cause, COLOURS["failed"])
     parts.append(_status_line(snapshot, console.width, state))
     return Group(*parts)
@@ -232,7 +239,7 @@ class _Column:
         return max(cell_len(self.heading), *(cell.cell_len for cell in self.cells))
 
 
-def _columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]:
+def _make_columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]:
     """Return the columns: the metrics of the last epoch, then those of the best epoch."""
     from rich.text import Text
 
@@ -270,7 +277,7 @@ def _columns(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[_Column]:
     return columns
 
 
-def _fitting(columns: Sequence[_Column], width: int) -> tuple[list[_Column], int]:
+def _fit_columns(columns: Sequence[_Column], width: int) -> tuple[list[_Column], int]:
     """Return the columns that fit, and the width that remains."""
     fitting: list[_Column] = []
     room = width - 1
@@ -282,23 +289,23 @@ def _fitting(columns: Sequence[_Column], width: int) -> tuple[list[_Column], int
     return [column for column in columns if column in fitting], room
 
 
-def _settings(row: TrialRow, width: int) -> Text:
+def _format_settings(row: TrialRow, width: int) -> Text:
     """Write a configuration in one line of `width` terminal columns."""
     from rich.text import Text
 
-    text = Text(" ".join(printable(fmt.settings(row.config, width)).split()), style="dim")
+    text = Text(" ".join(escape_unprintable(fmt.settings(row.config, width)).split()), style="dim")
     text.truncate(width, overflow="ellipsis")
     return text
 
 
-def _table(snapshot: Snapshot, rows: Sequence[TrialRow], width: int) -> RenderableType:
+def _make_table(snapshot: Snapshot, rows: Sequence[TrialRow], width: int) -> RenderableType:
     from rich import box
     from rich.table import Table as RichTable
 
-    columns, room = _fitting(_columns(snapshot, rows), width)
+    columns, room = _fit_columns(_make_columns(snapshot, rows), width)
     if room - GAP >= MIN_CONFIG_WIDTH:
         room = min(CONFIG_WIDTH, room - GAP)
-        configs = [_settings(row, room) for row in rows]
+        configs = [_format_settings(row, room) for row in rows]
         columns.append(_Column("configuration", configs, 11, left=True))
     table = RichTable(
         box=box.SIMPLE_HEAD,
@@ -330,14 +337,14 @@ def _status_line(snapshot: Snapshot, width: int, state: str) -> RenderableType:
     if done is not None:
         text.append(f" {fmt.percent(done):>4} done", style="bold")
     pause = "" if not snapshot.paused else "paused" if snapshot.resting else "pausing"
-    so_far = f"{fmt.about(snapshot.seconds)} so far"
+    so_far = f"{fmt.rough_duration(snapshot.seconds)} so far"
     remaining = ""
     if snapshot.seconds_left and not state:
-        remaining = f"{fmt.about(snapshot.seconds_left)} left"
+        remaining = f"{fmt.rough_duration(snapshot.seconds_left)} left"
     times = f"{so_far}, {remaining}" if remaining else so_far
     if state or pause:
         text.append(f"   {state or pause}", style=COLOURS.get(state or "paused", "default"))
-    for whole, short in ((times, remaining or so_far), (busy(snapshot), "")):
+    for whole, short in ((times, remaining or so_far), (describe_load(snapshot), "")):
         for part in (whole, short):
             if part and text.cell_len + 3 + len(part) < width:
                 text.append(f"   {part}")

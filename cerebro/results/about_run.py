@@ -16,12 +16,12 @@ from cerebro.results.saved_run import SavedRun
 MAX_CLASSES = 12
 
 
-def about(saved: SavedRun) -> About:
+def describe_run(saved: SavedRun) -> About:
     """Describe a run; if its data has moved, only the run's record of the data is used."""
     meta = saved.meta
-    data = [("Training data", _data(saved, "data"))]
+    data = [("Training data", _describe_data(saved, "data"))]
     if meta["validation"] is not None:
-        data.append(("Validation data", _data(saved, "validation")))
+        data.append(("Validation data", _describe_data(saved, "validation")))
     if meta["folds"] is not None:
         folds = {"number": saved.trials_each, "checksum": meta["folds_checksum"]}
         data.append(("Folds", folds))
@@ -31,8 +31,8 @@ def about(saved: SavedRun) -> About:
         space = [("as it was written", str(recorded))]
     settings = {name: value for name, value in saved.settings.items() if name != "space"}
     return About(
-        started=_time(meta.get("started")),
-        ended=_time(meta.get("ended")),
+        started=_as_time(meta.get("started")),
+        ended=_as_time(meta.get("ended")),
         data=data,
         space=space,
         settings=settings,
@@ -40,11 +40,11 @@ def about(saved: SavedRun) -> About:
     )
 
 
-def _time(value: Any) -> float | None:
+def _as_time(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def _data(saved: SavedRun, name: str) -> Mapping[str, Any]:
+def _describe_data(saved: SavedRun, name: str) -> Mapping[str, Any]:
     spec = saved.meta[name]
     facts: dict[str, Any] = {"name": Path(str(spec["path"])).name, "folder": spec["path"]}
     try:
@@ -63,13 +63,13 @@ def _data(saved: SavedRun, name: str) -> Mapping[str, Any]:
         "checksum": spec["checksum"],
     }
     for column in data.columns.values():
-        facts[f"column {column.name}"] = _column(column)
+        facts[f"column {column.name}"] = _describe_column(column)
     for column_name, steps in data.transforms.items():
         facts[f"transforms of {column_name}"] = ", ".join(map(repr, steps))
     return facts
 
 
-def _column(column: Column) -> str:
+def _describe_column(column: Column) -> str:
     shape = f" of shape {tuple(column.shape)}" if column.shape else ""
     ragged = ", rows of different length" if column.ragged else ""
     if column.classes is None:

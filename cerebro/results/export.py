@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.arguments import users_level
+from cerebro.arguments import find_stacklevel
 from cerebro.data import Dataset
 from cerebro.errors import InputError, text_of
 from cerebro.machine import generators
-from cerebro.machine.environment import installed
+from cerebro.machine.environment import is_importable
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
 from cerebro.model import check_batch, column_names, make_getter
@@ -62,7 +62,7 @@ class Kept:
     def __init__(self, packed: Any, load: Callable[[], tuple[Any, Dataset]]) -> None:
         self.packed = packed
         self.load = load
-        framework: Any = "torch" if installed("torch") else "numpy"
+        framework: Any = "torch" if is_importable("torch") else "numpy"
         self.state: Any = _core.unpack_state(packed, framework)["model"]
         self.kind = _kind_of(self.state)
 
@@ -83,7 +83,7 @@ def export(
     load: Callable[[], tuple[Any, Dataset]],
 ) -> Path:
     """Write a trial's model; see `cerebro.Trial.export`, and `Kept` for `load`."""
-    writers = {"safetensors": _safetensors, "torch": _torch, "onnx": _onnx}
+    writers = {"safetensors": _write_safetensors, "torch": _write_torch, "onnx": _write_onnx}
     if format not in writers:
         raise InputError(f"format must be one of {', '.join(writers)}, not {format!r}")
     target = path_of("path", path)
@@ -106,7 +106,7 @@ def _kind_of(state: Any) -> str:
 # --- safetensors --------------------------------------------------------------
 
 
-def _safetensors(kept: Kept, target: Path) -> None:
+def _write_safetensors(kept: Kept, target: Path) -> None:
     if kept.kind in (TORCH, KERAS):
         net = kept.net()
         packed = _core.pack_state({"model": {"net": dict(net)}}) if kept.is_partial else kept.packed
@@ -154,13 +154,13 @@ def _net_file(packed: Any, net: Mapping[str, Any]) -> bytes:
 # --- torch --------------------------------------------------------------------
 
 
-def _torch(kept: Kept, target: Path) -> None:
+def _write_torch(kept: Kept, target: Path) -> None:
     if kept.kind == JAX:
         raise InputError("format 'torch' cannot hold JAX arrays: use format='safetensors'")
     torch = import_extra("torch", "torch", "format 'torch' needs PyTorch")
 
     state = OrderedDict(kept.net()) if kept.kind in (TORCH, KERAS) else kept.state
-    foreign = _foreign(state, "")
+    foreign = _find_foreign(state, "")
     if foreign is not None:
         path, kind = foreign
         raise InputError(
@@ -170,7 +170,7 @@ def _torch(kept: Kept, target: Path) -> None:
     torch.save(state, target)
 
 
-def _foreign(value: Any, path: str) -> tuple[str, str] | None:
+def _find_foreign(value: Any, path: str) -> tuple[str, str] | None:
     """Return path and type of a value that ``torch.load(weights_only=True)`` rejects, or None."""
     import torch
 
@@ -183,14 +183,14 @@ def _foreign(value: Any, path: str) -> tuple[str, str] | None:
         parts = list(enumerate(value))
     else:
         return path, f"{type(value).__module__}.{type(value).__qualname__}"
-    rejected = (_foreign(part, f"{path}/{key}") for key, part in parts)
+    rejected = (_find_foreign(part, f"{path}/{key}") for key, part in parts)
     return next((item for item in rejected if item is not None), None)
 
 
 # --- ONNX ---------------------------------------------------------------------
 
 
-def _onnx(kept: Kept, target: Path) -> None:
+def _write_onnx(kept: Kept, target: Path) -> None:
     if kept.kind == KERAS:
         raise InputError(
             'Keras writes ONNX itself: trial.load().net.export("best.onnx", format="onnx")'
@@ -210,7 +210,7 @@ def _onnx(kept: Kept, target: Path) -> None:
     net = model.net.eval()
     inputs = traced_inputs(model, data)
     nbytes = sum(tensor.nbytes for tensor in (*net.parameters(), *net.buffers()))
-    with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
+    with generators.preserve_generators(True), torch.no_grad(), warnings.catch_warnings():
         # PyTorch warns about its own code, and about equal sizes that get one name.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "# The axis name: ")
@@ -248,8 +248,8 @@ class TracedInputs:
 def traced_inputs(model: Any, data: Dataset) -> TracedInputs:
     """Return the first rows of a `cerebro.torch.Model`'s data, as its network gets them."""
     columns = column_names("inputs", model.inputs)
-    rows = make_getter(model.inputs)(_example(data, columns))
-    shapes = make_getter(model.inputs)({name: _free_sizes(data, name) for name in columns})
+    rows = make_getter(model.inputs)(_take_example(data, columns))
+    shapes = make_getter(model.inputs)({name: _find_free_sizes(data, name) for name in columns})
     if isinstance(model.inputs, Mapping):
         return TracedInputs(columns, list(rows), (), dict(rows), shapes)
     if isinstance(model.inputs, str):
@@ -257,7 +257,7 @@ def traced_inputs(model: Any, data: Dataset) -> TracedInputs:
     return TracedInputs(columns, columns, tuple(rows), {}, shapes)
 
 
-def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
+def _take_example(data: Dataset, names: list[str]) -> dict[str, Any]:
     """Return the first rows of the columns, in the form that a model gets in evaluation."""
     import torch
 
@@ -268,7 +268,7 @@ def _example(data: Dataset, names: list[str]) -> dict[str, Any]:
     return {n: torch.cat([r, r]) if len(r) == 1 else r.clone() for n, r in rows.items()}
 
 
-def _free_sizes(data: Dataset, name: str) -> dict[int, Any]:
+def _find_free_sizes(data: Dataset, name: str) -> dict[int, Any]:
     """Return a tensor's dynamic dimensions: the rows and, for a ragged column, the length."""
     import torch
 
@@ -304,8 +304,8 @@ def predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str] | N
             "your own code"
         )
     from cerebro.data.batches import make_loader
-    from cerebro.data.order import in_order
-    from cerebro.worker.models import explaining, left_out
+    from cerebro.data.order import mix_in_order
+    from cerebro.worker.models import describe_left_out, explain_unfit_errors
 
     if not isinstance(data, Dataset):
         raise InputError(f"predict needs a cerebro.Dataset, not {type(data).__name__}")
@@ -318,14 +318,14 @@ def predict(model: Any, data: Any, batch_size: int, unfit: Mapping[str, str] | N
         augment=False,
         columns=[name for name in data.columns if name not in unfit] if unfit else None,
     )
-    if text := left_out(unfit, data):
-        warnings.warn(f"predict: {text}", stacklevel=users_level())
-    with contextlib.closing(loader), explaining(unfit):
-        loader.begin(in_order(data), 0)
-        return joined([model.predict_batch(batch) for batch in loader])
+    if text := describe_left_out(unfit, data):
+        warnings.warn(f"predict: {text}", stacklevel=find_stacklevel())
+    with contextlib.closing(loader), explain_unfit_errors(unfit):
+        loader.begin(mix_in_order(data), 0)
+        return join_parts([model.predict_batch(batch) for batch in loader])
 
 
-def joined(parts: list[Any]) -> Any:
+def join_parts(parts: list[Any]) -> Any:
     """Concatenate arrays or tensors along the first axis."""
     if parts and type(parts[0]).__module__.startswith("torch"):
         import torch

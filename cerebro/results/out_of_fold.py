@@ -13,14 +13,14 @@ from cerebro.data.rows import part_rows
 from cerebro.errors import InputError
 
 
-def joined_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Sequence[Any]) -> Any:
+def join_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Sequence[Any]) -> Any:
     """Return the predictions of all folds as one array, in the order of the data's rows.
 
     Each fold has the rows that it held out, and the model's outputs for them. Raises InputError if
     the outputs are not arrays of one shape, a row is held out twice, or the outputs are integers
     and some rows are never held out.
     """
-    outputs = [_array(fold, prediction) for fold, prediction in enumerate(predictions)]
+    outputs = [_as_array(fold, prediction) for fold, prediction in enumerate(predictions)]
     kinds = {(output.dtype, output.shape[1:]) for output in outputs}
     if len(kinds) > 1:
         shapes = " and ".join(sorted(f"{dtype} of shape {shape}" for dtype, shape in kinds))
@@ -28,7 +28,7 @@ def joined_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Seque
             f"the folds predict rows of {shapes}: predict with one fold, such as "
             "trial.folds[0].predict(...)"
         )
-    places = [_places(data, view) for view in held_out]
+    places = [_find_rows(data, view) for view in held_out]
     counts = np.zeros(data.num_rows, np.int64)
     for rows in places:
         counts[rows] += 1
@@ -51,7 +51,7 @@ def joined_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Seque
     return result
 
 
-def _places(data: Dataset, view: Dataset) -> Array:
+def _find_rows(data: Dataset, view: Dataset) -> Array:
     """Return the row numbers, in `data`, of the rows of a view."""
     numbers, start = [], 0
     for (_, whole), (_, part) in zip(data._parts(), view._parts(), strict=True):
@@ -71,7 +71,7 @@ def _places(data: Dataset, view: Dataset) -> Array:
     return np.concatenate(numbers)
 
 
-def _array(fold: int, prediction: Any) -> Array:
+def _as_array(fold: int, prediction: Any) -> Array:
     if isinstance(prediction, (Mapping, list, tuple)):
         raise InputError(
             f"the model of fold {fold} returns a {type(prediction).__name__} of outputs, not one "

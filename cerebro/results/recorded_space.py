@@ -26,16 +26,16 @@ def ranges_of(recorded: Mapping[str, Any]) -> dict[str, Range]:
     Settings have no range if conditions define different ones, if their values have no bounds, or
     if a function of the user computes them.
     """
-    space = _space(recorded)
+    space = _read_space(recorded)
     ranges: dict[str, Range | None] = {}
     for node in space.nodes if space is not None else ():
         if not node.nest:
-            name, span = path_name(node.path), _range(node.dimension)
+            name, span = path_name(node.path), _make_range(node.dimension)
             ranges[name] = span if ranges.get(name, span) == span else None
     return {name: span for name, span in ranges.items() if span is not None}
 
 
-def _space(recorded: Mapping[str, Any]) -> Space | None:
+def _read_space(recorded: Mapping[str, Any]) -> Space | None:
     """Return the space; None if a part of it was not recorded."""
     try:
         return Space.from_json(recorded)
@@ -43,7 +43,7 @@ def _space(recorded: Mapping[str, Any]) -> Space | None:
         return None
 
 
-def _range(dimension: Dimension) -> Range | None:
+def _make_range(dimension: Dimension) -> Range | None:
     if isinstance(dimension, Quantized):
         inner = dimension.inner
         if isinstance(inner, Normal):
@@ -74,7 +74,7 @@ def _is_geometric(values: list[float]) -> bool:
 
 def space_lines(recorded: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the name and the description of each setting; empty if not all are recorded."""
-    space = _space(recorded)
+    space = _read_space(recorded)
     if space is None:
         return []
     lines = (line.partition("  ") for line in space.describe().splitlines())

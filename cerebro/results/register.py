@@ -30,20 +30,20 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
             raise InputError(f"{what} must be a string, not {text!r}")
     mlflow = import_extra("mlflow", "mlflow", "Result.register() needs mlflow")
     model = trial.load()
-    net = _network(model, trial)
+    net = _get_network(model, trial)
     flavor = import_extra("mlflow.pytorch", "mlflow", "Result.register() needs mlflow")
     if FORMAT not in inspect.signature(flavor.log_model).parameters:
         raise InputError(
             f"mlflow {mlflow.__version__} registers networks only as pickles: update mlflow"
         )
     data = trial.saved.context(None).views(trial.number)[0]
-    inputs = _given(example) if example is not None else _of_data(model, data)
-    facts = facts_of(trial)
+    inputs = _convert_example(example) if example is not None else _take_example(model, data)
+    facts = make_tags(trial)
     torch = sys.modules["torch"]
-    with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
+    with generators.preserve_generators(True), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch's and MLflow's own
         try:
-            signature = _signature(net, inputs)
+            signature = _make_signature(net, inputs)
             arrays = [tensor.numpy() for tensor, _, _ in inputs]
             logged = flavor.log_model(
                 net,
@@ -74,9 +74,9 @@ def register(trial: Trial, name: str, alias: str | None, example: Any) -> str:
     return address
 
 
-def facts_of(trial: Trial) -> dict[str, str]:
+def make_tags(trial: Trial) -> dict[str, str]:
     """Return the tags of a registered model's version."""
-    saved, selected = trial.saved, trial._selected()
+    saved, selected = trial.saved, trial._select_epoch()
     return {
         "cerebro.run": str(saved.meta["id"]),
         "cerebro.path": str(saved.path.absolute()),
@@ -87,7 +87,7 @@ def facts_of(trial: Trial) -> dict[str, str]:
     }
 
 
-def _network(model: Any, trial: Trial) -> Any:
+def _get_network(model: Any, trial: Trial) -> Any:
     """Return the model's network; raise InputError if it cannot be registered."""
     module = sys.modules.get("cerebro.torch.model")  # imported, if the model is one of its
     if module is None or not isinstance(model, module.Model):
@@ -105,14 +105,14 @@ _Inputs = list[tuple[Any, "str | None", Sequence[int]]]
 """For each input a tensor of some rows, its column, and the axes whose size may vary."""
 
 
-def _of_data(model: Any, data: Dataset) -> _Inputs:
+def _take_example(model: Any, data: Dataset) -> _Inputs:
     """Return the first rows of a run's data."""
     traced = traced_inputs(model, data)
     parts = zip(traced.args, traced.columns, traced.shapes, strict=True)
     return [(tensor, column, sorted(free)) for tensor, column, free in parts]
 
 
-def _given(example: Any) -> _Inputs:
+def _convert_example(example: Any) -> _Inputs:
     import torch
 
     parts = list(example) if isinstance(example, (list, tuple)) else [example]
@@ -131,7 +131,7 @@ def _given(example: Any) -> _Inputs:
         ) from error
 
 
-def _signature(net: Any, inputs: _Inputs) -> Any:
+def _make_signature(net: Any, inputs: _Inputs) -> Any:
     """Return MLflow's description of a network; MLflow cannot infer it for several inputs."""
     import torch
     from mlflow.models import ModelSignature

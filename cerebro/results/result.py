@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 
 import cerebro.control as control
-from cerebro.arguments import whole_number
-from cerebro.errors import CorruptDataError, InputError, plainly
+from cerebro.arguments import check_whole_number
+from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
 from cerebro.machine.mappings import flatten
 from cerebro.results.saved_run import SavedRun
-from cerebro.results.trial import Trial, absent
-from cerebro.run.records import ENDED, OPEN, TrialRecord, snapshot
+from cerebro.results.trial import Trial, explain_absent_name
+from cerebro.run.records import ENDED, OPEN, TrialRecord, copy_record
 from cerebro.run.store import FILE, read_meta, reader
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Result:
     if not TYPE_CHECKING:  # type checkers must still find misspelled names
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(absent(self, name, OTHER_NAMES), name=name, obj=self)
+            raise AttributeError(explain_absent_name(self, name, OTHER_NAMES), name=name, obj=self)
 
     def refresh(self) -> None:
         """Read the store again, to see the progress of a live run."""
@@ -178,10 +178,10 @@ class Result:
 
         Trials without a finite metric are left out.
         """
-        numbers = self.saved.ranking(whole_number("n", n, 0))
+        numbers = self.saved.ranking(check_whole_number("n", n, 0))
         if self.saved.holds_trials:
             return [self.trials[number] for number in numbers]
-        return [Trial(self.saved, record) for record in self.saved.some(numbers)]
+        return [Trial(self.saved, record) for record in self.saved.read_some(numbers)]
 
     # --- during the run --------------------------------------------------
 
@@ -278,7 +278,7 @@ class Result:
 
         return to_study(self.saved, self.trials, storage=storage, study_name=study_name)
 
-    @plainly
+    @shorten_tracebacks
     def register(self, name: str, *, alias: str | None = None, example: Any = None) -> str:
         """Register the best trial's network in MLflow's model registry, as a new version.
 
@@ -388,7 +388,7 @@ class Result:
 
     def trial_of(self, record: TrialRecord) -> Trial:
         """Return a trial as it is now, for callbacks."""
-        return Trial(self.saved, snapshot(record))
+        return Trial(self.saved, copy_record(record))
 
     def _repr_html_(self) -> str:
         from cerebro.report.html import render_html
@@ -408,7 +408,7 @@ class Result:
         return f"Result({str(self.path)!r}, {self.status}, {trials}{best})"
 
 
-@plainly
+@shorten_tracebacks
 def open_run(
     run: str | os.PathLike[str] | Result | None = None,
     *,
@@ -432,14 +432,14 @@ def open_run(
         files = list(Path("runs").glob(f"*/{FILE}"))
         if not files:
             raise InputError("there is no run below runs/: give the run's folder")
-        newest = max(files, key=_started)
+        newest = max(files, key=_read_start)
         return Result(newest.parent, build=build)
     if isinstance(run, Result):
         return Result(run.path, build=build or run.saved.known_build)
     return Result(run, build=build)
 
 
-def _started(file: Path) -> float:
+def _read_start(file: Path) -> float:
     """Return the start time of a run; negative infinity if the run is damaged or unreadable."""
     try:
         with reader(file.parent) as connection:

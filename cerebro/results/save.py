@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import users_level
+from cerebro.arguments import find_stacklevel
 from cerebro.data import Dataset
 from cerebro.errors import InputError, text_of
 from cerebro.machine import environment, generators
@@ -111,15 +111,15 @@ def save(
         model, data = load()
         if stored.kind == TORCH:
             export(draft / "weights.safetensors", "safetensors", lambda: packed, load)
-            form, inputs = _torch(model, data, draft)
+            form, inputs = _write_program(model, data, draft)
         elif stored.kind == SKLEARN:
-            form, inputs = _sklearn(model, draft)
+            form, inputs = _write_estimator(model, draft)
         else:
             export(draft / "weights.safetensors", "safetensors", lambda: packed, load)
             form, inputs = LOAD_WEIGHTS, list(data.columns)
         (draft / "load.py").write_text(form, encoding="utf-8")
-        (draft / "build.py").write_text(_source(build), encoding="utf-8")
-        described = {**about, "inputs": [_column(data, name) for name in inputs]}
+        (draft / "build.py").write_text(_read_source(build), encoding="utf-8")
+        described = {**about, "inputs": [_describe_column(data, name) for name in inputs]}
         described["classes"] = {n: names for n, names in data.classes.items() if names is not None}
         described["environment"] = environment.describe()["packages"]
         (draft / ABOUT).write_text(f"{strict_json(described)}\n", encoding="utf-8")
@@ -133,16 +133,16 @@ def save(
     return target
 
 
-def _torch(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
+def _write_program(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
     """Write the network; return the program that loads it, and its inputs."""
     import torch
 
     net = model.net.eval()
     inputs = traced_inputs(model, data)
-    with generators.preserved(True), torch.no_grad(), warnings.catch_warnings():
+    with generators.preserve_generators(True), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # from PyTorch, about its own code
         try:
-            with _without_graph():
+            with _hide_graph():
                 program = torch.export.export(
                     net, inputs.args, inputs.kwargs or None, dynamic_shapes=inputs.shapes
                 )
@@ -150,7 +150,7 @@ def _torch(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
             warnings.warn(
                 f"PyTorch cannot export the {type(net).__name__} ({cause_of(error)}): the folder "
                 "has only its weights, for the network that build.py makes",
-                stacklevel=users_level(),
+                stacklevel=find_stacklevel(),
             )
             return LOAD_WEIGHTS, inputs.columns
         torch.export.save(program, folder / "model.pt2")
@@ -158,7 +158,7 @@ def _torch(model: Any, data: Dataset, folder: Path) -> tuple[str, list[str]]:
 
 
 @contextlib.contextmanager
-def _without_graph() -> Iterator[None]:
+def _hide_graph() -> Iterator[None]:
     """Leave out the graph of a network that cannot be exported, which PyTorch prints twice."""
     printed, graph = io.StringIO(), None
     try:
@@ -172,13 +172,13 @@ def _without_graph() -> Iterator[None]:
         sys.stderr.write(text if graph is None else text.replace(f"{graph}\n", ""))
 
 
-def _sklearn(model: Any, folder: Path) -> tuple[str, list[str]]:
+def _write_estimator(model: Any, folder: Path) -> tuple[str, list[str]]:
     joblib = import_extra("joblib", "sklearn", "saving an estimator needs joblib")
     joblib.dump(model.estimator, folder / "model.joblib")
     return LOAD_SKLEARN, model.inputs
 
 
-def _source(build: Callable[..., Any]) -> str:
+def _read_source(build: Callable[..., Any]) -> str:
     """Return the file that defines ``build``, its source, or a note that neither is available."""
     try:
         file = inspect.getsourcefile(build)
@@ -189,7 +189,7 @@ def _source(build: Callable[..., Any]) -> str:
         return f"# The source of build is not available: {text_of(error)}\n"
 
 
-def _column(data: Dataset, name: str) -> dict[str, Any]:
+def _describe_column(data: Dataset, name: str) -> dict[str, Any]:
     """Describe a column as the model gets it, and its values in the training data."""
     stored = data.columns[stored_column(name, data.columns)]
     facts: dict[str, Any] = {

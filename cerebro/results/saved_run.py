@@ -17,7 +17,7 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.data import Dataset
-from cerebro.data.given_rows import FOLDERS, is_rows, temporary
+from cerebro.data.given_rows import FOLDERS, is_rows, write_temporary
 from cerebro.data.manifest import Column
 from cerebro.data.validation import Folds
 from cerebro.errors import CorruptDataError, InputError
@@ -36,7 +36,7 @@ from cerebro.run.records import (
     Ranking,
     TrialRecord,
     best_trials,
-    gather,
+    gather_configurations,
 )
 from cerebro.run.settings import Training
 from cerebro.run.store import check_meta, check_rows, read_meta, read_ranking, read_trials, reader
@@ -108,7 +108,7 @@ class SavedRun:
         if self.meta["folds"] is None:
             return self.records
         if self._configurations is None:
-            self._configurations = gather(self.records, self.trials_each)
+            self._configurations = gather_configurations(self.records, self.trials_each)
         return self._configurations
 
     @property
@@ -122,13 +122,13 @@ class SavedRun:
             record = self.configurations[number]
         return record.best_epoch(self.metric, self.mode)
 
-    def some(self, numbers: Sequence[int]) -> list[TrialRecord]:
+    def read_some(self, numbers: Sequence[int]) -> list[TrialRecord]:
         """Return the trials with these numbers, in this order; with folds, the configurations."""
         if self._records is not None:
             return [self.configurations[number] for number in numbers]
         self.before_reading()
         with reader(self.folder) as connection:
-            return self._marked(read_trials(connection, numbers))
+            return self._mark_interrupted(read_trials(connection, numbers))
 
     def counts(self) -> Counter[str]:
         if self._records is not None:
@@ -156,9 +156,9 @@ class SavedRun:
             self._read(held)  # the run may have ended meanwhile
             if self.meta["status"] == "running":
                 self.meta["status"] = "interrupted"
-                self._marked(self._records or [])
+                self._mark_interrupted(self._records or [])
 
-    def _marked(self, records: list[TrialRecord]) -> list[TrialRecord]:
+    def _mark_interrupted(self, records: list[TrialRecord]) -> list[TrialRecord]:
         """If the run was interrupted, mark its open trials as stopped and resumable."""
         for record in records if self.meta["status"] == "interrupted" else ():
             if record.status in OPEN:
@@ -170,7 +170,7 @@ class SavedRun:
             meta = read_meta(connection)
             check_meta(meta)  # now, so that a missing part is reported as damage
             (count,) = connection.execute("SELECT count(*) FROM trials").fetchone()
-            self.meta = self._with_own_rows(meta)
+            self.meta = self._relocate_own_rows(meta)
             self.trial_count = count // self.trials_each
             self._configurations = None
             # Means over folds are not in the store.
@@ -229,7 +229,7 @@ class SavedRun:
         parts = self.meta["parts"]
         return [
             {
-                **self._trial_and_fold(row["trial"]),
+                **self._split_number(row["trial"]),
                 "epoch": row["epoch"],
                 "step": row["step"],
                 "part": row["part"],
@@ -255,13 +255,13 @@ class SavedRun:
             {
                 "time": row["time"],
                 "kind": row["kind"],
-                **self._trial_and_fold(row["trial"]),
+                **self._split_number(row["trial"]),
                 "text": row["text"],
             }
             for row in rows
         ]
 
-    def _trial_and_fold(self, number: int | None) -> dict[str, int | None]:
+    def _split_number(self, number: int | None) -> dict[str, int | None]:
         """Return the user's trial and fold for a stored trial; None stands for the run itself."""
         folds = self.trials_each
         place = {"trial": None if number is None else number // folds}
@@ -369,7 +369,7 @@ class SavedRun:
             return StudyBuild(function, self.trials_each)
         return function
 
-    def _with_own_rows(self, meta: dict[str, Any]) -> dict[str, Any]:
+    def _relocate_own_rows(self, meta: dict[str, Any]) -> dict[str, Any]:
         """Replace the path of rows that were passed to the search by the run's current folder."""
         for name in ("data", "validation"):
             where = (meta.get(name) or {}).get("path") or ""
@@ -468,7 +468,7 @@ class SavedRun:
         if isinstance(data, Dataset):
             return data
         if is_rows(data):
-            return rows.enter_context(temporary(data, self.dataset("data"), "evaluate"))
+            return rows.enter_context(write_temporary(data, self.dataset("data"), "evaluate"))
         if data is not None:
             raise InputError(
                 f"evaluate needs a cerebro.Dataset, not {type(data).__name__}: write one with "
@@ -476,7 +476,7 @@ class SavedRun:
             )
         folds = self.folds()
         if folds is not None:
-            return folds.of_trial(number)[1]
+            return folds.get_views(number)[1]
         if self.meta["validation"] is None:
             raise InputError("the run has no validation data: give data=")
         return self.dataset("validation")
@@ -491,7 +491,7 @@ class SavedRun:
     def context(self, build: Callable[..., Any] | None, **changes: Any) -> RunContext:
         """Return the context that the run's workers had, with some values changed."""
         values: dict[str, Any] = {
-            **Training.recorded(self.meta["settings"]),
+            **Training.from_record(self.meta["settings"]),
             "live_models": 1,
             "unit_timeout": None,
             "build": self.find_build(build),

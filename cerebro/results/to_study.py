@@ -17,8 +17,8 @@ from cerebro.searchers.optuna_terms import (
     Parameters,
     contains,
     import_optuna,
+    make_storable,
     quiet,
-    storable,
     storage_errors,
 )
 from cerebro.searchers.stopping import EarlyStopping
@@ -49,7 +49,7 @@ def to_study(
                 f"the storage already has a study {name!r}: choose another study_name="
             ) from None
         try:
-            _fill(optuna, study, saved, trials)
+            _fill_study(optuna, study, saved, trials)
         except BaseException:
             with contextlib.suppress(Exception):  # else a second attempt would find a part of it
                 optuna.delete_study(study_name=name, storage=study._storage)
@@ -57,37 +57,37 @@ def to_study(
     return study
 
 
-def _fill(optuna: Any, study: Study, saved: SavedRun, trials: Sequence[Trial]) -> None:
+def _fill_study(optuna: Any, study: Study, saved: SavedRun, trials: Sequence[Trial]) -> None:
     study.set_metric_names([saved.metric])
     study.set_user_attr(ATTRIBUTE, {"run": str(saved.folder), "seed": saved.settings["seed"]})
     times = Times(saved)
     parameters = RunParameters(optuna, saved, trials)
     for trial in trials:
         if trial.status in ENDED or trial.history:
-            study.add_trial(_frozen(optuna, saved, trial, parameters, times))
+            study.add_trial(_freeze_trial(optuna, saved, trial, parameters, times))
 
 
-def _frozen(
+def _freeze_trial(
     optuna: Any, saved: SavedRun, trial: Trial, parameters: RunParameters, times: Times
 ) -> FrozenTrial:
-    params, kinds = parameters.of(trial.config)
+    params, kinds = parameters.of_config(trial.config)
     reported = {
         epoch["epoch"]: epoch["metrics"].get(saved.metric, math.nan) for epoch in trial.history
     }
-    state, value = _outcome(optuna, saved, trial)
+    state, value = _find_outcome(optuna, saved, trial)
     frozen: FrozenTrial = optuna.trial.create_trial(
         state=state,
         value=value,
         params=params,
         distributions=kinds,
-        user_attrs={ATTRIBUTE: _attributes(saved, trial, params)},
+        user_attrs={ATTRIBUTE: _collect_attributes(saved, trial, params)},
         intermediate_values=reported,
     )
-    frozen.datetime_start, frozen.datetime_complete = times.of(trial.number)
+    frozen.datetime_start, frozen.datetime_complete = times.of_trial(trial.number)
     return frozen
 
 
-def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
+def _find_outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | None]:
     """Return a trial's Optuna state and value; a trial that a stopping rule ended is complete."""
     states = optuna.trial.TrialState
     value = trial.metrics.get(saved.metric, math.nan)
@@ -100,7 +100,7 @@ def _outcome(optuna: Any, saved: SavedRun, trial: Trial) -> tuple[Any, float | N
     return states.PRUNED, value
 
 
-def _attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dict[str, Any]:
+def _collect_attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dict[str, Any]:
     facts = {
         "run": str(saved.folder),
         "trial": trial.number,
@@ -111,7 +111,7 @@ def _attributes(saved: SavedRun, trial: Trial, params: Mapping[str, Any]) -> dic
         "parent": trial.parent,
         "error": trial.error,
     }
-    flat = {path_name(path): value for path, value in leaves(trial.config)}
+    flat = {path_name(path): value for path, value in iterate_leaves(trial.config)}
     if flat != params:
         facts["config"] = trial.config
     return {name: value for name, value in facts.items() if value is not None}
@@ -122,7 +122,7 @@ class Times:
         self._begun = datetime.fromtimestamp(float(saved.meta["started"]))
         self._spans = saved.spans()
 
-    def of(self, trial: int) -> tuple[datetime, datetime]:
+    def of_trial(self, trial: int) -> tuple[datetime, datetime]:
         """Return when a trial began and ended; without recorded units, the run's start for both."""
         begin, end = self._spans.get(trial, (0.0, 0.0))
         return self._begun + timedelta(seconds=begin), self._begun + timedelta(seconds=end)
@@ -148,60 +148,62 @@ class RunParameters:
         values: dict[str, list[Any]] = {}
         kinds: dict[str, list[Any]] = {}
         for trial in trials:
-            for name, value, kind in self._all(trial.config):
+            for name, value, kind in self._iterate_values(trial.config):
                 values.setdefault(name, []).append(value)
                 kinds.setdefault(name, []).append(kind)
-        self._kinds = {name: _common(optuna, kinds[name], values[name]) for name in values}
+        self._kinds = {
+            name: _choose_distribution(optuna, kinds[name], values[name]) for name in values
+        }
 
-    def of(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a configuration's parameters and their distributions."""
         params: dict[str, Any] = {}
         kinds: dict[str, Any] = {}
-        for name, value, _ in self._all(config):
+        for name, value, _ in self._iterate_values(config):
             kind = self._kinds[name]
             if kind is not None and contains(kind, value):
                 params[name], kinds[name] = value, kind
         return params, kinds
 
-    def _all(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    def _iterate_values(self, config: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
         """Yield each name with its value and its distribution in the space, None if it has none."""
         paths = set()
         for node, value, kind in self._known.values(config):
             if node.applies(config):
                 paths.add(node.path)
                 yield self._known.name(node), value, kind
-        for path, value in leaves(config, self._of_space):
+        for path, value in iterate_leaves(config, self._of_space):
             if path not in paths and (path not in self._of_space or path in self._normal):
-                yield path_name(path), storable(value), None
+                yield path_name(path), make_storable(value), None
 
 
-def leaves(
+def iterate_leaves(
     config: Mapping[str, Any], whole: Container[Path] = (), above: Path = ()
 ) -> Iterator[tuple[Path, Any]]:
     """Yield the path and value of each entry; a mapping whose path is in `whole` is one entry."""
     for name, value in config.items():
         path = (*above, name)
         if isinstance(value, Mapping) and path not in whole:
-            yield from leaves(value, whole, path)
+            yield from iterate_leaves(value, whole, path)
         else:
             yield path, value
 
 
-def _common(optuna: Any, kinds: Sequence[Any], values: Sequence[Any]) -> Any:
+def _choose_distribution(optuna: Any, kinds: Sequence[Any], values: Sequence[Any]) -> Any:
     """Return one distribution for all values of a name; None if Optuna has none.
 
     `kinds` has the distribution of each value in the space, or None.
     """
     kind = kinds[0]
     if kind is None or any(other != kind for other in kinds):
-        return _inferred(optuna, values)
+        return _infer_distribution(optuna, values)
     for value in values:
         if not contains(kind, value):
-            kind = _widened(optuna, kind, value) or kind
+            kind = _widen_distribution(optuna, kind, value) or kind
     return kind
 
 
-def _inferred(optuna: Any, values: Sequence[Any]) -> Any:
+def _infer_distribution(optuna: Any, values: Sequence[Any]) -> Any:
     """Return a distribution that contains the values; None if Optuna has none."""
     kinds = optuna.distributions
     types = {type(value) for value in values}
@@ -213,7 +215,7 @@ def _inferred(optuna: Any, values: Sequence[Any]) -> Any:
     return kinds.CategoricalDistribution(list(dict.fromkeys(values)))
 
 
-def _widened(optuna: Any, kind: Any, value: Any) -> Any:
+def _widen_distribution(optuna: Any, kind: Any, value: Any) -> Any:
     """Return a numeric distribution widened to include a value; None if that is impossible."""
     kinds = optuna.distributions
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

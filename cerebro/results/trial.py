@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from cerebro.arguments import users_level, whole_number
+from cerebro.arguments import check_whole_number, find_stacklevel
 from cerebro.data import Dataset
-from cerebro.data.given_rows import has_names, is_rows, narrowed, temporary
-from cerebro.data.order import Cut, in_order
+from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
+from cerebro.data.order import Cut, mix_in_order
 from cerebro.data.sources.bunches import is_bunch
-from cerebro.data.validation import unfit_columns
-from cerebro.errors import CorruptDataError, InputError, plainly
+from cerebro.data.validation import find_unfit_columns
+from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
 from cerebro.machine import generators
-from cerebro.machine.devices import CPU, here, recorded, using
+from cerebro.machine.devices import CPU, choose_resume_devices, read_devices, use_device
 from cerebro.machine.files import path_of
 from cerebro.machine.libraries import present_settings, settings_of_run
 from cerebro.model import column_names, read_columns, stored_column
 from cerebro.results.saved_run import SavedRun
-from cerebro.run.records import EpochRecord, Status, TrialRecord, plain
+from cerebro.run.records import EpochRecord, Status, TrialRecord, strip_study
 from cerebro.worker.messages import RunContext
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ OTHER_NAMES = {
 """The names used in other libraries, with our names for the same things."""
 
 
-def absent(of: object, name: str, others: Mapping[str, str]) -> str:
+def explain_absent_name(of: object, name: str, others: Mapping[str, str]) -> str:
     """Return the error message for a name that an object does not have."""
     kind = type(of).__name__
     text = f"{kind!r} object has no attribute {name!r}"
@@ -66,7 +66,7 @@ class Trial:
     if not TYPE_CHECKING:  # type checkers must still find misspelled names
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(absent(self, name, OTHER_NAMES), name=name, obj=self)
+            raise AttributeError(explain_absent_name(self, name, OTHER_NAMES), name=name, obj=self)
 
     @property
     def number(self) -> int:
@@ -91,7 +91,7 @@ class Trial:
     @property
     def config(self) -> dict[str, Any]:
         """The configuration with which ``build`` was called."""
-        return plain(self.record.config)
+        return strip_study(self.record.config)
 
     @property
     def status(self) -> Status:
@@ -115,7 +115,7 @@ class Trial:
         A short name (``"accuracy"``) refers to the validation metric or, without validation, to the
         training metric. Empty before the first epoch is finished.
         """
-        epoch = self._selected()
+        epoch = self._select_epoch()
         return {} if epoch is None else dict(epoch.metrics)
 
     @property
@@ -140,7 +140,7 @@ class Trial:
 
         With folds, a digest of the folds' hashes.
         """
-        epoch = self._selected()
+        epoch = self._select_epoch()
         return None if epoch is None else epoch.state_hash
 
     @property
@@ -184,7 +184,7 @@ class Trial:
         logs = [(fold.fold, fold.log) for fold in self.folds]
         return "".join(f"--- fold {fold}\n{log}" for fold, log in logs if log)
 
-    @plainly
+    @shorten_tracebacks
     def load(
         self,
         epoch: Literal["best", "last"] | int = "best",
@@ -260,7 +260,7 @@ class Trial:
             device=device,
         )
         with (
-            generators.reserved(_torch_imported()),
+            generators.reserve_generators(_torch_imported()),
             settings_of_run(context.libraries),
         ):
 
@@ -307,7 +307,7 @@ class Trial:
         record = self._epoch_record(epoch)
         return self.saved.state_path(record)
 
-    @plainly
+    @shorten_tracebacks
     def evaluate(
         self, data: Any = None, *, build: Callable[..., Any] | None = None
     ) -> dict[str, float]:
@@ -337,8 +337,8 @@ class Trial:
             If `data` is not a dataset, or is None in a run without validation data; also as for
             `load`.
         """
-        device = here(recorded(self.saved.settings))[0]
-        with using(device), contextlib.ExitStack() as rows:
+        device = choose_resume_devices(read_devices(self.saved.settings))[0]
+        with use_device(device), contextlib.ExitStack() as rows:
             live = self._load("best", build, device)
             target = self.saved.data_for(data, self.number, rows)
             what = "evaluate" if is_rows(data) else str(target.path)
@@ -347,13 +347,13 @@ class Trial:
     def _evaluate(
         self, live: LiveModel, target: Dataset, device: str, what: str
     ) -> dict[str, float]:
-        from cerebro.machine.flags import compute_settings, tolerated
+        from cerebro.machine.flags import compute_settings, find_inexact_operation
         from cerebro.worker.evaluate import evaluate_model, evaluation_seed
         from cerebro.worker.models import (
             batch_device,
-            explaining,
-            fitting_columns,
-            left_out,
+            describe_left_out,
+            explain_unfit_errors,
+            find_fitting_columns,
             make_batches,
         )
 
@@ -362,10 +362,10 @@ class Trial:
         unfit: dict[str, str] = {}
         train = self.saved.training_data()
         if train is not None:
-            columns, unfit = fitting_columns(model, train, target, what)
+            columns, unfit = find_fitting_columns(model, train, target, what)
             options["columns"] = columns
-            if text := left_out(unfit, target):
-                warnings.warn(f"{what}: {text}", stacklevel=users_level())
+            if text := describe_left_out(unfit, target):
+                warnings.warn(f"{what}: {text}", stacklevel=find_stacklevel())
         loader = make_batches(
             model,
             target,
@@ -382,28 +382,29 @@ class Trial:
         where = batch_device(model, device)
         choice = settings["deterministic"], device
 
-        def evaluated(*, strict: bool) -> dict[str, float]:
+        def run_evaluation(*, strict: bool) -> dict[str, float]:
             with (
-                generators.reserved(_torch_imported(), seed),
+                generators.reserve_generators(_torch_imported(), seed),
                 compute_settings(settings["threads"], *choice, strict=strict),
             ):
-                loader.begin(in_order(target), 0)
+                loader.begin(mix_in_order(target), 0)
                 return evaluate_model(model, loader, device=where)[1]
 
         with (
             contextlib.closing(loader),
             settings_of_run(live.libraries),
-            explaining(unfit),
+            explain_unfit_errors(unfit),
         ):
             if not self.not_exact:
                 try:
-                    return evaluated(strict=True)  # as in the search: PyTorch chooses accordingly
+                    # As in the search: PyTorch chooses accordingly.
+                    return run_evaluation(strict=True)
                 except Exception as error:
-                    if tolerated(error, *choice) is None:
+                    if find_inexact_operation(error, *choice) is None:
                         raise
-            return evaluated(strict=False)
+            return run_evaluation(strict=False)
 
-    @plainly
+    @shorten_tracebacks
     def predict(self, data: Any, *, build: Callable[..., Any] | None = None) -> Any:
         """Return predictions for the rows of a dataset, in row order.
 
@@ -434,7 +435,7 @@ class Trial:
             data = Dataset(data)
         live = self._load("best", build, CPU)
         with (
-            generators.reserved(_torch_imported()),
+            generators.reserve_generators(_torch_imported()),
             settings_of_run(live.libraries),
             contextlib.ExitStack() as rows,
         ):
@@ -442,15 +443,17 @@ class Trial:
             is_columns = isinstance(data, Mapping) and not is_bunch(data)
             unfit: dict[str, str] = {}
             if is_array or (is_columns and not has_names(data, self.saved.columns())):
-                data = narrowed(data, self.saved.columns())
+                data = narrow_arrays(data, self.saved.columns())
             elif is_rows(data) and not isinstance(data, list):  # which has batches
-                data = rows.enter_context(temporary(data, self.saved.dataset("data"), "predict"))
-                unfit = self._unfit(live.model, data, "predict")
+                data = rows.enter_context(
+                    write_temporary(data, self.saved.dataset("data"), "predict")
+                )
+                unfit = self._find_unfit_columns(live.model, data, "predict")
             elif isinstance(data, Dataset):
-                unfit = self._unfit(live.model, data, str(data.path))
+                unfit = self._find_unfit_columns(live.model, data, str(data.path))
             return predict(live.model, data, self._batch_size(), unfit)
 
-    def _unfit(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
+    def _find_unfit_columns(self, model: Any, data: Dataset, what: str) -> dict[str, str]:
         """Return messages about columns that the model might misread.
 
         Raises InputError if the model names such a column among its inputs.
@@ -462,14 +465,14 @@ class Trial:
         if inputs is None:
             named = read_columns(model, train.columns)  # None: the model may read any column
             columns = [name for name in data.columns if named is None or name in named]
-            return unfit_columns(train, data, what, columns)
+            return find_unfit_columns(train, data, what, columns)
         read = {stored_column(name, train.columns) for name in column_names("inputs", inputs)}
         columns = [name for name in data.columns if name in read]
-        for message in unfit_columns(train, data, what, columns).values():
+        for message in find_unfit_columns(train, data, what, columns).values():
             raise InputError(message)
         return {}
 
-    @plainly
+    @shorten_tracebacks
     def out_of_fold(self, *, build: Callable[..., Any] | None = None) -> Any:
         """Return predictions for all rows of the run's data, by models that have not seen them.
 
@@ -493,19 +496,19 @@ class Trial:
             If the trial has no folds, if a row is held out twice, or if the model has several
             outputs; also as for `load`.
         """
-        from cerebro.results.out_of_fold import joined_by_row
+        from cerebro.results.out_of_fold import join_by_row
 
         folds = self.saved.folds()
         if folds is None or not self.record.folds:
             what = "is a fold" if self._whole is not None else "has no folds"
             raise InputError(f"trial {self.number} {what}: out_of_fold needs a trial with folds")
-        views = [folds.of_trial(fold.number)[1] for fold in self.folds]
+        views = [folds.get_views(fold.number)[1] for fold in self.folds]
         predictions = [
             fold.predict(view, build=build) for fold, view in zip(self.folds, views, strict=True)
         ]
-        return joined_by_row(self.saved.dataset("data"), views, predictions)
+        return join_by_row(self.saved.dataset("data"), views, predictions)
 
-    @plainly
+    @shorten_tracebacks
     def export(
         self,
         path: str | os.PathLike[str],
@@ -569,7 +572,7 @@ class Trial:
 
             return export(path, format, read, load)
 
-    @plainly
+    @shorten_tracebacks
     def save(
         self,
         folder: str | os.PathLike[str],
@@ -665,7 +668,7 @@ class Trial:
 
         return batch_size_of(self.config, self.saved.settings["batch_size"])
 
-    def _selected(self) -> EpochRecord | None:
+    def _select_epoch(self) -> EpochRecord | None:
         """Return the epoch that ranks the trial or, for a fold, its configuration; or None."""
         by = self.saved.ranked_by
         if self._whole is not None:
@@ -678,7 +681,7 @@ class Trial:
         folds = self.folds
         if not folds:
             raise InputError(f"trial {self.number} has no folds: leave out fold=")
-        number = whole_number("fold", fold, 0)
+        number = check_whole_number("fold", fold, 0)
         if number >= len(folds):
             raise InputError(
                 f"trial {self.number} has no fold {fold}: it has 0 to {len(folds) - 1}"
@@ -692,7 +695,7 @@ class Trial:
                 f"trial {self.number} has {folds} folds, each with its own model: use one of "
                 f"them, trial.folds[0] to trial.folds[{folds - 1}], or load(fold=0)"
             )
-        records, selected = self.record.epochs, self._selected()
+        records, selected = self.record.epochs, self._select_epoch()
         if selected is None:
             cause = f": {self.error}" if self.error else ""
             raise InputError(f"trial {self.number} has finished no epoch{cause}")
@@ -703,7 +706,7 @@ class Trial:
         elif epoch == "best":
             number = selected.epoch  # so that `metrics` and `state_hash` are those of the model
         else:
-            number = whole_number("epoch", epoch, 0)
+            number = check_whole_number("epoch", epoch, 0)
         record = next((r for r in records if r.epoch == number), None)
         if record is None or record.state_file is None:
             available = [str(r.epoch) for r in records if r.state_file is not None]

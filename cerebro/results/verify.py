@@ -23,10 +23,17 @@ from cerebro.data.manifest import FILE_NAME as MANIFEST
 from cerebro.errors import CerebroError, CorruptDataError
 from cerebro.machine.files import LinkError
 from cerebro.machine.objects import is_url
-from cerebro.report.format import counted
+from cerebro.report.format import count_noun
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import ENDED, TrialRecord
-from cerebro.run.states import CLAIM, HELD, claimant, slot_damage, state_file, trials_with_slots
+from cerebro.run.states import (
+    CLAIM,
+    HELD,
+    read_claimant,
+    slot_damage,
+    state_file,
+    trials_with_slots,
+)
 from cerebro.run.store import FILE, OtherVersionError, reader
 
 PUT_BACK = "restore a copy of it, or extract the readable rows (sqlite3 run.sqlite .recover)"
@@ -70,11 +77,11 @@ class Verification:
     def __str__(self) -> str:
         if self.problems:
             return "\n".join(map(str, self.problems))
-        slots = f", slots of {counted(self.slots, 'trial')}" if self.slots else ""
+        slots = f", slots of {count_noun(self.slots, 'trial')}" if self.slots else ""
         return (
-            f"{self.path}: {counted(self.trials, 'trial')}, {counted(self.epochs, 'epoch')}, "
-            f"{counted(self.states, 'state')}{slots} and {counted(len(self.data), 'dataset')}, as "
-            "they were written"
+            f"{self.path}: {count_noun(self.trials, 'trial')}, {count_noun(self.epochs, 'epoch')}, "
+            f"{count_noun(self.states, 'state')}{slots} and {count_noun(len(self.data), 'dataset')}"
+            ", as they were written"
         )
 
 
@@ -102,7 +109,7 @@ def _may_go_on(path: Path) -> bool:
 
 def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verification:
     # List the files first: by then, every file in the list has its row.
-    files = _files(path / "states") + _files(path / "trials")
+    files = _list_files(path / "states") + _list_files(path / "trials")
     store = path / FILE
     problems: list[Problem] = []
     try:
@@ -118,18 +125,20 @@ def _verify_once(path: Path, hashes: dict[tuple[str, str], str | None]) -> Verif
     problems += state_problems
     slots, slot_problems = _check_slots(saved)
     problems += slot_problems
-    problems += _strays(saved, files)
+    problems += _find_strays(saved, files)
     data, data_problems = _check_data(saved)
     problems += data_problems
     epochs = sum(len(record.epochs) for record in saved.records)
-    return Verification(path, _unique(problems), len(saved.records), epochs, states, slots, data)
+    return Verification(
+        path, _remove_duplicates(problems), len(saved.records), epochs, states, slots, data
+    )
 
 
-def _unique(problems: Iterable[Problem]) -> list[Problem]:
+def _remove_duplicates(problems: Iterable[Problem]) -> list[Problem]:
     return list(dict.fromkeys(problems))
 
 
-def _files(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -144,7 +153,7 @@ def _store_problems(path: Path) -> Iterator[Problem]:
             if text != "ok":
                 yield Problem(str(store), f"the database is damaged ({text})", PUT_BACK)
         for query, what in LONELY_ROWS:
-            yield from _rows(connection, store, query, what)
+            yield from _report_rows(connection, store, query, what)
 
 
 LONELY_ROWS = (
@@ -170,7 +179,9 @@ LONELY_ROWS = (
 """Queries for pairs (trial, epoch), and what is wrong with each pair found."""
 
 
-def _rows(connection: sqlite3.Connection, store: Path, query: str, what: str) -> Iterator[Problem]:
+def _report_rows(
+    connection: sqlite3.Connection, store: Path, query: str, what: str
+) -> Iterator[Problem]:
     rows = connection.execute(query).fetchall()
     for row in rows[:MOST_OF_A_KIND]:
         where = f"trial {row['trial']}, epoch {row['epoch']}"
@@ -197,7 +208,7 @@ def _trial_problems(saved: SavedRun) -> Iterator[Problem]:
         numbers = [epoch.epoch for epoch in record.epochs]
         if numbers != list(range(record.first_epoch, record.done)):
             yield Problem(
-                where, f"its epochs are {_short(numbers)}, not one after the other", advice
+                where, f"its epochs are {_shorten(numbers)}, not one after the other", advice
             )
         if record.status == "finished" and record.done < record.target_epochs:
             what = (
@@ -228,7 +239,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
                 order = _core.visit_order(trial, epoch, parts, stagger=stagger)
             units = {(row["step"], row["part"]) for row in group}
             for step, part in sorted(units):
-                what = _wrong_unit(step, part, order, per_epoch)
+                what = _explain_wrong_unit(step, part, order, per_epoch)
                 if what is not None:
                     yield Problem(f"trial {trial}, epoch {epoch}", what, advice)
             counts[trial, epoch] = len({step for step, _ in units})
@@ -246,7 +257,7 @@ def _unit_problems(saved: SavedRun, advice: str) -> Iterator[Problem]:
             yield Problem(f"trial {record.number}", f"{what} finished", advice)
 
 
-def _wrong_unit(step: int, part: int, order: list[int], per_epoch: int) -> str | None:
+def _explain_wrong_unit(step: int, part: int, order: list[int], per_epoch: int) -> str | None:
     """Return what is wrong with a unit's step in its epoch or with its part, or None."""
     if not 0 <= step < per_epoch:
         return f"unit {step} of {per_epoch}"
@@ -255,7 +266,7 @@ def _wrong_unit(step: int, part: int, order: list[int], per_epoch: int) -> str |
     return None
 
 
-def _short(numbers: list[int]) -> str:
+def _shorten(numbers: list[int]) -> str:
     text = ", ".join(map(str, numbers[:10]))
     return f"{text}, ..." if len(numbers) > 10 else text
 
@@ -283,7 +294,7 @@ def _check_states(
                 advice = f"restore a copy, or train the trial again ({others})"
                 where = f"{saved.state_path(epoch)} (trial {record.number}, epoch {epoch.epoch})"
                 problems.append(Problem(where, what, advice))
-        problems += _not_kept(saved, record)
+        problems += _find_missing_states(saved, record)
     return states, problems
 
 
@@ -323,13 +334,13 @@ def _is_own(saved: SavedRun, folder: Path) -> bool:
     if folder == saved.path / "states":
         return True
     try:  # it may be empty, for example after a reboot
-        claimed = claimant(folder)
+        claimed = read_claimant(folder)
     except (OSError, CorruptDataError):
         return False
     return claimed is not None and claimed == saved.meta["id"]
 
 
-def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
+def _find_missing_states(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
     """Find epochs whose states ``keep=`` requires but whose rows name no file."""
     keep = saved.settings["keep"]
     if not record.epochs:
@@ -349,11 +360,11 @@ def _not_kept(saved: SavedRun, record: TrialRecord) -> Iterator[Problem]:
             )
 
 
-def _strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
+def _find_strays(saved: SavedRun, files: list[Path]) -> Iterator[Problem]:
     """Find files in the run's folders that no row names and no open trial needs."""
     states, state_dir = saved.path / "states", saved.state_dir
     if state_dir != states and _is_own(saved, state_dir):
-        files = files + [path for path in _files(state_dir) if path.name != CLAIM]
+        files = files + [path for path in _list_files(state_dir) if path.name != CLAIM]
     named = {e.state_file for record in saved.records for e in record.epochs}
     by_number = {record.number: record for record in saved.records}
     status = saved.meta["status"]

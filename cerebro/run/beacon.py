@@ -45,14 +45,14 @@ class Beacon:
             # While the folder is open, no new folder gets its inode.
             self._open.append(os.open(folder, os.O_PATH | os.O_CLOEXEC))
             mark = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            mark.bind(_name(key))
+            mark.bind(_socket_name(key))
             mark.listen(_WAITING)
             mark.setblocking(False)
             self._open.append(mark)
         except OSError as error:
             if mark is not None:
                 mark.close()
-            pid = holder(key) if error.errno == errno.EADDRINUSE else None
+            pid = find_holder(key) if error.errno == errno.EADDRINUSE else None
             if pid is not None:
                 self.close()
                 raise Taken(pid) from None
@@ -74,14 +74,14 @@ class Beacon:
                 mark.close()
 
 
-def holder(key: Key) -> int | None:
+def find_holder(key: Key) -> int | None:
     """Return the number of the process with a run's mark: 0 if unknown, None if there is none."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.setblocking(False)
         try:
-            asking.connect(_name(key))
+            asking.connect(_socket_name(key))
             credentials = asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
         except BlockingIOError:  # more have asked than it has answered
             return 0
@@ -92,5 +92,5 @@ def holder(key: Key) -> int | None:
     return pid if pid == 0 or start_of(pid) is not None else None
 
 
-def _name(key: Key) -> str:
+def _socket_name(key: Key) -> str:
     return "\0cerebro-run-{}-{}".format(*key)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cerebro.arguments import one_of, users_level
+from cerebro.arguments import check_one_of, find_stacklevel
 from cerebro.data.given_rows import FOLDERS
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable, environment
@@ -30,7 +30,7 @@ from cerebro.run.owner import NoLocksError, Owner, owner_of
 from cerebro.run.recipe import Recipe
 from cerebro.run.records import ENDED
 from cerebro.run.settings import Settings
-from cerebro.run.states import CLAIM, claimant, remove_unneeded
+from cerebro.run.states import CLAIM, read_claimant, remove_unneeded
 from cerebro.run.store import (
     FILE,
     PARTS,
@@ -67,11 +67,11 @@ def make_run(settings: Settings) -> OwnedRun:
         if owner is not None:
             owner.release()
         if isinstance(error, OSError) and not isinstance(error, NoLocksError):
-            raise OSError(_why_not_made(folder, settings.state_dir, error)) from error
+            raise OSError(_explain_failure(folder, settings.state_dir, error)) from error
         raise
 
 
-def _why_not_made(run: Path, state_dir: Path, error: OSError) -> str:
+def _explain_failure(run: Path, state_dir: Path, error: OSError) -> str:
     what, argument = f"the run folder {run}", "run="
     folder = run.absolute()
     at = Path(str(error.filename or folder)).absolute()
@@ -113,7 +113,7 @@ def claim_state_dir(state_dir: Path, folder: Path, run_id: str) -> None:
     """Write the run's id to a separate slots folder; raise InputError if it has another's slots."""
     if state_dir == folder / "states":
         return
-    claimed = claimant(state_dir)
+    claimed = read_claimant(state_dir)
     if claimed not in (None, run_id) and any(state_dir.glob("*.slots")):
         raise InputError(
             f"state_dir {state_dir} holds the states of another run: empty it if that run "
@@ -151,7 +151,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
         "points": list(settings.points),
         "space": settings.space_json,
         "searcher_class": settings.searcher_class,
-        "build": Recipe.of(settings.build).to_json(),
+        "build": Recipe.from_build(settings.build).to_json(),
         "data": settings.train.spec(),
         "own_rows": rows_in.get() == settings.folder,
         "data_checksum": settings.train.checksum,
@@ -168,7 +168,7 @@ def run_record(settings: Settings) -> dict[str, Any]:
     }
 
 
-def sweep(run: Path, state_dir: Path) -> list[str]:
+def sweep_states(run: Path, state_dir: Path) -> list[str]:
     """Delete the state files that a closed run does not need; return their names.
 
     No process may be writing to the run.
@@ -218,7 +218,7 @@ rows_in: ContextVar[Path | None] = ContextVar("cerebro_rows_in", default=None)
 
 def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
     """Return the folder of a new run without creating it."""
-    one_of("if_exists", if_exists, ("error", "resume", "new"))
+    check_one_of("if_exists", if_exists, ("error", "resume", "new"))
     if run is None and if_exists == "resume":
         raise InputError(
             "if_exists='resume' needs the run's folder, which differs each time by default: "
@@ -241,7 +241,7 @@ def new_run_folder(run: str | os.PathLike[str] | None, if_exists: str) -> Path:
 
 
 @contextlib.contextmanager
-def reserved(
+def reserve_folder(
     run: str | os.PathLike[str] | None, if_exists: str
 ) -> Iterator[str | os.PathLike[str] | None]:
     """Choose and create the folder of a new run, if its name is not given; yield it, else `run`.
@@ -276,7 +276,7 @@ def reserved(
                 folder.parent.rmdir()
 
 
-def claim(folder: Path) -> None:
+def claim_folder(folder: Path) -> None:
     """Create the folder of a new run, unless it exists, before anything is written to it.
 
     Raises InputError if another search creates it at this moment.
@@ -326,7 +326,7 @@ def make_way(folder: Path) -> None:
             warnings.warn(
                 f"the run in {folder}, which has not finished an epoch, is now in {aside}: "
                 "cerebro.resume() continues it; delete it if you do not need it",
-                stacklevel=users_level(),
+                stacklevel=find_stacklevel(),
             )
             return
         for name in FOLDERS:

@@ -34,7 +34,7 @@ from cerebro.data.shard_files import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import is_plain_name, load_json, read_bytes
-from cerebro.machine.installation import other_version
+from cerebro.machine.installation import explain_other_version
 from cerebro.machine.objects import MissingObjectError, Objects
 from cerebro.run.states import HELD
 from cerebro.run.store import FILE, PARTS, OtherVersionError, encode, read_meta, reader
@@ -82,7 +82,7 @@ def read_pointer(objects: Objects) -> Pointer | None:
         raise CorruptDataError(f"{url} is damaged: a field is missing")
     if version != VERSION:
         again = "repeat the search in a new folder"
-        raise CorruptDataError(other_version(url, "mirror", version, VERSION, again))
+        raise CorruptDataError(explain_other_version(url, "mirror", version, VERSION, again))
     texts = [content.get(name) for name in ("run", "writer", "store_hash")]
     store, epochs = content.get("store"), content.get("epochs")
     if not all(isinstance(text, str) for text in [*texts, store]) or not isinstance(epochs, int):
@@ -126,7 +126,7 @@ class Uploader:
         is damaged.
         """
         before: tuple[str, ...] = ()
-        with self._room() as room:
+        with self._make_room() as room:
             is_own = room.is_relative_to(self._folder)
             for _ in range(TRIES):
                 try:
@@ -145,7 +145,7 @@ class Uploader:
         )
 
     @contextlib.contextmanager
-    def _room(self) -> Iterator[Path]:
+    def _make_room(self) -> Iterator[Path]:
         """Make a temporary folder beside the states, so that it can have links to them."""
         options: dict[str, Any] = {"prefix": HELD, "ignore_cleanup_errors": True}
         try:
@@ -161,13 +161,13 @@ class Uploader:
         snapshot = room / FILE
         snapshot.unlink(missing_ok=True)
         with reader(self._folder) as connection:
-            done = _progress(connection)
+            done = _measure_progress(connection)
             if done == self._done and not whole:
                 return False
-            run = _id(connection)
-            needed = {state_object(*state): state for state in _states(connection).items()}
+            run = _read_id(connection)
+            needed = {state_object(*state): state for state in _read_states(connection).items()}
             for name in sorted(needed.keys() - self._there):
-                self._hold(*needed[name], room, copies=copies)
+                self._hold_state(*needed[name], room, copies=copies)
             copy_store(connection, snapshot)
         for name in sorted(needed.keys() - self._there):
             self._put_state(name, *needed[name], room)
@@ -190,7 +190,7 @@ class Uploader:
     def _claim(self) -> None:
         """Check that the place is free or has this run; note what it already has."""
         with reader(self._folder) as connection:
-            run, epochs = _id(connection), _progress(connection)[0]
+            run, epochs = _read_id(connection), _measure_progress(connection)[0]
         pointer = read_pointer(self.objects)
         if pointer is not None and pointer.run != run:
             raise InputError(f"{self.objects.url} holds a different run: choose another URL")
@@ -201,7 +201,7 @@ class Uploader:
                 f"{self.objects.url!r}), or choose another URL"
             )
         if self._before is not None and pointer != self._before:
-            raise self._taken_over()
+            raise self._takeover_error()
         self._there = self.objects.names()
         self._before, self._is_first = pointer, False
 
@@ -210,15 +210,15 @@ class Uploader:
         pointer = read_pointer(self.objects)
         # A write that failed may have succeeded.
         if pointer != self._before and (pointer is None or pointer.writer != self._writer):
-            raise self._taken_over()
+            raise self._takeover_error()
 
-    def _taken_over(self) -> InputError:
+    def _takeover_error(self) -> InputError:
         return InputError(
             f"another process has resumed the run from {self.objects.url}: this one is no longer "
             "copied there"
         )
 
-    def _hold(self, file: str, state_hash: str, room: Path, *, copies: bool) -> None:
+    def _hold_state(self, file: str, state_hash: str, room: Path, *, copies: bool) -> None:
         """Keep a state until it is uploaded, whatever the run removes meanwhile.
 
         Without hard links, it is copied if `copies`, and otherwise not kept.
@@ -276,11 +276,11 @@ class Uploader:
                         self._logs[entry.name] = now
 
 
-def _id(connection: sqlite3.Connection) -> str:
+def _read_id(connection: sqlite3.Connection) -> str:
     return str(read_meta(connection)["id"])
 
 
-def _progress(connection: sqlite3.Connection) -> tuple[Any, ...]:
+def _measure_progress(connection: sqlite3.Connection) -> tuple[Any, ...]:
     """Return what changes with every durable addition: epochs, decisions, statuses."""
     (epochs,) = connection.execute("SELECT count(*) FROM epochs").fetchone()
     (decisions,) = connection.execute("SELECT count(*) FROM decisions").fetchone()
@@ -288,7 +288,7 @@ def _progress(connection: sqlite3.Connection) -> tuple[Any, ...]:
     return int(epochs), decisions, *map(tuple, statuses)
 
 
-def _states(connection: sqlite3.Connection) -> dict[str, str]:
+def _read_states(connection: sqlite3.Connection) -> dict[str, str]:
     """Return the files of the kept states that rows name, with their hashes."""
     check_rows(connection, "epochs")
     sql = "SELECT state_file, state_hash FROM epochs WHERE state_file IS NOT NULL"
@@ -314,7 +314,7 @@ def download(objects: Objects, folder: Path) -> Pointer:
         draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.tmp-", dir=folder.parent))
         try:
             draft.chmod(0o755)
-            _fill(objects, pointer, draft)
+            _fill_folder(objects, pointer, draft)
             draft.rename(folder)
             durable.sync_folder(folder.parent)
             return pointer
@@ -327,7 +327,7 @@ def download(objects: Objects, folder: Path) -> Pointer:
     raise AssertionError("unreachable")
 
 
-def _fill(objects: Objects, pointer: Pointer, folder: Path) -> None:
+def _fill_folder(objects: Objects, pointer: Pointer, folder: Path) -> None:
     for part in PARTS:
         (folder / part).mkdir()
     content = objects.read(pointer.store)
@@ -336,7 +336,7 @@ def _fill(objects: Objects, pointer: Pointer, folder: Path) -> None:
     (folder / FILE).write_bytes(content)
     try:
         with reader(folder) as connection:
-            states = _states(connection)
+            states = _read_states(connection)
             has_own_rows = read_meta(connection).get("own_rows") is True
     except OtherVersionError as error:
         local, url = os.fspath(folder / FILE), objects.url_of(pointer.store)

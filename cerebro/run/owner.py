@@ -32,7 +32,7 @@ from pathlib import Path
 from cerebro.errors import InputError
 from cerebro.machine.files import is_network_file_system, open_plain
 from cerebro.machine.processes import start_of
-from cerebro.run.beacon import Beacon, Key, Taken, holder
+from cerebro.run.beacon import Beacon, Key, Taken, find_holder
 
 FILE = "owner.lock"
 RENEW_SECONDS = 10.0
@@ -88,12 +88,12 @@ class Owner:
         """
         with _guard:
             key = _key_of(folder)
-            if _mine(key) is not None:
+            if _find_owner_here(key) is not None:
                 raise InputError(_refusal(folder, "this process"))
             try:
                 beacon = Beacon(folder, key)
             except Taken as taken:
-                raise InputError(_refusal(folder, _named(folder, taken.pid))) from None
+                raise InputError(_refusal(folder, _name_process(folder, taken.pid))) from None
             try:
                 fd = _locked_file(folder)
             except BaseException:
@@ -145,7 +145,7 @@ class Owner:
             self._released.set()
             _owners.pop(self._key, None)
             with contextlib.suppress(OSError):
-                _write(self._fd, "")
+                _write_text(self._fd, "")
             os.close(self._fd)
             self._beacon.close()
 
@@ -166,13 +166,13 @@ def owner_of(folder: Path) -> Process | None:
     """Return the process that is training a run, or None. Does not take the lock."""
     with _guard, contextlib.suppress(OSError):
         key = _key_of(folder)
-        owner = _mine(key)
+        owner = _find_owner_here(key)
         if owner is not None:
             return owner.process
-        with contextlib.suppress(OSError), _opened(folder / FILE) as fd:
+        with contextlib.suppress(OSError), _open_file(folder / FILE) as fd:
             if _is_locked(fd, folder) or _is_alive(folder, fd, writable=False):
-                return _read(fd) or Process(0, "another host")
-        pid = holder(key)
+                return _read_process(fd) or Process(0, "another host")
+        pid = find_holder(key)
         if pid is not None:
             return Process(pid, os.uname().nodename)
     return None
@@ -182,8 +182,8 @@ def check_locks(folder: Path) -> None:
     """Raise NoLocksError if SQLite cannot read a run because its file system has no locks."""
     with _guard:
         try:
-            if _mine(_key_of(folder)) is None:
-                with _opened(folder / FILE) as fd:
+            if _find_owner_here(_key_of(folder)) is None:
+                with _open_file(folder / FILE) as fd:
                     _is_locked(fd, folder)
         except NoLocksError:
             raise
@@ -216,7 +216,7 @@ def _key_of(folder: Path) -> Key:
     return info.st_dev, info.st_ino
 
 
-def _mine(key: tuple[int, int]) -> Owner | None:
+def _find_owner_here(key: tuple[int, int]) -> Owner | None:
     owner = _owners.get(key)
     return owner if owner is not None and owner.process.pid == os.getpid() else None
 
@@ -229,7 +229,7 @@ def _refusal(folder: Path, who: str) -> str:
 
 
 @contextlib.contextmanager
-def _opened(file: Path) -> Iterator[int]:
+def _open_file(file: Path) -> Iterator[int]:
     fd = open_plain(file, os.O_RDONLY)
     try:
         yield fd
@@ -241,16 +241,16 @@ def _locked_file(folder: Path) -> int:
     """Return a descriptor of the lock's file, which this process has locked; see `Owner.take`."""
     fd = open_plain(folder / FILE, os.O_RDWR | os.O_CREAT)
     try:
-        if not _lock(fd, folder) or _is_alive(folder, fd, writable=True):
-            raise InputError(_refusal(folder, str(_read(fd) or "another process")))
-        _write(fd, json.dumps(asdict(Process.current())))
+        if not _take_lock(fd, folder) or _is_alive(folder, fd, writable=True):
+            raise InputError(_refusal(folder, str(_read_process(fd) or "another process")))
+        _write_text(fd, json.dumps(asdict(Process.current())))
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def _lock(fd: int, folder: Path) -> bool:
+def _take_lock(fd: int, folder: Path) -> bool:
     """Take the lock; return False if another process has it."""
     try:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -258,12 +258,12 @@ def _lock(fd: int, folder: Path) -> bool:
         if error.errno in (errno.EACCES, errno.EAGAIN):
             return False
         if error.errno in _NO_LOCKS:
-            raise _no_locks(folder) from error
+            raise _no_locks_error(folder) from error
         raise
     return True
 
 
-def _no_locks(folder: Path) -> NoLocksError:
+def _no_locks_error(folder: Path) -> NoLocksError:
     return NoLocksError(
         f"the file system of {folder} has no locks, which a run needs: keep runs on a local disk, "
         "copy this one there, or mount the file system with locks (Lustre: -o flock; NFS: without "
@@ -284,12 +284,12 @@ def _is_locked(fd: int, folder: Path) -> bool:
         answer = struct.unpack(layout, fcntl.fcntl(fd, fcntl.F_GETLK, request))
     except OSError as error:
         if error.errno in _NO_LOCKS:
-            raise _no_locks(folder) from error
+            raise _no_locks_error(folder) from error
         raise
     return bool(answer[names.index("l_type")] != fcntl.F_UNLCK)
 
 
-def _read(fd: int) -> Process | None:
+def _read_process(fd: int) -> Process | None:
     """Return the process that wrote the file; None if the file is empty or incomplete."""
     try:
         fields = json.loads(os.pread(fd, 4096, 0))
@@ -309,23 +309,23 @@ def _read(fd: int) -> Process | None:
     return process if 0 < process.pid < 2**31 else None
 
 
-def _write(fd: int, text: str) -> None:
+def _write_text(fd: int, text: str) -> None:
     os.ftruncate(fd, 0)
     os.pwrite(fd, text.encode(), 0)
 
 
-def _named(folder: Path, pid: int) -> str:
+def _name_process(folder: Path, pid: int) -> str:
     """Return a process of this host as text; for 0, look its number up in the file."""
     if pid > 0:
         return str(Process(pid, os.uname().nodename))
-    with contextlib.suppress(OSError), _opened(folder / FILE) as fd:
-        return str(_read(fd) or "another process")
+    with contextlib.suppress(OSError), _open_file(folder / FILE) as fd:
+        return str(_read_process(fd) or "another process")
     return "another process"
 
 
 def _is_alive(folder: Path, fd: int, *, writable: bool) -> bool:
     """Return whether the process named in the file lives, although its lock is not visible."""
-    process = _read(fd)
+    process = _read_process(fd)
     return process is not None and (
         process.is_certainly_alive() or _lives_elsewhere(folder, fd, process, writable=writable)
     )

@@ -21,13 +21,13 @@ from types import ModuleType
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.arguments import users_level
+from cerebro.arguments import find_stacklevel
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine import imports as sources
-from cerebro.machine.guard import BUILD, finding, stoppable
+from cerebro.machine.guard import BUILD, guard_import, make_stoppable
 from cerebro.machine.program import source_as_imported
 from cerebro.model import Info
-from cerebro.run.records import STUDY, plain
+from cerebro.run.records import STUDY, strip_study
 
 _PASS_IT = "pass it as build=... (on the command line: --build FILE)"
 
@@ -44,7 +44,7 @@ class Recipe:
     takes_trial: bool = False  # called with an Optuna trial, not a configuration
 
     @classmethod
-    def of(cls, build: Callable[..., Any]) -> Recipe:
+    def from_build(cls, build: Callable[..., Any]) -> Recipe:
         takes_trial = getattr(build, "takes_trial", False)
         hashes = source_hash(build), _file_hash(build)
         return cls(*_name_of(build), _file(build), *hashes, takes_trial=takes_trial)
@@ -90,9 +90,9 @@ class Recipe:
         except CerebroError:
             raise
         except (Exception, SystemExit) as error:  # a script may read its arguments, and exit
-            why = _reason(error)
+            why = _describe_reason(error)
             if self.module == "__main__":
-                raise InputError(f"this run's {self._not_found(why)}") from error
+                raise InputError(f"this run's {self._explain_not_found(why)}") from error
             raise InputError(
                 f"this run's build(), {self.name}, cannot be imported here ({why}): {_PASS_IT}"
             ) from error
@@ -108,7 +108,7 @@ class Recipe:
         elif self.file_hash is not None and _file_hash(build) not in (None, self.file_hash):
             what = f"{self.file}, which defines build,"
         if what is not None:
-            warnings.warn(f"{what} has changed since the run", stacklevel=users_level())
+            warnings.warn(f"{what} has changed since the run", stacklevel=find_stacklevel())
 
     def _module(self) -> ModuleType:
         main = sys.modules.get("__main__")
@@ -117,7 +117,7 @@ class Recipe:
                 return main
             if self.script_is_unchanged:
                 script = import_file(str(self.file), sought=(self._first_name,))
-                if source_hash(_at(script, self.qualname)) == self.source_hash:
+                if source_hash(_get_attribute(script, self.qualname)) == self.source_hash:
                     return script
             if main is not None and is_interactive():
                 return main
@@ -125,7 +125,7 @@ class Recipe:
         if main is not None and self.module == _name_with_m(main) and self._is_in(main):
             return main
         try:
-            with finding(self._first_name, target=self.module):
+            with guard_import(self._first_name, target=self.module):
                 return importlib.import_module(self.module)
         except ImportError:
             if self.file is None:
@@ -137,7 +137,7 @@ class Recipe:
         file = _file_of(main)
         if file is not None and self.file == file:
             return True
-        function = _at(main, self.qualname)
+        function = _get_attribute(main, self.qualname)
         return self.source_hash is not None and source_hash(function) == self.source_hash
 
     @property
@@ -145,7 +145,7 @@ class Recipe:
         """Whether the recorded file is there, as it was."""
         return self.file_hash is not None and _hash_of(self.file) == self.file_hash
 
-    def _not_found(self, why: str) -> str:
+    def _explain_not_found(self, why: str) -> str:
         """Say where the function of a script or notebook was defined, and what to do."""
         again = "run the cell that defines it, or " if is_interactive() else ""
         if self.file is None or self.file_hash is None:
@@ -166,7 +166,7 @@ class Recipe:
         return self.qualname.partition(".")[0]
 
 
-def _reason(error: BaseException) -> str:
+def _describe_reason(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"it ends the process: sys.exit({text_of(error)})"
     if isinstance(error, (ImportError, AttributeError, OSError)):  # their texts say it
@@ -187,7 +187,7 @@ def _name_of(build: Any) -> tuple[str, str]:
         owner = build.__self__
         module, qualname = sources.module_of(owner), f"{owner.__qualname__}.{build.__name__}"
     elif not (inspect.isfunction(build) or isinstance(build, type)) and (
-        _at(sys.modules.get(module), qualname) is not build
+        _get_attribute(sys.modules.get(module), qualname) is not build
     ):
         return module, f"<{qualname}>"
     main = sys.modules.get("__main__")
@@ -196,7 +196,7 @@ def _name_of(build: Any) -> tuple[str, str]:
     return module, qualname
 
 
-def _at(module: ModuleType | None, qualname: str) -> Any:
+def _get_attribute(module: ModuleType | None, qualname: str) -> Any:
     """Return what a module has under a qualified name, or None."""
     value: Any = module
     for part in qualname.split("."):
@@ -245,7 +245,7 @@ def import_file(
     own_name = f"{plain_name}_{_core.xxh3_64(str(file).encode())}" if taken else plain_name
     if own_name in sys.modules:
         return sys.modules[own_name]
-    spec = stoppable(importlib.util.spec_from_file_location(own_name, file))
+    spec = make_stoppable(importlib.util.spec_from_file_location(own_name, file))
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")
     root = file.parents[min(plain_name.count("."), len(file.parents) - 1)]
@@ -255,7 +255,7 @@ def import_file(
     module = importlib.util.module_from_spec(spec)
     sys.modules[own_name] = module
     try:
-        with finding(*sought, target=str(file)):
+        with guard_import(*sought, target=str(file)):
             spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[own_name]
@@ -381,7 +381,7 @@ class StudyBuild(WrappedBuild):
 
     def __call__(self, config: Mapping[str, Any], info: Info) -> Any:
         study = config.get(STUDY, {})  # cerebro.refit does not have it
-        trial = _trial_class()(plain(config), study.get("number", info.trial // self.folds))
+        trial = _trial_class()(strip_study(config), study.get("number", info.trial // self.folds))
         trial.user_attrs.update(study.get("user_attrs", {}))
         trial.system_attrs.update(study.get("system_attrs", {}))
         trial.study = StudyStandIn(study.get("study", ""), study.get("direction", "NOT_SET"))

@@ -29,7 +29,7 @@ STUDY = "cerebro:study"
 """The key of a stored configuration for an Optuna trial's other data; users do not see it."""
 
 
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+def strip_study(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration as shown to users."""
     return {name: value for name, value in config.items() if name != STUDY}
 
@@ -167,12 +167,12 @@ class TrialRecord:
         return best.record
 
 
-def snapshot(record: TrialRecord) -> TrialRecord:
+def copy_record(record: TrialRecord) -> TrialRecord:
     """Return a copy of a record that does not change while the trial trains."""
     return replace(
         record,
         epochs=[replace(epoch) for epoch in record.epochs],
-        folds=tuple(map(snapshot, record.folds)),
+        folds=tuple(map(copy_record, record.folds)),
     )
 
 
@@ -205,15 +205,15 @@ STD = "_std"
 """The suffix that a metric's name gets for its standard deviation."""
 
 
-def gather(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
+def gather_configurations(records: Sequence[TrialRecord], folds: int) -> list[TrialRecord]:
     """Return the configurations of trials sorted by number, except those that lack trials."""
     return [
-        configuration(records[first : first + folds])
+        make_configuration(records[first : first + folds])
         for first in range(0, len(records) - folds + 1, folds)
     ]
 
 
-def configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
+def make_configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
     first = folds[0]
     for fold, record in enumerate(folds):
         record.fold = fold
@@ -225,11 +225,11 @@ def configuration(folds: Sequence[TrialRecord]) -> TrialRecord:
         parent_epoch=first.parent_epoch,
         folds=tuple(folds),
     )
-    update(whole)
+    update_configuration(whole)
     return whole
 
 
-def update(whole: TrialRecord) -> list[EpochRecord]:
+def update_configuration(whole: TrialRecord) -> list[EpochRecord]:
     """Update a configuration's record from its folds; return the new epochs."""
     new = []
     while whole.done < min(fold.done for fold in whole.folds):
@@ -298,7 +298,7 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
         return math.fsum(value / count for value in values), math.inf
 
 
-def clash(metrics: Iterable[str]) -> str | None:
+def find_clash(metrics: Iterable[str]) -> str | None:
     """Return why a standard deviation's name would clash with a metric; None if none would."""
     names = set(metrics)
     for name in sorted(names):

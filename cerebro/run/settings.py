@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cerebro.data import Dataset
-from cerebro.data.order import EpochOrder, Shuffle, order_of
+from cerebro.data.order import EpochOrder, Shuffle, make_order
 from cerebro.data.validation import Folds
 from cerebro.machine.devices import CPU
 from cerebro.run.records import Ranking
@@ -51,13 +51,13 @@ class Training:
     """The seconds that a unit may take, for executors that can kill their workers."""
 
     def order_of(self, train: Dataset) -> EpochOrder:
-        return order_of(train, self.shuffle, self.seed, stagger=self.stagger)
+        return make_order(train, self.shuffle, self.seed, stagger=self.stagger)
 
-    def training(self) -> dict[str, Any]:
+    def record_training(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(Training)}
 
     @staticmethod
-    def recorded(record: Mapping[str, Any]) -> dict[str, Any]:
+    def from_record(record: Mapping[str, Any]) -> dict[str, Any]:
         """Return these settings from a run's record; raise KeyError if one is missing."""
         return {f.name: record[f.name] for f in fields(Training)}
 

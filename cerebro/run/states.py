@@ -73,7 +73,7 @@ def state_file(path: Path) -> StateFile | None:
     return None
 
 
-def kept_files(folder: Path) -> dict[int, list[StateFile]]:
+def find_kept_files(folder: Path) -> dict[int, list[StateFile]]:
     """Find the kept states in a folder, by trial, with published states last."""
     by_trial: dict[int, list[StateFile]] = defaultdict(list)
     for file in _state_files(folder):
@@ -98,7 +98,7 @@ def epoch_state_file(trial: int, epoch: int) -> str:
     return f"{trial}-epoch-{epoch}.safetensors"
 
 
-def unpublished(file: str, state_hash: str) -> str:
+def unpublished_name(file: str, state_hash: str) -> str:
     """Return a kept state's name until it is durable; its hash shows whether it is complete."""
     return f"{file.removesuffix('.safetensors')}.{state_hash}.safetensors.new"
 
@@ -108,7 +108,7 @@ def slots_stem(folder: Path, trial: int) -> Path:
     return folder / str(trial)
 
 
-def claimant(folder: Path) -> str | None:
+def read_claimant(folder: Path) -> str | None:
     """Return the id of the run that owns a separate folder of slots, or None.
 
     Raises CorruptDataError or OSError if the claim cannot be read.
@@ -183,7 +183,7 @@ def read_state(kept: KeptState) -> bytes:
     Raises CorruptDataError if it is missing or damaged.
     """
     path = Path(kept.file)
-    for name in (path, path.with_name(unpublished(path.name, kept.state_hash)), path):
+    for name in (path, path.with_name(unpublished_name(path.name, kept.state_hash)), path):
         with contextlib.suppress(FileNotFoundError):
             packed = read_bytes(name)
             if _core.hash_state(packed) == kept.state_hash:
@@ -197,7 +197,7 @@ def read_state(kept: KeptState) -> bytes:
 
 def write_unpublished(folder: Path, file: str, state_hash: str, packed: _core.StateBuffer) -> None:
     """Write a kept state under the name that it has until it is published."""
-    path = folder / unpublished(file, state_hash)
+    path = folder / unpublished_name(file, state_hash)
     remove_state(path)  # a worker may have been killed while writing it
     fd = open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     with open(fd, "wb") as opened:  # noqa: PTH123

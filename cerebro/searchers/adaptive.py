@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.errors import InputError
 from cerebro.searchers.base import Decision, SpaceSearcher, Suggestion
 
@@ -26,7 +26,7 @@ class AdaptiveSearcher(SpaceSearcher):
         """Decide by a value to minimize; infinity means that the trial has ended."""
         raise NotImplementedError
 
-    def _new(self, epochs: int) -> Suggestion:
+    def _suggest_new(self, epochs: int) -> Suggestion:
         """Suggest the next new trial, as in random search, to be trained until epoch `epochs`."""
         trial = self._next
         # Not in setup: a run that began with n_trials may be resumed without.
@@ -40,7 +40,7 @@ class AdaptiveSearcher(SpaceSearcher):
         self._next += 1
         return Suggestion(self._space.complete(point, self._seed, trial), epochs)
 
-    def _again(self, trial: int, epochs: int) -> Suggestion:
+    def _suggest_resumed(self, trial: int, epochs: int) -> Suggestion:
         """Suggest resuming a paused trial until epoch `epochs`."""
         return Suggestion({}, epochs, trial=trial)
 
@@ -62,8 +62,8 @@ def check_rungs(
     min_epochs: int, reduction_factor: int, epochs: int | None = None
 ) -> tuple[int, int]:
     """Return the first two arguments as ints; raise InputError unless they define valid rungs."""
-    min_epochs = whole_number("min_epochs", min_epochs, 1, math.inf)
-    reduction_factor = whole_number("reduction_factor", reduction_factor, 2, math.inf)
+    min_epochs = check_whole_number("min_epochs", min_epochs, 1, math.inf)
+    reduction_factor = check_whole_number("reduction_factor", reduction_factor, 2, math.inf)
     if epochs is not None and min_epochs > epochs:
         raise InputError(
             f"min_epochs={min_epochs} is above epochs={epochs}: give search() more epochs, or "

@@ -17,7 +17,7 @@ from cerebro.searchers.adaptive import (
     encode_value,
     rung_epochs,
 )
-from cerebro.searchers.base import DONE, Decision, Suggested, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, require_end
 
 
 class _Rung:
@@ -53,7 +53,7 @@ class _Rung:
         stayed = set(self._stayed)
         return sum(entry in stayed for entry in self._ranked[: len(self) // self._factor])
 
-    def promoted(self) -> int | None:
+    def pop_promoted(self) -> int | None:
         """Remove and return the best trial to promote; None if no trial is good enough."""
         if self._stayed and self.is_good(*self._stayed[0]):
             return heapq.heappop(self._stayed)[1]
@@ -112,7 +112,7 @@ class ASHA(AdaptiveSearcher):
         self._live: set[int] = set()
 
     def _prepare(self) -> None:
-        needs_end("ASHA", self._n_trials)
+        require_end("ASHA", self._n_trials)
         check_rungs(self._min_epochs, self._reduction_factor, self._epochs)
         self._epochs_of = rung_epochs(self._min_epochs, self._reduction_factor, self._epochs)
         self._rungs = [_Rung(self._reduction_factor) for _ in self._epochs_of]
@@ -120,24 +120,24 @@ class ASHA(AdaptiveSearcher):
 
     def suggest(self) -> Suggested:
         """Return the trial to promote from the highest rung that has one, else a new trial."""
-        promoted = self._promoted()
+        promoted = self._promote_trial()
         if promoted is not None:
             trial, epochs = promoted
             self._live.add(trial)
-            return self._again(trial, epochs)
+            return self._suggest_resumed(trial, epochs)
         assert self._n_trials is not None
         if self._next < self._n_trials:
             self._live.add(self._next)
             promotion = self._variant == "promotion"
-            return self._new(self._epochs_of[0] if promotion else self._epochs)
+            return self._suggest_new(self._epochs_of[0] if promotion else self._epochs)
         return None if self._live else DONE
 
-    def _promoted(self) -> tuple[int, int] | None:
+    def _promote_trial(self) -> tuple[int, int] | None:
         """Return a trial to promote and the epochs until which it trains; None if no trial can."""
         if self._variant == "stopping":
             return None
         for level in range(len(self._rungs) - 2, -1, -1):
-            trial = self._rungs[level].promoted()
+            trial = self._rungs[level].pop_promoted()
             if trial is not None:
                 return trial, self._epochs_of[level + 1]
         return None
@@ -172,13 +172,13 @@ class ASHA(AdaptiveSearcher):
         reach = float(self._n_trials)
         epochs = (reach - self._next) * self._epochs_of[0]
         for rung, (before, after) in zip(self._rungs, pairwise(self._epochs_of), strict=False):
-            more = max(0.0, self._promotions(reach) - self._promotions(len(rung)))
+            more = max(0.0, self._expect_promotions(reach) - self._expect_promotions(len(rung)))
             promoted = rung.promotable + more
             epochs += promoted * (after - before)
             reach = rung.moved + promoted
         return epochs
 
-    def _promotions(self, trials: float) -> float:
+    def _expect_promotions(self, trials: float) -> float:
         """Return how many of the trials that reach a rung are promoted, on average."""
         if trials < self._reduction_factor:
             return 0.0

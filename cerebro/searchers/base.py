@@ -344,7 +344,7 @@ def expected_trials(searcher: Searcher, n_trials: int | None) -> int | None:
     return min(counts, default=None)
 
 
-def needs_end(title: str, n_trials: int | float | None) -> int | float:
+def require_end(title: str, n_trials: int | float | None) -> int | float:
     """Return `n_trials` for a searcher that never ends by itself; raise InputError for None."""
     if n_trials is None:
         raise InputError(

@@ -72,7 +72,7 @@ class Bracket:
         self.members.append(trial)
         self.begun += 1
 
-    def promoted(self) -> int | None:
+    def pop_promoted(self) -> int | None:
         """Remove and return the next trial promoted to the current rung, or None."""
         return self.waiting.pop(0) if self.waiting else None
 
@@ -150,15 +150,15 @@ class Brackets:
     def add(self, bracket: Bracket) -> None:
         self.brackets.append(bracket)
 
-    def promoted(self) -> tuple[int, int] | None:
+    def pop_promoted(self) -> tuple[int, int] | None:
         """Return a promoted trial of the first bracket that has one, and its epochs; or None."""
         for bracket in self.brackets:
-            trial = bracket.promoted()
+            trial = bracket.pop_promoted()
             if trial is not None:
                 return trial, bracket.rung.epochs
         return None
 
-    def wanting(self) -> Bracket | None:
+    def find_wanting(self) -> Bracket | None:
         """Return the first bracket that needs another trial, or None."""
         return next((bracket for bracket in self.brackets if bracket.wants_new), None)
 
@@ -204,14 +204,14 @@ class BracketSearcher(AdaptiveSearcher):
 
     def suggest(self) -> Suggested:
         """Return a promoted trial or a new one; None while rungs wait for their last trials."""
-        again = self._brackets.promoted()
+        again = self._brackets.pop_promoted()
         if again is not None:
-            return self._again(*again)
-        bracket = self._brackets.wanting() or self._open()
+            return self._suggest_resumed(*again)
+        bracket = self._brackets.find_wanting() or self._open()
         if bracket is None:
             return DONE if self._brackets.is_over else None
         self._brackets.begin(bracket, self._next)
-        return self._new(bracket.rung.epochs)
+        return self._suggest_new(bracket.rung.epochs)
 
     def _open(self) -> Bracket | None:
         """Open the next bracket; return None if no other one is needed."""

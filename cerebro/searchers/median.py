@@ -7,9 +7,9 @@ from bisect import insort
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggested, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, require_end
 
 
 class MedianStopping(AdaptiveSearcher):
@@ -29,8 +29,8 @@ class MedianStopping(AdaptiveSearcher):
 
     def __init__(self, grace_epochs: int = 1, min_trials: int = 3) -> None:
         super().__init__()
-        self._grace_epochs = whole_number("grace_epochs", grace_epochs, 1, math.inf)
-        self._min_trials = whole_number("min_trials", min_trials, 1, math.inf)
+        self._grace_epochs = check_whole_number("grace_epochs", grace_epochs, 1, math.inf)
+        self._min_trials = check_whole_number("min_trials", min_trials, 1, math.inf)
         self._best: dict[int, float] = {}
         self._sums: dict[int, float] = {}
         self._averages: list[
@@ -38,13 +38,13 @@ class MedianStopping(AdaptiveSearcher):
         ] = []  # by epoch: the averages of all trials so far, sorted
 
     def _prepare(self) -> None:
-        needs_end("median stopping", self._n_trials)
+        require_end("median stopping", self._n_trials)
         self._best, self._sums, self._averages = {}, {}, []
 
     def suggest(self) -> Suggested:
         """Return a new trial, which trains to the end unless it is stopped."""
         assert self._n_trials is not None
-        return self._new(self._epochs) if self._next < self._n_trials else DONE
+        return self._suggest_new(self._epochs) if self._next < self._n_trials else DONE
 
     def _decide(self, trial: int, epoch: int, value: float) -> Decision:
         if not math.isfinite(value):

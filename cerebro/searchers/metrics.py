@@ -31,13 +31,13 @@ _MAX = """
 
 def known_mode(metric: str) -> Mode | None:
     """Return whether a well-known metric is minimized or maximized; None for others."""
-    name = _name(metric)
+    name = _normalize_name(metric)
     if name in _MIN.split():
         return "min"
     return "max" if name in _MAX.split() else None
 
 
-def nearest(metric: str, names: Iterable[str]) -> str | None:
+def find_nearest(metric: str, names: Iterable[str]) -> str | None:
     """Return the name that is most like a metric, such as ``accuracy`` for ``acc``; or None."""
     prefix = next((start for start in ("val_", "train_") if metric.startswith(start)), "")
     originals = {
@@ -58,7 +58,7 @@ def _abbreviates(short: str, name: str) -> bool:
     return len(short) > 1 and (short == initials or any(w.startswith(short) for w in words))
 
 
-def _name(metric: str) -> str:
+def _normalize_name(metric: str) -> str:
     return metric.lower().removeprefix("val_").removeprefix("train_").replace("-", "_")
 
 
@@ -73,7 +73,7 @@ def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric
     usual = known_mode(metric)
     if usual is not None:
         return usual
-    name = _name(metric)
+    name = _normalize_name(metric)
     place = "" if argument == "metric" else f"{argument}: "
     near = difflib.get_close_matches(name, [*_MIN.split(), *_MAX.split()], 1)
     meant = ": for"

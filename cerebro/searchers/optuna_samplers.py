@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.machine.flags import compute_settings
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion, needs_end
+from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion, require_end
 from cerebro.searchers.optuna_terms import Parameters, import_optuna, quiet
 from cerebro.space import Node
 
@@ -31,7 +31,7 @@ class SamplerSearch(AdaptiveSearcher):
 
     def __init__(self, startup_trials: int = 10, earlier: Any = ()) -> None:
         super().__init__()
-        self._startup_trials = whole_number("startup_trials", startup_trials, 0, math.inf)
+        self._startup_trials = check_whole_number("startup_trials", startup_trials, 0, math.inf)
         self._earlier = list(earlier) if isinstance(earlier, (list, tuple)) else [earlier]
         self._study: optuna.Study | None = None
         self._parameters: Parameters | None = None
@@ -43,7 +43,7 @@ class SamplerSearch(AdaptiveSearcher):
         raise NotImplementedError
 
     def _prepare(self) -> None:
-        needs_end(self._title, self._n_trials)
+        require_end(self._title, self._n_trials)
         self._begin()
 
     def _begin(self) -> None:

@@ -68,7 +68,7 @@ class Parameters:
         dimension = node.dimension
         if isinstance(dimension, Choice):
             option = trial.suggest_categorical(name, kind.choices)
-            encoded = {storable(o): o for o in dimension.options if storable(o) is not o}
+            encoded = {make_storable(o): o for o in dimension.options if make_storable(o) is not o}
             return encoded.get(option, option)
         step = {} if kind.log else {"step": kind.step}
         suggest = trial.suggest_int if isinstance(dimension, Integer) else trial.suggest_float
@@ -83,7 +83,7 @@ class Parameters:
             there, value = value_at(config, node.path)
             is_alone = self.name(node) == path_name(node.path)
             if there and (is_alone or node.applies(config)):
-                yield node, storable(value), self._kinds[id(node)]
+                yield node, make_storable(value), self._kinds[id(node)]
 
     def of_config(self, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return a configuration's parameters within their bounds, and their distributions."""
@@ -101,7 +101,7 @@ def contains(kind: Any, value: Any) -> bool:
         return False
 
 
-def storable(value: Any) -> Any:
+def make_storable(value: Any) -> Any:
     """Return a value as Optuna can hold it: JSON for lists, mappings and other objects."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -122,7 +122,9 @@ def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
         high = dimension.nearest(dimension.high)
         return kinds.IntDistribution(dimension.low, high, log=dimension.log, step=dimension.step)
     if isinstance(dimension, Choice):
-        return kinds.CategoricalDistribution([storable(option) for option in dimension.options])
+        return kinds.CategoricalDistribution(
+            [make_storable(option) for option in dimension.options]
+        )
     hint = ", which has no normal distribution: use uniform" * isinstance(dimension, Normal)
     raise InputError(f"{name}: {dimension!r} cannot be searched by Optuna{hint}")
 
@@ -173,15 +175,19 @@ def storage_errors(
     except Exception as error:
         if not _is_of_storage(optuna, error):
             raise
-        cause = _cause(error)
+        cause = _describe_cause(error)
         advice = next((text for key, text in _ADVICE.items() if key in cause), "")
         if not advice and _is_disconnected(error):
             advice = _SERVER_IS_GONE
-        parts = [f"the storage of the study {name!r} ({address(storage)}) fails", cause, advice]
+        parts = [
+            f"the storage of the study {name!r} ({describe_storage(storage)}) fails",
+            cause,
+            advice,
+        ]
         raise kind(": ".join(part for part in parts if part) + more) from error
 
 
-def address(storage: Any) -> str:
+def describe_storage(storage: Any) -> str:
     """Return a storage's URL without its password, the address of its server, or its type."""
     backend = getattr(storage, "_backend", storage)
     if type(backend).__name__ == "GrpcStorageProxy":
@@ -202,22 +208,22 @@ def _is_of_storage(optuna: Any, error: BaseException) -> bool:
 
 def _is_disconnected(error: BaseException) -> bool:
     """Return whether a gRPC call failed because its server cannot be reached or has ended."""
-    inner = _innermost(error)
+    inner = _find_innermost(error)
     if not hasattr(inner, "details"):
         return False
     # A server that ends in the middle of a call is reported as an unknown error.
     return inner.code().name == "UNAVAILABLE" or "Stream removed" in (inner.details() or "")
 
 
-def _innermost(error: BaseException) -> Any:
+def _find_innermost(error: BaseException) -> Any:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
-def _cause(error: BaseException) -> str:
+def _describe_cause(error: BaseException) -> str:
     """Return the database's own error, without the SQL statement, or that of the connection."""
-    inner = _innermost(error)
+    inner = _find_innermost(error)
     if hasattr(inner, "details"):  # gRPC's, whose text has many lines
         return text_of(RuntimeError(inner.details()), 300)
     return text_of(getattr(inner, "orig", None) or inner, 300)

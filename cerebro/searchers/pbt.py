@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.arguments import real_number, whole_number
+from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.errors import InputError
 from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
 from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion
@@ -69,16 +69,16 @@ class PBT(AdaptiveSearcher):
         population: int = 8,
     ) -> None:
         super().__init__()
-        interval = whole_number("interval", interval, 1, math.inf)
-        population = whole_number("population", population, 2, math.inf)
-        quantile = real_number("quantile", quantile, above=0, most=0.5)
-        resample = real_number("resample", resample, least=0, most=1)
+        interval = check_whole_number("interval", interval, 1, math.inf)
+        population = check_whole_number("population", population, 2, math.inf)
+        quantile = check_real_number("quantile", quantile, above=0, most=0.5)
+        resample = check_real_number("resample", resample, least=0, most=1)
         if isinstance(mutate, str):
             raise InputError(f"mutate must be a list of names, such as [{mutate!r}]")
         self._interval = interval
         self._quantile = quantile
         self._mutate = None if mutate is None else list(mutate)
-        self._factors = _two_numbers(factors)
+        self._factors = _check_two_numbers(factors)
         self._resample = resample
         self._population = population
         self._size = population
@@ -115,14 +115,14 @@ class PBT(AdaptiveSearcher):
         """Return a trial to resume, a clone, or a new trial; None while a generation trains."""
         if len(self._members) < self._size:
             trial = self._next
-            suggestion = self._new(self._target)
+            suggestion = self._suggest_new(self._target)
             self._members.append(trial)
             self._configs[trial] = suggestion.config
             return suggestion
         if self._waiting:
             place, trial, parent = self._waiting.pop(0)
             if parent < 0:
-                return self._again(trial, self._target)
+                return self._suggest_resumed(trial, self._target)
             return self._clone(place, parent)
         return DONE if len(self._values) == self._size and self._is_last else None
 
@@ -133,7 +133,7 @@ class PBT(AdaptiveSearcher):
     def _clone(self, place: int, parent: int) -> Suggestion:
         trial = self._next
         self._next += 1
-        config = self._explored(self._configs[parent], trial)
+        config = self._explore(self._configs[parent], trial)
         self._members[place] = trial
         self._configs[trial] = config
         return Suggestion(config, self._target, parent=parent)
@@ -212,7 +212,7 @@ class PBT(AdaptiveSearcher):
 
     # --- explore ---------------------------------------------------------
 
-    def _explored(self, parent: Mapping[str, Any], trial: int) -> dict[str, Any]:
+    def _explore(self, parent: Mapping[str, Any], trial: int) -> dict[str, Any]:
         """Return the parent's configuration with the mutated values changed."""
 
         def choose(node: Node) -> Any:
@@ -225,7 +225,7 @@ class PBT(AdaptiveSearcher):
                 return value
             if draws[0] < self._resample:
                 return node.dimension.draw(draws[2])
-            return perturbed(node.dimension, value, self._factors, up=draws[1] >= 0.5)
+            return perturb(node.dimension, value, self._factors, up=draws[1] >= 0.5)
 
         return self._space.fill({}, choose)
 
@@ -259,7 +259,7 @@ class PBT(AdaptiveSearcher):
         return f"PBT(interval={self._interval}, quantile={self._quantile}, mutate={self._mutate!r})"
 
 
-def perturbed(dimension: Dimension, value: Any, factors: tuple[float, float], *, up: bool) -> Any:
+def perturb(dimension: Dimension, value: Any, factors: tuple[float, float], *, up: bool) -> Any:
     """Return a value near `value`, within the dimension's bounds."""
     if isinstance(dimension, Choice):
         options = list(dimension.options)
@@ -280,7 +280,7 @@ def perturbed(dimension: Dimension, value: Any, factors: tuple[float, float], *,
     return float(changed)
 
 
-def _two_numbers(factors: Any) -> tuple[float, float]:
+def _check_two_numbers(factors: Any) -> tuple[float, float]:
     if not isinstance(factors, (list, tuple)) or len(factors) != 2:
         raise InputError(f"factors must be two numbers, such as (0.8, 1.2), not {factors!r}")
-    return real_number("factors", factors[0]), real_number("factors", factors[1])
+    return check_real_number("factors", factors[0]), check_real_number("factors", factors[1])

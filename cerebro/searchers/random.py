@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.searchers.base import SequenceSearcher, needs_end
+from cerebro.searchers.base import SequenceSearcher, require_end
 from cerebro.space import json_value
 
 
@@ -17,7 +17,7 @@ class DrawnSearch(SequenceSearcher):
     _title = ""
 
     def _prepare(self) -> None:
-        self._end = needs_end(self._title, self._n_trials)
+        self._end = require_end(self._title, self._n_trials)
         super()._prepare()
 
     def _count(self) -> int | float:
@@ -60,12 +60,12 @@ class RandomSearch(DrawnSearch):
             self._used.update(map(_key, self._completed))
         # Which configurations are unused depends on earlier trials: draw these first.
         while len(self._points) + len(self._drawn) <= trial:
-            self._drawn.append(self._unused(len(self._points) + len(self._drawn)))
+            self._drawn.append(self._find_unused(len(self._points) + len(self._drawn)))
             self._used.add(_key(self._drawn[-1]))
         config: dict[str, Any] = json_value(self._drawn[trial - len(self._points)], "space")
         return config
 
-    def _unused(self, trial: int) -> dict[str, Any]:
+    def _find_unused(self, trial: int) -> dict[str, Any]:
         first = self._space.sample(self._seed, trial)
         again = (self._seed + (trial + 1) * 0x9E3779B97F4A7C15) % 2**63
         # Prefer the values that the trial takes from grids in its turn.
@@ -75,13 +75,13 @@ class RandomSearch(DrawnSearch):
                 if _key(config) not in self._used:
                     return config
                 config = self._space.complete({}, again, attempt, turn=turn)
-            unused = self._left(turn)
+            unused = self._list_unused(turn)
             if unused:
                 return unused[again % len(unused)]
         self._used.clear()
         return first
 
-    def _left(self, turn: int | None) -> list[dict[str, Any]]:
+    def _list_unused(self, turn: int | None) -> list[dict[str, Any]]:
         """Return unused configurations, with trial `turn`'s values of grids; empty if too many."""
         if self._all is None:
             try:

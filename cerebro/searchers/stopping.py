@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cerebro.arguments import real_number, whole_number
+from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.errors import InputError
-from cerebro.searchers.metrics import metric_mode, nearest
+from cerebro.searchers.metrics import find_nearest, metric_mode
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class EarlyStopping:
     mode: Literal["min", "max"] | None = None
 
     def __post_init__(self) -> None:
-        patience = whole_number("EarlyStopping: patience", self.patience, 0, math.inf)
-        min_delta = real_number("EarlyStopping: min_delta", self.min_delta, least=0)
+        patience = check_whole_number("EarlyStopping: patience", self.patience, 0, math.inf)
+        min_delta = check_real_number("EarlyStopping: min_delta", self.min_delta, least=0)
         object.__setattr__(self, "patience", patience)
         object.__setattr__(self, "min_delta", min_delta)
         metric_mode(self.monitor, self.mode, argument="EarlyStopping: monitor")
@@ -53,7 +53,7 @@ class EarlyStopping:
         """Raise InputError unless `monitor` is among the metrics that a model reports."""
         names = sorted(metrics)
         if self.monitor not in names:
-            near = nearest(self.monitor, names)
+            near = find_nearest(self.monitor, names)
             raise InputError(
                 f"EarlyStopping: the model reports no metric {self.monitor!r}; it reports "
                 f"{', '.join(names)}{(near and f': did you mean monitor={near!r}?') or ''}"

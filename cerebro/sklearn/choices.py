@@ -17,7 +17,7 @@ from cerebro.errors import InputError
 from cerebro.space import Space, as_space
 from cerebro.space.conditions import Compiler, as_dimension
 from cerebro.space.dimensions import Choice, When, json_value
-from cerebro.space.foreign import translated
+from cerebro.space.foreign import translate
 
 Originals = dict[str, dict[str, Any]]
 """Choices by parameter and by the JSON text of the value that stands for them."""
@@ -33,11 +33,11 @@ def as_choices(space: Any) -> tuple[Space, Originals]:
     mapping = space.mapping if isinstance(space, Space) else space
     originals: Originals = {}
     if isinstance(mapping, Mapping):
-        mapping = _converted(mapping, originals)
+        mapping = _convert_mapping(mapping, originals)
     return as_space(mapping), originals
 
 
-def restored(config: Mapping[str, Any], originals: Originals) -> dict[str, Any]:
+def restore_choices(config: Mapping[str, Any], originals: Originals) -> dict[str, Any]:
     """Return a configuration's parameters, with the choices that its values stand for."""
     return {
         name: deepcopy(originals[name].get(json.dumps(value), value))
@@ -47,15 +47,15 @@ def restored(config: Mapping[str, Any], originals: Originals) -> dict[str, Any]:
     }
 
 
-def _converted(mapping: Mapping[str, Any], originals: Originals) -> dict[Any, Any]:
+def _convert_mapping(mapping: Mapping[str, Any], originals: Originals) -> dict[Any, Any]:
     result: dict[Any, Any] = {}
     for name, value in mapping.items():
-        whens = Compiler.whens(value, (str(name),))
+        whens = Compiler.find_whens(value, (str(name),))
         if whens is None:
-            result[name] = _dimension(value, name, originals)
+            result[name] = _convert_dimension(value, name, originals)
         else:
             result[name] = [
-                When(w.name, _condition(w.value), _converted(w.space, originals))
+                When(w.name, _convert_condition(w.value), _convert_mapping(w.space, originals))
                 if isinstance(w.space, Mapping)
                 else w
                 for w in whens
@@ -63,13 +63,13 @@ def _converted(mapping: Mapping[str, Any], originals: Originals) -> dict[Any, An
     return result
 
 
-def _dimension(value: Any, name: Any, originals: Originals) -> Any:
+def _convert_dimension(value: Any, name: Any, originals: Originals) -> Any:
     """Return a value of the space, with JSON in place of its choices."""
     if not isinstance(name, str):
         return value  # as_space raises an error
     if isinstance(value, tuple):  # choices, as in scikit-learn's grids
         value = list(value)
-    dimension = translated(value, name)
+    dimension = translate(value, name)
     if dimension is None:
         if isinstance(value, (Mapping, Space)):
             raise InputError(
@@ -84,14 +84,18 @@ def _dimension(value: Any, name: Any, originals: Originals) -> Any:
     if not special:
         return value
     for option in special:
-        text = json.dumps(json_value(_stored(option), name))
+        text = json.dumps(json_value(_encode_choice(option), name))
         originals.setdefault(name, {}).setdefault(text, option)
-    return type(dimension)([_stored(option) for option in dimension.options])
+    return type(dimension)([_encode_choice(option) for option in dimension.options])
 
 
-def _condition(value: Any) -> Any:
+def _convert_condition(value: Any) -> Any:
     """Return a condition's value, or list of values, as configurations have them."""
-    return [_stored(item) for item in value] if isinstance(value, list) else _stored(value)
+    return (
+        [_encode_choice(item) for item in value]
+        if isinstance(value, list)
+        else _encode_choice(value)
+    )
 
 
 def _is_special(option: Any) -> bool:
@@ -100,13 +104,13 @@ def _is_special(option: Any) -> bool:
     return isinstance(option, (tuple, Mapping))
 
 
-def _stored(option: Any) -> Any:
+def _encode_choice(option: Any) -> Any:
     """Return what stands for a choice in configurations; tuples become lists later."""
-    return str(_plain(option)) if isinstance(option, Mapping) else option
+    return str(_convert_numbers(option)) if isinstance(option, Mapping) else option
 
 
-def _plain(value: Any) -> Any:
+def _convert_numbers(value: Any) -> Any:
     """Return a mapping with Python's numbers in place of NumPy's, whose text is easy to read."""
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        return {_convert_numbers(key): _convert_numbers(item) for key, item in value.items()}
     return value.item() if isinstance(value, np.generic) else value

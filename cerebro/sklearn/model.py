@@ -205,7 +205,7 @@ class Model(BaseModel):
         x, y = self._columns(batch)
         predicted = self.estimator.predict(x) if y is not None else None
         parts = (np.array(x), np.array(y), predicted) if self.evaluates_whole else ()
-        return self._means(x, y, predicted), parts
+        return self._compute_means(x, y, predicted), parts
 
     def predict_batch(self, batch: Batch) -> Any:
         """Return predictions for a batch: classes, values, or a transformer's output."""
@@ -217,13 +217,13 @@ class Model(BaseModel):
 
     def _values(self, x: Any, y: Any) -> dict[str, Any]:
         predicted = self.estimator.predict(x) if y is not None else None
-        return {**self._means(x, y, predicted), **self._whole((x, y, predicted))}
+        return {**self._compute_means(x, y, predicted), **self._measure_whole((x, y, predicted))}
 
     def _training_values(self, x: Any, y: Any) -> dict[str, Any]:
         """Return a training batch's metrics, without those that cannot be computed on it."""
         predicted = self.estimator.predict(x) if y is not None else None
-        values = self._means(x, y, predicted)
-        for name, compute in self._computations(x, y, predicted):
+        values = self._compute_means(x, y, predicted)
+        for name, compute in self._iterate_metrics(x, y, predicted):
             try:
                 value = float(compute())
             except ValueError:  # most often, the batch lacks a class
@@ -232,7 +232,7 @@ class Model(BaseModel):
                 values[name] = value
         return values
 
-    def _means(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
+    def _compute_means(self, x: Any, y: Any, predicted: Any) -> dict[str, float]:
         """Return the metrics that are means over rows."""
         if self._loss is not None:
             values = {"loss": float(self._loss(y, predicted))}
@@ -243,20 +243,20 @@ class Model(BaseModel):
             values["accuracy"] = float(np.mean(right.all(1) if right.ndim == 2 else right))
         return values
 
-    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+    def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
         x, y, predicted = parts
         values = {}
-        for name, compute in self._computations(x, y, predicted):
+        for name, compute in self._iterate_metrics(x, y, predicted):
             try:
                 values[name] = float(compute())
             except ValueError as error:
                 raise InputError(
-                    f"metric {name!r} cannot be computed on the {self._described(y)}: give other "
-                    f"validation data, or leave the metric out ({error})"
+                    f"metric {name!r} cannot be computed on the {self._describe_rows(y)}: give "
+                    f"other validation data, or leave the metric out ({error})"
                 ) from error
         return values
 
-    def _computations(
+    def _iterate_metrics(
         self, x: Any, y: Any, predicted: Any
     ) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Yield the metrics that are not means over rows, as functions without arguments."""
@@ -265,7 +265,7 @@ class Model(BaseModel):
         for name, scorer in self._scorers.items():
             yield name, partial(scorer, self.estimator, x, y)
 
-    def _described(self, y: Any) -> str:
+    def _describe_rows(self, y: Any) -> str:
         """Return how many rows and classes a batch or a whole pass of validation has."""
         rows = f"{len(y)} rows given for validation"
         if self._kind != "classifier":
@@ -435,15 +435,17 @@ def _log_loss(probabilities: Any, y: Any, classes: Any) -> float:
 def _state_of(estimator: Any) -> dict[str, Any]:
     parameters = set(estimator.get_params(deep=False))
     arrays = {
-        name: value for name, value in vars(estimator).items() if _belongs(name, value, parameters)
+        name: value
+        for name, value in vars(estimator).items()
+        if _belongs_to_state(name, value, parameters)
     }
-    aliases = _aliases(arrays)
+    aliases = _find_aliases(arrays)
     random_state = getattr(estimator, "random_state", None)
     return {
         "estimator": type(estimator).__name__,
         "aliases": aliases,
         "attributes": {
-            name: _encoded(value, name, None if name == "random_state" else random_state)
+            name: _encode(value, name, None if name == "random_state" else random_state)
             for name, value in arrays.items()
             if name not in aliases
         },
@@ -460,14 +462,14 @@ def _load(estimator: Any, state: Mapping[str, Any]) -> None:
         )
     loaded, parameters = state["attributes"], set(estimator.get_params(deep=False))
     for name, value in list(vars(estimator).items()):
-        if _belongs(name, value, parameters) and name not in loaded:
+        if _belongs_to_state(name, value, parameters) and name not in loaded:
             delattr(estimator, name)
     if "random_state" in loaded:
-        estimator.random_state = _decoded(loaded["random_state"], None)
+        estimator.random_state = _decode(loaded["random_state"], None)
     random_state = getattr(estimator, "random_state", None)
     for name, value in loaded.items():
         if name != "random_state":
-            setattr(estimator, name, _decoded(value, random_state))
+            setattr(estimator, name, _decode(value, random_state))
     for name, (source, shape) in state["aliases"].items():
         setattr(estimator, name, getattr(estimator, source).reshape(shape))
     if kind == "MiniBatchKMeans":
@@ -492,13 +494,13 @@ def _set_optimizer(estimator: Any) -> None:
     optimizer.iteration_ends(estimator.t_)  # "invscaling" computes its learning rate here
 
 
-def _belongs(name: str, value: Any, parameters: set[str]) -> bool:
+def _belongs_to_state(name: str, value: Any, parameters: set[str]) -> bool:
     if name == "random_state":
         return isinstance(value, np.random.RandomState)
     return name not in parameters and name not in _SKIPPED
 
 
-def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
+def _find_aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the attributes that are views of others, as name -> [base, shape]."""
     # In averaging linear models, ``coef_`` is a view of ``_average_coef``; copies would diverge.
     arrays = {
@@ -517,7 +519,7 @@ def _aliases(attributes: Mapping[str, Any]) -> dict[str, list[Any]]:
     return aliases
 
 
-def _encoded(value: Any, name: str, own: Any) -> Any:
+def _encode(value: Any, name: str, own: Any) -> Any:
     """Return an attribute as arrays and JSON; `own` is the estimator's ``random_state``."""
     if value is None or isinstance(value, (bool, int, str)) or type(value) is float:
         return value
@@ -530,13 +532,13 @@ def _encoded(value: Any, name: str, own: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return np.asarray(value, order="C")
     if isinstance(value, (list, tuple)):
-        items = [_encoded(item, name, own) for item in value]
+        items = [_encode(item, name, own) for item in value]
         return {"kind": type(value).__name__, "items": items}
     if isinstance(value, np.random.RandomState):
-        return _encoded_generator(value, own)
+        return _encode_generator(value, own)
     kind = type(value).__name__
     if _OBJECTS.get(kind) is type(value):
-        attributes = {k: _encoded(v, f"{name}.{k}", own) for k, v in vars(value).items()}
+        attributes = {k: _encode(v, f"{name}.{k}", own) for k, v in vars(value).items()}
         return {"kind": kind, "attributes": attributes}
     raise StateError(f"the estimator's {name} is a {kind}, which is neither array nor JSON")
 
@@ -547,7 +549,7 @@ def _holds_strings(array: Any) -> bool:
     return is_list and all(type(item) is str for item in array)
 
 
-def _encoded_generator(generator: Any, own: Any) -> dict[str, Any]:
+def _encode_generator(generator: Any, own: Any) -> dict[str, Any]:
     if generator is _GLOBAL_GENERATOR:  # saved and restored with the trial's generators
         return {"kind": "global generator"}
     if generator is own:
@@ -561,8 +563,8 @@ def _encoded_generator(generator: Any, own: Any) -> dict[str, Any]:
     }
 
 
-def _decoded(value: Any, own: Any) -> Any:
-    """Decode a value from :func:`_encoded`; arrays are copied."""
+def _decode(value: Any, own: Any) -> Any:
+    """Decode a value from :func:`_encode`; arrays are copied."""
     if hasattr(value, "__array__"):
         array = np.array(value, order="C")
         return array[()] if array.ndim == 0 else array
@@ -574,7 +576,7 @@ def _decoded(value: Any, own: Any) -> Any:
     if kind == "string objects":
         return string_objects(value["values"])
     if kind in ("list", "tuple"):
-        items = [_decoded(item, own) for item in value["items"]]
+        items = [_decode(item, own) for item in value["items"]]
         return items if kind == "list" else tuple(items)
     if kind == "global generator":
         return _GLOBAL_GENERATOR
@@ -588,5 +590,5 @@ def _decoded(value: Any, own: Any) -> Any:
         return generator
     instance = _OBJECTS[kind].__new__(_OBJECTS[kind])
     for name, item in value["attributes"].items():
-        setattr(instance, name, _decoded(item, own))
+        setattr(instance, name, _decode(item, own))
     return instance

@@ -35,15 +35,15 @@ from sklearn.utils.validation import (
 
 from cerebro._core import trial_seed
 from cerebro.api.search import search
-from cerebro.arguments import SEARCH_CV, answers
+from cerebro.arguments import SEARCH_CV, explain_keywords
 from cerebro.data import Dataset, shard
-from cerebro.data.number_cells import is_number, not_a_number
+from cerebro.data.number_cells import is_number, not_a_number_error
 from cerebro.data.validation import KFold
 from cerebro.errors import InputError
 from cerebro.machine import generators
 from cerebro.machine.guard import refuse
 from cerebro.searchers import RandomSearch
-from cerebro.sklearn.choices import Originals, as_choices, restored
+from cerebro.sklearn.choices import Originals, as_choices, restore_choices
 from cerebro.sklearn.model import Model
 from cerebro.sklearn.steps import kind_of, learn, steps_of, takes_weights
 from cerebro.space import Space
@@ -80,13 +80,13 @@ class ScoredModel(Model):
         return x, y if self._labels is None else self._labels[y]
 
     def _values(self, x: Any, y: Any) -> dict[str, Any]:
-        return self._means(x, y, self.estimator.predict(x))  # batches are not scored
+        return self._compute_means(x, y, self.estimator.predict(x))  # batches are not scored
 
     def _measure(self, batch: Mapping[str, Any]) -> tuple[dict[str, float], tuple[Any, ...]]:
         means, parts = super()._measure(dict(batch))
         return means, parts if self._weight is None else (*parts, np.array(batch[self._weight]))
 
-    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+    def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
         x, y, _, *weights = parts
         weighted = bool(weights) and _weights_rows(self._scorer)
         options = {"sample_weight": weights[0]} if weighted else {}
@@ -131,7 +131,7 @@ class BuildEstimator:
         self.__qualname__ = type(self).__qualname__
 
     def __call__(self, config: Mapping[str, Any]) -> ScoredModel:
-        estimator = self.configured(config)
+        estimator = self.configure_estimator(config)
         if self.output != "default":  # set for this process, but workers are others
             for _, step in steps_of(estimator):
                 if hasattr(step, "set_output") and not hasattr(step, "_sklearn_output_config"):
@@ -148,8 +148,8 @@ class BuildEstimator:
             f"to see them:  result = cerebro.open({path!r})",
         ]
 
-    def configured(self, config: Mapping[str, Any]) -> Any:
-        return _configured(self.estimator, config, self.originals)
+    def configure_estimator(self, config: Mapping[str, Any]) -> Any:
+        return _configure_estimator(self.estimator, config, self.originals)
 
 
 class Given:
@@ -172,7 +172,7 @@ class Given:
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-def _of_best(name: str) -> Callable[[Method], Method]:
+def _if_best_has(name: str) -> Callable[[Method], Method]:
     """Return a decorator: the method exists if the best estimator has the method `name`."""
 
     def check(self: Any) -> bool:
@@ -267,7 +267,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     The scores are those of the epoch with the best mean score.
     """
 
-    @answers(SEARCH_CV, name="SearchCV")
+    @explain_keywords(SEARCH_CV, name="SearchCV")
     def __init__(
         self,
         estimator: Any,
@@ -325,7 +325,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         """
         refuse(f"{type(self).__name__}.fit")
         space, originals = as_choices(self.space)
-        learning = _learning(self.estimator, space, originals)
+        learning = _find_learning_estimator(self.estimator, space, originals)
         columns = self._columns(X, y, fit_params, learning)
         _check_choices(learning, space, originals)
         self.scorer_ = check_scoring(self.estimator, scoring=self.scoring)
@@ -392,7 +392,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 f"SearchCV takes classifiers and regressors, not {type(self.estimator).__name__}: "
                 "use cerebro.search with cerebro.sklearn.Model"
             )
-        x, target = self._validated(X, y)
+        x, target = self._validate_rows(X, y)
         columns = {"x": x, "y": target}
         if sample_weight is not None:
             if not takes_weights(learning):
@@ -408,7 +408,9 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     def _folds(self, x: Any, y: Any, groups: Any, order: Any) -> Given:
         """Return the splitter's folds, for rows that are stored in the given order."""
         splitter = check_cv(self.cv, y, classifier=is_classifier(self.estimator))
-        pairs = [(_numbers(a), _numbers(b)) for a, b in splitter.split(x, y, groups)]
+        pairs = [
+            (_find_row_numbers(a), _find_row_numbers(b)) for a, b in splitter.split(x, y, groups)
+        ]
         self.n_splits_ = len(pairs)
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -435,7 +437,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
             )
         return min(most, self.n_trials)
 
-    def _validated(self, X: Any, y: Any) -> tuple[Any, Any]:
+    def _validate_rows(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Return rows and target as numbers; store the classes."""
         if y is None:
             raise InputError(
@@ -487,7 +489,7 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
                 stacklevel=3,
             )
         if callable(self.refit):
-            self.best_index_ = _chosen(self.refit(self.cv_results_), len(trials))
+            self.best_index_ = _check_index(self.refit(self.cv_results_), len(trials))
         else:
             # `Result.best` may be a configuration that failed later; here it has no score.
             lost = {trial.number for trial in failed}
@@ -503,11 +505,11 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         """Train on all rows, exactly like trial 0 of a search without folds."""
         begun = time.perf_counter()
-        estimator = build.configured(config)
+        estimator = build.configure_estimator(config)
         size = batch_size_of(config, None if "batch_size" in config else self.batch_size)
         labels = build.labels
         classes = {} if labels is None else {"classes": labels}
-        with generators.preserved(False, trial_seed(seed, 0) % 2**32):
+        with generators.preserve_generators(False, trial_seed(seed, 0) % 2**32):
             for epoch in range(self.best_epochs_):
                 for batch in data.batches(
                     size, seed=seed, epoch=epoch, shuffle=self.shuffle, framework="numpy"
@@ -534,22 +536,22 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "best_estimator_")
         return self.best_estimator_
 
-    @_of_best("predict")
+    @_if_best_has("predict")
     def predict(self, X: Any) -> Any:
         """Return the best estimator's predictions."""
         return self._best().predict(X)
 
-    @_of_best("predict_proba")
+    @_if_best_has("predict_proba")
     def predict_proba(self, X: Any) -> Any:
         """Return the best estimator's probabilities."""
         return self._best().predict_proba(X)
 
-    @_of_best("predict_log_proba")
+    @_if_best_has("predict_log_proba")
     def predict_log_proba(self, X: Any) -> Any:
         """Return the logarithms of the best estimator's probabilities."""
         return self._best().predict_log_proba(X)
 
-    @_of_best("decision_function")
+    @_if_best_has("decision_function")
     def decision_function(self, X: Any) -> Any:
         """Return the best estimator's decision function."""
         return self._best().decision_function(X)
@@ -577,19 +579,19 @@ class SearchCV(MetaEstimatorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
 
-def _configured(estimator: Any, config: Mapping[str, Any], originals: Originals) -> Any:
-    values = restored(config, originals)
+def _configure_estimator(estimator: Any, config: Mapping[str, Any], originals: Originals) -> Any:
+    values = restore_choices(config, originals)
     values.pop("batch_size", None)
     return clone(estimator).set_params(**values)
 
 
-def _learning(estimator: Any, space: Space, originals: Originals) -> Any:
+def _find_learning_estimator(estimator: Any, space: Space, originals: Originals) -> Any:
     """Return the estimator, with parameters of the space if it needs them to learn by batch."""
     for number in range(-1, MAX_TRIED):
         try:
             candidate = estimator
             if number >= 0:
-                candidate = _configured(estimator, space.sample(0, number), originals)
+                candidate = _configure_estimator(estimator, space.sample(0, number), originals)
             kind_of(candidate)
         except Exception:  # also of parameters that the estimator does not have
             continue
@@ -605,7 +607,7 @@ def _check_choices(estimator: Any, space: Space, originals: Originals) -> None:
         if isinstance(dimension, Constant):
             options = [dimension.value]
         for option in () if name == "batch_size" else options:
-            values = restored({name: option}, originals)
+            values = restore_choices({name: option}, originals)
             try:
                 configured = clone(estimator).set_params(**values)
             except Exception:  # it may depend on other parameters; a trial will report it
@@ -628,9 +630,9 @@ def _rename_features(estimator: Any, names: Any) -> None:
 def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
     """Return a run with folds as scikit-learn's table of a search: one value per configuration."""
     trials = result.trials
-    scores = np.array([[_score(trial, fold) for fold in trial.folds] for trial in trials])
-    params = [restored(trial.config, originals) for trial in trials]
-    table: dict[str, Any] = _times(result, scores.shape)
+    scores = np.array([[_get_score(trial, fold) for fold in trial.folds] for trial in trials])
+    params = [restore_choices(trial.config, originals) for trial in trials]
+    table: dict[str, Any] = _collect_times(result, scores.shape)
     for name in sorted({name for config in params for name in config}):
         column = np.ma.MaskedArray(np.empty(len(params), object), mask=True)
         for number, config in enumerate(params):
@@ -642,7 +644,7 @@ def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
         table[f"split{fold}_test_score"] = scores[:, fold]
     table["mean_test_score"] = scores.mean(axis=1)
     table["std_test_score"] = scores.std(axis=1)
-    table["rank_test_score"] = _ranks(table["mean_test_score"])
+    table["rank_test_score"] = _rank_means(table["mean_test_score"])
     table["epochs"] = np.array(
         [t.epoch if t.best_epoch is None else t.best_epoch + 1 for t in trials], np.int64
     )
@@ -650,19 +652,19 @@ def cv_results(result: Result, originals: Originals) -> dict[str, Any]:
     return table
 
 
-def _score(trial: Any, fold: Any) -> float:
+def _get_score(trial: Any, fold: Any) -> float:
     """Return the score of a fold at its configuration's best epoch; NaN if any fold failed."""
     failed = trial.status in ("failed", "diverged")
     return math.nan if failed else float(fold.metrics.get(SCORE, math.nan))
 
 
-def _ranks(means: Any) -> Any:
+def _rank_means(means: Any) -> Any:
     """Return ranks from 1, the highest mean first; ties share the lowest rank, NaN comes last."""
     comparable = np.where(np.isnan(means), -np.inf, means)
     return np.array([1 + int((comparable > mean).sum()) for mean in comparable], np.int32)
 
 
-def _times(result: Result, shape: tuple[int, ...]) -> dict[str, Any]:
+def _collect_times(result: Result, shape: tuple[int, ...]) -> dict[str, Any]:
     seconds = {"train": np.zeros(shape), "eval": np.zeros(shape)}
     for unit in result.units():
         seconds[unit["kind"]][unit["trial"], unit["fold"]] += unit["end"] - unit["start"]
@@ -687,16 +689,16 @@ def _name_bad_cell(name: str, given: Any) -> None:
         label = labels[at] if at < len(labels) else f"{name}[:, {at}]" if cells.ndim > 1 else name
         for row, cell in enumerate(column):
             if isinstance(cell, str) and not is_number(cell):
-                raise not_a_number(label, row, cell)
+                raise not_a_number_error(label, row, cell)
 
 
-def _numbers(rows: Any) -> Any:
+def _find_row_numbers(rows: Any) -> Any:
     """Return row numbers; a boolean mask gives the positions of its true values."""
     rows = np.asarray(rows)
     return np.flatnonzero(rows) if rows.dtype == bool else rows
 
 
-def _chosen(index: Any, count: int) -> int:
+def _check_index(index: Any, count: int) -> int:
     """Return `index`, the return value of the function `refit`, as an int after checking it."""
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
         raise TypeError(f"refit must return the index of a configuration, an int, not {index!r}")

@@ -75,25 +75,25 @@ def steps_of(estimator: Any) -> list[tuple[str, Any]]:
 def kind_of(estimator: Any) -> str:
     """Return an estimator's kind; raise InputError if it, or a pipeline's step, is unsupported."""
     if not isinstance(estimator, Pipeline):
-        return _kind(estimator, "")
+        return _check_kind(estimator, "")
     *transformers, (last, final) = steps_of(estimator) or [("", None)]
     for name, step in transformers:
         is_supported = _is_of_sklearn(step) and type(step).__name__ in (*TRANSFORMERS, *STATELESS)
         if not is_supported:
             raise InputError(
-                _unable(step, _step(name))
+                _explain_unable(step, _name_step(name))
                 if not hasattr(step, "partial_fit")
-                else f"{_step(name)}{type(step).__name__} is not supported before the last step of "
-                f"a pipeline. Supported are {', '.join((*TRANSFORMERS, *STATELESS))}"
+                else f"{_name_step(name)}{type(step).__name__} is not supported before the last "
+                f"step of a pipeline. Supported are {', '.join((*TRANSFORMERS, *STATELESS))}"
             )
-    return _kind(final, _step(last))
+    return _check_kind(final, _name_step(last))
 
 
-def _kind(estimator: Any, step: str) -> str:
+def _check_kind(estimator: Any, step: str) -> str:
     name = type(estimator).__name__
     if not _is_of_sklearn(estimator) or name not in SUPPORTED:
         if not hasattr(estimator, "partial_fit"):
-            raise InputError(_unable(estimator, step))
+            raise InputError(_explain_unable(estimator, step))
         raise InputError(
             f"{step}{name} is not supported: Cerebro does not know how to store its state as "
             f"arrays and JSON. Supported are {', '.join(SUPPORTED)}; for others write the four "
@@ -119,11 +119,11 @@ def _kind(estimator: Any, step: str) -> str:
     return SUPPORTED[name]
 
 
-def _step(name: str) -> str:
+def _name_step(name: str) -> str:
     return f"step {name!r} of the pipeline: "
 
 
-def _unable(estimator: Any, step: str) -> str:
+def _explain_unable(estimator: Any, step: str) -> str:
     name = type(estimator).__name__
     instead = f"{_INSTEAD[name]} or " if name in _INSTEAD else ""
     return (
@@ -142,10 +142,10 @@ def learn(estimator: Any, x: Any, *arguments: Any, **options: Any) -> None:
     for _, step in transformers:
         if type(step).__name__ not in STATELESS:
             step.partial_fit(x)
-            _settle(step)
+            _settle_attributes(step)
         elif hasattr(x, "columns") and not hasattr(step, "n_features_in_"):
             step.fit(x)  # learns the names of columns, without which it warns of them
-            _settle(step)
+            _settle_attributes(step)
         x = step.transform(x)
     try:
         final.partial_fit(x, *arguments, **options)
@@ -156,10 +156,10 @@ def learn(estimator: Any, x: Any, *arguments: Any, **options: Any) -> None:
             f"{type(final).__name__}.partial_fit takes no batch whose weights are all 0: leave out "
             "rows of weight 0, or choose a larger batch_size"
         ) from error
-    _settle(final)
+    _settle_attributes(final)
 
 
-def _settle(estimator: Any) -> None:
+def _settle_attributes(estimator: Any) -> None:
     """Convert the fitted attributes to the form that they have after a hop."""
     curve = getattr(estimator, "loss_curve_", None)
     if curve is not None:

@@ -22,7 +22,7 @@ from cerebro.space.dimensions import (
     json_value,
     path_name,
 )
-from cerebro.space.foreign import translated
+from cerebro.space.foreign import translate
 from cerebro.space.tune_dimensions import Derived
 
 
@@ -127,7 +127,7 @@ class Compiler:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
 
-    def mapping(
+    def add_mapping(
         self, mapping: Mapping[str, Any], prefix: Path, conditions: tuple[Condition, ...]
     ) -> None:
         if not isinstance(mapping, Mapping):
@@ -140,15 +140,15 @@ class Compiler:
             if not isinstance(key, str) or not key:
                 raise InputError(f"the names in a space must be non-empty strings, not {key!r}")
             path = (*prefix, key)
-            whens = self.whens(value, path)
+            whens = self.find_whens(value, path)
             if whens is not None:
                 later += whens
-            elif (foreign := translated(value, path_name(path))) is not None:
+            elif (foreign := translate(value, path_name(path))) is not None:
                 self.add(Node(path, foreign.checked(path_name(path)), conditions))
             elif isinstance(value, (Mapping, Mapped)):
                 inner = value.mapping if isinstance(value, Mapped) else value
                 self.add(Node(path, Constant({}), conditions, nest=True))
-                self.mapping(inner, path, conditions)
+                self.add_mapping(inner, path, conditions)
             else:
                 dimension = as_dimension(value, path_name(path)).checked(path_name(path))
                 self.add(Node(path, dimension, conditions))
@@ -158,11 +158,11 @@ class Compiler:
                     f"{item!r}: its space must be a mapping of names to dimensions, not "
                     f"{item.space!r}"
                 )
-            condition = self.condition(item, prefix)
-            self.mapping(item.space, prefix, (*conditions, condition))
+            condition = self.make_condition(item, prefix)
+            self.add_mapping(item.space, prefix, (*conditions, condition))
 
     @staticmethod
-    def whens(value: object, path: Path) -> list[When] | None:
+    def find_whens(value: object, path: Path) -> list[When] | None:
         if isinstance(value, When):
             return [value]
         if isinstance(value, (list, tuple)) and any(isinstance(item, When) for item in value):
@@ -177,14 +177,14 @@ class Compiler:
         for other in self.nodes:
             if other.path != node.path or (other.nest and node.nest):
                 continue
-            if not _exclusive(other.conditions, node.conditions):
+            if not _are_exclusive(other.conditions, node.conditions):
                 raise InputError(
                     f"{path_name(node.path)} is defined twice; conditions that set the same "
                     "name must depend on the same name and have no value in common"
                 )
         self.nodes.append(node)
 
-    def condition(self, item: When, prefix: Path) -> Condition:
+    def make_condition(self, item: When, prefix: Path) -> Condition:
         label = f"when({item.name!r}, {item.value!r}, ...)"
         value = json_value(item.value, label)
         values = [value, *value] if isinstance(value, list) else [value]
@@ -215,7 +215,7 @@ class Compiler:
             raise InputError(f"{label} never holds: {name} is one of {options!r}")
 
 
-def _exclusive(one: Sequence[Condition], two: Sequence[Condition]) -> bool:
+def _are_exclusive(one: Sequence[Condition], two: Sequence[Condition]) -> bool:
     return any(
         a.path == b.path and not any(value in b.values for value in a.values)
         for a in one

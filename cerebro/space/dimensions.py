@@ -49,7 +49,7 @@ def json_value(value: object, name: str, *, keep_tuples: bool = False) -> Any:
     )
 
 
-def _number(value: object, label: str, name: str) -> float:
+def _check_number(value: object, label: str, name: str) -> float:
     """Return a dimension's argument; raise InputError unless it is a finite real number."""
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
         value = value.item()
@@ -60,8 +60,8 @@ def _number(value: object, label: str, name: str) -> float:
     return value
 
 
-def _whole(value: object, label: str, name: str) -> int:
-    number = _number(value, label, name)
+def _check_whole_number(value: object, label: str, name: str) -> int:
+    number = _check_number(value, label, name)
     if number != int(number):
         raise InputError(f"{name}: {label} must be a whole number, not {value!r}")
     return int(number)
@@ -110,11 +110,11 @@ class Uniform(Dimension):
     step: float | None = None
 
     def checked(self, name: str) -> Uniform:
-        low, high = _number(self.low, "low", name), _number(self.high, "high", name)
+        low, high = _check_number(self.low, "low", name), _check_number(self.high, "high", name)
         _check_bounds(self, low, high, name)
         if self.step is None:
             return Uniform(float(low), float(high))
-        step = _number(self.step, "step", name)
+        step = _check_number(self.step, "step", name)
         if step <= 0:
             raise InputError(f"{name}: {self!r}: step must be above 0")
         return Uniform(float(low), float(high), float(step))
@@ -122,7 +122,7 @@ class Uniform(Dimension):
     def draw(self, share: float) -> float:
         count = self.count()
         if count is not None:
-            return self._at(_index(share, count))
+            return self._value_at_step(_index(share, count))
         return min(self.low + (self.high - self.low) * share, self.high)
 
     def count(self) -> int | None:
@@ -132,17 +132,17 @@ class Uniform(Dimension):
         span = Decimal(repr(self.high)) - Decimal(repr(self.low))
         return int(span / Decimal(repr(self.step))) + 1
 
-    def _at(self, index: int) -> float:
+    def _value_at_step(self, index: int) -> float:
         return float(Decimal(repr(self.low)) + index * Decimal(repr(self.step)))
 
     def nearest(self, value: float) -> float:
         """Return the nearest of the values that a step allows."""
         assert self.step is not None
         index = round((value - self.low) / self.step)
-        return self._at(min(max(index, 0), (self.count() or 1) - 1))
+        return self._value_at_step(min(max(index, 0), (self.count() or 1) - 1))
 
     def values(self) -> Iterator[float]:
-        return (self._at(index) for index in range(self.count() or 0))
+        return (self._value_at_step(index) for index in range(self.count() or 0))
 
     def __repr__(self) -> str:
         step = "" if self.step is None else f", step={self.step!r}"
@@ -157,7 +157,7 @@ class LogUniform(Dimension):
     high: float
 
     def checked(self, name: str) -> LogUniform:
-        low, high = _number(self.low, "low", name), _number(self.high, "high", name)
+        low, high = _check_number(self.low, "low", name), _check_number(self.high, "high", name)
         _check_bounds(self, low, high, name)
         if low <= 0:
             raise InputError(
@@ -184,8 +184,11 @@ class Integer(Dimension):
     log: bool = False
 
     def checked(self, name: str) -> Integer:
-        low, high = _whole(self.low, "low", name), _whole(self.high, "high", name)
-        step = _whole(self.step, "step", name)
+        low, high = (
+            _check_whole_number(self.low, "low", name),
+            _check_whole_number(self.high, "high", name),
+        )
+        step = _check_whole_number(self.step, "step", name)
         _check_bounds(self, low, high, name)
         if step <= 0:
             raise InputError(f"{name}: {self!r}: step must be above 0")
@@ -227,7 +230,7 @@ class Normal(Dimension):
     std: float
 
     def checked(self, name: str) -> Normal:
-        mean, std = _number(self.mean, "mean", name), _number(self.std, "std", name)
+        mean, std = _check_number(self.mean, "mean", name), _check_number(self.std, "std", name)
         if std <= 0:
             raise InputError(f"{name}: {self!r}: std must be above 0")
         return Normal(float(mean), float(std))

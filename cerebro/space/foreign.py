@@ -25,10 +25,10 @@ from cerebro.space.dimensions import (
     Normal,
     Uniform,
 )
-from cerebro.space.tune_dimensions import Derived, Grid, Quantized, multiple, on_grid
+from cerebro.space.tune_dimensions import Derived, Grid, Quantized, compute_multiple, round_to_grid
 
 
-def translated(value: object, name: str) -> Dimension | None:
+def translate(value: object, name: str) -> Dimension | None:
     """Return another library's dimension as Cerebro's; None if the object is not one."""
     kind = type(value)
     if kind.__module__.startswith("ray.tune."):
@@ -42,7 +42,7 @@ def translated(value: object, name: str) -> Dimension | None:
     return None
 
 
-def _refuse(name: str, what: str, hint: str) -> InputError:
+def _refusal(name: str, what: str, hint: str) -> InputError:
     return InputError(f"{name}: {what} has no equivalent in Cerebro: {hint}")
 
 
@@ -68,22 +68,22 @@ def _from_tune(value: Any, name: str) -> Dimension:
         log = drawn == "_LogUniform"
         if q is None:
             return (LogUniform if log else Uniform)(value.lower, value.upper)
-        low, high = (multiple(index, q) for index in _multiples(value, name, q))
+        low, high = (compute_multiple(index, q) for index in _find_multiples(value, name, q))
         return Quantized(LogUniform(low, high), q) if log else Uniform(low, high, q)
-    raise _refuse(name, f"tune's {kind}", "use tune.uniform, randint, choice or a variant of them")
+    raise _refusal(name, f"tune's {kind}", "use tune.uniform, randint, choice or a variant of them")
 
 
 def _tune_integer(value: Any, name: str, q: Any, *, log: bool) -> Dimension:
     """Translate Tune's integers, which exclude their upper end unless `q` is above 1."""
     if q is None or q == 1:
         return Integer(value.lower, value.upper - 1, log=log)
-    low, high = _multiples(value, name, q)
+    low, high = _find_multiples(value, name, q)
     return Quantized(Integer(low, high, log=True), q) if log else Integer(low * q, high * q, q)
 
 
-def _multiples(value: Any, name: str, q: float) -> tuple[int, int]:
+def _find_multiples(value: Any, name: str, q: float) -> tuple[int, int]:
     """Return the first and last factor of `q` within a domain's bounds."""
-    low, high = on_grid(value.lower, q, math.ceil), on_grid(value.upper, q, math.floor)
+    low, high = round_to_grid(value.lower, q, math.ceil), round_to_grid(value.upper, q, math.floor)
     if low > high:
         raise InputError(f"{name}: there is no multiple of {q} from {value.lower} to {value.upper}")
     return low, high
@@ -104,7 +104,7 @@ def _from_optuna(value: Any, name: str) -> Dimension:
         )
     if kind == "IntDistribution":
         return Integer(value.low, value.high, value.step, value.log)
-    raise _refuse(name, f"optuna's {kind}", "use FloatDistribution or IntDistribution")
+    raise _refusal(name, f"optuna's {kind}", "use FloatDistribution or IntDistribution")
 
 
 # --- SciPy ------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def _from_scipy(value: Any, name: str) -> Dimension:
         return Normal(loc, scale)
     if kind == "randint":
         return Integer(arguments["low"] + loc, arguments["high"] + loc - 1)
-    raise _refuse(
+    raise _refusal(
         name,
         f"scipy.stats.{kind}" + (f" with loc={loc}" if loc != 0 else ""),
         "use uniform, loguniform, norm or randint",

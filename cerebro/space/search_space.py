@@ -23,14 +23,14 @@ from cerebro.space.dimensions import (
     json_value,
     path_name,
 )
-from cerebro.space.foreign import translated
+from cerebro.space.foreign import translate
 from cerebro.space.tune_dimensions import (
     Derived,
     Grid,
     Quantized,
     Unsettled,
     grid_index,
-    settle,
+    settle_values,
 )
 
 # A grid with more configurations than this is probably a mistake.
@@ -56,7 +56,7 @@ class Space:
 
     def __init__(self, mapping: Mapping[str, Any]) -> None:
         compiler = Compiler()
-        compiler.mapping(mapping, (), ())
+        compiler.add_mapping(mapping, (), ())
         self.mapping: dict[str, Any] = dict(mapping)
         self.nodes: list[Node] = compiler.nodes
 
@@ -174,8 +174,12 @@ class Space:
                 unsettled.append((path_name(node.path), value, put))
             else:
                 put_at(config, node.path, copy.deepcopy(value))
-        settle(unsettled, config)
-        unknown = [path for path in _leaves(fixed, self._nests()) if not value_at(config, path)[0]]
+        settle_values(unsettled, config)
+        unknown = [
+            path
+            for path in _iterate_leaves(fixed, self._find_nests())
+            if not value_at(config, path)[0]
+        ]
         if unknown:
             names = ", ".join(path_name(path) for path in self.paths) or "nothing"
             raise InputError(
@@ -184,7 +188,7 @@ class Space:
             )
         return config
 
-    def _nests(self) -> set[Path]:
+    def _find_nests(self) -> set[Path]:
         return {node.path for node in self.nodes if node.nest}
 
     @property
@@ -224,7 +228,7 @@ class Space:
         while index < len(self.nodes) and not self.nodes[index].applies(config):
             index += 1
         if index == len(self.nodes):
-            yield self._settled(copy.deepcopy(config))
+            yield self._settle(copy.deepcopy(config))
             return
         node = self.nodes[index]
         for value in node.dimension.values():
@@ -232,7 +236,7 @@ class Space:
             yield from self._expand(config, index + 1)
         self._remove(config, node.path)
 
-    def _settled(self, config: dict[str, Any]) -> dict[str, Any]:
+    def _settle(self, config: dict[str, Any]) -> dict[str, Any]:
         unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]] = []
         for node in self.nodes:
             there, value = value_at(config, node.path)
@@ -240,7 +244,7 @@ class Space:
                 self._remove(config, node.path)
                 put = partial(put_at, config, node.path)
                 unsettled.append((path_name(node.path), value, put))
-        settle(unsettled, config)
+        settle_values(unsettled, config)
         return config
 
     @staticmethod
@@ -256,7 +260,7 @@ class Space:
         width = max((len(path_name(node.path)) for node in leaves), default=0)
         for node in leaves:
             conditions = [
-                f"{path_name(c.path)} = {' or '.join(repr(v) for v in _shown(c.values))}"
+                f"{path_name(c.path)} = {' or '.join(repr(v) for v in _strip_list(c.values))}"
                 for c in node.conditions
             ]
             suffix = f"   if {' and '.join(conditions)}" if conditions else ""
@@ -285,19 +289,21 @@ class Space:
         return cls(mapping)
 
 
-def _shown(values: list[Any]) -> list[Any]:
+def _strip_list(values: list[Any]) -> list[Any]:
     """Return a condition's values for display: without a leading list of all the others."""
     if len(values) > 1 and isinstance(values[0], list) and values[0] == values[1:]:
         return values[1:]
     return values
 
 
-def _leaves(point: Mapping[str, Any], nests: set[Path], prefix: Path = ()) -> Iterator[Path]:
+def _iterate_leaves(
+    point: Mapping[str, Any], nests: set[Path], prefix: Path = ()
+) -> Iterator[Path]:
     """Yield the path of every value of a point; a mapping that is a value counts as one."""
     for key, value in point.items():
         path = (*prefix, key)
         if isinstance(value, Mapping) and path in nests:
-            yield from _leaves(value, nests, path)
+            yield from _iterate_leaves(value, nests, path)
         else:
             yield path
 
@@ -306,7 +312,7 @@ _Encoded = dict[str, Any]
 
 
 def _to_json(value: object, name: str) -> _Encoded:
-    whens = Compiler.whens(value, (name,))
+    whens = Compiler.find_whens(value, (name,))
     if isinstance(value, When):
         space = _mapping_to_json(value.space)
         return {"type": "when", "name": value.name, "value": json_value(value.value, name), **space}
@@ -314,7 +320,7 @@ def _to_json(value: object, name: str) -> _Encoded:
         return {"type": "whens", "items": [_to_json(item, name) for item in whens]}
     if isinstance(value, Space):
         return {**value.to_json(), "type": "space"}
-    foreign = translated(value, name)
+    foreign = translate(value, name)
     if foreign is not None:
         return foreign.checked(name).to_json()
     if isinstance(value, Mapping):

@@ -38,13 +38,13 @@ class Quantized(Dimension):
     def draw(self, share: float) -> Any:
         value = self.inner.draw(share)
         if isinstance(self.inner, Integer):
-            return self._at(int(value))
-        return self._at(round(value / self.q))
+            return self._value_at_step(int(value))
+        return self._value_at_step(round(value / self.q))
 
-    def _at(self, index: int) -> Any:
-        return multiple(index, self.q)
+    def _value_at_step(self, index: int) -> Any:
+        return compute_multiple(index, self.q)
 
-    def _ends(self) -> tuple[int, int] | None:
+    def _find_ends(self) -> tuple[int, int] | None:
         """Return the smallest and the largest value as multiples of `q`; None if unbounded."""
         if isinstance(self.inner, Normal):
             return None
@@ -52,18 +52,18 @@ class Quantized(Dimension):
         return round(self.inner.low / scale), round(self.inner.high / scale)
 
     def count(self) -> int | None:
-        ends = self._ends()
+        ends = self._find_ends()
         return None if ends is None else ends[1] - ends[0] + 1
 
     def values(self) -> Iterator[Any]:
-        low, high = self._ends() or (0, -1)
-        return (self._at(index) for index in range(low, high + 1))
+        low, high = self._find_ends() or (0, -1)
+        return (self._value_at_step(index) for index in range(low, high + 1))
 
     def nearest(self, value: float) -> Any:
         """Return the dimension's value nearest to a number."""
         index = round(value / self.q)
-        ends = self._ends()
-        return self._at(index if ends is None else min(max(index, ends[0]), ends[1]))
+        ends = self._find_ends()
+        return self._value_at_step(index if ends is None else min(max(index, ends[0]), ends[1]))
 
     def to_json(self) -> dict[str, Any]:
         return {"type": "quantized", "inner": self.inner.to_json(), "q": self.q}
@@ -156,7 +156,7 @@ class Unsettled:
         arguments = (View(config),) if self.dimension.takes_config else ()
         try:
             # `random` and NumPy's global generator are seeded from the dimension's stream.
-            with generators.reserved(False, int(self.share * 2**32)):
+            with generators.reserve_generators(False, int(self.share * 2**32)):
                 value = self.dimension.function(*arguments)
         except Missing:
             raise
@@ -187,7 +187,7 @@ class View(dict[str, Any]):
         return self[name]
 
 
-def settle(
+def settle_values(
     unsettled: list[tuple[str, Unsettled, Callable[[Any], None]]], config: Mapping[str, Any]
 ) -> None:
     """Compute and store (name, placeholder, put) values, which may need one another."""
@@ -217,12 +217,12 @@ def grid_index(trial: int, counts: list[int]) -> list[int]:
     return indices
 
 
-def multiple(index: int, q: float) -> Any:
+def compute_multiple(index: int, q: float) -> Any:
     """Return a multiple of the quantum, computed in decimal: 3 times 0.1 is 0.3."""
     return index * q if isinstance(q, int) else float(index * Decimal(repr(q)))
 
 
-def on_grid(bound: float, q: float, inwards: Callable[[float], int]) -> int:
+def round_to_grid(bound: float, q: float, inwards: Callable[[float], int]) -> int:
     """Return a bound divided by the step `q`, rounded by `inwards` to a whole number."""
     scaled = bound / q
     nearest = round(scaled)

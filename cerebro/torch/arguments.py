@@ -30,16 +30,16 @@ def split_metrics(metrics: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return functions, {name: f for name, f in named.items() if accumulates(f)}
 
 
-def named_epoch_metrics(metrics: Any) -> dict[str, Any]:
+def name_epoch_metrics(metrics: Any) -> dict[str, Any]:
     return named_functions("epoch_metrics", {"": metrics} if is_collection(metrics) else metrics)
 
 
-def _several(value: Any) -> tuple[Any, ...]:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
-    optimizers = _several(optimizer)
+    optimizers = _as_tuple(optimizer)
     if not optimizers:
         raise InputError("optimizer must be an optimizer or a list of them, not an empty list")
     ours = {id(parameter) for parameter in net.parameters()}
@@ -68,7 +68,7 @@ def check_optimizers(optimizer: Any, net: Any, loss: Any) -> tuple[Any, ...]:
 
 
 def check_schedulers(scheduler: Any, optimizers: Sequence[Any]) -> tuple[Any, ...]:
-    schedulers = () if scheduler is None else _several(scheduler)
+    schedulers = () if scheduler is None else _as_tuple(scheduler)
     for item in schedulers:
         if not all(hasattr(item, name) for name in ("step", "state_dict", "load_state_dict")):
             raise InputError(f"scheduler must be a learning-rate scheduler, not {item!r}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cerebro.torch.state import owned
+from cerebro.torch.state import copy_deeply
 from cerebro.torch.torchmetrics import accumulates
 
 _DEPTH = 6
@@ -35,10 +35,10 @@ class Attributes:
         copies: dict[int, Any] = {}  # modules may share a large tensor
         self._made: dict[str, dict[str, Any]] = {}
         for name, module in self._modules():
-            plain = self._made[name] = self._plain(module)
+            plain = self._made[name] = self._plain_attributes(module)
             for key, value in plain.items():
                 if id(value) not in copies:
-                    copies[id(value)] = _copied(value)
+                    copies[id(value)] = _copy_value(value)
                 plain[key] = copies[id(value)]
         self._modes = {name: part.training for name, part in root.named_modules()}
         self._trained = {name: item.requires_grad for name, item in root.named_parameters()}
@@ -60,9 +60,9 @@ class Attributes:
         for name, module in self._modules():
             built = self._made.get(name, {})
             now = {
-                key: _packable(value)
-                for key, value in self._plain(module).items()
-                if key not in built or not _equal(value, built[key])
+                key: _make_packable(value)
+                for key, value in self._plain_attributes(module).items()
+                if key not in built or not _are_equal(value, built[key])
             }
             if now:
                 changed[name] = now
@@ -81,14 +81,14 @@ class Attributes:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the attributes, modes and flags in `state`; reset all others."""
         for name, module in self._modules():
-            built, current = self._made.get(name, {}), self._plain(module)
+            built, current = self._made.get(name, {}), self._plain_attributes(module)
             now = {**built, **state["attributes"].get(name, {})}
             for key in current.keys() - now.keys():
-                _remove(module, key)
+                _remove_attribute(module, key)
             for key, value in now.items():
-                loaded = _like(value, built.get(key))
-                if key not in current or not _equal(current[key], loaded):
-                    _set(module, key, _copied(loaded))
+                loaded = _restore_tuples(value, built.get(key))
+                if key not in current or not _are_equal(current[key], loaded):
+                    _set_attribute(module, key, _copy_value(loaded))
         for name, part in self._root.named_modules():
             part.training = state["modes"].get(name, self._modes.get(name, True))
         for name, item in self._root.named_parameters():
@@ -96,11 +96,11 @@ class Attributes:
             if item.requires_grad != trained:
                 item.requires_grad = trained
 
-    def _plain(self, module: Any) -> dict[str, Any]:
+    def _plain_attributes(self, module: Any) -> dict[str, Any]:
         """Return a module's own attributes that are numbers, strings, tensors or lists of them."""
         # In PyTorch's layers, names with an underscore are derived from the parameters.
         hidden = "_" if type(module).__module__.split(".")[0] == "torch" else "__"
-        derived = _derived(module)
+        derived = _find_derived_names(module)
         values = {
             key: value
             for key, value in vars(module).items()
@@ -115,14 +115,14 @@ class Attributes:
         return values
 
 
-def _derived(module: Any) -> set[Any]:
+def _find_derived_names(module: Any) -> set[Any]:
     """Return the names of tensors that weight norm or pruning computes before each forward."""
     hooks = module._forward_pre_hooks.values()
     names = {getattr(hook, "name", getattr(hook, "_tensor_name", None)) for hook in hooks}
     return {name for name in names if isinstance(name, str)}
 
 
-def _set(module: Any, key: str, value: Any) -> None:
+def _set_attribute(module: Any, key: str, value: Any) -> None:
     if key.startswith("hparams."):
         vars(module)["_hparams"][key.removeprefix("hparams.")] = value
     elif key in vars(module) or not isinstance(value, torch.Tensor):
@@ -131,7 +131,7 @@ def _set(module: Any, key: str, value: Any) -> None:
         setattr(module, key, value)
 
 
-def _remove(module: Any, key: str) -> None:
+def _remove_attribute(module: Any, key: str) -> None:
     if key.startswith("hparams."):
         del vars(module)["_hparams"][key.removeprefix("hparams.")]
     else:
@@ -155,39 +155,41 @@ def _is_plain(value: Any, depth: int = _DEPTH) -> bool:
     return type(value) in (list, tuple) and all(_is_plain(item, depth - 1) for item in value)
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of a plain value; unlike `owned`, keep NumPy's arrays."""
+def _copy_value(value: Any) -> Any:
+    """Return a copy of a plain value; unlike `copy_deeply`, keep NumPy's arrays."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: _copy_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_copied(item) for item in value])
-    return owned(value)
+        return type(value)([_copy_value(item) for item in value])
+    return copy_deeply(value)
 
 
-def _like(value: Any, made: Any) -> Any:
+def _restore_tuples(value: Any, made: Any) -> Any:
     """Return a state's value with tuples where `build` made tuples, because states have lists."""
     if isinstance(made, (list, tuple)) and isinstance(value, list):
         examples = [*made, *[None] * len(value)]
-        return type(made)([_like(item, like) for item, like in zip(value, examples, strict=False)])
+        return type(made)(
+            [_restore_tuples(item, like) for item, like in zip(value, examples, strict=False)]
+        )
     if isinstance(made, dict) and isinstance(value, dict):
-        return {key: _like(item, made.get(key)) for key, item in value.items()}
+        return {key: _restore_tuples(item, made.get(key)) for key, item in value.items()}
     return value
 
 
-def _packable(value: Any) -> Any:
+def _make_packable(value: Any) -> Any:
     """Return a value with tensors detached, and with lists in place of tuples."""
     if isinstance(value, torch.Tensor):
         return value.detach()
     if isinstance(value, dict):
-        return {key: _packable(item) for key, item in value.items()}
+        return {key: _make_packable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_packable(item) for item in value]
+        return [_make_packable(item) for item in value]
     return value
 
 
-def _equal(one: Any, two: Any) -> bool:
+def _are_equal(one: Any, two: Any) -> bool:
     if type(one) is not type(two):
         return False
     if isinstance(one, torch.Tensor):
@@ -196,7 +198,7 @@ def _equal(one: Any, two: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == two.dtype and np.array_equal(one, two)
     if isinstance(one, dict):
-        return list(one) == list(two) and all(_equal(one[key], two[key]) for key in one)
+        return list(one) == list(two) and all(_are_equal(one[key], two[key]) for key in one)
     if isinstance(one, Sequence) and not isinstance(one, str):
-        return len(one) == len(two) and all(map(_equal, one, two))
+        return len(one) == len(two) and all(map(_are_equal, one, two))
     return bool(one == two) or (one != one and two != two)

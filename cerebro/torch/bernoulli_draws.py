@@ -17,16 +17,16 @@ import cerebro._core as _core
 from cerebro.torch.elementwise import is_dense, is_native
 
 
-def bernoulli(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Callable[..., None] | None:
+def choose_draw(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Callable[..., None] | None:
     """Return a function that makes a recorded call's draws; None if PyTorch must draw."""
     if func is not torch.ops.aten.bernoulli_.float or any(v is not None for v in kwargs.values()):
         return None
     out, p = (*args, 0.5)[:2]
     fits = len(args) <= 2 and is_dense(out) and isinstance(p, float) and 0 <= p <= 1
-    return _draw if fits and is_native() and _equals_pytorch() else None
+    return _draw_bernoulli if fits and is_native() and _equals_pytorch() else None
 
 
-def _draw(out: Any, p: float = 0.5) -> None:
+def _draw_bernoulli(out: Any, p: float = 0.5) -> None:
     generator = torch.default_generator
     _core.draw_bernoulli(generator.get_state, generator.set_state, out.data_ptr(), out.numel(), p)
 

@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from cerebro.torch.bernoulli_draws import bernoulli
-from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, written_by
-from cerebro.torch.elementwise import Block, Operation, operations, rounding
-from cerebro.torch.graph import same
-from cerebro.torch.native_calls import NativeCall, native_call
+from cerebro.torch.bernoulli_draws import choose_draw
+from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, find_written_tensors
+from cerebro.torch.elementwise import Block, Operation, make_operations, measure_rounding
+from cerebro.torch.graph import have_same_bits
+from cerebro.torch.native_calls import NativeCall, make_native_call
 from cerebro.torch.nested_arguments import (
     address_of,
     form_of,
-    mapped,
-    pairs,
+    map_tensors,
+    pair_leaves,
     tensors_in,
 )
-from cerebro.torch.runnable_calls import binding, runnable, takes_number
+from cerebro.torch.runnable_calls import find_binding, make_runnable, takes_number
 
 ALLOCATES = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"}
 """Operators that allocate memory without writing to it."""
@@ -46,7 +46,7 @@ class Program:
         self._blocks: list[Block] = []
         self._spoiled: list[tuple[Any, float]] = []
         self._moved: dict[tuple[int, Any], tuple[Any, int]] = {}
-        self._replaced = replaced = _needless_copies(recording, {address_of(t) for t in kept})
+        self._replaced = replaced = _find_needless_copies(recording, {address_of(t) for t in kept})
         views: dict[Any, Any] = {}
         tensors: dict[int, Any] = {}
         self.containers: dict[int, tuple[list[Any], dict[str, Any]]] = {}
@@ -54,14 +54,14 @@ class Program:
         for index, call in enumerate(recording.calls):
             if index in replaced.dropped or _is_left_out(call):
                 continue
-            args = mapped(call.args, partial(replaced.of, views))
-            kwargs = mapped(call.kwargs, partial(replaced.of, views))
-            outs = mapped(call.outs, partial(replaced.of, views))
-            self._steps[index] = runnable(call, args, kwargs, outs)
+            args = map_tensors(call.args, partial(replaced.substitute, views))
+            kwargs = map_tensors(call.kwargs, partial(replaced.substitute, views))
+            outs = map_tensors(call.outs, partial(replaced.substitute, views))
+            self._steps[index] = make_runnable(call, args, kwargs, outs)
             self.containers[index] = (args, kwargs)
         for call in recording.calls:
-            for tensor in tensors_in(mapped(call.outs, partial(replaced.of, views))):
-                if tensor.numel() and not recording.external(tensor):
+            for tensor in tensors_in(map_tensors(call.outs, partial(replaced.substitute, views))):
+                if tensor.numel() and not recording.is_external(tensor):
                     tensors[address_of(tensor)] = tensor
         self._memory = tensors
         self.held_bytes = sum(t.untyped_storage().nbytes() for t in tensors.values())
@@ -72,10 +72,10 @@ class Program:
 
     @property
     def recording(self) -> Recording:
-        """The recorded step; available until :meth:`settle` is called."""
+        """The recorded step; available until :meth:`free_recording` is called."""
         return self._recording
 
-    def settle(self) -> None:
+    def free_recording(self) -> None:
         """Free the memory that only :meth:`differs_from` needs."""
         used = {
             address_of(tensor) for item in self._items for tensor in tensors_in(_arguments_of(item))
@@ -92,31 +92,31 @@ class Program:
         This runs some of the calls and so changes the program's memory. ``shared(arguments,
         dtype)`` returns the tensor that replaces the number ``arguments[1]``.
         """
-        constant = self._constants()
+        constant = self._find_constants()
         items = self._items
         for index, (func, (run, args, kwargs)) in self._steps.items():
             if index in constant:
                 run(*args, **kwargs)
                 continue
-            elementwise = None if isinstance(run, partial) else operations(func, args, kwargs)
+            elementwise = None if isinstance(run, partial) else make_operations(func, args, kwargs)
             if elementwise is not None:
                 if not items or not isinstance(items[-1], list):
                     items.append([])
                 items[-1] += elementwise  # type: ignore[operator]
                 continue
-            native = native_call(func, run, args, kwargs)
+            native = make_native_call(func, run, args, kwargs)
             if native is not None:
                 items.append(native)
                 continue
             if takes_number(func, args, kwargs):
                 args[1] = shared(args, args[0].dtype)
-            drawn = bernoulli(func, args, kwargs)
-            items.append((drawn or binding(run, args, kwargs), args, kwargs))
-        self._prepare()
+            drawn = choose_draw(func, args, kwargs)
+            items.append((drawn or find_binding(run, args, kwargs), args, kwargs))
+        self._compile_blocks()
         # Invalidate the results, to notice a result that the program fails to write.
         filled = {self._replaced.address(self._recording.calls[i].outs[0]) for i in constant}
         self._spoiled = [
-            _spoiling(t) for address, t in self._memory.items() if address not in filled
+            _prepare_spoiling(t) for address, t in self._memory.items() if address not in filled
         ]
         self.spoil()
 
@@ -125,30 +125,30 @@ class Program:
         for whole, bad in self._spoiled:
             whole.fill_(bad)
 
-    def _prepare(self) -> None:
+    def _compile_blocks(self) -> None:
         """Compile the lists of elementwise operations into blocks."""
         for item in self._items:
             if isinstance(item, list):
-                block = Block(item, rounding())
+                block = Block(item, measure_rounding())
                 self._moved |= block.places
                 self._calls.append((block.run, (), {}))
                 self._blocks.append(block)
             elif isinstance(item, tuple):
                 self._calls.append(item)
             else:
-                self._calls.append((item.prepared(), (), {}))
+                self._calls.append((item.prepare(), (), {}))
 
-    def place(self, container: Any, key: Any) -> tuple[Any, Any]:
+    def find_place(self, container: Any, key: Any) -> tuple[Any, Any]:
         """Return the container and key from which the finished program reads a number."""
         return self._moved.get((id(container), key), (container, key))
 
-    def _constants(self) -> set[int]:
+    def _find_constants(self) -> set[int]:
         """Return the calls with constant results that no other call overwrites."""
         calls = {index: self._recording.calls[index] for index in self._steps}
         written = Counter(
             self._replaced.address(tensor)
             for call in calls.values()
-            for tensor in _written_or_made(call)
+            for tensor in _list_changed_tensors(call)
         )
         return {
             index
@@ -182,10 +182,10 @@ class Program:
             for which, (left, right) in enumerate(
                 ((mine.args, its.args), (mine.kwargs, its.kwargs), (mine.outs, its.outs))
             ):
-                for path, a, b in pairs(left, right):
+                for path, a, b in pair_leaves(left, right):
                     if (index, which, path) in free:
                         continue
-                    if not _alike(a, b, ours, other, numbers, mine.section is not None):
+                    if not _are_alike(a, b, ours, other, numbers, mine.section is not None):
                         return f"{mine.name}() has other arguments than before"
         return None
 
@@ -204,18 +204,18 @@ def _memory_of(run: Any) -> list[Any]:
     return list(run.args[1]) if isinstance(run, partial) else []
 
 
-def _alike(
+def _are_alike(
     one: Any, two: Any, ours: Recording, other: Recording, known: dict[int, int], known_code: bool
 ) -> bool:
     """Return whether an argument plays the same role in two recordings."""
     if not (isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor)):
         return type(one) is type(two) and bool(one == two or (one != one and two != two))
-    if form_of(one) != form_of(two) or ours.external(one) != other.external(two):
+    if form_of(one) != form_of(two) or ours.is_external(one) != other.is_external(two):
         return False
     mine, its = address_of(one), address_of(two)
-    if ours.external(one):
+    if ours.is_external(one):
         # A tensor that Python code makes may depend on anything, except in an optimizer.
-        return mine == its or (known_code and same(one, two))
+        return mine == its or (known_code and have_same_bits(one, two))
     return known.setdefault(mine, its) == its
 
 
@@ -229,7 +229,7 @@ class _Replaced:
     def address(self, tensor: Any) -> int:
         return address_of(self.sources.get(address_of(tensor), tensor))
 
-    def of(self, views: dict[Any, Any], tensor: Any) -> Any:
+    def substitute(self, views: dict[Any, Any], tensor: Any) -> Any:
         """Return the tensor in the program's memory; equal views are the same object."""
         source = self.sources.get(address_of(tensor))
         if source is not None:
@@ -240,7 +240,7 @@ class _Replaced:
         return views.setdefault(key, tensor)
 
 
-def _needless_copies(recording: Recording, kept: set[int]) -> _Replaced:
+def _find_needless_copies(recording: Recording, kept: set[int]) -> _Replaced:
     """Return gradients that autograd copied only because the recording keeps them alive."""
     calls = recording.calls
     last = {}
@@ -262,7 +262,7 @@ def _needless_copies(recording: Recording, kept: set[int]) -> _Replaced:
             and form_of(copy) == form_of(whole) == form_of(source)
             and last[address_of(source)] == index
             and source.numel()
-            and not recording.external(source)
+            and not recording.is_external(source)
             and address_of(source) not in replaced.sources
             and not {address_of(source), address_of(copy)} & (kept | taken)
         ):
@@ -285,12 +285,12 @@ def _is_left_out(call: Call) -> bool:
     return all(address_of(t) in ins for t in outs)
 
 
-def _written_or_made(call: Call) -> list[Any]:
-    tensors = {address_of(t): t for t in written_by(call) + tensors_in(call.outs)}
+def _list_changed_tensors(call: Call) -> list[Any]:
+    tensors = {address_of(t): t for t in find_written_tensors(call) + tensors_in(call.outs)}
     return list(tensors.values())
 
 
-def _spoiling(tensor: Any) -> tuple[Any, float]:
+def _prepare_spoiling(tensor: Any) -> tuple[Any, float]:
     """Return a tensor's whole memory, and an invalid value for it: NaN or -1."""
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((size,), (1,), 0)

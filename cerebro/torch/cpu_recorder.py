@@ -22,8 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cerebro.torch.nested_arguments import (
     TENSORS,
     address_of,
-    listed,
-    noted,
+    as_list,
+    copy_arguments,
     places_in,
     tensors_in,
 )
@@ -131,21 +131,22 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         if about.is_of_profiler:
             return func(*args, **kwargs)
         inputs: list[tuple[Any, Any]] = []
-        noted_args, noted_kwargs = noted(list(args), inputs), noted(dict(kwargs), inputs)
+        noted_args = copy_arguments(list(args), inputs)
+        noted_kwargs = copy_arguments(dict(kwargs), inputs)
         # Copy the inputs before the operator runs, because it may change their shapes.
-        before = self._noted_addresses(inputs)
+        before = self._note_addresses(inputs)
         out = func(*args, **kwargs)
         results: list[tuple[Any, Any]] = []
-        outs = noted(listed(out), results)
+        outs = copy_arguments(as_list(out), results)
         call = Call(func, about, noted_args, noted_kwargs, outs, self.section)
-        self._check(call, about, inputs, results, before)
-        self._made.update(self._noted_addresses(results) - before)
+        self._check_call(call, about, inputs, results, before)
+        self._made.update(self._note_addresses(results) - before)
         if about.name == "lift_fresh":  # from torch.tensor(), which makes memory without a call
             self._lifted |= before
         self.calls.append(call)
         return out
 
-    def external(self, tensor: Any) -> bool:
+    def is_external(self, tensor: Any) -> bool:
         """Return whether a tensor's memory existed before the step."""
         return self.address_of(tensor) not in self._made
 
@@ -154,7 +155,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         entry = self._addresses.get(id(tensor))
         return address_of(tensor) if entry is None else entry[1]
 
-    def _noted_addresses(self, pairs: Iterable[tuple[Any, Any]]) -> set[int]:
+    def _note_addresses(self, pairs: Iterable[tuple[Any, Any]]) -> set[int]:
         """Note the addresses of the storages of a call's strided tensors, and return them."""
         addresses = set()
         for _, copy in pairs:
@@ -164,7 +165,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
                 addresses.add(address)
         return addresses
 
-    def _check(
+    def _check_call(
         self,
         call: Call,
         about: Facts,
@@ -194,7 +195,7 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
         elif any(t.layout != _STRIDED for t, _ in made):
             reason = f"{call.name}() returns a tensor of a special kind"
         elif about.writes or about.name in HIDDEN_WRITES:
-            addresses = {self.address_of(t) for t in written_by(call) if t.numel()}
+            addresses = {self.address_of(t) for t in find_written_tensors(call) if t.numel()}
             others = addresses - self._writable - self._made
             if others:
                 reason = f"{call.name}() changes a tensor that is not part of the state"
@@ -202,10 +203,10 @@ class Recording(TorchDispatchMode):  # type: ignore[misc]
             elif any(address_of(t) not in before for t, _ in given if t.numel()):
                 reason = f"{call.name}() moves a tensor to other memory"
         if reason is not None and self.refusal is None:
-            self.refusal = f"{reason}{_where()}"
+            self.refusal = f"{reason}{_describe_user_line()}"
 
 
-def written_by(call: Call) -> list[Any]:
+def find_written_tensors(call: Call) -> list[Any]:
     """Return the tensors that a call writes, except those that it creates."""
     tensors: list[Any] = []
     for index, name in call.about.writes:
@@ -222,7 +223,7 @@ def _depends_on_data(call: Call) -> bool:
     return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_in([call.args[1]]))
 
 
-def _where() -> str:
+def _describe_user_line() -> str:
     """Return `` in FILE:LINE`` for the innermost line of the user's code that is running."""
     for frame in reversed(traceback.extract_stack()):
         if not frame.filename.startswith(_OURS) and not frame.filename.startswith("<"):

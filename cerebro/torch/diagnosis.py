@@ -15,7 +15,7 @@ import torch
 from cerebro.model import column_names
 from cerebro.report.findings import Finding
 from cerebro.torch.model import Model
-from cerebro.torch.watched_calls import Calls, LossCall, is_scripted, watched
+from cerebro.torch.watched_calls import Calls, LossCall, is_scripted, watch_calls
 
 UNSCALED = 20.0
 """Inputs whose mean absolute value or standard deviation is this large are not scaled."""
@@ -43,17 +43,17 @@ def diagnose(model: Any, batch: Mapping[str, Any]) -> tuple[list[Finding], list[
     `model` is a `cerebro.torch.Model`, or any model whose attributes are modules. It is changed;
     `batch`, a training batch, is not.
     """
-    nets = networks(model)
+    nets = find_networks(model)
     if not nets or any(map(is_scripted, nets)):
         return [], []
     if isinstance(model, Model):
         return _diagnose_model(model, batch)
     evaluated = _watch(nets, batch, model.eval_batch) if hasattr(model, "eval_batch") else Calls()
     trained = _watch(nets, batch, model.train_batch)
-    return [*_of_modes(trained, evaluated), *_of_calls(trained, evaluated)], trained.losses
+    return [*_check_modes(trained, evaluated), *_check_calls(trained, evaluated)], trained.losses
 
 
-def networks(model: Any) -> list[Any]:
+def find_networks(model: Any) -> list[Any]:
     """Return the modules among a model's attributes that have parameters to train."""
     parts = (
         [model.net] if isinstance(model, Model) else list(getattr(model, "__dict__", {}).values())
@@ -69,7 +69,7 @@ def uses_old_gradients(model: Any, train: Any, load: Any) -> bool:
     """
     if isinstance(model, Model):
         return False
-    parameters = [p for net in networks(model) for p in net.parameters() if p.requires_grad]
+    parameters = [p for net in find_networks(model) for p in net.parameters() if p.requires_grad]
     load()
     _set_gradients(parameters, [None] * len(parameters))
     train()
@@ -92,45 +92,45 @@ def _set_gradients(parameters: Sequence[Any], gradients: Sequence[Any]) -> None:
 
 
 def _diagnose_model(model: Model, batch: Mapping[str, Any]) -> tuple[list[Finding], list[LossCall]]:
-    batch = model._placed(dict(batch)) if model._on_gpu else dict(batch)
+    batch = model._place_batch(dict(batch)) if model._on_gpu else dict(batch)
     evaluated = _watch([model.net], batch, model._measure, model)
-    model._to_training()
+    model._set_training_mode()
     augmented = dict(batch)
     if model._augment is not None:
-        augmented = model._augment(_copied(augmented))
+        augmented = model._augment(_copy_batch(augmented))
     autocast = contextlib.nullcontext() if model._autocast is None else model._autocast
-    before = _copied({name: augmented[name] for name in _small(augmented)})
-    with watched([model.net], _targets(model, augmented)) as trained, autocast:
+    before = _copy_batch({name: augmented[name] for name in _find_small_columns(augmented)})
+    with watch_calls([model.net], _find_targets(model, augmented)) as trained, autocast:
         _, loss, _, _ = model._objective(augmented)
-    findings = [*_of_modes(trained, evaluated), *_of_calls(trained, evaluated, loss)]
-    findings += _of_changed(model, before, augmented)
+    findings = [*_check_modes(trained, evaluated), *_check_calls(trained, evaluated, loss)]
+    findings += _check_batch_unchanged(model, before, augmented)
     model._drop_gradients()
     loss.backward()
     if "one-output" not in {item.code for item in findings}:  # the gradients of one output are 0
-        findings += _of_optimizers(model)
-    findings += _of_inputs(trained)
+        findings += _check_optimizers(model)
+    findings += _check_inputs(trained)
     model._drop_gradients()
     return findings, trained.losses
 
 
 def _watch(nets: Sequence[Any], batch: Mapping[str, Any], step: Any, model: Any = None) -> Calls:
-    copied = _copied(batch)
-    with watched(nets, _targets(model, copied)) as calls:
+    copied = _copy_batch(batch)
+    with watch_calls(nets, _find_targets(model, copied)) as calls:
         step(copied)
     return calls
 
 
-def _copied(batch: Mapping[str, Any]) -> dict[str, Any]:
+def _copy_batch(batch: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in batch.items()}
 
 
-def _small(batch: Mapping[str, Any]) -> Iterator[str]:
+def _find_small_columns(batch: Mapping[str, Any]) -> Iterator[str]:
     for name, value in batch.items():
         if isinstance(value, torch.Tensor) and value.nbytes <= MOST_COMPARED:
             yield name
 
 
-def _targets(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
+def _find_targets(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of a batch that may be targets; with `step`, all columns."""
     names = list(batch)
     if isinstance(model, Model) and model._step is None:
@@ -141,7 +141,7 @@ def _targets(model: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
 # --- modes -------------------------------------------------------------------------
 
 
-def _of_modes(trained: Calls, evaluated: Calls) -> Iterator[Finding]:
+def _check_modes(trained: Calls, evaluated: Calls) -> Iterator[Finding]:
     for kind in ("dropout", "batch norm"):
         wrong = [mode for mode in evaluated.modes if mode.kind == kind and mode.trains]
         if wrong:
@@ -166,7 +166,7 @@ def _of_modes(trained: Calls, evaluated: Calls) -> Iterator[Finding]:
 # --- losses ------------------------------------------------------------------------
 
 
-def _of_calls(trained: Calls, evaluated: Calls, loss: Any = None) -> Iterator[Finding]:
+def _check_calls(trained: Calls, evaluated: Calls, loss: Any = None) -> Iterator[Finding]:
     for broadcast in [*trained.broadcasts, *evaluated.broadcasts][:1]:
         left, right = (str(shape).replace(" ", "") for shape in broadcast.shapes)
         rows = max(broadcast.shapes[0])
@@ -180,10 +180,10 @@ def _of_calls(trained: Calls, evaluated: Calls, loss: Any = None) -> Iterator[Fi
         if call.input.requires_grad:
             yield from _OF_LOSS[call.name](call)
             if loss is not None:
-                yield from _of_sign(call, loss)
+                yield from _check_sign(call, loss)
 
 
-def _of_sign(call: LossCall, loss: Any) -> Iterator[Finding]:
+def _check_sign(call: LossCall, loss: Any) -> Iterator[Finding]:
     if call.result.ndim == 0 and loss.ndim == 0:
         value = float(loss.detach())
         if value != 0 and value == -float(call.result.detach()):
@@ -195,10 +195,10 @@ def _of_sign(call: LossCall, loss: Any) -> Iterator[Finding]:
             )
 
 
-def _of_cross_entropy(call: LossCall) -> Iterator[Finding]:
+def _check_cross_entropy(call: LossCall) -> Iterator[Finding]:
     outputs = call.input.detach()
     axis = 1 if outputs.ndim > 1 else 0
-    end = _end_of(call.input)
+    end = _find_last_function(call.input)
     if end == "softmax" or (end is None and _is_distribution(outputs, axis)):
         yield Finding(
             "softmax-before-cross-entropy",
@@ -238,7 +238,7 @@ def _of_cross_entropy(call: LossCall) -> Iterator[Finding]:
         )
 
 
-def _of_nll(call: LossCall) -> Iterator[Finding]:
+def _check_nll(call: LossCall) -> Iterator[Finding]:
     outputs = call.input.detach().float()
     axis = 1 if outputs.ndim > 1 else 0
     if float(outputs.max()) > 1e-3:
@@ -252,7 +252,7 @@ def _of_nll(call: LossCall) -> Iterator[Finding]:
         )
 
 
-def _of_kl(call: LossCall) -> Iterator[Finding]:
+def _check_kl(call: LossCall) -> Iterator[Finding]:
     if float(call.input.detach().max()) > 1e-3:
         yield Finding(
             "not-log-probabilities",
@@ -262,8 +262,8 @@ def _of_kl(call: LossCall) -> Iterator[Finding]:
         )
 
 
-def _of_binary(call: LossCall) -> Iterator[Finding]:
-    end = _end_of(call.input)
+def _check_binary(call: LossCall) -> Iterator[Finding]:
+    end = _find_last_function(call.input)
     if call.name.endswith("with_logits") and end in ("sigmoid", "softmax"):
         yield Finding(
             "sigmoid-before-logits",
@@ -281,8 +281,8 @@ def _of_binary(call: LossCall) -> Iterator[Finding]:
         )
 
 
-def _of_regression(call: LossCall) -> Iterator[Finding]:
-    end, target = _end_of(call.input), call.target.detach().float()
+def _check_regression(call: LossCall) -> Iterator[Finding]:
+    end, target = _find_last_function(call.input), call.target.detach().float()
     if end is None or end not in ("sigmoid", "tanh", "softmax", "ReLU"):
         return
     low, high = next((low, high) for name, low, high in _ENDS.values() if name == end)
@@ -299,19 +299,19 @@ def _of_regression(call: LossCall) -> Iterator[Finding]:
 
 
 _OF_LOSS = {
-    "cross_entropy": _of_cross_entropy,
-    "nll_loss": _of_nll,
-    "kl_div": _of_kl,
-    "binary_cross_entropy": _of_binary,
-    "binary_cross_entropy_with_logits": _of_binary,
-    "mse_loss": _of_regression,
-    "l1_loss": _of_regression,
-    "smooth_l1_loss": _of_regression,
-    "huber_loss": _of_regression,
+    "cross_entropy": _check_cross_entropy,
+    "nll_loss": _check_nll,
+    "kl_div": _check_kl,
+    "binary_cross_entropy": _check_binary,
+    "binary_cross_entropy_with_logits": _check_binary,
+    "mse_loss": _check_regression,
+    "l1_loss": _check_regression,
+    "smooth_l1_loss": _check_regression,
+    "huber_loss": _check_regression,
 }
 
 
-def _end_of(tensor: Any) -> str | None:
+def _find_last_function(tensor: Any) -> str | None:
     """Return the last function that computed the outputs, ignoring reshapes."""
     node = tensor.grad_fn
     while node is not None:
@@ -334,12 +334,12 @@ def _is_distribution(values: Any, axis: int) -> bool:
 # --- network, gradients, optimizers --------------------------------------------------
 
 
-def _of_changed(
+def _check_batch_unchanged(
     model: Model, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> Iterator[Finding]:
     targets = set() if model._step is not None else set(column_names("target", model._target))
     for name, column in before.items():
-        if name in after and not _same(column, after[name]):
+        if name in after and not _are_equal(column, after[name]):
             yield Finding(
                 "changed-batch",
                 f"a training step changes the column {name!r} of its batch in place",
@@ -348,15 +348,15 @@ def _of_changed(
             )
 
 
-def _same(left: Any, right: Any) -> bool:
+def _are_equal(left: Any, right: Any) -> bool:
     if left.is_floating_point():
         left, right = left.nan_to_num(), right.nan_to_num()
     return bool(torch.equal(left, right))
 
 
-def _of_optimizers(model: Model) -> Iterator[Finding]:
+def _check_optimizers(model: Model) -> Iterator[Finding]:
     """Compare the optimizers' parameters with the network's, after a step that leaves gradients."""
-    taken = {id(p): p for group in _groups(model) for p in group["params"]}
+    taken = {id(p): p for group in _parameter_groups(model) for p in group["params"]}
     trained = [p for p in taken.values() if p.grad is not None and bool(p.grad.any())]
     if not trained:
         yield Finding(
@@ -365,18 +365,18 @@ def _of_optimizers(model: Model) -> Iterator[Finding]:
             "give the optimizer the parameters that the loss depends on",
         )
         return
-    yield from _of_learning_rates(model)
+    yield from _check_learning_rates(model)
     named = dict(model.net.named_parameters())
-    yield from _of_gradients(named, taken)
-    yield from _of_other_parameters(model, named, taken)
+    yield from _check_gradients(named, taken)
+    yield from _check_other_parameters(model, named, taken)
 
 
-def _groups(model: Model) -> list[Any]:
+def _parameter_groups(model: Model) -> list[Any]:
     return [group for optimizer in model._optimizers for group in optimizer.param_groups]
 
 
-def _of_learning_rates(model: Model) -> Iterator[Finding]:
-    rates = [float(group.get("lr", 1)) for group in _groups(model)]
+def _check_learning_rates(model: Model) -> Iterator[Finding]:
+    rates = [float(group.get("lr", 1)) for group in _parameter_groups(model)]
     if not any(rates):
         scheduled = bool(model._schedulers)
         yield Finding(
@@ -397,7 +397,7 @@ def _of_learning_rates(model: Model) -> Iterator[Finding]:
             )
 
 
-def _of_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterator[Finding]:
+def _check_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterator[Finding]:
     """Find parameters of the network that lack either a gradient or an optimizer.
 
     `taken` has the parameters of the optimizers by their `id`.
@@ -406,7 +406,7 @@ def _of_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterato
     if unused:
         yield Finding(
             "unused-parameters",
-            f"the loss does not depend on {_listed(unused)}",
+            f"the loss does not depend on {_join_names(unused)}",
             "use them in forward, or leave them out of the network",
             "hint",
         )
@@ -414,7 +414,7 @@ def _of_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterato
     if lost:
         yield Finding(
             "not-in-optimizer",
-            f"{_listed(lost)} {'have' if len(lost) > 1 else 'has'} gradients, but no optimizer",
+            f"{_join_names(lost)} {'have' if len(lost) > 1 else 'has'} gradients, but no optimizer",
             "give all of net.parameters() to the optimizer, or freeze with requires_grad_(False)",
             "hint",
         )
@@ -422,24 +422,25 @@ def _of_gradients(named: Mapping[str, Any], taken: Mapping[int, Any]) -> Iterato
     if frozen:
         yield Finding(
             "frozen-in-optimizer",
-            f"the optimizer has {_listed(frozen)}, which cannot be trained (requires_grad=False)",
+            f"the optimizer has {_join_names(frozen)}, which cannot be trained "
+            "(requires_grad=False)",
             "give it the trainable parameters only, or unfreeze them",
             "hint",
         )
 
 
-def _of_other_parameters(
+def _check_other_parameters(
     model: Model, named: Mapping[str, Any], taken: Mapping[int, Any]
 ) -> Iterator[Finding]:
     """Find parameters of the optimizers that are not, or no longer, the network's."""
-    ids = {id(p) for p in named.values()} | _of_loss(model)
+    ids = {id(p) for p in named.values()} | _find_loss_parameters(model)
     old = [p for key, p in taken.items() if key not in ids]
     new = {n: p for n, p in named.items() if not any(p is built for built in model._parameters)}
     if old and new:
         matters = any(p.grad is not None and bool(p.grad.any()) for p in [*old, *new.values()])
         yield Finding(
             "replaced-parameters",
-            f"forward replaces {_listed(list(new))} by a new parameter, which no optimizer has",
+            f"forward replaces {_join_names(list(new))} by a new parameter, which no optimizer has",
             "write into it in place: parameter.data.copy_(values)",
             "matters" if matters else "hint",
         )
@@ -452,12 +453,12 @@ def _of_other_parameters(
         )
 
 
-def _of_loss(model: Model) -> set[int]:
+def _find_loss_parameters(model: Model) -> set[int]:
     loss = model._loss
     return {id(p) for p in loss.parameters()} if isinstance(loss, torch.nn.Module) else set()
 
 
-def _of_inputs(trained: Calls) -> Iterator[Finding]:
+def _check_inputs(trained: Calls) -> Iterator[Finding]:
     values = trained.first_input
     if values is None or not values.is_floating_point() or values.numel() < 2:
         return
@@ -472,6 +473,6 @@ def _of_inputs(trained: Calls) -> Iterator[Finding]:
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{', '.join(names[:MOST_NAMED])}{more}"

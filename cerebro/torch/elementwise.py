@@ -69,7 +69,7 @@ class Block:
         self.run = _core.Elementwise(calls, self.numbers, rounding.fused, rounding.sqrt)
 
 
-def operations(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Operation] | None:
+def make_operations(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Operation] | None:
     """Return the core's operations for a call; None if it cannot compute the same bits."""
     rule = _rules().get(func)
     if rule is None:
@@ -81,12 +81,12 @@ def operations(func: Any, args: list[Any], kwargs: dict[str, Any]) -> list[Opera
     if result is None:
         return None
     items = result if isinstance(result, list) else [result]
-    return items if all(map(_has_the_same_bits, items)) else None
+    return items if all(map(_is_exact, items)) else None
 
 
-def _has_the_same_bits(one: Operation) -> bool:
+def _is_exact(one: Operation) -> bool:
     tensors = [one.out, *one.operands]
-    if one.name not in rounding().names or not all(map(is_dense, tensors)):
+    if one.name not in measure_rounding().names or not all(map(is_dense, tensors)):
         return False
     if len({(t.shape, t.stride()) for t in tensors}) != 1:
         return False
@@ -109,7 +109,7 @@ class _Arguments:
         names = [name for name in ("out", "grad_input") if name in self._places]
         return self[names[0] if names else "self"]
 
-    def numbered(self, name: str, operands: Sequence[str], number: str) -> Operation | None:
+    def make_numbered(self, name: str, operands: Sequence[str], number: str) -> Operation | None:
         """Return an operation with the number in the argument `number`, which defaults to 1."""
         operation = Operation(name, self.out, [self[operand] for operand in operands])
         if number not in self._places:
@@ -124,35 +124,35 @@ class _Arguments:
         return operation
 
 
-def _binary(name: str, given: _Arguments) -> Operation | None:
+def _make_binary(name: str, given: _Arguments) -> Operation | None:
     """Return a product or quotient with a tensor or a number."""
     other = given["other"]
     if _is_number(other) or _is_value(other, given.out):
-        return given.numbered(f"{name}_number", ["self"], "other")
+        return given.make_numbered(f"{name}_number", ["self"], "other")
     return Operation(name, given.out, [given["self"], other])
 
 
-def _sum(given: _Arguments) -> Operation | None:
+def _make_sum(given: _Arguments) -> Operation | None:
     other = given["other"]
     if not (_is_number(other) or _is_value(other, given.out)):
-        return given.numbered("add", ["self", "other"], "alpha")
+        return given.make_numbered("add", ["self", "other"], "alpha")
     if "alpha" in given._places and given["alpha"] != 1:
         return None
-    return given.numbered("add_number", ["self"], "other")
+    return given.make_numbered("add_number", ["self"], "other")
 
 
-def _copy(given: _Arguments) -> Operation | None:
+def _make_copy(given: _Arguments) -> Operation | None:
     source = given["src"]
     return Operation("copy", given.out, [source]) if is_dense(source) else None
 
 
-def _zero(given: _Arguments) -> Operation | None:
+def _make_zero(given: _Arguments) -> Operation | None:
     operation = Operation("fill", given.out, [])
     operation.number = 0.0
     return operation
 
 
-def _counting(given: _Arguments) -> list[Operation] | None:
+def _make_counting(given: _Arguments) -> list[Operation] | None:
     """Return the operations that increase each of an optimizer's counts of steps."""
     counts, number = given["self"], given["scalar"]
     if type(number) is not int or any(count.dim() != 0 for count in counts):
@@ -163,26 +163,26 @@ def _counting(given: _Arguments) -> list[Operation] | None:
     return additions
 
 
-def _numbered(name: str, operands: Sequence[str], number: str) -> Callable[[_Arguments], Any]:
-    return lambda given: given.numbered(name, operands, number)
+def _make_rule(name: str, operands: Sequence[str], number: str) -> Callable[[_Arguments], Any]:
+    return lambda given: given.make_numbered(name, operands, number)
 
 
 @functools.cache
 def _rules() -> dict[Any, Callable[[_Arguments], Operation | list[Operation] | None]]:
     aten = torch.ops.aten
-    sum_of, product = _sum, functools.partial(_binary, "mul")
-    quotient = functools.partial(_binary, "div")
-    lerp = _numbered("lerp", ["self", "end"], "weight")
-    addcmul = _numbered("addcmul", ["self", "tensor1", "tensor2"], "value")
-    addcdiv = _numbered("addcdiv", ["self", "tensor1", "tensor2"], "value")
+    sum_of, product = _make_sum, functools.partial(_make_binary, "mul")
+    quotient = functools.partial(_make_binary, "div")
+    lerp = _make_rule("lerp", ["self", "end"], "weight")
+    addcmul = _make_rule("addcmul", ["self", "tensor1", "tensor2"], "value")
+    addcdiv = _make_rule("addcdiv", ["self", "tensor1", "tensor2"], "value")
 
-    def root(given: _Arguments) -> Operation:
+    def make_root(given: _Arguments) -> Operation:
         return Operation("sqrt", given.out, [given["self"]])
 
-    def relu(given: _Arguments) -> Operation:
+    def make_relu(given: _Arguments) -> Operation:
         return Operation("relu", given.out, [given["self"]])
 
-    threshold = _numbered("threshold_backward", ["grad_output", "self"], "threshold")
+    threshold = _make_rule("threshold_backward", ["grad_output", "self"], "threshold")
     return {
         **dict.fromkeys((aten.add_.Tensor, aten.add_.Scalar, aten.add.out), sum_of),
         **dict.fromkeys((aten.mul_.Tensor, aten.mul_.Scalar, aten.mul.out), product),
@@ -193,15 +193,15 @@ def _rules() -> dict[Any, Callable[[_Arguments], Operation | list[Operation] | N
         aten.addcmul.out: addcmul,
         aten.addcdiv_.default: addcdiv,
         aten.addcdiv.out: addcdiv,
-        aten.sqrt_.default: root,
-        aten.sqrt.out: root,
-        aten.relu_.default: relu,
-        aten.relu.out: relu,
+        aten.sqrt_.default: make_root,
+        aten.sqrt.out: make_root,
+        aten.relu_.default: make_relu,
+        aten.relu.out: make_relu,
         aten.threshold_backward.grad_input: threshold,
-        aten.copy_.default: _copy,
-        aten.zero_.default: _zero,
-        aten._foreach_add_.Scalar: _counting,
-        aten.fill_.Scalar: _numbered("fill", [], "value"),
+        aten.copy_.default: _make_copy,
+        aten.zero_.default: _make_zero,
+        aten._foreach_add_.Scalar: _make_counting,
+        aten.fill_.Scalar: _make_rule("fill", [], "value"),
     }
 
 
@@ -240,7 +240,7 @@ class _Rounding:
 
 
 @contextmanager
-def usual_dtype() -> Iterator[None]:
+def use_float32() -> Iterator[None]:
     """Make new tensors float32 in this block, whatever the user's default is."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
@@ -256,23 +256,28 @@ def is_native() -> bool:
 
 
 @functools.cache
-def rounding() -> _Rounding:
+def measure_rounding() -> _Rounding:
     """Return how PyTorch rounds, from comparisons with the core's operations."""
     if not is_native():
         return _Rounding(False, 0, frozenset())
-    with torch.no_grad(), usual_dtype():
-        fused = not _agrees("lerp", False, 0)
+    with torch.no_grad(), use_float32():
+        fused = not _has_same_bits("lerp", False, 0)
         root = next(
-            (root for root in (library_function("vmsSqrt"), 0) if _agrees("sqrt", fused, root)), 0
+            (
+                root
+                for root in (find_library_function("vmsSqrt"), 0)
+                if _has_same_bits("sqrt", fused, root)
+            ),
+            0,
         )
-        names = frozenset(name for name in _EXAMPLES if _agrees(name, fused, root))
+        names = frozenset(name for name in _EXAMPLES if _has_same_bits(name, fused, root))
     different = sorted(set(_EXAMPLES) - names)
     if different:
         log.info("PyTorch rounds %s differently from the C core", ", ".join(different))
     return _Rounding(fused, root, names)
 
 
-def library_function(name: str) -> int:
+def find_library_function(name: str) -> int:
     """Return the address of a function in PyTorch's library; 0 if it is missing."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -308,7 +313,7 @@ _SIZES = (7, 1511)
 _NUMBERS = (0.1, 0.9, -0.00103, 0.0)
 
 
-def _agrees(name: str, fused: bool, sqrt: int) -> bool:
+def _has_same_bits(name: str, fused: bool, sqrt: int) -> bool:
     function, operands, numbered = _EXAMPLES[name]
     how = _Rounding(fused, sqrt, frozenset())
     for size in _SIZES:
@@ -317,7 +322,7 @@ def _agrees(name: str, fused: bool, sqrt: int) -> bool:
             operation = Operation(name, torch.empty(size), (a, b, c)[:operands])
             operation.number = x if numbered else None
             Block([operation], how).run()
-            if not same_bits(operation.out, function(a, b, c, x)):
+            if not have_same_floats(operation.out, function(a, b, c, x)):
                 return False
     return True
 
@@ -333,7 +338,7 @@ def example_values(size: int, seed: int) -> Any:
     return values
 
 
-def same_bits(one: Any, two: Any) -> bool:
+def have_same_floats(one: Any, two: Any) -> bool:
     """Return whether two float32 tensors have the same bits; all NaN are equal."""
     equal = one.view(torch.int32) == two.view(torch.int32)
     return bool((equal | (one.isnan() & two.isnan())).all())

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
-from cerebro.data.derivation import derivation
-from cerebro.data.derive import bytes_of_budget
+from cerebro.data.derivation import make_derivation
+from cerebro.data.derive import parse_budget
 from cerebro.errors import InputError
 from cerebro.model import Columns, column_names
 from cerebro.report.format import duration, size
@@ -124,24 +124,24 @@ def plan_features(
     InputError
         An argument is invalid, or there are more than 16 layers.
     """
-    trunk = Trunk(net, layers, inputs, whole_number("threads", threads, 1))
+    trunk = Trunk(net, layers, inputs, check_whole_number("threads", threads, 1))
     check_images(images)
-    epochs = whole_number("epochs", epochs, 1)
+    epochs = check_whole_number("epochs", epochs, 1)
     if len(trunk.layers) > MAX_LAYERS:
         raise InputError(f"layers: {len(trunk.layers)} are too many to plan: name at most 16")
     uses = dict.fromkeys(trunk.layers, trials) if not isinstance(trials, Mapping) else trials
     for name in uses:
         if name not in trunk.layers:
             raise InputError(f"trials: {name!r} is not one of the layers {', '.join(trunk.layers)}")
-    counts = {name: whole_number("trials", uses.get(name, 0), 0) for name in trunk.layers}
+    counts = {name: check_whole_number("trials", uses.get(name, 0), 0) for name in trunk.layers}
     costs = _measure(images, trunk, batch_size, counts)
-    keep, seconds = choose(costs, epochs, bytes_of_budget(budget))
-    without = choose(costs, epochs, 0)[1]
+    keep, seconds = choose_layers(costs, epochs, parse_budget(budget))
+    without = choose_layers(costs, epochs, 0)[1]
     nbytes = sum(costs[name].nbytes for name in keep)
-    return FeaturePlan(keep, seconds, without, nbytes, bytes_of_budget(budget), epochs, costs)
+    return FeaturePlan(keep, seconds, without, nbytes, parse_budget(budget), epochs, costs)
 
 
-def choose(
+def choose_layers(
     costs: Mapping[str, LayerCost], epochs: int, budget: int | None
 ) -> tuple[tuple[str, ...], float]:
     """Return the fastest set of layers that fits a budget, and its seconds.
@@ -170,7 +170,7 @@ def _measure(
     images: Dataset, trunk: Trunk, batch_size: int, trials: Mapping[str, int]
 ) -> dict[str, LayerCost]:
     """Measure a batch several times; return the costs for all rows, in the network's order."""
-    work = derivation(
+    work = make_derivation(
         images,
         trunk,
         reads=column_names("inputs", trunk.inputs),
@@ -199,7 +199,7 @@ def _measure(
     return {
         name: LayerCost(
             statistics.median(times[name][1:]) * passes,
-            _gather_seconds(outputs[name]) * passes,
+            _time_gathering(outputs[name]) * passes,
             outputs[name][0].numel() * outputs[name].element_size() * images.num_rows,
             trials[name],
         )
@@ -207,7 +207,7 @@ def _measure(
     }
 
 
-def _gather_seconds(rows: torch.Tensor) -> float:
+def _time_gathering(rows: torch.Tensor) -> float:
     """Return the seconds to copy the rows of a batch in another order, as a loader does."""
     stored = rows.cpu()
     order = torch.arange(len(stored)).flip(0)

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from cerebro.arguments import whole_number
+from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
-from cerebro.data.derivation import derivation
+from cerebro.data.derivation import make_derivation
 from cerebro.data.derive import (
     Recipe,
-    bytes_of_budget,
     check_budget,
-    recipe,
+    make_recipe,
+    parse_budget,
     write,
 )
-from cerebro.data.gpu_memory import naming_gpu_memory
+from cerebro.data.gpu_memory import explain_gpu_memory_errors
 from cerebro.data.manifest import FILE_NAME
 from cerebro.data.shard_work import MakesShards, check_executor
 from cerebro.errors import InputError
-from cerebro.machine.devices import using
+from cerebro.machine.devices import use_device
 from cerebro.machine.files import path_of
 from cerebro.model import Columns, column_names
 from cerebro.torch.trunk import SAYS, Trunk, check_images, outputs_of
@@ -213,17 +213,17 @@ def features(
     CorruptDataError
         A file of `images` is damaged.
     """
-    trunk = Trunk(net, layers, inputs, whole_number("threads", threads, 1))
+    trunk = Trunk(net, layers, inputs, check_whole_number("threads", threads, 1))
     reads = column_names("inputs", inputs)
     check_images(images)
-    folder, limit = _folder(images, path), bytes_of_budget(budget)
+    folder, limit = _choose_folder(images, path), parse_budget(budget)
     check_executor(executor, "features(executor=...)", trunk.device)
     if dtypes is not None and not isinstance(dtypes, Mapping):
         dtypes = dict.fromkeys(trunk.layers, dtypes)
     # Workers with GPUs have a variable that cuBLAS reads; this process computes the same rows.
-    as_workers = contextlib.nullcontext() if executor is None else using(trunk.device)
+    as_workers = contextlib.nullcontext() if executor is None else use_device(trunk.device)
     with as_workers:
-        work = derivation(
+        work = make_derivation(
             images,
             trunk,
             reads=reads,
@@ -234,10 +234,10 @@ def features(
             seed=seed,
             dtypes=dtypes,
         )
-        with naming_gpu_memory(trunk.device, work.batch_size):
+        with explain_gpu_memory_errors(trunk.device, work.batch_size):
             same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
-        plan = recipe(work, trunk.identity(), keep=keep, says=SAYS)
-        target = _beside(images, plan) if folder is None else folder
+        plan = make_recipe(work, trunk.identity(), keep=keep, says=SAYS)
+        target = _name_folder(images, plan) if folder is None else folder
         if not (target / FILE_NAME).exists():
             check_budget(plan.nbytes, limit)
         result = Features(write(plan, target, progress, executor, trunk.threads, room=True))
@@ -246,7 +246,7 @@ def features(
     return result
 
 
-def _folder(images: Dataset, path: Any) -> Path | None:
+def _choose_folder(images: Dataset, path: Any) -> Path | None:
     """Return `path` as a Path, or None for a folder beside the images."""
     if path is not None:
         return path_of("path", path)
@@ -258,7 +258,7 @@ def _folder(images: Dataset, path: Any) -> Path | None:
     return None
 
 
-def _beside(images: Dataset, made: Recipe) -> Path:
+def _name_folder(images: Dataset, made: Recipe) -> Path:
     return images.path.with_name(f"{images.path.name}-features-{made.fingerprint[:12]}")
 
 

@@ -56,7 +56,7 @@ class Recorder(Protocol):
     def warm(self, work: Callable[[], Any]) -> Any:
         """Run `work` on the capture stream."""
 
-    def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
+    def run_watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
         """Run `work` as `warm` does; return its result, and the first line that waits for the GPU.
 
         The line is None if nothing waits.
@@ -103,7 +103,7 @@ class CudaRecorder:
         current.wait_stream(stream)
         return result
 
-    def watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
+    def run_watched(self, work: Callable[[], Any]) -> tuple[Any, str | None]:
         before = torch.cuda.get_sync_debug_mode()
         place = None
         with warnings.catch_warnings(record=True) as caught:
@@ -190,7 +190,7 @@ def groups_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
     return [group for item in optimizers for group in item.param_groups]
 
 
-def are_others(now: Sequence[Any], before: Sequence[Any]) -> bool:
+def are_different_objects(now: Sequence[Any], before: Sequence[Any]) -> bool:
     """Return whether two lists contain different objects, compared by identity."""
     return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
 
@@ -226,96 +226,96 @@ class GraphedStep:
 
     def __call__(self, batch: Batch) -> Values:
         if self.refusal is not None:
-            return self._ordinary(batch)
+            return self._run_ordinary(batch)
         shape = shape_of(batch)
         if self._graph is not None:
             if shape != self._graph.shape:
-                return self._ordinary(batch)
-            return self._repeated(batch, self._graph)
+                return self._run_ordinary(batch)
+            return self._replay_or_compare(batch, self._graph)
         seen = self._seen.get(shape, 0)
         self._seen[shape] = seen + 1
         if seen < WARM_UP:
-            return self._recorder.warm(lambda: self._ordinary(batch))  # type: ignore[no-any-return]
-        return self._captured(batch, shape)
+            return self._recorder.warm(lambda: self._run_ordinary(batch))  # type: ignore[no-any-return]
+        return self._capture_and_compare(batch, shape)
 
     @property
     def held_bytes(self) -> int:
         """The bytes of device memory that only the graph uses."""
         return 0 if self._graph is None else self._graph.held_bytes
 
-    def moved(self) -> None:
+    def request_check(self) -> None:
         """Check the tensors' addresses before the next replay; call this after loading a state."""
         self._check_places = True
 
-    def _ordinary(self, batch: Batch) -> Values:
+    def _run_ordinary(self, batch: Batch) -> Values:
         with self._rates.as_tensors():
             return self._step(batch)
 
-    def _repeated(self, batch: Batch, graph: _Graph) -> Values:
+    def _replay_or_compare(self, batch: Batch, graph: _Graph) -> Values:
         settings = _settings_of(self._optimizers)
         if settings != graph.settings:
             self._refuse(
-                f"{_changed(graph.settings, settings)} changes while the model trains, and only "
-                "the learning rate may (of Adam, AdamW and SGD)"
+                f"{_describe_change(graph.settings, settings)} changes while the model trains, and "
+                "only the learning rate may (of Adam, AdamW and SGD)"
             )
-            return self._ordinary(batch)
+            return self._run_ordinary(batch)
         groups = groups_of(self._optimizers)
-        if self._check_places or are_others(groups, self._groups):
+        if self._check_places or are_different_objects(groups, self._groups):
             self._check_places, self._groups = False, groups
             if self._state.places() != graph.places:
                 self._forget()
                 return self(batch)
         if self._compared < COMPARED:
-            return self._proven(batch, graph)
+            return self._run_compared(batch, graph)
         self._rates.fill()
         return graph.replay(batch)
 
     # --- capture and proof -------------------------------------------------
 
-    def _captured(self, batch: Batch, shape: Any) -> Values:
-        before = self._taken()
-        values, waits = self._recorder.watched(lambda: self._ordinary(batch))
+    def _capture_and_compare(self, batch: Batch, shape: Any) -> Values:
+        before = self._copy_state()
+        values, waits = self._recorder.run_watched(lambda: self._run_ordinary(batch))
         if waits is not None:
             self._refuse(f"it waits for the GPU at {waits}")
-        after = None if self.refusal is not None else self._taken()
+        after = None if self.refusal is not None else self._copy_state()
         if before is None or after is None:
             return values  # type: ignore[no-any-return]
         try:
             if before.places != after.places:
                 raise Different("the step replaces its tensors")
-            self._state.put(before)
+            self._state.restore(before)
             self._graph = self._capture(batch, shape)
-            self._state.put(before)
+            self._state.restore(before)
             self._compare(batch, self._graph, values, after)
         except Exception as error:
             self._give_up(error, after)
         return values  # type: ignore[no-any-return]
 
     def _capture(self, batch: Batch, shape: Any) -> _Graph:
-        static = {name: _like(value) for name, value in batch.items()}
+        static = {name: _make_static(value) for name, value in batch.items()}
         fill(static, batch)
         self._rates.fill()
-        values, replay, held = self._recorder.capture(lambda: self._ordinary(static))
+        values, replay, held = self._recorder.capture(lambda: self._run_ordinary(static))
         settings, places = _settings_of(self._optimizers), self._state.places()
         return _Graph(shape, static, values, replay, settings, places, held)
 
-    def _proven(self, batch: Batch, graph: _Graph) -> Values:
-        before = self._taken()
-        values = self._ordinary(batch)
-        after = None if before is None else self._taken()
+    def _run_compared(self, batch: Batch, graph: _Graph) -> Values:
+        before = self._copy_state()
+        values = self._run_ordinary(batch)
+        after = None if before is None else self._copy_state()
         if before is None or after is None:
             return values
         try:
-            self._state.put(before)
+            self._state.restore(before)
             self._compare(batch, graph, values, after)
         except Exception as error:
             self._give_up(error, after)
         return values
 
-    def _taken(self) -> Taken | None:
+    def _copy_state(self) -> Taken | None:
         """Return a copy of the state; if memory is short, refuse the graph and return None."""
         try:
-            return self._state.taken()
+            return self._state.copy_values()
         except torch.cuda.OutOfMemoryError:
             self._refuse("there is not enough memory to compare it with the ordinary step")
             return None
@@ -325,7 +325,7 @@ class GraphedStep:
         self._rates.fill()
         replayed = graph.replay(batch)
         for name, value in values.items():
-            if not same(value, replayed.get(name)):
+            if not have_same_bits(value, replayed.get(name)):
                 raise Different(f"the metric {name!r} of the graph differs")
         self._state.require(after)
         self._compared += 1
@@ -338,7 +338,7 @@ class GraphedStep:
             text = " ".join(str(error).split())[:300]
             self._refuse(f"it cannot be captured: {type(error).__name__}: {text}")
         self._drop_gradients()
-        self._state.put(after)
+        self._state.restore(after)
 
     def _refuse(self, reason: str) -> None:
         self._forget()
@@ -373,7 +373,7 @@ class _Graph:
     def replay(self, batch: Batch) -> Values:
         fill(self._static, batch)
         self._replay()
-        return {name: cloned(value) for name, value in self._values.items()}
+        return {name: clone_value(value) for name, value in self._values.items()}
 
 
 # --- learning rates ------------------------------------------------------------
@@ -443,7 +443,7 @@ def _settings_of(optimizers: Sequence[Any]) -> list[dict[str, Any]]:
     return settings
 
 
-def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
+def _describe_change(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
     for old, new in zip(before, now, strict=False):
         for key, value in new.items():
             if old.get(key) != value:
@@ -474,9 +474,9 @@ class StateParts:
         self._optimizers = optimizers
 
     def places(self) -> list[int]:
-        return [tensor.data_ptr() for tensor in self._unnamed()]
+        return [tensor.data_ptr() for tensor in self._tensors_without_names()]
 
-    def _drawn(self) -> dict[str, Any]:
+    def _read_generators(self) -> dict[str, Any]:
         """Return the states of the random generators, by name."""
         return generators.capture(True)
 
@@ -489,12 +489,12 @@ class StateParts:
             for number, entries in enumerate(optimizer.state.values()):
                 tensors += [
                     (f"the optimizer's {key!r} of parameter {number}", value)
-                    for key, value in _items(entries)
+                    for key, value in _list_items(entries)
                     if isinstance(value, torch.Tensor)
                 ]
         return tensors
 
-    def _unnamed(self) -> list[Any]:
+    def _tensors_without_names(self) -> list[Any]:
         """Return the tensors of `_tensors` in the same order, but faster: names take time."""
         tensors: list[Any] = []
         for module in self._modules:
@@ -510,7 +510,7 @@ class StateParts:
             (entries, key, value)
             for optimizer in self._optimizers
             for entries in optimizer.state.values()
-            for key, value in _items(entries)
+            for key, value in _list_items(entries)
             if isinstance(value, (int, float))
         ]
 
@@ -518,12 +518,12 @@ class StateParts:
 class LiveState(StateParts):
     """The state of modules, optimizers and generators, which can be copied and restored."""
 
-    def taken(self) -> Taken:
+    def copy_values(self) -> Taken:
         tensors = [tensor.detach().clone() for _, tensor in self._tensors()]
         numbers = [value for _, _, value in self._numbers()]
-        return Taken(tensors, numbers, self.places(), self._drawn())
+        return Taken(tensors, numbers, self.places(), self._read_generators())
 
-    def put(self, taken: Taken) -> None:
+    def restore(self, taken: Taken) -> None:
         """Restore everything in place."""
         with torch.no_grad():
             for (_, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
@@ -535,17 +535,17 @@ class LiveState(StateParts):
     def require(self, taken: Taken) -> None:
         """Raise `Different` unless all values equal those in `taken`, bit for bit."""
         for (name, tensor), value in zip(self._tensors(), taken.tensors, strict=True):
-            if not same(tensor, value):
+            if not have_same_bits(tensor, value):
                 raise Different(f"{name} of the graph differs")
         if [value for _, _, value in self._numbers()] != taken.numbers:
             raise Different("the optimizer counts its steps in host memory")
-        require_drawn(self._drawn(), taken.generators)
+        require_equal_generators(self._read_generators(), taken.generators)
 
 
-def require_drawn(now: dict[str, Any], expected: dict[str, Any]) -> None:
+def require_equal_generators(now: dict[str, Any], expected: dict[str, Any]) -> None:
     """Raise `Different` unless two states of the random generators are equal."""
     for name, state in expected.items():
-        if not same_numbers(now[name], state):
+        if not are_equal_numbers(now[name], state):
             raise Different(f"the step draws from a random generator of the host ({name})")
 
 
@@ -586,7 +586,7 @@ def _add_parts(module: Any, parts: dict[int, Any]) -> bool:
 _NAMED_MODULES = torch.nn.Module.named_modules
 
 
-def _items(entries: Any) -> list[tuple[Any, Any]]:
+def _list_items(entries: Any) -> list[tuple[Any, Any]]:
     return list(entries.items()) if isinstance(entries, Mapping) else []
 
 
@@ -603,7 +603,7 @@ def shape_of(batch: Batch) -> Any:
     )
 
 
-def _like(value: Any) -> Any:
+def _make_static(value: Any) -> Any:
     return torch.empty_like(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -613,10 +613,10 @@ def fill(static: Batch, batch: Batch) -> None:
             static[name].copy_(value, non_blocking=True)
 
 
-def cloned(value: Any) -> Any:
+def clone_value(value: Any) -> Any:
     """Return a copy that the next replay does not overwrite."""
     if isinstance(value, tuple):
-        return tuple(cloned(item) for item in value)
+        return tuple(clone_value(item) for item in value)
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -624,10 +624,10 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: to
 """The type of integers that has the bits of an element, by the element's size in bytes."""
 
 
-def same(left: Any, right: Any) -> bool:
+def have_same_bits(left: Any, right: Any) -> bool:
     """Return whether two values have the same bits."""
     if isinstance(left, tuple) and isinstance(right, tuple):
-        return len(left) == len(right) and all(map(same, left, right))
+        return len(left) == len(right) and all(map(have_same_bits, left, right))
     if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
         alike = left.shape == right.shape and left.element_size() == right.element_size()
         return alike and bool(torch.equal(_bits(left), _bits(right)))
@@ -640,7 +640,7 @@ def _bits(tensor: Any) -> Any:
     return flat.view(_WORDS[flat.element_size()]) if flat.numel() else flat
 
 
-def same_numbers(left: Any, right: Any) -> bool:
+def are_equal_numbers(left: Any, right: Any) -> bool:
     """Return whether two parts of a random generator's state are equal."""
     if left is right:
         return True

@@ -15,8 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from cerebro.arguments import LIGHTNING_WORDS, answers, one_of, real_number, whole_number
-from cerebro.data.moved import moved
+from cerebro.arguments import (
+    LIGHTNING_WORDS,
+    check_one_of,
+    check_real_number,
+    check_whole_number,
+    explain_keywords,
+)
+from cerebro.data.moved import move_batch
 from cerebro.errors import InputError, StateError
 from cerebro.model import (
     BaseModel,
@@ -29,16 +35,16 @@ from cerebro.model import (
     make_getter,
 )
 from cerebro.torch.attributes import Attributes
-from cerebro.torch.lightning_trainer import LIGHTNING, Trainer, part_of
+from cerebro.torch.lightning_trainer import LIGHTNING, Trainer, import_part
 from cerebro.torch.logged import Logs
-from cerebro.torch.outputs import host_copy, joined
+from cerebro.torch.outputs import copy_to_host, join_outputs
 from cerebro.torch.parameter_order import (
     ParameterNames,
     in_fixed_order,
     in_own_order,
 )
 from cerebro.torch.state import (
-    each_state,
+    collect_states,
     frozen_names,
     gradients_of,
     load_clone,
@@ -47,10 +53,10 @@ from cerebro.torch.state import (
     load_optimizer,
     load_scheduler,
     optimizer_state,
-    parts_of,
     scheduler_state,
+    split_state,
 )
-from cerebro.torch.torchmetrics import Metrics, is_metric, numbers
+from cerebro.torch.torchmetrics import Metrics, extract_numbers, is_metric
 
 _REFUSED = {
     "configure_callbacks": "give callbacks= and stop= to search()",
@@ -78,7 +84,7 @@ _PREFIXES = {
 }
 
 
-@answers(LIGHTNING_WORDS)
+@explain_keywords(LIGHTNING_WORDS)
 def from_lightning(
     module: Any,
     *,
@@ -126,9 +132,9 @@ def from_lightning(
         module,
         inputs,
         forward,
-        clip_val=real_number("gradient_clip_val", gradient_clip_val, above=0, optional=True),
+        clip_val=check_real_number("gradient_clip_val", gradient_clip_val, above=0, optional=True),
         clip_algorithm=gradient_clip_algorithm,
-        accumulate=whole_number("accumulate_grad_batches", accumulate_grad_batches, 1),
+        accumulate=check_whole_number("accumulate_grad_batches", accumulate_grad_batches, 1),
         precision=precision,
         state=state,
     )
@@ -164,9 +170,9 @@ class LightningModel(BaseModel):
     ) -> None:
         base = _base_of(module)
         _refuse(module, base)
-        one_of("precision", precision, ("32-true", "bf16-mixed"))
-        one_of("state", state, ("all", "trainable"))
-        one_of("gradient_clip_algorithm", clip_algorithm, (None, "norm", "value"))
+        check_one_of("precision", precision, ("32-true", "bf16-mixed"))
+        check_one_of("state", state, ("all", "trainable"))
+        check_one_of("gradient_clip_algorithm", clip_algorithm, (None, "norm", "value"))
         if clip_val is not None and not module.automatic_optimization:
             raise InputError(
                 "gradient_clip_val needs automatic optimization: call self.clip_gradients(...) in "
@@ -181,7 +187,7 @@ class LightningModel(BaseModel):
             column_names("inputs", inputs)
         self.net = module
         self._batch_columns = inputs
-        self._get_batch = _batch_getter(inputs)
+        self._get_batch = _make_batch_getter(inputs)
         self._forward_columns = _forward_columns(inputs, forward)
         self._options = (accumulate, clip_val, clip_algorithm, precision)
         self._partial = state == "trainable"
@@ -209,7 +215,7 @@ class LightningModel(BaseModel):
             clip_val=clip_val,
             clip_algorithm=clip_algorithm,
             precision=precision,
-            hook=self._hook,
+            hook=self._call_hook,
         )
         self._trainer = module.trainer = trainer
         self._autocast: Any = contextlib.nullcontext()
@@ -218,14 +224,16 @@ class LightningModel(BaseModel):
         for part in module.modules():
             if _base_of(part, strict=False):
                 vars(part)["log"] = self._log
-        self._hook("setup", "fit")
-        self._hook("configure_model")
+        self._call_hook("setup", "fit")
+        self._call_hook("configure_model")
         module.to(device)
-        self._optimizers, self._configs = _configured(module, self._hook("configure_optimizers"))
+        self._optimizers, self._configs = _configure(
+            module, self._call_hook("configure_optimizers")
+        )
         self._schedulers = tuple(config.scheduler for config in self._configs)
         trainer.optimizers = list(self._optimizers)
         trainer.lr_scheduler_configs = list(self._configs)
-        kind = part_of(module, "core.optimizer").LightningOptimizer
+        kind = import_part(module, "core.optimizer").LightningOptimizer
         for optimizer in self._optimizers:
             wrapped = kind(optimizer)
             wrapped._strategy = trainer.strategy
@@ -238,14 +246,14 @@ class LightningModel(BaseModel):
         self._train_logs = Logs(self._meters.name_of, self._meters.metric)
         self._val_logs = Logs(self._meters.name_of, self._meters.metric)
         self._attributes = Attributes(module, _base_of(module))
-        self._hook("on_fit_start")
-        self._hook("on_train_start")
+        self._call_hook("on_fit_start")
+        self._call_hook("on_train_start")
 
     def _count_step(self) -> None:
-        self._of_trial.global_step += 1
+        self._required_trainer.global_step += 1
 
     @property
-    def _of_trial(self) -> Trainer:
+    def _required_trainer(self) -> Trainer:
         if self._trainer is None:
             raise InputError("the model has not been set up: call bind_info(info) first")
         return self._trainer
@@ -254,19 +262,19 @@ class LightningModel(BaseModel):
 
     def begin_epoch(self, epoch: int) -> None:
         """Call ``on_train_epoch_start``."""
-        self._of_trial.current_epoch = epoch
-        self._of_trial.batch_index = -1
-        self._hook("on_train_epoch_start")
+        self._required_trainer.current_epoch = epoch
+        self._required_trainer.batch_index = -1
+        self._call_hook("on_train_epoch_start")
 
     def train_batch(self, batch: Batch) -> dict[str, Any]:
         """Train on one batch; return the step's loss, detached, unless the step returns None."""
-        trainer = self._of_trial
+        trainer = self._required_trainer
         trainer.batch_index += 1
         index = trainer.batch_index
-        trainer.read_logs = self._train_logs.last
+        trainer.read_logs = self._train_logs.list_step_values
         try:
-            prepared = self._prepared(batch)
-            if self._hook("on_train_batch_start", prepared, index) == -1:
+            prepared = self._prepare_batch(batch)
+            if self._call_hook("on_train_batch_start", prepared, index) == -1:
                 raise InputError(
                     "on_train_batch_start returned -1, which ends an epoch in Lightning: return "
                     "None, because every trial of a search trains on all batches"
@@ -278,13 +286,13 @@ class LightningModel(BaseModel):
                 self._step_schedulers("step", plateau=False)
                 if trainer.is_last_batch:
                     self._step_schedulers("epoch", plateau=False)
-            self._hook("on_train_batch_end", outputs, prepared, index)
+            self._call_hook("on_train_batch_end", outputs, prepared, index)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             self._explain_batch(batch, error)
             raise
         finally:
             trainer.read_logs = None
-        trainer.callback_metrics.update(self._train_logs.last())
+        trainer.callback_metrics.update(self._train_logs.list_step_values())
         if automatic and not trainer.is_last_batch:
             self._step_schedulers("step", plateau=True)
         return {} if loss is None else {"loss": loss}
@@ -292,12 +300,12 @@ class LightningModel(BaseModel):
     @property
     def _gathers(self) -> bool:
         """Whether the window of ``accumulate_grad_batches`` needs more batches."""
-        trainer = self._of_trial
+        trainer = self._required_trainer
         count, window = trainer.batch_index + 1, trainer.accumulate_grad_batches
         return count % window != 0 and not trainer.is_last_batch
 
     def _step_automatically(self, batch: Any, index: int) -> tuple[Any, Any]:
-        trainer, window = self._of_trial, self._of_trial.accumulate_grad_batches
+        trainer, window = self._required_trainer, self._required_trainer.accumulate_grad_batches
         optimizer = self._optimizers[0]
         result: list[Any] = [None, {}]
 
@@ -307,8 +315,8 @@ class LightningModel(BaseModel):
             loss = _loss_of(returned)
             scaled = None if loss is None else loss / window
             if index % window == 0:
-                self._hook("on_before_zero_grad", optimizer)
-                self._hook("optimizer_zero_grad", trainer.current_epoch, index, optimizer)
+                self._call_hook("on_before_zero_grad", optimizer)
+                self._call_hook("optimizer_zero_grad", trainer.current_epoch, index, optimizer)
             if scaled is None:
                 result[:] = None, {}
                 return None
@@ -322,7 +330,7 @@ class LightningModel(BaseModel):
             closure()
         else:
             wrapped = trainer.strategy._lightning_optimizers[0]
-            self._hook("optimizer_step", trainer.current_epoch, index, wrapped, closure)
+            self._call_hook("optimizer_step", trainer.current_epoch, index, wrapped, closure)
             trainer.global_step += 1
         return result[0], result[1]
 
@@ -339,7 +347,7 @@ class LightningModel(BaseModel):
 
     def _training_step(self, batch: Any, index: int) -> Any:
         with self._autocast:
-            return self._hook("training_step", *self._arguments("training_step", batch, index))
+            return self._call_hook("training_step", *self._arguments("training_step", batch, index))
 
     def _arguments(self, step: str, batch: Any, index: int) -> tuple[Any, ...]:
         """Return a step's arguments: the batch, and its number if the step takes one."""
@@ -348,7 +356,7 @@ class LightningModel(BaseModel):
         return (batch, index) if several or len(parameters) > 1 else (batch,)
 
     def _step_schedulers(self, interval: str, *, plateau: bool) -> None:
-        trainer = self._of_trial
+        trainer = self._required_trainer
         if not self.net.automatic_optimization or (interval == "step" and self._gathers):
             return
         count = (trainer.batch_index if interval == "step" else trainer.current_epoch) + 1
@@ -367,17 +375,17 @@ class LightningModel(BaseModel):
                         f"the scheduler monitors {config.monitor!r}, but the module has logged "
                         f"{names}: log it with self.log, or give the search validation="
                     )
-            self._hook("lr_scheduler_step", config.scheduler, value)
+            self._call_hook("lr_scheduler_step", config.scheduler, value)
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Call ``on_train_epoch_end``, step epoch schedulers, and return the logged values."""
-        trainer = self._of_trial
+        trainer = self._required_trainer
         if not trainer.is_last_batch:  # part of an epoch, as in cerebro.check
             self._step_schedulers("epoch", plateau=False)
         self._step_schedulers("step", plateau=True)
-        with self._readable(self._train_logs):
-            self._hook("on_train_epoch_end")
-        values = self._close(self._train_logs, "train")
+        with self._let_hooks_read(self._train_logs):
+            self._call_hook("on_train_epoch_end")
+        values = self._close_logs(self._train_logs, "train")
         self._step_schedulers("epoch", plateau=True)
         self._train_logs.reset()
         trainer.batch_index = -1
@@ -398,7 +406,7 @@ class LightningModel(BaseModel):
                 "validation data"
             )
         batches: Any = self._batches(data, batch_size)
-        trainer = self._of_trial
+        trainer = self._required_trainer
         trainer.num_val_batches = [len(batches)] if hasattr(batches, "__len__") else []
         if trainer.batch_index >= 0 and not self._gathers:
             self._drop_gradients()
@@ -411,22 +419,22 @@ class LightningModel(BaseModel):
     def _drop_gradients(self) -> None:
         """Drop gradients before validation, as a Trainer does."""
         if hasattr(self.net, "on_validation_model_zero_grad"):  # not in older versions
-            self._hook("on_validation_model_zero_grad")
+            self._call_hook("on_validation_model_zero_grad")
 
     def _evaluate(self, batches: Iterable[Batch]) -> dict[str, float]:
         total = weights = 0.0
         index = -1
-        self._hook("on_validation_start")
-        self._hook("on_validation_epoch_start")
+        self._call_hook("on_validation_start")
+        self._call_hook("on_validation_epoch_start")
         for index, batch in enumerate(batches):
             try:
-                prepared = self._prepared(batch)
-                self._hook("on_validation_batch_start", prepared, index)
+                prepared = self._prepare_batch(batch)
+                self._call_hook("on_validation_batch_start", prepared, index)
                 with self._autocast:
-                    returned = self._hook(
+                    returned = self._call_hook(
                         "validation_step", *self._arguments("validation_step", prepared, index)
                     )
-                self._hook("on_validation_batch_end", returned, prepared, index)
+                self._call_hook("on_validation_batch_end", returned, prepared, index)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 self._explain_batch(batch, error)
                 raise
@@ -436,10 +444,10 @@ class LightningModel(BaseModel):
                 weights += self._rows
         if index < 0:
             raise InputError("there are no rows to evaluate")
-        with self._readable(self._val_logs):
-            self._hook("on_validation_epoch_end")
-        values = self._close(self._val_logs, "val")
-        self._hook("on_validation_end")
+        with self._let_hooks_read(self._val_logs):
+            self._call_hook("on_validation_epoch_end")
+        values = self._close_logs(self._val_logs, "val")
+        self._call_hook("on_validation_end")
         return {"loss": total / weights, **values} if weights else values
 
     @contextlib.contextmanager
@@ -462,10 +470,10 @@ class LightningModel(BaseModel):
         """Return the result of ``predict_step``, or of ``forward`` if it is not defined."""
         with self._evaluating(), self._autocast:
             if self._predicts:
-                return self._hook("predict_step", *self._arguments(
-                    "predict_step", self._prepared(batch), 0
+                return self._call_hook("predict_step", *self._arguments(
+                    "predict_step", self._prepare_batch(batch), 0
                 ))  # fmt: skip
-            batch = self._placed(batch)
+            batch = self._place_batch(batch)
             columns = self._forward_columns
             if columns is None:
                 return self.net(batch)
@@ -527,7 +535,7 @@ class LightningModel(BaseModel):
             )
         by_batch = hook in _STEP_HOOKS or "_batch_" in hook or hook == "validation_step"
         weight = (self._rows if by_batch else 1) if batch_size is None else int(batch_size)
-        logs = self._val_logs if self._of_trial.validating else self._train_logs
+        logs = self._val_logs if self._required_trainer.validating else self._train_logs
         logs.add(
             hook, name, value, weight, reduce=reduce, on_step=on_step, on_epoch=on_epoch
         )  # fmt: skip
@@ -552,22 +560,22 @@ class LightningModel(BaseModel):
         return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.to(default)
 
     @contextlib.contextmanager
-    def _readable(self, logs: Logs) -> Iterator[None]:
+    def _let_hooks_read(self, logs: Logs) -> Iterator[None]:
         """Let a hook at the end of an epoch read the epoch's values, as a Trainer does."""
-        trainer = self._of_trial
-        trainer.read_logs = logs.of_epoch
+        trainer = self._required_trainer
+        trainer.read_logs = logs.list_epoch_values
         try:
             yield
         finally:
             trainer.read_logs = None
 
-    def _close(self, logs: Logs, stage: str) -> dict[str, float]:
+    def _close_logs(self, logs: Logs, stage: str) -> dict[str, float]:
         """Return an epoch's values by Cerebro's names; store them by Lightning's names."""
-        noted = self._of_trial.callback_metrics
+        noted = self._required_trainer.callback_metrics
         values: dict[str, float] = {}
         full: dict[str, str] = {}
         for item, value in logs.results():
-            noted.update(item.names_of(value))
+            noted.update(item.name_value(value))
             prefix = next((p for p in _PREFIXES[stage] if item.name.startswith(p)), "")
             name = item.name.removeprefix(prefix) or item.name
             if full.setdefault(name, item.name) != item.name:
@@ -575,32 +583,32 @@ class LightningModel(BaseModel):
                     f"the module logs {full[name]!r} and {item.name!r}, which are both {name!r} in "
                     f"a search, where metrics are called {stage}_{name}: rename one of them"
                 )
-            values.update(numbers(name, value, item.metric))
+            values.update(extract_numbers(name, value, item.metric))
         return values
 
     # --- batches ----------------------------------------------------------------------
 
-    def _hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    def _call_hook(self, name: str, *args: Any, **kwargs: Any) -> Any:
         before, self._hook_name = self._hook_name, name
         try:
             return getattr(self.net, name)(*args, **kwargs)
         finally:
             self._hook_name = before
 
-    def _prepared(self, batch: Batch) -> Any:
+    def _prepare_batch(self, batch: Batch) -> Any:
         self._rows = len(next(iter(batch.values())))
         if self._batch_columns is not None:
             check_batch(batch, self._batch_columns, None)
-        prepared = self._get_batch(self._placed(batch))
-        prepared = self._hook("on_before_batch_transfer", prepared, 0)
-        return self._hook("on_after_batch_transfer", prepared, 0)
+        prepared = self._get_batch(self._place_batch(batch))
+        prepared = self._call_hook("on_before_batch_transfer", prepared, 0)
+        return self._call_hook("on_after_batch_transfer", prepared, 0)
 
-    def _placed(self, batch: Batch) -> Batch:
+    def _place_batch(self, batch: Batch) -> Batch:
         device = self.net.device
         if device.type == "cpu":
             return batch
         away = (isinstance(v, torch.Tensor) and v.device != device for v in batch.values())
-        return moved(batch, device) if any(away) else batch
+        return move_batch(batch, device) if any(away) else batch
 
     def _explain_batch(self, batch: Batch, error: Exception) -> None:
         """Raise InputError if a step failed because it expects a tuple, not a dict of columns."""
@@ -628,7 +636,7 @@ class LightningModel(BaseModel):
         the module's position, logged values and changed attributes, and ``gradients`` has the
         gradients that an unfinished window or the module's ``optimizer_zero_grad`` leaves.
         """
-        trainer = self._of_trial
+        trainer = self._required_trainer
         net = dict(self.net.state_dict())
         if self._partial:
             for name in frozen_names(self.net):
@@ -636,9 +644,9 @@ class LightningModel(BaseModel):
         state: dict[str, Any] = {"net": net}
         if self._partial:
             state["partial"] = True
-        state["optimizer"] = each_state(self._optimizer_state, self._optimizers)
+        state["optimizer"] = collect_states(self._optimizer_state, self._optimizers)
         if self._schedulers:
-            state["scheduler"] = each_state(scheduler_state, self._schedulers)
+            state["scheduler"] = collect_states(scheduler_state, self._schedulers)
         if self._meters:
             state["metrics"] = self._meters.state_dict()
         is_open = (
@@ -664,7 +672,7 @@ class LightningModel(BaseModel):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state of an equally built module; its tensors are copied, not kept."""
-        trainer = self._of_trial
+        trainer = self._required_trainer
         for part, there in (
             ("lightning", True),
             ("scheduler", self._schedulers),
@@ -677,9 +685,9 @@ class LightningModel(BaseModel):
                 )
         load_net(self.net, state["net"], partial=self._partial)
         state = in_own_order(state, self._optimizers, self._schedulers, self._names)
-        for optimizer, part in parts_of(self._optimizers, state["optimizer"]):
+        for optimizer, part in split_state(self._optimizers, state["optimizer"]):
             load_optimizer(optimizer, part)
-        for scheduler, part in parts_of(self._schedulers, state.get("scheduler")):
+        for scheduler, part in split_state(self._schedulers, state.get("scheduler")):
             load_scheduler(scheduler, part)
         if self._meters:
             self._meters.load_state_dict(state["metrics"])
@@ -714,10 +722,10 @@ class LightningModel(BaseModel):
         return torch.as_tensor(column)
 
     def _to_host(self, output: Any) -> Any:
-        return host_copy(output)
+        return copy_to_host(output)
 
     def _join(self, parts: list[Any]) -> Any:
-        return joined(parts)
+        return join_outputs(parts)
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.net.parameters())
@@ -769,7 +777,7 @@ def _refuse(module: Any, base: Any) -> None:
             )
 
 
-def _batch_getter(columns: Columns | None) -> Any:
+def _make_batch_getter(columns: Columns | None) -> Any:
     if columns is None:
         return dict
     if isinstance(columns, (str, Mapping)):
@@ -802,9 +810,9 @@ def _loss_of(returned: Any) -> Any:
 # --- configure_optimizers ---------------------------------------------------------------
 
 
-def _configured(module: Any, returned: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _configure(module: Any, returned: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Return the optimizers, and the schedulers as Lightning's ``LRSchedulerConfig``."""
-    optimizers, schedulers, monitor = _sorted_out(returned)
+    optimizers, schedulers, monitor = _split_returned(returned)
     for optimizer in optimizers:
         if not _is_optimizer(optimizer):
             raise InputError(
@@ -816,7 +824,7 @@ def _configured(module: Any, returned: Any) -> tuple[tuple[Any, ...], tuple[Any,
             "configure_optimizers returned several optimizers: set self.automatic_optimization = "
             "False, and step them in training_step with self.optimizers()"
         )
-    kind = part_of(module, "utilities.types").LRSchedulerConfig
+    kind = import_part(module, "utilities.types").LRSchedulerConfig
     configs = []
     for scheduler in schedulers:
         settings = dict(scheduler) if isinstance(scheduler, dict) else {"scheduler": scheduler}
@@ -826,7 +834,7 @@ def _configured(module: Any, returned: Any) -> tuple[tuple[Any, ...], tuple[Any,
     return tuple(optimizers), tuple(configs)
 
 
-def _sorted_out(returned: Any) -> tuple[list[Any], list[Any], str | None]:
+def _split_returned(returned: Any) -> tuple[list[Any], list[Any], str | None]:
     """Return optimizers, schedulers and the monitored metric, from any documented form."""
     if _is_optimizer(returned):
         return [returned], [], None
@@ -880,7 +888,7 @@ def _check_schedule(settings: dict[str, Any], optimizers: Sequence[Any], automat
             f"configure_optimizers: interval={settings['interval']!r} of the {name} must be "
             "'epoch' or 'step'"
         )
-    settings["frequency"] = whole_number("frequency", settings.get("frequency", 1), 1)
+    settings["frequency"] = check_whole_number("frequency", settings.get("frequency", 1), 1)
     plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
     settings.setdefault("reduce_on_plateau", plateau)
     if automatic and settings["reduce_on_plateau"] and settings.get("monitor") is None:

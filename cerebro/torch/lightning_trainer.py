@@ -63,7 +63,7 @@ class Trainer:
         self.lr_scheduler_configs: list[Any] = []
         self.strategy = Strategy(module, device, hook)
         self.precision_plugin = Clipping()
-        self.logger = part_of(module, "loggers.logger").DummyLogger()
+        self.logger = import_part(module, "loggers.logger").DummyLogger()
         self.loggers: list[Any] = []
         self.callbacks: list[Any] = []
         self.progress_bar_callback = self.log_dir = None
@@ -182,7 +182,7 @@ class Clipping:
             torch.nn.utils.clip_grad_norm_(parameters, clip_val)
 
 
-def part_of(module: Any, name: str) -> Any:
+def import_part(module: Any, name: str) -> Any:
     """Import a part of the package that defines a module's LightningModule."""
     kinds = (kind.__module__ for kind in type(module).__mro__)
     base = next(kind for kind in kinds if kind in LIGHTNING)

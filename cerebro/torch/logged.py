@@ -52,7 +52,7 @@ class Logged:
             return self.metric.compute()
         return self.value / self.weight if self.reduce == "mean" else self.value
 
-    def names_of(self, value: Any) -> dict[str, Any]:
+    def name_value(self, value: Any) -> dict[str, Any]:
         """Return the epoch's value by the names that Lightning gives it."""
         names = [self.name, *([f"{self.name}_epoch"] if self.on_step else [])]
         return dict.fromkeys(names, value) if self.on_epoch else {}
@@ -96,7 +96,7 @@ class Logs:
         else:
             item.add(value, weight)
 
-    def last(self) -> Iterator[tuple[str, Any]]:
+    def list_step_values(self) -> Iterator[tuple[str, Any]]:
         """Yield the values of the last step by the names that Lightning gives them."""
         for item in self._items.values():
             if item.on_step and item.last is not None:
@@ -109,11 +109,11 @@ class Logs:
         for item in self._items.values():
             yield item, item.result()
 
-    def of_epoch(self) -> Iterator[tuple[str, Any]]:
+    def list_epoch_values(self) -> Iterator[tuple[str, Any]]:
         """Yield the values over the epoch so far by the names that Lightning gives them."""
         for item in self._items.values():
             if item.on_epoch:
-                yield from item.names_of(item.result()).items()
+                yield from item.name_value(item.result()).items()
 
     def reset(self) -> None:
         """Drop all values and reset the metrics that were logged."""

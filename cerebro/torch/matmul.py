@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import cerebro._core as _core
-from cerebro.torch.elementwise import library_function
+from cerebro.torch.elementwise import find_library_function
 
 _MOST = 2**31 - 1
 """BLAS counts with 32-bit integers."""
@@ -29,7 +29,7 @@ class Product:
     def outs(self) -> list[Any]:
         return self.tensors[:1]
 
-    def prepared(self) -> Any:
+    def prepare(self) -> Any:
         """Return the core's function; None if BLAS cannot take the tensors as they are."""
         if not all(map(_is_plain, self.tensors)) or any(t.dim() != 2 for t in self.tensors[:3]):
             return None
@@ -37,13 +37,13 @@ class Product:
         is_by_columns = _is_by_columns(out)
         if not is_by_columns:  # like PyTorch, because BLAS stores matrices by columns
             out, a, b = out.t(), b.t(), a.t()
-        first, second = _layout(a), _layout(b)
+        first, second = _find_layout(a), _find_layout(b)
         if first is None or second is None or not _is_by_columns(out):
             return None
         if bias and (bias[0].dim() != 1 or bias[0].stride() != (1,)):
             return None
         return _core.MatMul(
-            _sgemm(),
+            _find_sgemm(),
             (first[0], second[0]),
             (out.shape[0], out.shape[1], a.shape[1]),
             (a.data_ptr(), first[1]),
@@ -54,9 +54,9 @@ class Product:
         )
 
 
-def product(given: Mapping[str, Any]) -> Product | None:
+def make_product(given: Mapping[str, Any]) -> Product | None:
     """Return a recorded ``mm.out`` or ``addmm.out`` as a product of the core, or None."""
-    if given.get("alpha", 1) != 1 or given.get("beta", 1) != 1 or _sgemm() == 0:
+    if given.get("alpha", 1) != 1 or given.get("beta", 1) != 1 or _find_sgemm() == 0:
         return None
     if "mat1" in given:
         return Product(given["out"], given["mat1"], given["mat2"], given["self"])
@@ -81,7 +81,7 @@ def _is_by_columns(out: Any) -> bool:
     return bool(out.stride(0) == 1 and (columns == 1 or out.stride(1) >= rows))
 
 
-def _layout(matrix: Any) -> tuple[bool, int] | None:
+def _find_layout(matrix: Any) -> tuple[bool, int] | None:
     """Return whether a factor is transposed, and its stride; None if PyTorch would copy it."""
     rows, columns = matrix.shape
     if matrix.stride(0) == 1 and matrix.stride(1) >= rows:
@@ -92,6 +92,6 @@ def _layout(matrix: Any) -> tuple[bool, int] | None:
 
 
 @functools.cache
-def _sgemm() -> int:
+def _find_sgemm() -> int:
     """Return the address of SGEMM in PyTorch's library; 0 if it is missing."""
-    return library_function("sgemm_")
+    return find_library_function("sgemm_")

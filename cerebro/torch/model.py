@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 import cerebro._core as _core
-from cerebro.arguments import TORCH_MODEL, answers, real_number, whole_number
+from cerebro.arguments import TORCH_MODEL, check_real_number, check_whole_number, explain_keywords
 from cerebro.data import Dataset
-from cerebro.data.moved import moved
+from cerebro.data.moved import move_batch
 from cerebro.errors import InputError, StateError
 from cerebro.machine.devices import build_device
 from cerebro.model import (
@@ -51,12 +51,12 @@ from cerebro.torch.arguments import (
     check_state,
     check_train_step,
     make_amp,
-    named_epoch_metrics,
+    name_epoch_metrics,
     needs_metric,
     split_metrics,
 )
 from cerebro.torch.graph import CudaRecorder, GraphedStep, Recorder, make_capturable
-from cerebro.torch.outputs import detached, host_copy, in_float32, joined
+from cerebro.torch.outputs import copy_to_host, detach_value, join_outputs, to_float32
 from cerebro.torch.parameter_order import (
     ParameterNames,
     in_fixed_order,
@@ -66,7 +66,7 @@ from cerebro.torch.place import place
 from cerebro.torch.recorded_step import RecordedStep
 from cerebro.torch.row_weights import check_column, check_weight, weighted_mean
 from cerebro.torch.state import (
-    each_state,
+    collect_states,
     frozen_names,
     gradients_of,
     load_clone,
@@ -75,16 +75,16 @@ from cerebro.torch.state import (
     load_optimizer,
     load_scheduler,
     optimizer_state,
-    parts_of,
     scheduler_state,
+    split_state,
 )
 from cerebro.torch.torchmetrics import (
     Metrics,
     accumulates,
-    flattened,
+    extract_numbers,
+    flatten_collections,
     is_metric,
     is_updated,
-    numbers,
     reset,
 )
 
@@ -232,7 +232,7 @@ class Model(BaseModel):
         """Whether the arguments fix the names of all metrics."""
         return self._step is None and self._train_step is None
 
-    @answers(TORCH_MODEL, name="cerebro.torch.Model")
+    @explain_keywords(TORCH_MODEL, name="cerebro.torch.Model")
     def __init__(
         self,
         net: Any,
@@ -260,9 +260,9 @@ class Model(BaseModel):
         self._inputs, self._target, self._weight = inputs, target, weight
         self._step, self._train_step, self._augment = step, train_step, augment
         self._metrics, self._accumulating = split_metrics(metrics)
-        self._epoch_metrics = named_epoch_metrics(epoch_metrics)
-        self._clip_norm = real_number("clip_norm", clip_norm, above=0, optional=True)
-        self.accumulate = whole_number("accumulate", accumulate, 1, math.inf)
+        self._epoch_metrics = name_epoch_metrics(epoch_metrics)
+        self._clip_norm = check_real_number("clip_norm", clip_norm, above=0, optional=True)
+        self.accumulate = check_whole_number("accumulate", accumulate, 1, math.inf)
         self._optimizers = check_optimizers(optimizer, net, loss)
         self._schedulers = check_schedulers(scheduler, self._optimizers)
         self._scheduler_step = check_scheduler_step(scheduler_step, self._schedulers)
@@ -304,7 +304,7 @@ class Model(BaseModel):
 
         self._keep_evaluating = _evaluating_parts(net)
         self._trained_as_built: list[tuple[str, Any, bool]] = []  # known after build
-        self._to_training()
+        self._set_training_mode()
         self._pending = 0  # batches since the last update
         self._windows: Iterator[int] = iter(())  # batches of each update that the unit has left
         self._window = self.accumulate
@@ -340,7 +340,7 @@ class Model(BaseModel):
             the sum of the batch's weights.
         """
         if self._on_gpu:
-            batch = self._placed(batch)
+            batch = self._place_batch(batch)
         try:
             return self._train(batch)
         except KeyError:
@@ -375,7 +375,7 @@ class Model(BaseModel):
         """Make an update that is still pending: a window of `accumulate` ends with its unit."""
         self._windows, self._window = iter(()), self.accumulate
         for recorded in self._recorded:
-            recorded.look_again()
+            recorded.request_check()
         if self._pending:
             self._update()
             if self._steps_by_update and self._scheduler_step == "batch":
@@ -404,7 +404,7 @@ class Model(BaseModel):
             The scheduler follows a metric that is not in `metrics`.
         """
         self.end_unit()
-        computed = self._computed()
+        computed = self._compute_meters()
         self._meters.reset()
         self._returned = {}
         metrics = {**{f"train_{name}": value for name, value in computed.items()}, **metrics}
@@ -432,7 +432,7 @@ class Model(BaseModel):
         if not self._meters:
             return self._measure(batch)[0]
         with self._metering():
-            return {**self._measure(batch)[0], **self._computed()}
+            return {**self._measure(batch)[0], **self._compute_meters()}
 
     @property
     def evaluates_whole(self) -> bool:
@@ -449,28 +449,28 @@ class Model(BaseModel):
             return super().evaluate(data, batch_size=batch_size)
         with self._metering():
             means = super().evaluate(data, batch_size=batch_size)
-            return {**means, **self._computed()}
+            return {**means, **self._compute_meters()}
 
     @contextlib.contextmanager
     def _metering(self) -> Iterator[None]:
         """Reset torchmetrics metrics for this block, and restore their states at the end."""
         returned, self._returned = self._returned, {}
         try:
-            with self._meters.aside():
+            with self._meters.set_aside():
                 yield
         finally:
             self._returned = returned
 
-    def _computed(self) -> dict[str, float]:
+    def _compute_meters(self) -> dict[str, float]:
         """Return the values of the torchmetrics metrics that have accumulated batches."""
         values: dict[str, float] = {}
         with self._no_grad:
             for name, metric in self._accumulating.items():
                 if is_updated(metric):
-                    values.update(numbers(name, metric.compute(), metric))
+                    values.update(extract_numbers(name, metric.compute(), metric))
             for name, path in self._returned.items():
                 metric = self._meters.metric(path)
-                values.update(numbers(name, metric.compute(), metric))
+                values.update(extract_numbers(name, metric.compute(), metric))
         return values
 
     def replays_for(self, step: Any) -> list[_core.Replay] | None:
@@ -526,7 +526,7 @@ class Model(BaseModel):
         if self.net.training:
             self.net.eval()
         if self._on_gpu:
-            batch = self._placed(batch)
+            batch = self._place_batch(batch)
         try:
             with self._no_grad:
                 if self._autocast is None:
@@ -557,9 +557,9 @@ class Model(BaseModel):
         state: dict[str, Any] = {"net": net}
         if self._partial:  # for code that reads states without the model
             state["partial"] = True
-        state["optimizer"] = each_state(self._optimizer_state, self._optimizers)
+        state["optimizer"] = collect_states(self._optimizer_state, self._optimizers)
         if self._schedulers:
-            state["scheduler"] = each_state(scheduler_state, self._schedulers)
+            state["scheduler"] = collect_states(scheduler_state, self._schedulers)
         if self._scaler is not None:
             state["scaler"] = self._scaler.state_dict()
         if isinstance(self._loss, torch.nn.Module):
@@ -607,9 +607,9 @@ class Model(BaseModel):
                 )
         self._pending, self._scheduler_due = 0, False
         if self._graphed is not None:
-            self._graphed.moved()
+            self._graphed.request_check()
         for recorded in self._recorded:
-            recorded.look_again()
+            recorded.request_check()
         self._drop_gradients()
         changed = state.get("requires_grad", {})
         for name, parameter, built in self._trained_as_built:
@@ -618,9 +618,9 @@ class Model(BaseModel):
                 parameter.requires_grad = trained
         load_net(self.net, state["net"], partial=self._partial)
         state = in_own_order(state, self._optimizers, self._schedulers, self._names)
-        for optimizer, part in parts_of(self._optimizers, state["optimizer"]):
+        for optimizer, part in split_state(self._optimizers, state["optimizer"]):
             load_optimizer(optimizer, part)
-        for scheduler, part in parts_of(self._schedulers, state.get("scheduler")):
+        for scheduler, part in split_state(self._schedulers, state.get("scheduler")):
             load_scheduler(scheduler, part)
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
@@ -700,7 +700,7 @@ class Model(BaseModel):
 
         def train(batch: Batch) -> dict[str, Any]:
             if not net.training:
-                self._to_training()
+                self._set_training_mode()
             if self._scheduler_due:
                 self._step_schedulers()
             if augment is not None:
@@ -746,7 +746,7 @@ class Model(BaseModel):
         at_once = self.replays_for(self.train_batch if training else self.eval_batch) is not None
         if at_once and training != self.net.training:
             if training:
-                self._to_training()
+                self._set_training_mode()
             else:
                 self.net.eval()
         self._recorded[0 if training else 1].begin_unit(at_once=at_once)
@@ -811,7 +811,7 @@ class Model(BaseModel):
 
         def train(batch: Batch) -> dict[str, Any]:
             if not net.training:
-                self._to_training()
+                self._set_training_mode()
             if augment is not None:
                 batch = augment(batch)
             values = graphed(batch)
@@ -829,7 +829,7 @@ class Model(BaseModel):
 
         def train(batch: Batch) -> dict[str, Any]:
             if not net.training:
-                self._to_training()
+                self._set_training_mode()
             if augment is not None:
                 batch = augment(batch)
             returned = train_step(net, batch, *optimizers)
@@ -853,7 +853,7 @@ class Model(BaseModel):
             if scaler is not None:
                 scaler.step(optimizer)
             elif self._in_core:
-                optimizer_step.step(optimizer)
+                optimizer_step.make_step(optimizer)
             else:
                 optimizer.step()
         if scaler is not None:
@@ -868,7 +868,9 @@ class Model(BaseModel):
         if new:
             for recorded in self._recorded:
                 recorded.refuse("layers were added in training")
-            self._grown = sorted([*self._grown, *new], key=lambda item: self._names.of(item) or "")
+            self._grown = sorted(
+                [*self._grown, *new], key=lambda item: self._names.name_of(item) or ""
+            )
             self._parameters[self._built_with :] = self._grown
 
     def _drop_gradients(self) -> None:
@@ -882,7 +884,7 @@ class Model(BaseModel):
         for scheduler in self._schedulers:
             scheduler.step()
 
-    def _to_training(self) -> None:
+    def _set_training_mode(self) -> None:
         self.net.train()
         for part in self._keep_evaluating:
             part.training = False
@@ -958,11 +960,11 @@ class Model(BaseModel):
     def _values_of(self, returned: Mapping[str, Any]) -> dict[str, Any]:
         """Return a step's values, detached; keep torchmetrics metrics for the end of the epoch."""
         if not self._meters:
-            return {name: detached(value) for name, value in returned.items()}
+            return {name: detach_value(value) for name, value in returned.items()}
         values = {}
-        for name, value in flattened(returned):
+        for name, value in flatten_collections(returned):
             if not is_metric(value):
-                values[name] = detached(value)
+                values[name] = detach_value(value)
                 continue
             path = self._meters.name_of(value)
             if path is None:
@@ -982,7 +984,7 @@ class Model(BaseModel):
         if self.net.training:
             self.net.eval()
         if self._on_gpu:
-            batch = self._placed(batch)
+            batch = self._place_batch(batch)
         try:
             with torch.no_grad():
                 if self._autocast is None:
@@ -995,14 +997,14 @@ class Model(BaseModel):
             raise
         return values, (output, target)
 
-    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+    def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
         outputs, targets = parts
         if self._autocast is not None:  # NumPy and scikit-learn lack bfloat16
-            outputs = in_float32(outputs)
+            outputs = to_float32(outputs)
         arguments = (outputs,) if self._target is None else (outputs, targets)
         values: dict[str, float] = {}
         for name, metric in self._epoch_metrics.items():
-            values.update(numbers(name, self._call(metric, *arguments), metric))
+            values.update(extract_numbers(name, self._call(metric, *arguments), metric))
         return values
 
     def _call(self, metric: Callable[..., Any], *arguments: Any) -> Any:
@@ -1024,14 +1026,14 @@ class Model(BaseModel):
         return [float(value) for value in values]
 
     def _to_host(self, output: Any) -> Any:
-        return host_copy(output)
+        return copy_to_host(output)
 
     def _join(self, parts: list[Any]) -> Any:
-        return joined(parts)
+        return join_outputs(parts)
 
-    def _placed(self, batch: Batch) -> Batch:
+    def _place_batch(self, batch: Batch) -> Batch:
         away = (isinstance(v, torch.Tensor) and not v.is_cuda for v in batch.values())
-        return moved(batch, self._device) if any(away) else batch
+        return move_batch(batch, self._device) if any(away) else batch
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Raise InputError if a KeyError was caused by a column that the batch lacks."""

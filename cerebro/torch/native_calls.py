@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from cerebro.torch import matmul, reductions
-from cerebro.torch.elementwise import is_native, same_bits
+from cerebro.torch.elementwise import have_same_floats, is_native
 
 
 class NativeCall(Protocol):
@@ -28,11 +28,11 @@ class NativeCall(Protocol):
     def outs(self) -> list[Any]:
         """The tensors that it writes, in float32."""
 
-    def prepared(self) -> Callable[[], None] | None:
+    def prepare(self) -> Callable[[], None] | None:
         """Return the core's function; None if it cannot take these tensors."""
 
 
-def native_call(
+def make_native_call(
     func: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]
 ) -> NativeCall | None:
     """Return a recorded call as the core's call; None if PyTorch must compute it.
@@ -44,7 +44,7 @@ def native_call(
         return None
     names = [argument.name for argument in func._schema.arguments]
     call = rule(dict(zip(names, args, strict=False)) | kwargs)
-    compute = None if call is None else call.prepared()
+    compute = None if call is None else call.prepare()
     if call is None or compute is None:
         return None
     run(*args, **kwargs)
@@ -52,16 +52,16 @@ def native_call(
     for out in call.outs:
         out.fill_(torch.nan)
     compute()
-    return call if all(map(same_bits, call.outs, expected)) else None
+    return call if all(map(have_same_floats, call.outs, expected)) else None
 
 
 @functools.cache
 def _rules() -> dict[Any, Callable[[Mapping[str, Any]], NativeCall | None]]:
     aten = torch.ops.aten
     return {
-        aten.mm.out: matmul.product,
-        aten.addmm.out: matmul.product,
-        aten.sum.IntList_out: reductions.sum_columns,
-        aten.nll_loss_forward.output: reductions.nll_loss,
-        aten.nll_loss_backward.grad_input: reductions.nll_gradient,
+        aten.mm.out: matmul.make_product,
+        aten.addmm.out: matmul.make_product,
+        aten.sum.IntList_out: reductions.make_column_sum,
+        aten.nll_loss_forward.output: reductions.make_nll_loss,
+        aten.nll_loss_backward.grad_input: reductions.make_nll_gradient,
     }

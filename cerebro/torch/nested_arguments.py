@@ -18,11 +18,11 @@ def address_of(tensor: Any) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def listed(out: Any) -> list[Any]:
+def as_list(out: Any) -> list[Any]:
     return list(out) if isinstance(out, (tuple, list)) else [out]
 
 
-def noted(value: Any, found: list[tuple[Any, Any]]) -> Any:
+def copy_arguments(value: Any, found: list[tuple[Any, Any]]) -> Any:
     """Return a copy of nested arguments with detached tensors, which keep their current shapes.
 
     Add all tensors, paired with their copies, to `found`.
@@ -35,23 +35,23 @@ def noted(value: Any, found: list[tuple[Any, Any]]) -> Any:
         found.append((value, copy))
         return copy
     if isinstance(value, (list, tuple)):
-        return [noted(item, found) for item in value]
+        return [copy_arguments(item, found) for item in value]
     if isinstance(value, dict):
-        return {key: noted(item, found) for key, item in value.items()}
+        return {key: copy_arguments(item, found) for key, item in value.items()}
     if isinstance(value, torch.Tensor):
         found.append((value, value))
     return value
 
 
-def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     if type(value) in LEAVES:
         return value
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, (list, tuple)):
-        return [mapped(item, change) for item in value]
+        return [map_tensors(item, change) for item in value]
     if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
+        return {key: map_tensors(item, change) for key, item in value.items()}
     return value
 
 
@@ -81,14 +81,14 @@ def places_in(container: Any) -> Iterable[tuple[Any, Any]]:
             yield (container, key), container[key]
 
 
-def pairs(left: Any, right: Any, path: Any = ()) -> Iterable[tuple[Any, Any, Any]]:
+def pair_leaves(left: Any, right: Any, path: Any = ()) -> Iterable[tuple[Any, Any, Any]]:
     """Yield the corresponding leaves of two nested arguments, with their paths."""
     if type(left) is type(right) and isinstance(left, (list, dict)):
         keys = list(left) if isinstance(left, dict) else list(range(len(left)))
         theirs = list(right) if isinstance(right, dict) else list(range(len(right)))
         if keys == theirs:
             for key in keys:
-                yield from pairs(left[key], right[key], (*path, key))
+                yield from pair_leaves(left[key], right[key], (*path, key))
             return
     yield path, left, right
 

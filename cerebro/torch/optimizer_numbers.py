@@ -17,13 +17,13 @@ from torch.optim import optimizer as torch_optimizer
 
 from cerebro.torch.cpu_program import Program
 from cerebro.torch.cpu_recorder import Call, Recording
-from cerebro.torch.graph import are_others, groups_of
+from cerebro.torch.graph import are_different_objects, groups_of
 
 Group = Mapping[str, Any]
 Formulas = Callable[[Group, float], dict[str, Any]]
 
 
-def _of_adam(group: Group, t: float) -> dict[str, Any]:
+def _compute_adam_numbers(group: Group, t: float) -> dict[str, Any]:
     lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
     correction2 = 1 - beta2**t
     return {
@@ -40,7 +40,7 @@ def _of_adam(group: Group, t: float) -> dict[str, Any]:
     }
 
 
-def _of_sgd(group: Group, t: float) -> dict[str, Any]:
+def _compute_sgd_numbers(group: Group, t: float) -> dict[str, Any]:
     return {
         "lr": group["lr"],
         "-lr": -group["lr"],
@@ -52,9 +52,9 @@ def _of_sgd(group: Group, t: float) -> dict[str, Any]:
 
 
 FORMULAS: dict[type, Formulas] = {
-    torch.optim.Adam: _of_adam,
-    torch.optim.AdamW: _of_adam,
-    torch.optim.SGD: _of_sgd,
+    torch.optim.Adam: _compute_adam_numbers,
+    torch.optim.AdamW: _compute_adam_numbers,
+    torch.optim.SGD: _compute_sgd_numbers,
 }
 
 COUNTED = ("step size", "correction")
@@ -97,7 +97,9 @@ class Numbers:
 
     def take_groups(self) -> bool:
         """Store the optimizers' current groups; return whether the objects have changed."""
-        if not are_others(groups_of(self._optimizers), [group for group, _, _ in self._groups]):
+        if not are_different_objects(
+            groups_of(self._optimizers), [group for group, _, _ in self._groups]
+        ):
             return False
         self._groups = [
             (group, FORMULAS.get(type(item)), item)
@@ -130,7 +132,7 @@ class Numbers:
         """Return all settings, for comparison."""
         return [
             [
-                value if type(value) in PLAIN else _comparable(value)
+                value if type(value) in PLAIN else _make_comparable(value)
                 for key, value in group.items()
                 if key != "params"
             ]
@@ -143,7 +145,7 @@ class Numbers:
         for group, _, _ in self._groups:
             for key, value in group.items():
                 if key in NUMBERS:
-                    values.append((key, key == "lr" or _nonzero(value)))
+                    values.append((key, key == "lr" or _are_nonzero(value)))
                 elif key not in IGNORED:  # users may add entries of any type
                     values.append((key, repr(value)))
         return tuple(values)
@@ -152,7 +154,7 @@ class Numbers:
         """Return the number of each group's next step."""
         counts = []
         for group, _, item in self._groups:
-            step = _step_of(item, group["params"])
+            step = _find_step_count(item, group["params"])
             counts.append(1.0 if step is None else float(step) + 1.0)
         return counts
 
@@ -173,11 +175,11 @@ class Numbers:
         assert formulas is not None
         return formulas(settings, count)
 
-    def of_count(self, group: int, formula: str) -> tuple[float, float, Any]:
+    def read_inputs(self, group: int, formula: str) -> tuple[float, float, Any]:
         """Return the inputs of a formula of `COUNTED`: rate, beta and the tensor of steps."""
         settings, _, item = self._groups[group]
         beta = settings["betas"][formula == "correction"]
-        return float(settings["lr"]), float(beta), _step_of(item, settings["params"])
+        return float(settings["lr"]), float(beta), _find_step_count(item, settings["params"])
 
     def find(
         self, calls: Sequence[Call], counts: Sequence[float], program: Program, probe: Probe
@@ -199,11 +201,11 @@ class Numbers:
             parts = ((call.args, changed.args, args), (call.kwargs, changed.kwargs, kwargs))
             for which, (here, there, into) in enumerate(parts):
                 for path in _number_paths(here):
-                    before, after = _at(here, path), _at(there, path)
+                    before, after = _get_item(here, path), _get_item(there, path)
                     if before == after:
                         continue
-                    group, formula = _explained(before, after, now, probe.values, call.name)
-                    container = _at(into, path[:-1])
+                    group, formula = _find_formula(before, after, now, probe.values, call.name)
+                    container = _get_item(into, path[:-1])
                     holes.append(Hole(group, formula, container, path[-1]))
                     free.add((index, which, path))
         return holes, free
@@ -223,11 +225,11 @@ class Probe:
         try:
             for place, (group, _, _) in enumerate(numbers._groups):
                 changed.append((group, {key: group[key] for key in NUMBERS if key in group}))
-                group.update(_altered(group, place))
-            _advance(optimizers)
+                group.update(_alter_settings(group, place))
+            _advance_steps(optimizers)
             counts = numbers.counts()
             self.values = [numbers.values(group, count) for group, count in enumerate(counts)]
-            with recording, sections(recording, optimizers):
+            with recording, mark_sections(recording, optimizers):
                 for optimizer in optimizers:
                     optimizer.step()
         finally:
@@ -237,7 +239,7 @@ class Probe:
 
 
 @contextmanager
-def sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[Any]]:
+def mark_sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[Any]]:
     """Mark each optimizer's calls in a recording; yield the list of updated parameters."""
     handles: list[Any] = []
     stepped: list[Any] = []
@@ -264,7 +266,7 @@ def sections(recording: Recording, optimizers: Sequence[Any]) -> Iterator[list[A
             handle.remove()
 
 
-def _altered(group: Group, place: int) -> dict[str, Any]:
+def _alter_settings(group: Group, place: int) -> dict[str, Any]:
     """Return the group's settings with different values; zeros stay 0, except the rate."""
     settings: dict[str, Any] = {}
     for index, key in enumerate(NUMBERS):
@@ -279,7 +281,7 @@ def _altered(group: Group, place: int) -> dict[str, Any]:
     return settings
 
 
-def _advance(optimizers: Sequence[Any]) -> None:
+def _advance_steps(optimizers: Sequence[Any]) -> None:
     for optimizer in optimizers:
         for entries in optimizer.state.values():
             step = entries.get("step") if isinstance(entries, dict) else None
@@ -287,7 +289,7 @@ def _advance(optimizers: Sequence[Any]) -> None:
                 step += 5
 
 
-def _explained(one: Any, two: Any, now: Any, then: Any, name: str) -> tuple[int, str]:
+def _find_formula(one: Any, two: Any, now: Any, then: Any, name: str) -> tuple[int, str]:
     for group, (here, there) in enumerate(zip(now, then, strict=True)):
         for formula, value in here.items():
             if value == one and there[formula] == two:
@@ -295,18 +297,18 @@ def _explained(one: Any, two: Any, now: Any, then: Any, name: str) -> tuple[int,
     raise Unexplained(f"no formula gives a number of {name}() in the optimizer")
 
 
-def _comparable(value: Any) -> Any:
+def _make_comparable(value: Any) -> Any:
     """Return a form of a value that ``==`` can compare."""
     if isinstance(value, (list, tuple)):
-        return [_comparable(item) for item in value]
+        return [_make_comparable(item) for item in value]
     return value if type(value) in PLAIN else id(value)
 
 
-def _nonzero(value: Any) -> Any:
+def _are_nonzero(value: Any) -> Any:
     return tuple(map(bool, value)) if isinstance(value, tuple) else bool(value)
 
 
-def _step_of(optimizer: Any, parameters: Sequence[Any]) -> Any:
+def _find_step_count(optimizer: Any, parameters: Sequence[Any]) -> Any:
     for parameter in parameters:
         entries = optimizer.state.get(parameter)
         if entries and "step" in entries:
@@ -323,7 +325,7 @@ def _number_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any,
             yield from _number_paths(value[key], (*path, key))
 
 
-def _at(value: Any, path: tuple[Any, ...]) -> Any:
+def _get_item(value: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         value = value[key]
     return value

@@ -26,10 +26,10 @@ import cerebro._core as _core
 from cerebro.torch.elementwise import (
     PARALLEL,
     example_values,
+    have_same_floats,
     is_dense,
-    rounding,
-    same_bits,
-    usual_dtype,
+    measure_rounding,
+    use_float32,
 )
 
 _WRAPPER: CodeType = torch.optim.Optimizer.profile_hook_step(lambda self: None).__code__
@@ -48,9 +48,9 @@ Form = tuple[bool, bool, bool, bool, bool]
 """Whether it is SGD, has weight decay, decoupled, has momentum, and of Nesterov's kind."""
 
 
-def step(optimizer: Any) -> None:
+def make_step(optimizer: Any) -> None:
     """Make an optimizer's step, with the bits of ``optimizer.step()``."""
-    groups = _gathered(optimizer)
+    groups = _gather_groups(optimizer)
     if groups is None or not _core.optimizer_step(groups[0]):
         optimizer.step()
         return
@@ -62,7 +62,7 @@ def step(optimizer: Any) -> None:
 # --- what the core knows ---------------------------------------------------------
 
 
-def _own_step(kind: type) -> Any:
+def _unwrap_step(kind: type) -> Any:
     """Return a class's `step`, without the wrapper that PyTorch adds later."""
     function = vars(kind).get("step", kind.step)  # type: ignore[attr-defined]
     if getattr(function, "__code__", None) is _WRAPPER:
@@ -70,10 +70,12 @@ def _own_step(kind: type) -> Any:
     return function
 
 
-_KINDS = {kind: _own_step(kind) for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)}
+_KINDS = {
+    kind: _unwrap_step(kind) for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+}
 
 
-def _functions() -> tuple[Any, ...]:
+def _list_functions() -> tuple[Any, ...]:
     """Return PyTorch's functions that make steps in the default form."""
     return (
         torch_adam.adam,
@@ -87,13 +89,17 @@ def _functions() -> tuple[Any, ...]:
     )
 
 
-_FUNCTIONS = _functions()
+_FUNCTIONS = _list_functions()
 
 
 def _is_plain(optimizer: Any) -> bool:
     """Return whether ``optimizer.step()`` runs only PyTorch's code."""
     kind = type(optimizer)
-    if kind not in _KINDS or _own_step(kind) is not _KINDS[kind] or _functions() != _FUNCTIONS:
+    if (
+        kind not in _KINDS
+        or _unwrap_step(kind) is not _KINDS[kind]
+        or _list_functions() != _FUNCTIONS
+    ):
         return False
     replacement = vars(optimizer).get("step")
     if replacement is not None and not (
@@ -112,7 +118,7 @@ def _is_plain(optimizer: Any) -> bool:
     )
 
 
-def _form(kind: type, group: Mapping[str, Any]) -> Form | None:
+def _find_form(kind: type, group: Mapping[str, Any]) -> Form | None:
     """Return a group's form; None if only PyTorch can make its step."""
     if any(group.get(name) for name in _OFF):
         return None
@@ -128,9 +134,9 @@ def _form(kind: type, group: Mapping[str, Any]) -> Form | None:
     return False, group["weight_decay"] != 0, decoupled, False, False
 
 
-def _settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
+def _list_settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a group's settings as `_core.optimizer_step` takes them."""
-    how = rounding()
+    how = measure_rounding()
     flags = (form[2], form[4], how.fused)
     if form[0]:
         moments = (0.0, 0.0, 0.0, group["momentum"], group["dampening"])
@@ -139,7 +145,7 @@ def _settings(form: Form, group: Mapping[str, Any]) -> tuple[Any, ...]:
     return form[0], group["lr"], group["weight_decay"], *moments, flags, how.sqrt
 
 
-def _gathered(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
+def _gather_groups(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
     """Return the groups for `_core.optimizer_step`, and their parameters; None if it cannot.
 
     Nothing is cached, because users may replace any part between two steps.
@@ -149,13 +155,13 @@ def _gathered(optimizer: Any) -> tuple[tuple[Any, ...], list[Any]] | None:
     kind: Any = type(optimizer)
     groups, stepped = [], []
     for group in optimizer.param_groups:
-        form = _form(kind, group)
-        if form is None or not _agrees(kind, form):
+        form = _find_form(kind, group)
+        if form is None or not _has_same_bits(kind, form):
             return None
         tensors = _tensors_of(group, optimizer.state, form)
         if tensors is None:
             return None
-        groups.append((_settings(form, group), tensors))
+        groups.append((_list_settings(form, group), tensors))
         stepped += [parameter for parameter in group["params"] if parameter.grad is not None]
     return tuple(groups), stepped
 
@@ -179,7 +185,7 @@ def _tensors_of(
                 return None  # PyTorch's own step makes it
             if is_sgd:
                 parts.append(state.get("momentum_buffer"))
-            elif _counts(state["step"]):
+            elif _is_step_count(state["step"]):
                 parts += (state["exp_avg"], state["exp_avg_sq"])
                 steps = state["step"].data_ptr()
             else:
@@ -216,7 +222,7 @@ def _are_alike(parameter: Any, parts: Sequence[Any], most: int) -> bool:
     return bool(0 < parameter.numel() <= most)
 
 
-def _counts(steps: Any) -> bool:
+def _is_step_count(steps: Any) -> bool:
     """Return whether a count of steps has the default form."""
     return (
         type(steps) is torch.Tensor
@@ -231,12 +237,12 @@ def _counts(steps: Any) -> bool:
 
 
 @functools.cache
-def _agrees(kind: type, form: Form) -> bool:
-    if not rounding().names >= _NEEDS:
+def _has_same_bits(kind: type, form: Form) -> bool:
+    if not measure_rounding().names >= _NEEDS:
         return False
     try:
-        with usual_dtype():
-            agrees = all(_compared(kind, form, size) for size in (7, 1511))
+        with use_float32():
+            agrees = all(_compare_steps(kind, form, size) for size in (7, 1511))
     except Exception:  # from a setting of the user; the trial's own step may still succeed
         agrees = False
     if not agrees:
@@ -244,30 +250,30 @@ def _agrees(kind: type, form: Form) -> bool:
     return agrees
 
 
-def _compared(kind: type, form: Form, size: int) -> bool:
+def _compare_steps(kind: type, form: Form, size: int) -> bool:
     """Return whether six steps on example values have the same bits."""
-    mine, its = (_example(kind, form, size) for _ in range(2))
+    mine, its = (_make_example(kind, form, size) for _ in range(2))
     for number in range(6):
         for optimizer in (mine, its):
             group = optimizer.param_groups[0]
             group["lr"] = (0.01, 0.3, 1e-5)[number % 3]
-            group["params"][0].grad = _finite(size, 2 * number + 3)
+            group["params"][0].grad = _make_finite_values(size, 2 * number + 3)
         its.step()
         if number == 0:  # the first step makes the state
             mine.step()
             continue
         (group,) = mine.param_groups
         tensors = _tensors_of(group, mine.state, form)
-        if tensors is None or not _core.optimizer_step(((_settings(form, group), tensors),)):
+        if tensors is None or not _core.optimizer_step(((_list_settings(form, group), tensors),)):
             return False
-        if not all(map(same_bits, _tensors(mine), _tensors(its))):
+        if not all(map(have_same_floats, _list_tensors(mine), _list_tensors(its))):
             return False
     return True
 
 
-def _example(kind: type, form: Form, size: int) -> Any:
+def _make_example(kind: type, form: Form, size: int) -> Any:
     is_sgd, decays, decoupled, momentum, nesterov = form
-    parameter = torch.nn.Parameter(_finite(size, 11))
+    parameter = torch.nn.Parameter(_make_finite_values(size, 11))
     decay = 0.013 if decays else 0.0
     if is_sgd:
         dampening = 0.0 if nesterov or not momentum else 0.1
@@ -280,12 +286,12 @@ def _example(kind: type, form: Form, size: int) -> Any:
     return optimizer
 
 
-def _finite(size: int, seed: int) -> Any:
+def _make_finite_values(size: int, seed: int) -> Any:
     """Return example values whose squares are finite, so that no step makes NaN."""
     return example_values(size, seed).nan_to_num().clamp_(-1e18, 1e18)
 
 
-def _tensors(optimizer: Any) -> list[Any]:
+def _list_tensors(optimizer: Any) -> list[Any]:
     (parameter,) = optimizer.param_groups[0]["params"]
     state = optimizer.state.get(parameter, {})
     names = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")

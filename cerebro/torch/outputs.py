@@ -10,41 +10,41 @@ import torch
 from cerebro.model import is_joinable
 
 
-def host_copy(output: Any) -> Any:
+def copy_to_host(output: Any) -> Any:
     """Return a network's output in host memory, with the same structure."""
     if isinstance(output, torch.Tensor):
         return output.cpu()
     if isinstance(output, Mapping):
-        return {key: host_copy(value) for key, value in output.items()}
+        return {key: copy_to_host(value) for key, value in output.items()}
     if isinstance(output, (list, tuple)):
-        return tuple(host_copy(value) for value in output)
+        return tuple(copy_to_host(value) for value in output)
     return output
 
 
-def joined(parts: list[Any]) -> Any:
+def join_outputs(parts: list[Any]) -> Any:
     """Join the batches' outputs along their rows; return a list if they do not fit."""
     first = parts[0]
     if isinstance(first, torch.Tensor):
         return torch.cat(parts) if is_joinable(parts) else parts
     if isinstance(first, Mapping):
-        return {key: joined([part[key] for part in parts]) for key in first}
+        return {key: join_outputs([part[key] for part in parts]) for key in first}
     if isinstance(first, (list, tuple)):
-        return tuple(joined([part[i] for part in parts]) for i in range(len(first)))
+        return tuple(join_outputs([part[i] for part in parts]) for i in range(len(first)))
     return parts
 
 
-def detached(value: Any) -> Any:
+def detach_value(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(detached(item) for item in value)
+        return tuple(detach_value(item) for item in value)
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def in_float32(outputs: Any) -> Any:
+def to_float32(outputs: Any) -> Any:
     """Return outputs with 16-bit floats converted to float32, and others unchanged."""
     if isinstance(outputs, torch.Tensor):
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
     if isinstance(outputs, Mapping):
-        return {key: in_float32(value) for key, value in outputs.items()}
+        return {key: to_float32(value) for key, value in outputs.items()}
     if isinstance(outputs, (list, tuple)):
-        return type(outputs)([in_float32(value) for value in outputs])
+        return type(outputs)([to_float32(value) for value in outputs])
     return outputs

@@ -49,17 +49,19 @@ class ParameterNames:
     def __init__(self, net: Any, loss: Any = None) -> None:
         self._modules = {"": net, "loss:": loss}
         self._known: dict[int, tuple[Any, str]] = {}  # keeps the parameters, so that ids are unique
-        self._look()
+        self._collect_names()
 
-    def of(self, parameter: Any) -> Name:
+    def name_of(self, parameter: Any) -> Name:
         if id(parameter) not in self._known:  # it may have been added in training
-            self._look()
+            self._collect_names()
         return self._known.get(id(parameter), (None, None))[1]
 
-    def by_group(self, optimizer: Any) -> Names:
-        return [[self.of(item) for item in group["params"]] for group in optimizer.param_groups]
+    def list_by_group(self, optimizer: Any) -> Names:
+        return [
+            [self.name_of(item) for item in group["params"]] for group in optimizer.param_groups
+        ]
 
-    def _look(self) -> None:
+    def _collect_names(self) -> None:
         entries: dict[int, tuple[Any, str]] = {}
         for prefix, module in self._modules.items():
             if not isinstance(module, torch.nn.Module):
@@ -77,19 +79,21 @@ def in_fixed_order(
 
     Parts that cannot be ordered by name keep their order.
     """
-    parts = _parts(state["optimizer"], len(optimizers))
+    parts = _split_state(state["optimizer"], len(optimizers))
     orders = [
-        _fixed_order(part[NAMES], _schedulers_of(optimizer, optimizers, schedulers, state))
+        _sort_by_name(part[NAMES], _schedulers_of(optimizer, optimizers, schedulers, state))
         if _can_move(part)
-        else _same_order(part[NAMES])
+        else _keep_order(part[NAMES])
         for optimizer, part in zip(optimizers, parts, strict=True)
     ]
-    ordered = _reordered(state, optimizers, schedulers, orders)
-    parts = _parts(ordered["optimizer"], len(optimizers))
-    ordered["optimizer"] = _joined([_by_number(part) for part in parts])
+    ordered = _reorder_state(state, optimizers, schedulers, orders)
+    parts = _split_state(ordered["optimizer"], len(optimizers))
+    ordered["optimizer"] = _join_parts([_sort_by_number(part) for part in parts])
     for part in _SORTED:
         if part in ordered:
-            ordered[part] = {name: ordered[part][name] for name in sorted(ordered[part], key=_key)}
+            ordered[part] = {
+                name: ordered[part][name] for name in sorted(ordered[part], key=_make_sort_key)
+            }
     return ordered
 
 
@@ -104,15 +108,15 @@ def in_own_order(
     Raise StateError if the parameters are others, or cannot be matched by name.
     """
     orders = []
-    parts = _parts(state["optimizer"], len(optimizers))
+    parts = _split_state(state["optimizer"], len(optimizers))
     for optimizer, part in zip(optimizers, parts, strict=True):
         if NAMES not in part:
             raise StateError(f"the optimizer's state has no {NAMES!r}: {_SAME}")
         others = part[NAMES]
-        order = _matching_order(names.by_group(optimizer), others)
-        if order != _same_order(others):
+        order = _match_order(names.list_by_group(optimizer), others)
+        if order != _keep_order(others):
             if not _can_move(part):
-                raise StateError(_not_by_name(optimizer, others))
+                raise StateError(_explain_nameless(optimizer, others))
             if not _moves_groups(_schedulers_of(optimizer, optimizers, schedulers, state), order):
                 raise StateError(
                     "build made the optimizer's parameter groups in another order than in the "
@@ -120,27 +124,30 @@ def in_own_order(
                     "the groups in a fixed order, such as that of a sorted list"
                 )
         orders.append(order)
-    return _reordered(state, optimizers, schedulers, orders)
+    return _reorder_state(state, optimizers, schedulers, orders)
 
 
 # --- orders -----------------------------------------------------------------------
 
 
-def _same_order(names: Names) -> Order:
+def _keep_order(names: Names) -> Order:
     return [(place, list(range(len(group)))) for place, group in enumerate(names)]
 
 
-def _fixed_order(names: Names, schedulers: Sequence[tuple[Any, Any]]) -> Order:
+def _sort_by_name(names: Names, schedulers: Sequence[tuple[Any, Any]]) -> Order:
     """Return the order by name; groups without names come last."""
     order = [
-        (place, sorted(places, key=lambda at: _key(names[place][at])))
-        for place, places in _same_order(names)
+        (place, sorted(places, key=lambda at: _make_sort_key(names[place][at])))
+        for place, places in _keep_order(names)
     ]
-    by_name = sorted(order, key=lambda entry: min(map(_key, names[entry[0]]), default=_key(None)))
+    by_name = sorted(
+        order,
+        key=lambda entry: min(map(_make_sort_key, names[entry[0]]), default=_make_sort_key(None)),
+    )
     return by_name if _moves_groups(schedulers, by_name) else order
 
 
-def _key(name: Name) -> tuple[Any, ...]:
+def _make_sort_key(name: Name) -> tuple[Any, ...]:
     """Return a sort key for names; most networks keep their usual order."""
     if name is None:
         return (1,)
@@ -149,10 +156,10 @@ def _key(name: Name) -> tuple[Any, ...]:
     )
 
 
-def _matching_order(own: Names, saved: Names) -> Order:
+def _match_order(own: Names, saved: Names) -> Order:
     """Return the order that gives the saved groups and parameters the names in `own`."""
     if own == saved:
-        return _same_order(own)
+        return _keep_order(own)
     places_by_set: dict[tuple[Any, ...], list[int]] = {}
     for place, group in enumerate(saved):
         places_by_set.setdefault(_set_of(group), []).append(place)
@@ -167,19 +174,19 @@ def _matching_order(own: Names, saved: Names) -> Order:
             )
         if not places:
             raise StateError(
-                f"build's optimizer has a parameter group of {_listed(group)}, but the state's has "
-                f"no such group: {_SAME}"
+                f"build's optimizer has a parameter group of {_join_names(group)}, but the state's "
+                f"has no such group: {_SAME}"
             )
         place = places.pop(0)
-        order.append((place, _places(group, saved[place])))
+        order.append((place, _find_places(group, saved[place])))
     return order
 
 
 def _set_of(names: list[Name]) -> tuple[Any, ...]:
-    return tuple(sorted(map(_key, names)))
+    return tuple(sorted(map(_make_sort_key, names)))
 
 
-def _places(group: list[Name], saved: list[Name]) -> list[int]:
+def _find_places(group: list[Name], saved: list[Name]) -> list[int]:
     """Return the positions of a group's parameters in a saved group with the same names."""
     places: dict[Name, list[int]] = {}
     for place, name in enumerate(saved):
@@ -187,7 +194,7 @@ def _places(group: list[Name], saved: list[Name]) -> list[int]:
     return [places[name].pop(0) for name in group]
 
 
-def _listed(names: Sequence[Name]) -> str:
+def _join_names(names: Sequence[Name]) -> str:
     text = ", ".join(str(name or "a tensor without a name") for name in names[:3])
     return f"{text} and {len(names) - 3} more" if len(names) > 3 else text or "no parameters"
 
@@ -200,15 +207,15 @@ def _can_move(part: Mapping[str, Any]) -> bool:
         return False
     numbers = [number for group in part["param_groups"] for number in group["params"]]
     names = part[NAMES]
-    return numbers == list(range(sum(map(len, names)))) and _nameless(names) < 2
+    return numbers == list(range(sum(map(len, names)))) and _count_nameless(names) < 2
 
 
-def _nameless(names: Names) -> int:
+def _count_nameless(names: Names) -> int:
     return sum(name is None for group in names for name in group)
 
 
-def _not_by_name(optimizer: Any, names: Names) -> str:
-    nameless = _nameless(names)
+def _explain_nameless(optimizer: Any, names: Names) -> str:
+    nameless = _count_nameless(names)
     cause = f"the state of {type(optimizer).__name__} has a form of its own"
     if nameless > 1:
         cause = f"{nameless} of them are in neither the network nor the loss, and have no name"
@@ -225,7 +232,7 @@ def _schedulers_of(
     state: Mapping[str, Any],
 ) -> list[tuple[Any, Any]]:
     """Return the schedulers that may be an optimizer's, with their states; None if unsure."""
-    parts = _parts(state.get("scheduler"), len(schedulers))
+    parts = _split_state(state.get("scheduler"), len(schedulers))
     pairs = []
     for scheduler, part in zip(schedulers, parts, strict=True):
         its = _optimizer_of(scheduler, optimizers)
@@ -265,7 +272,7 @@ def _follows(scheduler: Any, state: Any, groups: int) -> bool:
 # --- reordering ---------------------------------------------------------------------
 
 
-def _parts(state: Any, count: int) -> list[Any]:
+def _split_state(state: Any, count: int) -> list[Any]:
     """Return the states of `count` optimizers or schedulers; see `cerebro.torch.state`."""
     if count == 1:
         return [state]
@@ -277,11 +284,11 @@ def _parts(state: Any, count: int) -> list[Any]:
         ) from None
 
 
-def _joined(parts: list[Any]) -> Any:
+def _join_parts(parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else {str(at): part for at, part in enumerate(parts)}
 
 
-def _reordered(
+def _reorder_state(
     state: Mapping[str, Any],
     optimizers: Sequence[Any],
     schedulers: Sequence[Any],
@@ -289,25 +296,25 @@ def _reordered(
 ) -> dict[str, Any]:
     """Return a model's state with the groups and parameters of its optimizers in these orders."""
     reordered = dict(state)
-    parts = _parts(state["optimizer"], len(optimizers))
+    parts = _split_state(state["optimizer"], len(optimizers))
     pairs = list(zip(parts, orders, strict=True))
-    if all(order == _same_order(part[NAMES]) for part, order in pairs):
+    if all(order == _keep_order(part[NAMES]) for part, order in pairs):
         return reordered
-    reordered["optimizer"] = _joined([_with_order(part, order) for part, order in pairs])
+    reordered["optimizer"] = _join_parts([_reorder_part(part, order) for part, order in pairs])
     if schedulers:
-        parts = _parts(state["scheduler"], len(schedulers))
+        parts = _split_state(state["scheduler"], len(schedulers))
         for at, scheduler in enumerate(schedulers):
             for optimizer, order in zip(optimizers, orders, strict=True):
                 if _optimizer_of(scheduler, optimizers) is optimizer:
-                    parts[at] = _by_group(parts[at], [place for place, _ in order])
-        reordered["scheduler"] = _joined(parts)
+                    parts[at] = _reorder_scheduler(parts[at], [place for place, _ in order])
+        reordered["scheduler"] = _join_parts(parts)
     return reordered
 
 
-def _with_order(part: Mapping[str, Any], order: Order) -> Mapping[str, Any]:
+def _reorder_part(part: Mapping[str, Any], order: Order) -> Mapping[str, Any]:
     """Return an optimizer's state in an order, with the parameters renumbered."""
     names = part[NAMES]
-    if order == _same_order(names):
+    if order == _keep_order(names):
         return part
     numbers: dict[Any, int] = {}
     groups = []
@@ -326,7 +333,7 @@ def _with_order(part: Mapping[str, Any], order: Order) -> Mapping[str, Any]:
     }
 
 
-def _by_number(part: Mapping[str, Any]) -> Mapping[str, Any]:
+def _sort_by_number(part: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an optimizer's state with the parameters' states by ascending number."""
     states = part["state"] if part.keys() == _OF_TORCH else {}
     if not states or not all(type(key) is int for key in states):
@@ -334,7 +341,7 @@ def _by_number(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**part, "state": {key: states[key] for key in sorted(states)}}
 
 
-def _by_group(state: Mapping[str, Any], places: list[int]) -> dict[str, Any]:
+def _reorder_scheduler(state: Mapping[str, Any], places: list[int]) -> dict[str, Any]:
     """Return a scheduler's state with its lists in the order of the groups."""
     reordered = dict(state)
     for key in _BY_GROUP & state.keys():
@@ -342,7 +349,7 @@ def _by_group(state: Mapping[str, Any], places: list[int]) -> dict[str, Any]:
             reordered[key] = type(state[key])([state[key][place] for place in places])
     if isinstance(state.get("_schedulers"), (list, tuple)):
         reordered["_schedulers"] = [
-            _by_group(part, places) if isinstance(part, Mapping) else part
+            _reorder_scheduler(part, places) if isinstance(part, Mapping) else part
             for part in state["_schedulers"]
         ]
     return reordered

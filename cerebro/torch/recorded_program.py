@@ -9,7 +9,7 @@ import torch
 
 import cerebro._core as _core
 from cerebro.torch.cpu_program import Program
-from cerebro.torch.graph import Batch, Values, cloned, fill
+from cerebro.torch.graph import Batch, Values, clone_value, fill
 from cerebro.torch.optimizer_numbers import COUNTED, Hole, Numbers
 from cerebro.torch.witness import leaves_of
 
@@ -33,13 +33,13 @@ class RecordedProgram:
             value.untyped_storage().nbytes() for value in tensors_of(static.values())
         )
         self.leaves = leaves_of(program.recording)
-        self.values = {name: _detached(value) for name, value in values.items()}
+        self.values = {name: _detach(value) for name, value in values.items()}
         self._tensors: dict[Any, Any] = {}  # numbers that are tensors: by group, formula and type
         self._constants: dict[Any, Any] = {}
         self._holes = holes
-        program.finish(self._shared)
+        program.finish(self._share_tensor)
         placed = [
-            Hole(hole.group, hole.formula, *program.place(hole.container, hole.key))
+            Hole(hole.group, hole.formula, *program.find_place(hole.container, hole.key))
             for hole in holes
             if hole.key is not None
         ]
@@ -52,7 +52,7 @@ class RecordedProgram:
         self._without_python: _core.Replay | None = None
         self._is_python_needed = False
 
-    def _shared(self, args: list[Any], dtype: Any) -> Any:
+    def _share_tensor(self, args: list[Any], dtype: Any) -> Any:
         """Return a tensor with the number ``args[1]``; equal numbers share a tensor."""
         for hole in self._holes:
             if hole.container is args and hole.key == 1:
@@ -80,7 +80,7 @@ class RecordedProgram:
             else:
                 hole.container[hole.key] = value
 
-    def without_python(self, numbers: Numbers) -> _core.Replay | None:
+    def make_replay(self, numbers: Numbers) -> _core.Replay | None:
         """Return the step for `_core.run_unit`; None if it needs Python.
 
         Call this after :meth:`set_numbers`, which sets the current settings.
@@ -88,10 +88,10 @@ class RecordedProgram:
         if self._without_python is None and not self._is_python_needed:
             try:
                 self._without_python = _core.Replay(
-                    inputs=[_input_of(value) for value in self.static.values()],
+                    inputs=[_describe_input(value) for value in self.static.values()],
                     calls=self.program.calls(),
-                    numbers=[_number_of(hole, numbers) for hole in self._counted],
-                    metrics=[_metric_of(name, value) for name, value in self.values.items()],
+                    numbers=[_describe_number(hole, numbers) for hole in self._counted],
+                    metrics=[_describe_metric(name, value) for name, value in self.values.items()],
                     context=torch._C._AutoDispatchBelowAutograd,
                 )
             except NeedsPython:
@@ -101,22 +101,22 @@ class RecordedProgram:
     def replay(self, batch: Batch) -> Values:
         fill(self.static, batch)
         self.program.run()
-        return {name: cloned(value) for name, value in self.values.items()}
+        return {name: clone_value(value) for name, value in self.values.items()}
 
 
 class NeedsPython(Exception):
     """`_core.Replay` cannot run a part of a step."""
 
 
-def _input_of(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
+def _describe_input(value: Any) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
     if not isinstance(value, torch.Tensor):
         raise NeedsPython
     return value.data_ptr(), _name_of(value.dtype), tuple(value.shape), value.stride()
 
 
-def _number_of(hole: Hole, numbers: Numbers) -> tuple[str, float, float, int, int, str]:
+def _describe_number(hole: Hole, numbers: Numbers) -> tuple[str, float, float, int, int, str]:
     """Return how a number is computed from the count of steps, and its address."""
-    lr, beta, steps = numbers.of_count(hole.group, hole.formula)
+    lr, beta, steps = numbers.read_inputs(hole.group, hole.formula)
     count = float(steps) + 1
     for step in (count, count + 1, 3 * count + 1000):
         expected = numbers.values(hole.group, step)[hole.formula]
@@ -134,12 +134,12 @@ def _number_of(hole: Hole, numbers: Numbers) -> tuple[str, float, float, int, in
     return hole.formula, lr, beta, steps.data_ptr(), place, dtype
 
 
-def _metric_of(name: str, value: Any) -> tuple[str, Any, Any]:
+def _describe_metric(name: str, value: Any) -> tuple[str, Any, Any]:
     value, weight = value if isinstance(value, tuple) and len(value) == 2 else (value, None)
-    return name, _plain(value), None if weight is None else _plain(weight)
+    return name, _describe_value(value), None if weight is None else _describe_value(weight)
 
 
-def _plain(value: Any) -> Any:
+def _describe_value(value: Any) -> Any:
     """Return a number, or the address and type of a tensor with one number."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         return value.data_ptr(), _name_of(value.dtype)
@@ -157,7 +157,7 @@ def tensors_of(values: Any) -> list[Any]:
     return [item for item in flat if isinstance(item, torch.Tensor)]
 
 
-def _detached(value: Any) -> Any:
+def _detach(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(map(_detached, value))
+        return tuple(map(_detach, value))
     return value.detach() if isinstance(value, torch.Tensor) else value

@@ -36,16 +36,16 @@ from cerebro.torch.graph import (
     Batch,
     Different,
     Values,
-    cloned,
+    clone_value,
     fill,
-    same,
+    have_same_bits,
     shape_of,
 )
-from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, sections
+from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, mark_sections
 from cerebro.torch.recorded_program import RecordedProgram, tensors_of
 from cerebro.torch.step_state import Copied, Entries, Gradients, StepState
 from cerebro.torch.surroundings import Surroundings
-from cerebro.torch.witness import Leaf, Unavailable, Witness, difference, leaves_of
+from cerebro.torch.witness import Leaf, Unavailable, Witness, find_difference, leaves_of
 
 WARM_UP = 2
 """The number of ordinary steps with one batch shape before the step is recorded."""
@@ -122,20 +122,20 @@ class RecordedStep:
         if self.refusal is not None:
             return self._step(batch, phase)
         if self._numbers.take_groups():
-            self.look_again()
-        if self._looks_again and not self._look_again():
+            self.request_check()
+        if self._looks_again and not self._check_programs():
             return self._step(batch, phase)
         if phase:
-            self._gradients.settle()
+            self._gradients.move_to_buffers()
         if not _is_aligned(batch):
             return self._step(batch, phase)
         self._take_settings()
-        key = (shape_of(batch), phase, self._branches, self._gradients.present())
+        key = (shape_of(batch), phase, self._branches, self._gradients.find_present())
         recorded = self._programs.get(key)
         if recorded is None:
-            return self._unrecorded(batch, phase, key)
+            return self._count_or_record(batch, phase, key)
         if recorded.compared < COMPARED:
-            return self._compared(batch, phase, recorded)
+            return self._run_compared(batch, phase, recorded)
         self.replays += 1
         self._used[key] += 1
         recorded.set_numbers(self._numbers, self._settings)
@@ -144,7 +144,7 @@ class RecordedStep:
         except Exception:
             self._has_failed = True
             raise
-        self._gradients.put(recorded.gradients)
+        self._gradients.restore(recorded.gradients)
         self._offer(key, recorded)
         return values
 
@@ -153,7 +153,7 @@ class RecordedStep:
         """The bytes of memory that only the programs use."""
         return sum(recorded.held_bytes for recorded in self._programs.values())
 
-    def look_again(self) -> None:
+    def request_check(self) -> None:
         """Check the tensors' addresses before the next step: after loading a state, or a unit."""
         self._take_back()
         self._looks_again = True
@@ -186,8 +186,8 @@ class RecordedStep:
         branches = self._numbers.branches()
         for key, _ in used.most_common():
             if key in self._programs and key[2] == branches:
-                with self._state.listed():
-                    how = self._compared_once_more(self._programs[key], key)
+                with self._state.list_once():
+                    how = self._compare_once_more(self._programs[key], key)
                 if how is not None:
                     self._refuse(how)
                 return how
@@ -212,10 +212,10 @@ class RecordedStep:
     def _offer_all(self) -> None:
         """Make the checks of a unit's first batch, and offer all compared programs."""
         self._numbers.take_groups()
-        if self.refusal is not None or not self._look_again():
+        if self.refusal is not None or not self._check_programs():
             return
         self._take_settings()
-        current = (0, self._branches, self._gradients.present())
+        current = (0, self._branches, self._gradients.find_present())
         for key, recorded in self._programs.items():
             if key[1:] == current and recorded.compared >= COMPARED:
                 recorded.set_numbers(self._numbers, self._settings)
@@ -223,7 +223,7 @@ class RecordedStep:
 
     def _offer(self, key: Any, recorded: RecordedProgram) -> None:
         """Let `_core.run_unit` replay further steps like this one."""
-        replay = None if recorded.gradients else recorded.without_python(self._numbers)
+        replay = None if recorded.gradients else recorded.make_replay(self._numbers)
         if replay is not None and replay not in self.ready:
             self._offered.append((key, replay))
             self.ready.append(replay)
@@ -238,42 +238,42 @@ class RecordedStep:
 
     # --- recording ---------------------------------------------------------
 
-    def _unrecorded(self, batch: Batch, phase: int, key: Any) -> Values:
+    def _count_or_record(self, batch: Batch, phase: int, key: Any) -> Values:
         seen = self._seen.get(key, 0)
         self._seen[key] = seen + 1
         if len(self._programs) >= MOST_PROGRAMS or seen < WARM_UP:
             return self._step(batch, phase)
-        reason = self._numbers.refusal() or _compiles()
+        reason = self._numbers.refusal() or _find_compilation()
         if reason is not None:
             self._refuse(reason)
             return self._step(batch, phase)
         if torch.autograd._profiler_enabled():  # the user's; there can be no witness beside it
             return self._step(batch, phase)
-        with self._state.listed():
-            return self._recorded(batch, phase, key)
+        with self._state.list_once():
+            return self._record(batch, phase, key)
 
-    def _recorded(self, batch: Batch, phase: int, key: Any) -> Values:
+    def _record(self, batch: Batch, phase: int, key: Any) -> Values:
         static = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in batch.items()}
-        before, counts = self._state.taken(), self._numbers.counts()
-        watched, values = self._watched(static, batch, phase, before)
+        before, counts = self._state.copy_values(), self._numbers.counts()
+        watched, values = self._record_and_undo(static, batch, phase, before)
         if watched.refusal is not None:
             self._refuse(watched.refusal)
             return values
         if watched.after is None or not self._state.is_as_listed():
-            self._replaced_tensors()
+            self._note_replaced_tensors()
             return values
-        after = self._state.taken()
+        after = self._state.copy_values()
         try:
-            _require_same(watched.told, values)
+            _require_same_metrics(watched.told, values)
             self._state.require_equal(watched.after, after)
             self._numbers.require_equal_counts()
             recording = watched.recording
             program = Program(recording, tensors_of(watched.values.values()))
-            holes, free = self._holes(recording, counts, program, watched.stepped)
+            holes, free = self._find_holes(recording, counts, program, watched.stepped)
             recorded = RecordedProgram(
                 program, static, watched.values, watched.gradients, holes, free
             )
-            self._state.put(before)
+            self._state.restore(before)
             self._compare(recorded, batch, values, after)
             self._programs[key] = recorded
             self._places = self._state.places()
@@ -282,7 +282,7 @@ class RecordedStep:
             self._give_up(error, after)
         return values
 
-    def _watched(
+    def _record_and_undo(
         self, static: Batch, batch: Batch, phase: int, before: Copied
     ) -> tuple[Watched, Values]:
         """Record a step on `static`, undo it, and take it on `batch` before a witness.
@@ -291,48 +291,48 @@ class RecordedStep:
         Only the second one counts, because PyTorch computes some results by other operators while
         it is recorded, or fails. A step that cannot be undone is not taken again.
         """
-        entries, gradients = Entries(self._modules, self._optimizers), self._gradients.taken()
+        entries, gradients = Entries(self._modules, self._optimizers), self._gradients.list_pairs()
         watched = Watched(Recording(self._state.storages()))
         try:
-            with sections(watched.recording, self._optimizers) as stepped, watched.recording:
+            with mark_sections(watched.recording, self._optimizers) as stepped, watched.recording:
                 watched.values = self._step(dict(static), phase)
-                self._gradients.settle()
+                self._gradients.move_to_buffers()
             watched.stepped = stepped
             watched.refusal = watched.recording.refusal
-            watched.told = {name: cloned(value) for name, value in watched.values.items()}
-            watched.gradients = self._gradients.taken()
+            watched.told = {name: clone_value(value) for name, value in watched.values.items()}
+            watched.gradients = self._gradients.list_pairs()
             if watched.recording.leaves_traces:
                 return watched, watched.told
             if self._state.is_as_listed():
-                watched.after = self._state.taken()
+                watched.after = self._state.copy_values()
         except Exception as error:
             text = " ".join(str(error).split())[:300]
             watched.refusal = f"it cannot be recorded: {type(error).__name__}: {text}"
             self._drop_gradients()  # a backward pass may have left some of them
-        entries.put()
-        self._state.put(before, watched.after)
-        self._gradients.put(gradients)
-        values, how = self._witnessed(batch, phase, leaves_of(watched.recording))
+        entries.restore()
+        self._state.restore(before, watched.after)
+        self._gradients.restore(gradients)
+        values, how = self._run_witnessed(batch, phase, leaves_of(watched.recording))
         watched.refusal = watched.refusal or how
-        return watched, {name: cloned(value) for name, value in values.items()}
+        return watched, {name: clone_value(value) for name, value in values.items()}
 
-    def _witnessed(
+    def _run_witnessed(
         self, batch: Batch, phase: int, leaves: Sequence[Leaf]
     ) -> tuple[Values, str | None]:
         """Take an ordinary step; also return how its operators differ from the recorded ones."""
         try:
             with Witness() as witness:
-                values = self._ordinary(batch, phase)
+                values = self._run_ordinary(batch, phase)
         except Unavailable as error:
-            return self._ordinary(batch, phase), str(error)
-        return values, difference(leaves, witness)
+            return self._run_ordinary(batch, phase), str(error)
+        return values, find_difference(leaves, witness)
 
-    def _ordinary(self, batch: Batch, phase: int) -> Values:
+    def _run_ordinary(self, batch: Batch, phase: int) -> Values:
         values = self._step(batch, phase)
-        self._gradients.settle()
+        self._gradients.move_to_buffers()
         return values
 
-    def _holes(
+    def _find_holes(
         self,
         recording: Recording,
         counts: Sequence[float],
@@ -341,74 +341,74 @@ class RecordedStep:
     ) -> tuple[list[Hole], set[Any]]:
         if not stepped:
             return [], set()
-        gradients = self._gradients.taken()
+        gradients = self._gradients.list_pairs()
         try:
             probe = Probe(self._numbers, stepped, Recording(self._state.storages()))
         finally:
             self._drop_gradients()
-            self._gradients.put(gradients)
+            self._gradients.restore(gradients)
         return self._numbers.find(recording.calls, counts, program, probe)
 
     # --- comparisons -------------------------------------------------------
 
-    def _compared(self, batch: Batch, phase: int, recorded: RecordedProgram) -> Values:
-        with self._state.listed():
-            return self._compared_as_listed(batch, phase, recorded)
+    def _run_compared(self, batch: Batch, phase: int, recorded: RecordedProgram) -> Values:
+        with self._state.list_once():
+            return self._compare_as_listed(batch, phase, recorded)
 
-    def _compared_as_listed(self, batch: Batch, phase: int, recorded: RecordedProgram) -> Values:
-        before = self._state.taken()
+    def _compare_as_listed(self, batch: Batch, phase: int, recorded: RecordedProgram) -> Values:
+        before = self._state.copy_values()
         how = None
         if recorded.compared == 0:
             fill(recorded.static, batch)
-            watched, values = self._watched(recorded.static, batch, phase, before)
+            watched, values = self._record_and_undo(recorded.static, batch, phase, before)
             if watched.refusal is not None:
                 self._refuse(watched.refusal)
                 return values
             how = recorded.program.differs_from(watched.recording, recorded.free)
         else:
-            values = self._ordinary(batch, phase)
-            values = {name: cloned(value) for name, value in values.items()}
+            values = self._run_ordinary(batch, phase)
+            values = {name: clone_value(value) for name, value in values.items()}
         if not self._state.is_as_listed():
             self._refuse("it is not the ordinary step: the step replaces its tensors")
             return values
-        after = self._state.taken()
+        after = self._state.copy_values()
         try:
             if how is not None:
                 raise Different(how)
-            self._state.put(before, after)
+            self._state.restore(before, after)
             self._compare(recorded, batch, values, after)
             recorded.compared += 1
             if recorded.compared == COMPARED:
-                recorded.program.settle()
+                recorded.program.free_recording()
         except Exception as error:
             self._give_up(error, after)
         return values
 
-    def _compared_once_more(self, recorded: RecordedProgram, key: Any) -> str | None:
+    def _compare_once_more(self, recorded: RecordedProgram, key: Any) -> str | None:
         _, phase, _, present = key
         batch = {n: v.clone() if isinstance(v, torch.Tensor) else v
                  for n, v in recorded.static.items()}  # fmt: skip
-        gradients, before = self._gradients.taken(), self._state.taken()
+        gradients, before = self._gradients.list_pairs(), self._state.copy_values()
         drawn: Copied | None = None
         try:
             self._gradients.arrange(present)
-            values, how = self._witnessed(dict(batch), phase, recorded.leaves)
+            values, how = self._run_witnessed(dict(batch), phase, recorded.leaves)
             if how is not None and not torch.autograd._profiler_enabled():
                 raise Different(how)
-            values = {name: cloned(value) for name, value in values.items()}
+            values = {name: clone_value(value) for name, value in values.items()}
             if not self._state.is_as_listed():
                 raise Different("the step replaces its tensors")
-            after = self._state.taken()
-            self._state.put(before, after)
+            after = self._state.copy_values()
+            self._state.restore(before, after)
             self._take_settings()
             recorded.set_numbers(self._numbers, self._settings)
-            self._require(recorded.replay(batch), values, after)
+            self._require_equal(recorded.replay(batch), values, after)
             drawn = after
         except Exception as error:
-            return _how_it_differs(error)
+            return _describe_difference(error)
         finally:
-            self._state.put(before, drawn)
-            self._gradients.put(gradients)
+            self._state.restore(before, drawn)
+            self._gradients.restore(gradients)
         return None
 
     def _compare(
@@ -416,15 +416,15 @@ class RecordedStep:
     ) -> None:
         """Replay from the current state; raise `Different` unless it gives `values` and `after`."""
         recorded.set_numbers(self._numbers, self._settings)
-        self._require(recorded.replay(batch), values, after)
+        self._require_equal(recorded.replay(batch), values, after)
 
-    def _require(self, found: Values, values: Values, after: Copied) -> None:
-        _require_same(found, values)
+    def _require_equal(self, found: Values, values: Values, after: Copied) -> None:
+        _require_same_metrics(found, values)
         self._state.require(after)
 
     # --- refusals ----------------------------------------------------------
 
-    def _replaced_tensors(self) -> None:
+    def _note_replaced_tensors(self) -> None:
         self._tries += 1
         if self._tries == MOST_TRIES:
             self._refuse("it replaces the model's tensors with others")
@@ -437,7 +437,7 @@ class RecordedStep:
         else:
             text = " ".join(str(error).split())[:300]
             self._refuse(f"it cannot be run again: {type(error).__name__}: {text}")
-        self._state.put(after)
+        self._state.restore(after)
 
     def _refuse(self, reason: str) -> None:
         self._take_back()
@@ -448,14 +448,14 @@ class RecordedStep:
         level = logging.WARNING if self._optimizers else logging.INFO
         log.log(level, "graph=True: the %s is not recorded: %s", self._what, reason)
 
-    def _look_again(self) -> bool:
+    def _check_programs(self) -> bool:
         """Drop programs that no longer match; return whether steps may still be recorded."""
         self._take_back()
         self._gradients.prepare()
         places = self._state.places()
         if self._programs:
             assert self._surroundings is not None
-            if places != self._places or not self._surroundings.hold():
+            if places != self._places or not self._surroundings.are_unchanged():
                 self._programs.clear()
                 self._seen.clear()
         if self._programs:
@@ -471,16 +471,16 @@ class RecordedStep:
         return self.refusal is None
 
 
-def _how_it_differs(error: Exception) -> str:
+def _describe_difference(error: Exception) -> str:
     if isinstance(error, Different):
         return f"it is not the ordinary step any more: {error}"
     text = " ".join(str(error).split())[:300]
     return f"the ordinary step fails: {type(error).__name__}: {text}"
 
 
-def _require_same(found: Values, values: Values) -> None:
+def _require_same_metrics(found: Values, values: Values) -> None:
     for name, value in values.items():
-        if not same(value, found.get(name)):
+        if not have_same_bits(value, found.get(name)):
             raise Different(f"the metric {name!r} differs")
 
 
@@ -496,7 +496,7 @@ def _is_aligned(batch: Batch) -> bool:
     )
 
 
-def _compiles() -> str | None:
+def _find_compilation() -> str | None:
     """Return a reason if ``torch.compile`` is in use, which prevents recording."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is not None and utils.counters["frames"]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import cerebro._core as _core
-from cerebro.torch.elementwise import same_bits
+from cerebro.torch.elementwise import have_same_floats
 
 _BLOCKS = (32, 64)
 """Columns that PyTorch sums at once: four vectors of 32 or 64 bytes."""
@@ -54,7 +54,7 @@ class Reduction:
     def outs(self) -> list[Any]:
         return [self._parts[index] for index in self._outs]
 
-    def prepared(self) -> Any:
+    def prepare(self) -> Any:
         """Return the core's function; None if it cannot take these tensors."""
         if not all(map(_is_dense, self.tensors)):
             return None
@@ -62,14 +62,14 @@ class Reduction:
         first, second, third = (0 if p is None else p.data_ptr() for p in self._parts)
         sizes, places = (rows, columns), (first, second, third)
         if self._target is None:
-            return _core.Reduction(self._kind, sizes, places, _block())
+            return _core.Reduction(self._kind, sizes, places, _find_block())
         classes, ignored, mean = self._target
         return _core.Reduction(
             self._kind, sizes, places, target=(classes.data_ptr(), ignored, mean)
         )
 
 
-def sum_columns(given: Mapping[str, Any]) -> Reduction | None:
+def make_column_sum(given: Mapping[str, Any]) -> Reduction | None:
     """Return a recorded ``sum.IntList_out`` as a sum of the core; None if the core lacks it."""
     matrix, out = given["self"], given["out"]
     if given["dim"] != [0] or given.get("dtype") not in (None, torch.float32):
@@ -79,30 +79,30 @@ def sum_columns(given: Mapping[str, Any]) -> Reduction | None:
     # PyTorch sums a single column as a row, and many rows in more levels. Of columns that do not
     # fill a vector, it takes four at once.
     rows, columns = matrix.shape
-    if columns < 2 or rows > _MOST_ROWS or not _block() or 4 <= columns < _block() // 4:
+    if columns < 2 or rows > _MOST_ROWS or not _find_block() or 4 <= columns < _find_block() // 4:
         return None
     return Reduction("sum_columns", 0, [matrix, None, out], [2])
 
 
-def nll_loss(given: Mapping[str, Any]) -> Reduction | None:
+def make_nll_loss(given: Mapping[str, Any]) -> Reduction | None:
     """Return a recorded ``nll_loss_forward.output`` as a sum of the core, or None."""
-    target = _target(given)
+    target = _read_target(given)
     if target is None:
         return None
     parts = [given["self"], given["total_weight"], given["output"]]
     return Reduction("nll_loss", 0, parts, [1, 2], target)
 
 
-def nll_gradient(given: Mapping[str, Any]) -> Reduction | None:
+def make_nll_gradient(given: Mapping[str, Any]) -> Reduction | None:
     """Return a recorded ``nll_loss_backward.grad_input`` as a sum of the core, or None."""
-    target = _target(given)
+    target = _read_target(given)
     if target is None:
         return None
     parts = [given["grad_output"], given["total_weight"], given["grad_input"]]
     return Reduction("nll_gradient", 2, parts, [2], target)
 
 
-def _target(given: Mapping[str, Any]) -> tuple[Any, int, bool] | None:
+def _read_target(given: Mapping[str, Any]) -> tuple[Any, int, bool] | None:
     likelihoods, target = given["self"], given["target"]
     if likelihoods.dim() != 2 or likelihoods.dtype != torch.float32 or given["weight"] is not None:
         return None
@@ -125,11 +125,11 @@ def _is_dense(tensor: Any) -> bool:
 
 
 @functools.cache
-def _block() -> int:
+def _find_block() -> int:
     """Return how many columns PyTorch sums at once; 0 if its order is another."""
     for block in _BLOCKS:
         # The last shape, the largest, has whole blocks and all levels of partial sums.
-        if all(map(_adds_like(block), (*_SHAPES, (4200, block + 5)))):
+        if all(map(_make_comparison(block), (*_SHAPES, (4200, block + 5)))):
             return block
     return 0
 
@@ -137,23 +137,23 @@ def _block() -> int:
 _SHAPES = ((3, 2), (17, 3), (17, 21), (64, 33), (100, 65), (257, 130), (1000, 40))
 
 
-def _adds_like(block: int) -> Callable[[tuple[int, int]], bool]:
+def _make_comparison(block: int) -> Callable[[tuple[int, int]], bool]:
     def is_equal(shape: tuple[int, int]) -> bool:
-        numbers, out = _numbers(*shape), torch.empty(shape[1])
+        numbers, out = _make_numbers(*shape), torch.empty(shape[1])
         _core.Reduction("sum_columns", shape, (numbers.data_ptr(), 0, out.data_ptr()), block)()
-        return same_bits(out, numbers.sum(0))
+        return have_same_floats(out, numbers.sum(0))
 
     return is_equal
 
 
 @functools.cache
 def _adds_losses() -> bool:
-    return all(map(_has_losses, ((3, 2), (17, 10), (256, 3), (257, 5), (5000, 2))))
+    return all(map(_has_same_losses, ((3, 2), (17, 10), (256, 3), (257, 5), (5000, 2))))
 
 
-def _has_losses(shape: tuple[int, int]) -> bool:
+def _has_same_losses(shape: tuple[int, int]) -> bool:
     rows, classes = shape
-    likelihoods = torch.log_softmax(_numbers(*shape), 1)
+    likelihoods = torch.log_softmax(_make_numbers(*shape), 1)
     target = torch.arange(rows) * 7 % classes
     target[::5] = -100
     for reduction in (_MEAN, _SUM):
@@ -167,12 +167,12 @@ def _has_losses(shape: tuple[int, int]) -> bool:
         its, counted = torch.ops.aten.nll_loss_forward(*arguments)
         theirs = torch.ops.aten.nll_loss_backward(its, *arguments, counted)
         pairs = ((loss, its), (count, counted), (gradient, theirs))
-        if not all(same_bits(mine, other) for mine, other in pairs):
+        if not all(have_same_floats(mine, other) for mine, other in pairs):
             return False
     return True
 
 
-def _numbers(rows: int, columns: int) -> Any:
+def _make_numbers(rows: int, columns: int) -> Any:
     """Return numbers of several magnitudes; repeatable."""
     size = rows * columns
     phases = (torch.arange(size, dtype=torch.float64) * 0.6180339887498949).frac() - 0.5

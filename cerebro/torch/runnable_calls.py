@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cerebro.torch.cpu_recorder import Call, facts
-from cerebro.torch.nested_arguments import address_of, all_tensors, form_of, listed, tensors_in
+from cerebro.torch.nested_arguments import address_of, all_tensors, as_list, form_of, tensors_in
 
 RESIZES = {
     "binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss",
@@ -26,7 +26,7 @@ ASKS_FOR_GRADIENTS = {"mkldnn_rnn_layer"}
 _ABOUT_MEMORY = {"dtype", "layout", "device", "pin_memory", "memory_format"}
 
 
-def runnable(
+def make_runnable(
     call: Call, args: list[Any], kwargs: dict[str, Any], outs: list[Any]
 ) -> tuple[Any, tuple[Any, Any, Any]]:
     """Return an operator, and (function, arguments, keywords) that repeat a call into `outs`."""
@@ -42,7 +42,7 @@ def runnable(
     if call.name in ASKS_FOR_GRADIENTS:
         op = _WithGradients if call.has_gradients else _WithoutGradients
         return call.func, (partial(_call_and_copy, op(call.func._op), outs), args, kwargs)
-    overload = _out_variant(call.func)
+    overload = _get_out_variant(call.func)
     several = len(call.func._schema.returns) == 1 and len(outs) != 1
     if (
         overload is None
@@ -53,19 +53,19 @@ def runnable(
     variant, names, allowed = overload
     is_list = several or "[]" in str(call.func._schema.returns[0].type)
 
-    def into(memory: list[Any]) -> dict[str, Any]:
+    def name_outputs(memory: list[Any]) -> dict[str, Any]:
         rest = {key: value for key, value in kwargs.items() if key in allowed}
         return rest | ({names[0]: memory} if is_list else dict(zip(names, memory, strict=True)))
 
     # Some variants need an `out` of another shape than their result, so try them on other memory.
     beside = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for t in outs]
     places = [address_of(t) for t in beside]
-    variant(*args, **into(beside))
+    variant(*args, **name_outputs(beside))
     if [form_of(t) for t in beside] != [form_of(t) for t in outs] or places != [
         address_of(t) for t in beside
     ]:
         return call.func, (partial(_call_and_copy, call.func._op, outs), args, kwargs)
-    filled = into(outs)
+    filled = name_outputs(outs)
     kwargs.clear()
     kwargs.update(filled)
     return variant, (variant, args, kwargs)
@@ -76,20 +76,20 @@ def takes_number(func: Any, args: list[Any], kwargs: dict[str, Any]) -> bool:
 
     A tensor that is created in advance gives the same bits.
     """
-    if func not in _arithmetic() or isinstance(args[1], (torch.Tensor, bool)):
+    if func not in _list_arithmetic() or isinstance(args[1], (torch.Tensor, bool)):
         return False
     tensors = all_tensors([args, kwargs])
     dtype = args[0].dtype
     return dtype in (torch.float32, torch.float64) and all(t.dtype == dtype for t in tensors)
 
 
-def _arithmetic() -> tuple[Any, ...]:
+def _list_arithmetic() -> tuple[Any, ...]:
     aten = torch.ops.aten
     within = (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.div_.Tensor)
     return (*within, aten.add.out, aten.sub.out, aten.mul.out, aten.div.out)
 
 
-def binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def find_binding(run: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Return PyTorch's function for an operator if it calls exactly that operator.
 
     Its argument parser takes half as long as the operator's.
@@ -157,7 +157,7 @@ class _WithoutGradients(_WithGradients):
 
 
 def _call_and_copy(run: Callable[..., Any], outs: list[Any], *args: Any, **kwargs: Any) -> None:
-    for to, value in zip(outs, listed(run(*args, **kwargs)), strict=True):
+    for to, value in zip(outs, as_list(run(*args, **kwargs)), strict=True):
         if isinstance(to, torch.Tensor) and to.numel():
             to.copy_(value)
 
@@ -165,7 +165,7 @@ def _call_and_copy(run: Callable[..., Any], outs: list[Any], *args: Any, **kwarg
 _variants: dict[Any, Any] = {}
 
 
-def _out_variant(func: Any) -> Any:
+def _get_out_variant(func: Any) -> Any:
     """Return an operator's `out=` overload and the names of its outputs and other arguments."""
     if func not in _variants:
         _variants[func] = _find_out_variant(func)

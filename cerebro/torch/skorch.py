@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cerebro.arguments import SKORCH_WORDS, answers
+from cerebro.arguments import SKORCH_WORDS, explain_keywords
 from cerebro.errors import InputError
 from cerebro.machine.devices import build_device
 from cerebro.model import Columns
@@ -32,7 +32,7 @@ _OWN_STEPS = (
 )  # fmt: skip
 
 
-@answers(SKORCH_WORDS)
+@explain_keywords(SKORCH_WORDS)
 def from_skorch(
     net: Any,
     *,
@@ -75,14 +75,14 @@ def from_skorch(
         The net has its own callbacks, dataset, overridden methods or additional modules, which a
         search does not use.
     """
-    _check(net)
-    copy = _initialized(net)
+    _check_net(net)
+    copy = _initialize_copy(net)
     scheduler = None if make_scheduler is None else make_scheduler(copy.optimizer_)
     model = Model(
         copy.module_,
         optimizer=copy.optimizer_,
         loss=_Loss(copy),
-        metrics=_accuracy(copy) if metrics is None else metrics,
+        metrics=_make_accuracy(copy) if metrics is None else metrics,
         epoch_metrics=epoch_metrics,
         inputs=inputs,
         target=target,
@@ -107,18 +107,18 @@ class _Loss(torch.nn.Module):  # type: ignore[misc]
 
     def forward(self, output: Any, target: Any) -> Any:
         if self._is_binary:
-            output = _squeezed(output)
+            output = _squeeze_logits(output)
         training = torch.is_grad_enabled()
         self.criterion.train(training)
         return self._net.get_loss(output, target, training=training)
 
 
-def _squeezed(output: Any) -> Any:
+def _squeeze_logits(output: Any) -> Any:
     """Return logits of shape (rows, 1) in shape (rows,), as the net's ``infer`` does."""
     return output.squeeze(1) if output.dim() == 2 and output.shape[1] == 1 else output
 
 
-def _accuracy(net: Any) -> dict[str, Callable[..., Any]]:
+def _make_accuracy(net: Any) -> dict[str, Callable[..., Any]]:
     if _is_a(net, "NeuralNetClassifier"):
         return {"accuracy": lambda output, target: (output.argmax(1) == target).float().mean()}
     if _is_a(net, "NeuralNetBinaryClassifier") and isinstance(
@@ -127,13 +127,13 @@ def _accuracy(net: Any) -> dict[str, Callable[..., Any]]:
         threshold = net.threshold
 
         def accuracy(output: Any, target: Any) -> Any:
-            return ((torch.sigmoid(_squeezed(output)) > threshold) == target).float().mean()
+            return ((torch.sigmoid(_squeeze_logits(output)) > threshold) == target).float().mean()
 
         return {"accuracy": accuracy}
     return {}
 
 
-def _initialized(net: Any) -> Any:
+def _initialize_copy(net: Any) -> Any:
     """Return a copy of a net, initialized for the model's device."""
     from sklearn.base import clone
 
@@ -157,7 +157,7 @@ def _is_a(net: Any, name: str) -> bool:
     )
 
 
-def _check(net: Any) -> None:
+def _check_net(net: Any) -> None:
     if isinstance(net, type) or not _is_a(net, "NeuralNet"):
         raise InputError(
             f"from_skorch needs a net such as NeuralNetClassifier(module, ...), not {net!r}"

@@ -26,27 +26,27 @@ come from another device."""
 _LEAVES = {torch.Tensor, torch.nn.Parameter, bool, float, int, str, type(None)}
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return `value` with mappings and queues converted to dicts and lists."""
     if type(value) in _LEAVES:
         return value
     if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, deque)):
-        return [plain(item) for item in value]
+        return [to_plain(item) for item in value]
     return value
 
 
-def owned(value: Any) -> Any:
+def copy_deeply(value: Any) -> Any:
     """Return a copy of `value` that shares no tensor and no container with it."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray):
         return torch.from_numpy(value.copy())
     if isinstance(value, Mapping):
-        return {key: owned(item) for key, item in value.items()}
+        return {key: copy_deeply(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([owned(item) for item in value])
+        return type(value)([copy_deeply(item) for item in value])
     return value
 
 
@@ -66,7 +66,7 @@ def _is_ordinary(optimizer: Any) -> bool:
 
 def optimizer_state(optimizer: Any, names: ParameterNames) -> dict[str, Any]:
     """Return ``optimizer.state_dict()`` in plain containers, with live tensors and the names."""
-    return {**plain(optimizer.state_dict()), NAMES: names.by_group(optimizer)}
+    return {**to_plain(optimizer.state_dict()), NAMES: names.list_by_group(optimizer)}
 
 
 def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -83,16 +83,16 @@ def load_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
         )
     if not _is_ordinary(optimizer):
         ordinary = {key: value for key, value in state.items() if key != NAMES}
-        optimizer.load_state_dict(owned(ordinary))
+        optimizer.load_state_dict(copy_deeply(ordinary))
         return
     for group, loaded in zip(optimizer.param_groups, state["param_groups"], strict=True):
         for key, value in loaded.items():
             if key != "params" and not (key in HOW and key in group):
-                group[key] = _replaced(group.get(key), value)
+                group[key] = _overwrite(group.get(key), value)
     _load_parameter_states(optimizer, state)
 
 
-def _replaced(current: Any, value: Any) -> Any:
+def _overwrite(current: Any, value: Any) -> Any:
     """Return `current` overwritten with `value` if it fits, else a copy of `value`."""
     if current is value and isinstance(value, torch.Tensor):
         return value  # a live tensor, already loaded in place
@@ -101,7 +101,7 @@ def _replaced(current: Any, value: Any) -> Any:
             with torch.no_grad():
                 return current.copy_(value)
         return value.detach().to(current.device, copy=True)
-    return owned(value)
+    return copy_deeply(value)
 
 
 def _load_parameter_states(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -113,7 +113,7 @@ def _load_parameter_states(optimizer: Any, state: Mapping[str, Any]) -> None:
     loaded_keys = set()
     for index, entries in state["state"].items():
         if index not in parameters:  # does not belong to a parameter
-            optimizer.state[index] = owned(entries)
+            optimizer.state[index] = copy_deeply(entries)
             loaded_keys.add(index)
             continue
         parameter, on_device = parameters[index]
@@ -132,9 +132,9 @@ def _parameter_state(parameter: Any, key: str, current: Any, value: Any, on_devi
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
     if not isinstance(value, torch.Tensor):
-        return owned(value)
+        return copy_deeply(value)
     if isinstance(current, torch.Tensor):
-        return _replaced(current, value)
+        return _overwrite(current, value)
     if key == "step":  # read on the host, even if the parameter is 0-d
         return value.detach().to(parameter.device if on_device else "cpu", copy=True)
     if value.shape == parameter.shape:
@@ -146,7 +146,7 @@ def _parameter_state(parameter: Any, key: str, current: Any, value: Any, on_devi
 def group_settings(optimizer: Any) -> list[dict[str, Any]]:
     """Return a copy of the settings (learning rate, ...) of each parameter group."""
     return [
-        {key: owned(value) for key, value in group.items() if key != "params"}
+        {key: copy_deeply(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
 
@@ -161,15 +161,15 @@ def apply_settings(optimizer: Any, settings: list[dict[str, Any]]) -> None:
         if "initial_lr" in restored and group.get("initial_lr"):
             rate = restored["initial_lr"] * (group["lr"] / group["initial_lr"])
         for key, value in {**restored, "lr": rate}.items():
-            group[key] = _replaced(group.get(key), value)
+            group[key] = _overwrite(group.get(key), value)
 
 
 def scheduler_state(scheduler: Any) -> dict[str, Any]:
-    return plain(scheduler.state_dict())  # type: ignore[no-any-return]
+    return to_plain(scheduler.state_dict())  # type: ignore[no-any-return]
 
 
 def load_scheduler(scheduler: Any, state: Mapping[str, Any]) -> None:
-    loaded = owned(state)
+    loaded = copy_deeply(state)
     _convert_containers(scheduler, loaded)
     scheduler.load_state_dict(loaded)
 
@@ -204,7 +204,7 @@ _PROGRESS = {
 }
 
 
-def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
+def advance_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a scheduler's own settings with the position in `state`."""
     current = scheduler_state(scheduler)
     # The position of other schedulers cannot be separated from their settings.
@@ -215,19 +215,19 @@ def advanced_state(scheduler: Any, state: Mapping[str, Any]) -> dict[str, Any]:
     inner = getattr(scheduler, "_schedulers", None)
     if inner is not None and len(state.get("_schedulers", ())) == len(inner):
         pairs = zip(inner, state["_schedulers"], strict=True)
-        advanced["_schedulers"] = [advanced_state(item, part) for item, part in pairs]
+        advanced["_schedulers"] = [advance_state(item, part) for item, part in pairs]
     return advanced
 
 
-def each_state(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
+def collect_states(take: Callable[[Any], dict[str, Any]], objects: Sequence[Any]) -> dict[str, Any]:
     """Return the state of one optimizer or scheduler, or the states of several by number."""
     if len(objects) == 1:
         return take(objects[0])
     return {str(index): take(item) for index, item in enumerate(objects)}
 
 
-def parts_of(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
-    """Return optimizers or schedulers, each with its part of a state from :func:`each_state`.
+def split_state(objects: Sequence[Any], state: Any) -> list[tuple[Any, Any]]:
+    """Return optimizers or schedulers, each with its part of a state from :func:`collect_states`.
 
     Raise StateError if the state has a different number of them.
     """
@@ -251,8 +251,8 @@ def load_clone(
     """See :meth:`cerebro.torch.Model.load_clone`."""
     own_settings = [group_settings(optimizer) for optimizer in optimizers]
     advanced = [
-        advanced_state(scheduler, part)
-        for scheduler, part in parts_of(schedulers, state.get("scheduler", {}))
+        advance_state(scheduler, part)
+        for scheduler, part in split_state(schedulers, state.get("scheduler", {}))
     ]
     load(state)
     for optimizer, settings in zip(optimizers, own_settings, strict=True):
@@ -263,7 +263,7 @@ def load_clone(
 
 def gradients_of(parameters: Sequence[Any], names: ParameterNames) -> dict[str, Any]:
     """Return the gradients of the parameters that have a gradient, by name."""
-    pairs = _by_key(parameters, names)
+    pairs = _name_parameters(parameters, names)
     return {key: item.grad for key, item in pairs if item.grad is not None}
 
 
@@ -271,18 +271,18 @@ def load_gradients(
     parameters: Sequence[Any], state: Mapping[str, Any], names: ParameterNames
 ) -> None:
     """Set all gradients to copies of those in `state`; to None if `state` lacks them."""
-    for key, parameter in _by_key(parameters, names):
+    for key, parameter in _name_parameters(parameters, names):
         value = state.get(key)
         parameter.grad = (
             None if value is None else torch.as_tensor(value).to(parameter.device, copy=True)
         )
 
 
-def _by_key(parameters: Sequence[Any], names: ParameterNames) -> Iterator[tuple[str, Any]]:
+def _name_parameters(parameters: Sequence[Any], names: ParameterNames) -> Iterator[tuple[str, Any]]:
     """Yield parameters with their names; those without a name are numbered."""
     number = 0
     for parameter in parameters:
-        name = names.of(parameter)
+        name = names.name_of(parameter)
         if name is None:
             name, number = f"#{number}", number + 1
         yield name, parameter

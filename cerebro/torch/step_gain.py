@@ -15,7 +15,7 @@ LONGEST = 0.005
 """Ordinary steps of more seconds are not measured: they are mostly arithmetic."""
 
 
-def measured_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] | None:
+def measure_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] | None:
     """Return the seconds of an ordinary step and of a replayed step.
 
     The model is changed, the batch is not. Return None if the user has chosen `graph`, or if the
@@ -24,10 +24,10 @@ def measured_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] |
     if type(model) is not Model or not model.may_be_recorded:
         return None
     model.train_batch(dict(batch))
-    ordinary = _seconds(lambda: model.train_batch(dict(batch)), 1)
+    ordinary = _time_steps(lambda: model.train_batch(dict(batch)), 1)
     if ordinary > LONGEST:
         return None
-    ordinary = min(ordinary, _seconds(lambda: model.train_batch(dict(batch)), STEPS))
+    ordinary = min(ordinary, _time_steps(lambda: model.train_batch(dict(batch)), STEPS))
     log = logging.getLogger("cerebro.torch")
     before, log.disabled = log.disabled, True  # do not report a refusal
     try:
@@ -36,12 +36,12 @@ def measured_gain(model: Any, batch: Mapping[str, Any]) -> tuple[float, float] |
             model.train_batch(dict(batch))
         if not model.replays:
             return None
-        return ordinary, _seconds(lambda: model.train_batch(dict(batch)), STEPS)
+        return ordinary, _time_steps(lambda: model.train_batch(dict(batch)), STEPS)
     finally:
         log.disabled = before
 
 
-def _seconds(step: Callable[[], Any], count: int) -> float:
+def _time_steps(step: Callable[[], Any], count: int) -> float:
     """Return the CPU seconds of the fastest of `count` steps."""
     best = float("inf")
     for _ in range(count):

@@ -18,7 +18,13 @@ from numpy.random.mtrand import get_bit_generator
 
 import cerebro._core as _core
 from cerebro.machine import generators
-from cerebro.torch.graph import Different, StateParts, require_drawn, same, same_numbers
+from cerebro.torch.graph import (
+    Different,
+    StateParts,
+    are_equal_numbers,
+    have_same_bits,
+    require_equal_generators,
+)
 from cerebro.torch.nested_arguments import TENSORS
 
 MT19937_BYTES = 624 * 4 + 4
@@ -39,7 +45,7 @@ class Entries:
             for entries in (*parts, *states)
         ]
 
-    def put(self) -> None:
+    def restore(self) -> None:
         for entries, saved in self._parts:
             for key in [key for key in entries if key not in saved]:
                 del entries[key]
@@ -62,7 +68,7 @@ class Gradients:
             if parameter.requires_grad and index not in self._buffers:
                 self._buffers[index] = torch.zeros_like(parameter, requires_grad=False)
 
-    def settle(self) -> None:
+    def move_to_buffers(self) -> None:
         """Move the current gradients into the shared memory."""
         with torch.no_grad():
             for index, parameter in enumerate(self._parameters):
@@ -70,21 +76,21 @@ class Gradients:
                 if gradient is not None and gradient is not self._buffers[index]:
                     parameter.grad = self._buffers[index].copy_(gradient)
 
-    def present(self) -> tuple[bool, ...]:
+    def find_present(self) -> tuple[bool, ...]:
         """Return, for each parameter, whether it has a gradient."""
         return tuple(parameter.grad is not None for parameter in self._parameters)
 
     def arrange(self, present: Sequence[bool]) -> None:
-        """Give gradients to the parameters that had one when :meth:`present` was called."""
+        """Give gradients to the parameters that had one when :meth:`find_present` was called."""
         for index, (parameter, there) in enumerate(zip(self._parameters, present, strict=True)):
             parameter.grad = self._buffers[index] if there else None
 
-    def taken(self) -> list[tuple[Any, Any]]:
+    def list_pairs(self) -> list[tuple[Any, Any]]:
         """Return pairs of the parameters and their current gradients."""
         return [(parameter, parameter.grad) for parameter in self._parameters]
 
-    def put(self, gradients: list[tuple[Any, Any]]) -> None:
-        """Set the gradients to what :meth:`taken` returned."""
+    def restore(self, gradients: list[tuple[Any, Any]]) -> None:
+        """Set the gradients to what :meth:`list_pairs` returned."""
         for parameter, gradient in gradients:
             parameter.grad = gradient
 
@@ -116,7 +122,7 @@ class Listing:
         self._spans = list(map(_span_of, self._in_regions))
         self._regions = _core.Regions(self._spans)
 
-    def lists(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> bool:
+    def describes(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> bool:
         """Return whether a state has these tensors, in the same memory, and these numbers."""
         return (
             list(map(_form_of, tensors)) == self._forms
@@ -127,15 +133,15 @@ class Listing:
             )
         )
 
-    def lists_again(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> bool:
+    def is_unchanged(self, tensors: list[Any], numbers: list[tuple[Any, Any, Any]]) -> bool:
         """Return whether a new listing of the state would equal this one."""
         return (
             len(tensors) == len(self.tensors)
             and all(map(is_, tensors, self.tensors))
-            and self.lists(tensors, numbers)
+            and self.describes(tensors, numbers)
         )
 
-    def saved(self) -> Tensors:
+    def copy_tensors(self) -> Tensors:
         """Return a copy of all tensors."""
         self._require_place()
         buffer = np.empty(self._regions.nbytes, np.uint8)
@@ -143,7 +149,7 @@ class Listing:
         return buffer, [self.tensors[index].detach().clone() for index in self._others]
 
     def restore(self, saved: Tensors) -> None:
-        """Copy what :meth:`saved` returned into the tensors."""
+        """Copy what :meth:`copy_tensors` returned into the tensors."""
         buffer, others = saved
         pairs = list(zip(self._others, others, strict=True))
         if self._is_in_place():
@@ -154,7 +160,7 @@ class Listing:
             for index, value in pairs:
                 self.tensors[index].copy_(value)
 
-    def differing(self, saved: Tensors, other: Tensors | None = None) -> int | None:
+    def find_difference(self, saved: Tensors, other: Tensors | None = None) -> int | None:
         """Return the index of a tensor that differs between two copies; None if none does.
 
         Without `other`, compare a copy with the tensors.
@@ -169,7 +175,7 @@ class Listing:
         if region is not None:
             return self._dense[region]
         for index, before, after in zip(self._others, saved[1], others, strict=True):
-            if not same(before, after):
+            if not have_same_bits(before, after):
                 return index
         return None
 
@@ -225,7 +231,7 @@ class Copied:
 class StepState(StateParts):
     """The values that a step may change, including accumulated gradients.
 
-    They can be copied, restored and compared only while they are listed (:meth:`listed`).
+    They can be copied, restored and compared only while they are listed (:meth:`list_once`).
     """
 
     def __init__(
@@ -238,11 +244,11 @@ class StepState(StateParts):
         self._last_drawn: dict[str, Any] = {}
 
     @contextlib.contextmanager
-    def listed(self) -> Iterator[None]:
+    def list_once(self) -> Iterator[None]:
         """List the tensors only once in this block; :meth:`is_as_listed` checks the list."""
-        tensors, numbers = self._unlisted(), self._numbers()
+        tensors, numbers = self._list_tensors(), self._numbers()
         last = self._last_listing
-        if last is None or not last.lists_again(tensors, numbers):
+        if last is None or not last.is_unchanged(tensors, numbers):
             last = self._last_listing = Listing(tensors, numbers)
         self._listing = last
         self._last_drawn = {}
@@ -254,89 +260,91 @@ class StepState(StateParts):
 
     def is_as_listed(self) -> bool:
         """Return whether the state still has the listed tensors, at the same addresses."""
-        return self._listed().lists(self._unlisted(), self._numbers())
+        return self._get_listing().describes(self._list_tensors(), self._numbers())
 
-    def taken(self) -> Copied:
-        return Copied(self._listed().saved(), self._values(), self._drawn())
+    def copy_values(self) -> Copied:
+        return Copied(self._get_listing().copy_tensors(), self._values(), self._read_generators())
 
-    def put(self, copied: Copied, drawn: Copied | None = None) -> None:
+    def restore(self, copied: Copied, drawn: Copied | None = None) -> None:
         """Restore everything in place.
 
         If `drawn` has the present states of the generators, restore only those that differ.
         """
-        listing = self._listed()
+        listing = self._get_listing()
         listing.restore(copied.tensors)
         for (entries, key), value in zip(listing.numbers, copied.numbers, strict=True):
             entries[key] = value
-        self._draw_again(copied.generators, None if drawn is None else drawn.generators)
+        self._restore_generators(copied.generators, None if drawn is None else drawn.generators)
 
     def require(self, copied: Copied) -> None:
         """Raise `Different` unless all values equal those of a copy, bit for bit."""
-        now = Copied(copied.tensors, self._values(), self._drawn())
-        self._require(self._listed().differing(copied.tensors), now, copied)
+        now = Copied(copied.tensors, self._values(), self._read_generators())
+        self._require_equal(self._get_listing().find_difference(copied.tensors), now, copied)
 
     def require_equal(self, one: Copied, two: Copied) -> None:
         """Raise `Different` unless all values of two copies are equal, bit for bit."""
-        self._require(self._listed().differing(one.tensors, two.tensors), one, two)
+        self._require_equal(self._get_listing().find_difference(one.tensors, two.tensors), one, two)
 
-    def _require(self, differing: int | None, one: Copied, two: Copied) -> None:
+    def _require_equal(self, differing: int | None, one: Copied, two: Copied) -> None:
         if differing is not None:
             raise Different(f"{self._tensors()[differing][0]} of the graph differs")
         if one.numbers != two.numbers:
             raise Different("the optimizer counts its steps in host memory")
-        require_drawn(one.generators, two.generators)
+        require_equal_generators(one.generators, two.generators)
 
-    def _listed(self) -> Listing:
+    def _get_listing(self) -> Listing:
         assert self._listing is not None
         return self._listing
 
     def _values(self) -> list[Any]:
-        return [entries[key] for entries, key in self._listed().numbers]
+        return [entries[key] for entries, key in self._get_listing().numbers]
 
-    def _drawn(self) -> dict[str, Any]:
+    def _read_generators(self) -> dict[str, Any]:
         if torch.cuda.is_initialized():
-            return super()._drawn()
+            return super()._read_generators()
         # This is three times as fast as `generators.capture`.
         states = {
-            "python": _read_last.of_python(),
-            **_read_last.of_numpy(),
+            "python": _read_last.read_python(),
+            **_read_last.read_numpy(),
             "torch": torch.get_rng_state(),
         }
         # Keep the same objects for equal states, so that the next comparison ends at once.
         for name, last in self._last_drawn.items():
-            if name in states and same_numbers(last, states[name]):
+            if name in states and are_equal_numbers(last, states[name]):
                 states[name] = last
         self._last_drawn = states
         return states
 
-    def _draw_again(self, drawn: dict[str, Any], now: dict[str, Any] | None) -> None:
+    def _restore_generators(self, drawn: dict[str, Any], now: dict[str, Any] | None) -> None:
         """Restore the random generators whose states differ from `now`."""
         if "numpy's position" not in drawn:
             generators.restore(drawn)
             return
 
-        def moved(*names: str) -> bool:
-            return now is None or not all(same_numbers(now[n], drawn[n]) for n in names)
+        def has_moved(*names: str) -> bool:
+            return now is None or not all(are_equal_numbers(now[n], drawn[n]) for n in names)
 
-        if moved("python"):
+        if has_moved("python"):
             random.setstate(drawn["python"])
-        if moved("numpy", "numpy's position"):
+        if has_moved("numpy", "numpy's position"):
             np.random.set_state(("MT19937", drawn["numpy"], *drawn["numpy's position"]))
-        if moved("torch"):
+        if has_moved("torch"):
             torch.set_rng_state(drawn["torch"])
 
     def storages(self) -> list[int]:
         """Return the addresses of the storages of all tensors."""
-        return [tensor.untyped_storage().data_ptr() for tensor in self._unnamed()]
+        return [tensor.untyped_storage().data_ptr() for tensor in self._tensors_without_names()]
 
     def _tensors(self) -> list[tuple[str, Any]]:
         return super()._tensors() + self._gradients.tensors()
 
-    def _unnamed(self) -> list[Any]:
-        return self._unlisted() if self._listing is None else self._listing.tensors
+    def _tensors_without_names(self) -> list[Any]:
+        return self._list_tensors() if self._listing is None else self._listing.tensors
 
-    def _unlisted(self) -> list[Any]:
-        return super()._unnamed() + [tensor for _, tensor in self._gradients.tensors()]
+    def _list_tensors(self) -> list[Any]:
+        return super()._tensors_without_names() + [
+            tensor for _, tensor in self._gradients.tensors()
+        ]
 
 
 class ReadLast:
@@ -354,9 +362,9 @@ class ReadLast:
         if not _shows_left_normal():
             self._numpy = None
 
-    def of_python(self) -> Any:
+    def read_python(self) -> Any:
         """Return ``random.getstate()``."""
-        memory = _memory_of_python()
+        memory = _read_python_memory()
         if memory and self._python is not None and self._python[0] == memory:
             return self._python[1]
         state = random.getstate()
@@ -367,11 +375,11 @@ class ReadLast:
         self._python = (memory, state) if is_known else None
         return state
 
-    def of_numpy(self) -> dict[str, Any]:
+    def read_numpy(self) -> dict[str, Any]:
         """Return the words of NumPy's generator, and the rest of its state."""
-        words, memory = _words_of_numpy(), b""
+        words, memory = _read_numpy_words(), b""
         if words and _shows_left_normal():
-            memory = _memory_of(np.random.mtrand._rand)
+            memory = _read_memory(np.random.mtrand._rand)
         if words and self._numpy is not None and self._numpy[0] == words + memory:
             return self._numpy[1]
         numpy = np.random.get_state(legacy=False)
@@ -392,7 +400,7 @@ class ReadLast:
 _read_last = ReadLast()
 
 
-def _words_of_numpy() -> bytes:
+def _read_numpy_words() -> bytes:
     """Return the words and position of NumPy's generator; empty if it is of another type."""
     generator = get_bit_generator()
     if type(generator) is not np.random.MT19937:
@@ -400,15 +408,15 @@ def _words_of_numpy() -> bytes:
     return ctypes.string_at(generator.ctypes.state_address, MT19937_BYTES)
 
 
-def _memory_of_python() -> bytes:
+def _read_python_memory() -> bytes:
     """Return the memory of Python's generator; empty if it may not have the whole state."""
     generator = getattr(random, "_inst", None)
     if type(generator) is not random.Random or getattr(generator, "gauss_next", 0) is not None:
         return b""
-    return _memory_of(generator, random.Random.__base__)
+    return _read_memory(generator, random.Random.__base__)
 
 
-def _memory_of(thing: Any, kind: Any = None) -> bytes:
+def _read_memory(thing: Any, kind: Any = None) -> bytes:
     """Return the bytes of an object after its header, up to the size of `kind`."""
     header = object.__basicsize__
     return ctypes.string_at(id(thing) + header, (kind or type(thing)).__basicsize__ - header)
@@ -421,6 +429,6 @@ def _shows_left_normal() -> bool:
         return False
     generator = np.random.RandomState(1)
     generator.standard_normal()
-    memory = _memory_of(generator)
+    memory = _read_memory(generator)
     generator.standard_normal()
-    return memory != _memory_of(generator)
+    return memory != _read_memory(generator)

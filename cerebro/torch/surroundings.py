@@ -38,11 +38,11 @@ class Surroundings:
         self._optimizers = optimizers
         self._functions = [_functions_in(vars(space)) for space in _NAMESPACES]
         self._names = len(vars(torch.Tensor))  # a new name hides a name of the base class
-        self._objects, self._values = self._seen()
+        self._objects, self._values = self._collect()
 
-    def hold(self) -> bool:
+    def are_unchanged(self) -> bool:
         """Return whether nothing has changed since."""
-        objects, values = self._seen()
+        objects, values = self._collect()
         return (
             values == self._values
             and len(objects) == len(self._objects)
@@ -51,10 +51,10 @@ class Surroundings:
             and all(_core.has_entries(*entries) for entries in self._functions)
         )
 
-    def _seen(self) -> tuple[list[Any], list[Any]]:
+    def _collect(self) -> tuple[list[Any], list[Any]]:
         """Return what is compared by identity, and what is compared by value."""
         objects: list[Any] = []
-        values: list[Any] = [_switches()]
+        values: list[Any] = [_read_switches()]
         for part in (part for module in self._modules for part in module.modules()):
             kind, entries = type(part), vars(part)
             forward = entries.get("forward", kind.forward)
@@ -63,7 +63,7 @@ class Surroundings:
             values.append([(key, value) for key, value in entries.items() if _is_plain(value)])
         for module in self._modules:
             values += (
-                (p.requires_grad, _size(p._backward_hooks), _size(_hooks_after(p)))
+                (p.requires_grad, _count_hooks(p._backward_hooks), _count_hooks(_hooks_after(p)))
                 for p in module.parameters()
             )
         for optimizer in self._optimizers:
@@ -84,7 +84,7 @@ def _functions_in(names: Any) -> tuple[Any, tuple[str, ...], tuple[Any, ...]]:
     return names, tuple(functions), tuple(functions.values())
 
 
-def _switches() -> tuple[Any, ...]:
+def _read_switches() -> tuple[Any, ...]:
     """Return the settings of PyTorch that operators depend on."""
     return (
         torch.is_inference_mode_enabled(),
@@ -115,7 +115,7 @@ def _is_hook_list(name: str, value: Any) -> bool:
     return name.startswith("_global_") and name.endswith("_hooks") and hasattr(value, "__len__")
 
 
-def _size(hooks: Any) -> int:
+def _count_hooks(hooks: Any) -> int:
     return len(hooks) if hooks else 0
 
 

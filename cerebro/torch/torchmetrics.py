@@ -35,16 +35,16 @@ _NUMBERS: dict[tuple[str, str], dict[str, float]] = {
 
 
 def is_metric(value: object) -> bool:
-    return _METRIC in _kinds(value)
+    return _METRIC in _list_kinds(value)
 
 
 def is_collection(value: object) -> bool:
-    return _COLLECTION in _kinds(value)
+    return _COLLECTION in _list_kinds(value)
 
 
 def accumulates(value: object) -> bool:
     """Return whether an object is a metric or a collection."""
-    return not _kinds(value).isdisjoint((_METRIC, _COLLECTION))
+    return not _list_kinds(value).isdisjoint((_METRIC, _COLLECTION))
 
 
 def is_updated(value: Any) -> bool:
@@ -53,7 +53,7 @@ def is_updated(value: Any) -> bool:
 
 
 def _has_batches(metric: Any) -> bool:
-    if _WRAPPER in _kinds(metric):  # the metrics inside count
+    if _WRAPPER in _list_kinds(metric):  # the metrics inside count
         return getattr(metric, "_num_vals_seen", 0) > 0
     return bool(metric.update_called)
 
@@ -66,7 +66,7 @@ def reset(value: Any) -> None:
             _set_number(part, name, first)
 
 
-def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flatten_collections(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the items of a mapping; those of a collection in it are named ``name_key``."""
     for name, value in values.items():
         if not is_collection(value):
@@ -76,7 +76,7 @@ def flattened(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{name}_{key}", metric
 
 
-def _kinds(value: object) -> set[tuple[str, str]]:
+def _list_kinds(value: object) -> set[tuple[str, str]]:
     return {(kind.__module__, kind.__name__) for kind in type(value).__mro__}
 
 
@@ -133,15 +133,17 @@ class Metrics:
                 "must make the same model from the same configuration"
             )
         for name, metric in self._metrics.items():
-            loaded = {key: _copied(v, metric.device) for key, v in state[name]["state"].items()}
-            _set(metric, state[name]["updates"], loaded, state[name].get("numbers", {}))
+            loaded = {
+                key: _copy_to_device(v, metric.device) for key, v in state[name]["state"].items()
+            }
+            _set_state(metric, state[name]["updates"], loaded, state[name].get("numbers", {}))
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def set_aside(self) -> Iterator[None]:
         """Reset all metrics in this block; restore their states at the end."""
         self._share()
         saved = [
-            (m, m._update_count, dict(_values(m)), _changed_numbers(m))
+            (m, m._update_count, dict(_list_values(m)), _changed_numbers(m))
             for m in self._metrics.values()
         ]
         self.reset()
@@ -150,7 +152,7 @@ class Metrics:
         finally:
             self.reset()
             for metric, updates, values, changed in saved:
-                _set(metric, updates, values, changed)
+                _set_state(metric, updates, values, changed)
 
     def reset(self) -> None:
         for metric in self._metrics.values():
@@ -163,14 +165,16 @@ class Metrics:
             collection.items(copy_state=False)
 
 
-def _values(metric: Any) -> Iterator[tuple[str, Any]]:
+def _list_values(metric: Any) -> Iterator[tuple[str, Any]]:
     """Yield the items of a metric's state; lists are copied, because ``reset`` empties them."""
     for name in metric._defaults:
         value = getattr(metric, name)
         yield name, list(value) if isinstance(value, list) else value
 
 
-def _set(metric: Any, updates: int, values: Mapping[str, Any], changed: Mapping[str, Any]) -> None:
+def _set_state(
+    metric: Any, updates: int, values: Mapping[str, Any], changed: Mapping[str, Any]
+) -> None:
     metric._update_count = updates
     metric._computed = metric._forward_cache = None
     for name, value in values.items():
@@ -180,7 +184,7 @@ def _set(metric: Any, updates: int, values: Mapping[str, Any], changed: Mapping[
 
 
 def _state_of(metric: Any) -> dict[str, Any]:
-    state: dict[str, Any] = {"updates": metric._update_count, "state": dict(_values(metric))}
+    state: dict[str, Any] = {"updates": metric._update_count, "state": dict(_list_values(metric))}
     changed = _changed_numbers(metric)
     if changed:
         state["numbers"] = changed
@@ -189,7 +193,7 @@ def _state_of(metric: Any) -> dict[str, Any]:
 
 def _numbers_of(metric: Any) -> dict[str, float]:
     firsts: dict[str, float] = {}
-    for kind in _kinds(metric) & _NUMBERS.keys():
+    for kind in _list_kinds(metric) & _NUMBERS.keys():
         firsts |= _NUMBERS[kind]
     return firsts
 
@@ -203,13 +207,13 @@ def _changed_numbers(metric: Any) -> dict[str, Any]:
 def _set_number(metric: Any, name: str, value: Any) -> None:
     """Set a wrapper's number, which is a tensor in some wrappers."""
     if isinstance(getattr(metric, name), torch.Tensor):
-        value = _copied(value, metric.device)
+        value = _copy_to_device(value, metric.device)
     setattr(metric, name, value)
 
 
-def _copied(value: Any, device: Any) -> Any:
+def _copy_to_device(value: Any, device: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_copied(item, device) for item in value]
+        return [_copy_to_device(item, device) for item in value]
     tensor = torch.as_tensor(value)
     return tensor.detach().to(device, copy=True)
 
@@ -222,7 +226,7 @@ _SECOND = {
 """The meaning of a metric's second number, by a pattern of its class's name."""
 
 
-def numbers(name: str, value: Any, metric: Any = None) -> dict[str, float]:
+def extract_numbers(name: str, value: Any, metric: Any = None) -> dict[str, float]:
     """Return the numbers in `value`, which a metric has computed, by name.
 
     `value` is a number, a mapping of keys to numbers (named ``name_key``, or ``key`` if the name is
@@ -234,7 +238,7 @@ def numbers(name: str, value: Any, metric: Any = None) -> dict[str, float]:
         by_name: dict[str, float] = {}
         for key, item in value.items():
             of_key = parts.get(key, metric)
-            by_name.update(numbers(f"{name}_{key}" if name else str(key), item, of_key))
+            by_name.update(extract_numbers(f"{name}_{key}" if name else str(key), item, of_key))
         return by_name
     if isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value)):
         first = {name: float(value[0])}
@@ -245,8 +249,8 @@ def numbers(name: str, value: Any, metric: Any = None) -> dict[str, float]:
         return {**first, f"{name}_{second}": float(value[1])}
     if not _is_number(value):
         raise InputError(
-            f"the metric {name!r} computes {_shape_of(value)}, which is not a number: "
-            f"{_instead(metric)}"
+            f"the metric {name!r} computes {_describe_shape(value)}, which is not a number: "
+            f"{_advise(metric)}"
         )
     return {name: float(value)}
 
@@ -261,7 +265,7 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _shape_of(value: Any) -> str:
+def _describe_shape(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, (list, tuple)):
@@ -269,7 +273,7 @@ def _shape_of(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def _instead(metric: Any) -> str:
+def _advise(metric: Any) -> str:
     """Return advice on what to report in place of several numbers."""
     advice = "report one of its numbers, by a function that returns it"
     if not is_metric(metric):

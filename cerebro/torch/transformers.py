@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from cerebro.arguments import TRANSFORMERS_WORDS, answers
+from cerebro.arguments import TRANSFORMERS_WORDS, explain_keywords
 from cerebro.errors import InputError
 from cerebro.model import Batch, Words, check_batch, make_getter
 from cerebro.torch.model import Model
-from cerebro.torch.outputs import joined
-from cerebro.torch.torchmetrics import numbers
+from cerebro.torch.outputs import join_outputs
+from cerebro.torch.torchmetrics import extract_numbers
 
 _PADDING = -100
 """The label that losses of transformers ignore; used to pad arrays to equal lengths."""
 
 
-@answers(TRANSFORMERS_WORDS)
+@explain_keywords(TRANSFORMERS_WORDS)
 def from_transformers(
     model: Any,
     *,
@@ -119,7 +119,7 @@ class TransformersModel(Model):
         inputs: Mapping[str, str] | None,
         **options: Any,
     ) -> None:
-        _check(model, collator, compute_metrics, preprocess)
+        _check_arguments(model, collator, compute_metrics, preprocess)
         self._collator = collator
         self._compute_metrics = compute_metrics
         self._preprocess = preprocess
@@ -147,7 +147,7 @@ class TransformersModel(Model):
 
     def train_batch(self, batch: Batch) -> dict[str, Any]:
         """Collate a batch and train on it; see :meth:`cerebro.torch.Model.train_batch`."""
-        return super().train_batch(self._collated(batch))
+        return super().train_batch(self._collate(batch))
 
     def eval_batch(self, batch: Batch) -> dict[str, Any]:
         """Return the loss and the result of `compute_metrics` for one batch."""
@@ -155,7 +155,7 @@ class TransformersModel(Model):
 
     def predict_batch(self, batch: Batch) -> Any:
         """Collate a batch and return the model's output for it, in evaluation mode."""
-        return super().predict_batch(self._collated(batch))
+        return super().predict_batch(self._collate(batch))
 
     @property
     def evaluates_whole(self) -> bool:
@@ -175,43 +175,43 @@ class TransformersModel(Model):
         return self.net(**batch)
 
     def _measure(self, batch: Batch) -> tuple[dict[str, Any], tuple[Any, Any]]:
-        collated = self._collated(batch)
+        collated = self._collate(batch)
         values, (output, _) = super()._measure(collated)
         if self._compute_metrics is None:
             return values, (None, None)
         labels: Any = tuple(collated[name] for name in self._labels if name in collated)
         labels = labels[0] if len(labels) == 1 else labels
-        logits = _logits(output, self.net)
+        logits = _select_logits(output, self.net)
         if self._preprocess is not None:
             with torch.no_grad():
                 logits = self._preprocess(logits, None if labels == () else labels)
         return values, (logits, labels)
 
-    def _whole(self, parts: Sequence[Any]) -> dict[str, float]:
+    def _measure_whole(self, parts: Sequence[Any]) -> dict[str, float]:
         from transformers import EvalPrediction
 
-        logits, labels = (_arrays(part) for part in parts)
+        logits, labels = (_to_arrays(part) for part in parts)
         returned = self._compute_metrics(EvalPrediction(predictions=logits, label_ids=labels))
         if not isinstance(returned, Mapping):
             raise InputError(f"compute_metrics must return a dict, not {returned!r}")
         values: dict[str, float] = {}
         for name, value in returned.items():
-            values.update(numbers(name.removeprefix("eval_"), value))
+            values.update(extract_numbers(name.removeprefix("eval_"), value))
         return values
 
     def _join(self, parts: list[Any]) -> Any:
         if self._compute_metrics is None or isinstance(parts[0], Mapping):
-            return joined(parts)
+            return join_outputs(parts)
         if isinstance(parts[0], tuple):
             return tuple(self._join(list(part)) for part in zip(*parts, strict=True))
-        return torch.cat(_padded([torch.atleast_1d(part) for part in parts]))
+        return torch.cat(_pad_parts([torch.atleast_1d(part) for part in parts]))
 
     def _explain_missing_column(self, batch: Batch, with_target: bool = True) -> None:
         """Do nothing: the columns are checked before they are collated."""
 
     # --- the batch of a model -----------------------------------------------------
 
-    def _collated(self, batch: Batch) -> Batch:
+    def _collate(self, batch: Batch) -> Batch:
         """Return the batch as keyword arguments of the model's ``forward``."""
         if self._renamed is not None:
             check_batch(batch, self._renamed, None)
@@ -222,9 +222,9 @@ class TransformersModel(Model):
             }
             batch = {**make_getter(self._renamed)(batch), **masks}
         if self._collator is None:
-            batch = _unmasked(batch)
+            batch = _remove_masks(batch)
         else:
-            batch = _moved(dict(self._collator(_rows(batch))), self._device)
+            batch = _move_to_device(dict(self._collator(_split_rows(batch))), self._device)
         for name in ("label", "label_ids"):
             if name in batch and "labels" in self._accepted and name not in self._accepted:
                 batch = {"labels" if key == name else key: v for key, v in batch.items()}
@@ -237,20 +237,20 @@ class TransformersModel(Model):
         return arguments
 
 
-def _moved(value: Any, device: Any) -> Any:
+def _move_to_device(value: Any, device: Any) -> Any:
     """Return a collator's value with its tensors on `device`, as with the Trainer."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
-        return type(value)({key: _moved(item, device) for key, item in value.items()})  # type: ignore[call-arg]
+        return type(value)({key: _move_to_device(item, device) for key, item in value.items()})  # type: ignore[call-arg]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_moved(item, device) for item in value))
+        return type(value)(*(_move_to_device(item, device) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(_moved(item, device) for item in value)
+        return type(value)(_move_to_device(item, device) for item in value)
     return value
 
 
-def _check(model: Any, collator: Any, compute_metrics: Any, preprocess: Any) -> None:
+def _check_arguments(model: Any, collator: Any, compute_metrics: Any, preprocess: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise InputError(f"model must be a model of transformers, not {model!r}")
     functions = {
@@ -272,7 +272,7 @@ def _check(model: Any, collator: Any, compute_metrics: Any, preprocess: Any) -> 
         )
 
 
-def _unmasked(batch: Batch) -> Batch:
+def _remove_masks(batch: Batch) -> Batch:
     """Return the columns without masks.
 
     The padding of labels becomes -100; the mask of ``input_ids`` becomes ``attention_mask``.
@@ -290,7 +290,7 @@ def _unmasked(batch: Batch) -> Batch:
     return columns
 
 
-def _rows(batch: Batch) -> list[dict[str, Any]]:
+def _split_rows(batch: Batch) -> list[dict[str, Any]]:
     """Return a dict of lists and numbers for each row, without padding."""
     columns = {}
     for name, value in batch.items():
@@ -305,7 +305,7 @@ def _rows(batch: Batch) -> list[dict[str, Any]]:
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _logits(output: Any, net: Any) -> Any:
+def _select_logits(output: Any, net: Any) -> Any:
     """Return a model's outputs without loss and caches: one tensor, or a tuple of them."""
     ignored = getattr(getattr(net, "config", None), "keys_to_ignore_at_inference", None) or []
     # Some configurations do not name the caches of keys and values, so check types, too.
@@ -317,7 +317,7 @@ def _logits(output: Any, net: Any) -> Any:
     return outputs[0] if len(outputs) == 1 else outputs
 
 
-def _padded(parts: list[Any]) -> list[Any]:
+def _pad_parts(parts: list[Any]) -> list[Any]:
     """Return tensors, padded with -100 to the same size in their second dimension."""
     if parts[0].dim() < 2 or len({part.shape[1] for part in parts}) == 1:
         return parts
@@ -331,9 +331,9 @@ def _padded(parts: list[Any]) -> list[Any]:
     return padded
 
 
-def _arrays(value: Any) -> Any:
+def _to_arrays(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(_arrays(item) for item in value)
+        return tuple(_to_arrays(item) for item in value)
     if not isinstance(value, torch.Tensor):
         return np.asarray(value)
     value = value.float() if value.dtype in (torch.bfloat16, torch.float16) else value

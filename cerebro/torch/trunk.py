@@ -67,7 +67,7 @@ class Trunk:
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Return the layers' outputs by column; stop after the deepest layer."""
-        with self._ready():
+        with self._evaluation_mode():
             return self._run(self._get(dict(batch)), whole=not self.order)
 
     def wait(self) -> None:
@@ -80,7 +80,7 @@ class Trunk:
 
         Raise InputError unless each layer runs once and returns a row for each row of the batch.
         """
-        with self._ready():
+        with self._evaluation_mode():
             outputs = self._run(self._get(dict(batch)), whole=True, timed=timed)
         self.check_rows(outputs, len(next(iter(batch.values()))))
         return outputs
@@ -96,7 +96,7 @@ class Trunk:
                 )
 
     @contextlib.contextmanager
-    def _ready(self) -> Iterator[None]:
+    def _evaluation_mode(self) -> Iterator[None]:
         training = {part: part.training for part in self.net.modules()}
         with compute_settings(self.threads, "warn", self.device), torch.no_grad():
             self.net.eval()
@@ -137,7 +137,9 @@ class Trunk:
             "layers": self.layers,
             "inputs": self.inputs,
             "weights": _hash_of_tensors(self.net),
-            "code": checksum_of([_about(name, part) for name, part in self.net.named_modules()]),
+            "code": checksum_of(
+                [_describe_module(name, part) for name, part in self.net.named_modules()]
+            ),
             "torch": torch.__version__,
             "cpu": torch.backends.cpu.get_cpu_capability(),
             "threads": self.threads,
@@ -167,7 +169,7 @@ def outputs_of(net: Any, given: Any, layers: Mapping[str, str], enough: Any = No
     outputs: dict[str, Any] = {}
     hooks = []
 
-    def hook_of(column: str, name: str) -> Any:
+    def make_hook(column: str, name: str) -> Any:
         def hook(module: Any, inputs: Any, output: Any) -> None:
             if not isinstance(output, torch.Tensor):
                 raise InputError(
@@ -182,7 +184,7 @@ def outputs_of(net: Any, given: Any, layers: Mapping[str, str], enough: Any = No
 
     try:
         for column, name in layers.items():
-            hooks.append(net.get_submodule(name).register_forward_hook(hook_of(column, name)))
+            hooks.append(net.get_submodule(name).register_forward_hook(make_hook(column, name)))
         if isinstance(given, dict):
             net(**given)
         else:
@@ -219,7 +221,7 @@ def _hash_of_tensors(net: Any) -> str:
     return _core.hash_state(_core.pack_state(state))
 
 
-def _about(name: str, part: Any) -> list[Any]:
+def _describe_module(name: str, part: Any) -> list[Any]:
     """Return a module's name, class, settings and source, except PyTorch's source."""
     kind = type(part)
     settings = {
@@ -232,7 +234,7 @@ def _about(name: str, part: Any) -> list[Any]:
         for key, value in sorted(vars(part).items())
         if inspect.isroutine(value)
     }
-    sources = [_source(base) for base in kind.__mro__ if base is not object]
+    sources = [_hash_source(base) for base in kind.__mro__ if base is not object]
     return [name, f"{module_of(kind)}.{kind.__qualname__}", part.extra_repr(), settings,
             functions, sources]  # fmt: skip
 
@@ -243,7 +245,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (*_PLAIN, torch.dtype, torch.Size))
 
 
-def _source(kind: type) -> str | None:
+def _hash_source(kind: type) -> str | None:
     if kind.__module__.partition(".")[0] == "torch":
         return None
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from cerebro.machine.imports import users_place
+from cerebro.machine.imports import find_calling_line
 
 LOSSES = {
     "cross_entropy", "nll_loss", "kl_div",
@@ -110,18 +110,21 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
             self.calls.first_input = args[0].detach()
         return result
 
-    def _column(self, tensor: Any) -> str | None:
+    def _find_column(self, tensor: Any) -> str | None:
         entry = self._targets.get(id(tensor))
         return None if entry is None else entry[0]
 
     def _note_loss(
         self, name: str, args: tuple[Any, ...], options: Mapping[str, Any], result: Any
     ) -> None:
-        output, target = _argument(args, options, 0, "input"), _argument(args, options, 1, "target")
+        output, target = (
+            _get_argument(args, options, 0, "input"),
+            _get_argument(args, options, 1, "target"),
+        )
         if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
             return
         ignored = int(options.get("ignore_index", -100))
-        column, place = self._column(target) or "", users_place()
+        column, place = self._find_column(target) or "", find_calling_line()
         call = LossCall(name, output, target, column, ignored, result, place)
         self.calls.losses.append(call)
         if name.endswith(("mse_loss", "l1_loss", "huber_loss")) and _is_spread(output, target):
@@ -129,36 +132,38 @@ class _Watch(TorchFunctionMode):  # type: ignore[misc]
 
     def _note_dropout(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
         if name == "scaled_dot_product_attention":
-            share = _argument(args, options, 4, "dropout_p", 0.0)
+            share = _get_argument(args, options, 4, "dropout_p", 0.0)
             if share:
                 self._note_mode("dropout", True)
             return
-        if _argument(args, options, 1, "p", 0.5):
-            self._note_mode("dropout", bool(_argument(args, options, 2, "training", True)))
+        if _get_argument(args, options, 1, "p", 0.5):
+            self._note_mode("dropout", bool(_get_argument(args, options, 2, "training", True)))
 
     def _note_batch_norm(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        if _argument(args, options, 1, "running_mean") is not None:
-            self._note_mode("batch norm", bool(_argument(args, options, 5, "training", False)))
+        if _get_argument(args, options, 1, "running_mean") is not None:
+            self._note_mode("batch norm", bool(_get_argument(args, options, 5, "training", False)))
 
     def _note_mode(self, kind: str, trains: bool) -> None:
         net_trains = any(net.training for net in self._nets)
-        self.calls.modes.append(Mode(kind, trains, net_trains, users_place()))
+        self.calls.modes.append(Mode(kind, trains, net_trains, find_calling_line()))
 
     def _note_pair(self, args: tuple[Any, ...], result: Any) -> None:
         if len(args) < 2 or not all(isinstance(value, torch.Tensor) for value in args[:2]):
             return
         left, right = args[:2]
-        are_targets = [self._column(side) is not None for side in (left, right)]
+        are_targets = [self._find_column(side) is not None for side in (left, right)]
         if sum(are_targets) != 1 or not _is_spread(left, right):
             return
         target, other = (left, right) if are_targets[0] else (right, left)
         # Without a gradient, the row may be the class numbers of a one-hot encoding.
         if other.requires_grad or target.ndim == 1:
-            self.calls.broadcasts.append(Broadcast((_shape(left), _shape(right)), users_place()))
+            self.calls.broadcasts.append(
+                Broadcast((_shape(left), _shape(right)), find_calling_line())
+            )
 
 
 @contextlib.contextmanager
-def watched(nets: Sequence[Any], targets: Mapping[str, Any]) -> Iterator[Calls]:
+def watch_calls(nets: Sequence[Any], targets: Mapping[str, Any]) -> Iterator[Calls]:
     """Yield the calls in the block; `targets` are the batch's tensors of targets by column."""
     watch = _Watch(nets, targets)
     with watch:
@@ -170,7 +175,7 @@ def is_scripted(net: Any) -> bool:
     return any(isinstance(part, torch.jit.ScriptModule) for part in net.modules())
 
 
-def _argument(
+def _get_argument(
     args: tuple[Any, ...], options: Mapping[str, Any], place: int, name: str, default: Any = None
 ) -> Any:
     return args[place] if len(args) > place else options.get(name, default)

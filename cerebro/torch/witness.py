@@ -3,7 +3,7 @@
 A recording is a dispatch mode. While one is active, PyTorch does not use formulas that read data to
 choose, such as those of a loss with class weights and label smoothing. The recording then differs
 from the ordinary step, perhaps only for rare rows. The profiler does not affect the choice. So it
-watches an ordinary step, whose operators must be those of the recording (`difference`).
+watches an ordinary step, whose operators must be those of the recording (`find_difference`).
 
 A composite operator is replaced by the operators that it calls; it must be in
 `cerebro.torch.composites`.
@@ -82,7 +82,7 @@ class Witness:
                 stack += [(child, steps) for child in reversed(event.children)]
 
 
-def difference(recorded: Sequence[Leaf], witness: Witness) -> str | None:
+def find_difference(recorded: Sequence[Leaf], witness: Witness) -> str | None:
     """Return how recorded operators differ from those that a witness has seen, or None."""
     if witness.unknown is not None:
         return f"it calls {witness.unknown}, which is not known to be safe to record"

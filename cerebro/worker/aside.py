@@ -18,27 +18,27 @@ SECONDS = 60.0
 class Runner(Protocol):
     """What is used of `cerebro.worker.runner.UnitRunner`."""
 
-    def aside(self, seconds: float) -> AbstractContextManager[None]: ...
+    def stop_clock(self, seconds: float) -> AbstractContextManager[None]: ...
 
-    def output_of(self, trial: int | None) -> AbstractContextManager[None]: ...
+    def redirect_output(self, trial: int | None) -> AbstractContextManager[None]: ...
 
-    def computing(self) -> AbstractContextManager[None]: ...
+    def use_settings(self) -> AbstractContextManager[None]: ...
 
     def forget_usage(self) -> None: ...
 
-    def free_checked(self) -> None: ...
+    def free_checked_models(self) -> None: ...
 
 
 @contextlib.contextmanager
-def aside(runner: Runner) -> Iterator[None]:
+def leave_no_trace(runner: Runner) -> Iterator[None]:
     """Leave no trace in the process: neither output and warnings nor random numbers."""
-    turns.allow(False)
+    turns.allow_giving_away(False)
     with (
-        runner.aside(SECONDS),
-        runner.output_of(None),
-        runner.computing(),
-        generators.preserved("torch" in sys.modules),
-        _keras_seeds_preserved(),
+        runner.stop_clock(SECONDS),
+        runner.redirect_output(None),
+        runner.use_settings(),
+        generators.preserve_generators("torch" in sys.modules),
+        _preserve_keras_seeds(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")
@@ -46,11 +46,11 @@ def aside(runner: Runner) -> Iterator[None]:
             yield
         finally:
             runner.forget_usage()
-            runner.free_checked()
+            runner.free_checked_models()
 
 
 @contextlib.contextmanager
-def _keras_seeds_preserved() -> Iterator[None]:
+def _preserve_keras_seeds() -> Iterator[None]:
     """Keep Keras's shared random generator, which each build discards."""
     state: Any = sys.modules.get("keras.src.backend.common.global_state")
     seeds: Any = sys.modules.get("keras.src.random.seed_generator")

@@ -75,7 +75,7 @@ class EpochProgress:
         )
 
     @classmethod
-    def of_packed(cls, packed: Any) -> EpochProgress:
+    def from_packed(cls, packed: Any) -> EpochProgress:
         """Read the progress from a packed state without unpacking the rest.
 
         Raise CorruptDataError if the buffer is truncated, or is not a trial's state.

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import cerebro._core as _core
 from cerebro.errors import UnitCancelled
 from cerebro.machine import turns
-from cerebro.model import whole_pass
+from cerebro.model import get_whole_pass
 from cerebro.worker import streams
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.messages import UnitSums
@@ -49,7 +49,7 @@ def run_batches(
     result = _core.run_unit(source, deferred, beat=beat)
     if not deferred.entries:
         return result
-    return _core.run_unit(_Finished(deferred.read()), _unchanged)
+    return _core.run_unit(_Finished(deferred.read()), _return_unchanged)
 
 
 def _computes_later(step: Callable[[Any], Any]) -> bool:
@@ -78,9 +78,9 @@ class _Kept:
             self._ahead.finish()
         waiting: list[Any] = []
         for _, values in self.entries:
-            waiting += [v for v in _flat(values) if _is_scalar_elsewhere(v)]
-        numbers = iter(_read(waiting))
-        return [(rows, _filled(values, numbers)) for rows, values in self.entries]
+            waiting += [v for v in _flatten(values) if _is_scalar_elsewhere(v)]
+        numbers = iter(_read_numbers(waiting))
+        return [(rows, _fill_in(values, numbers)) for rows, values in self.entries]
 
 
 class _Finished:
@@ -99,17 +99,17 @@ class _Finished:
             yield values
 
 
-def _unchanged(values: Any) -> Any:
+def _return_unchanged(values: Any) -> Any:
     return values
 
 
-def _flat(values: Any) -> Iterator[Any]:
+def _flatten(values: Any) -> Iterator[Any]:
     for value in values.values() if isinstance(values, Mapping) else ():
         yield from value if isinstance(value, tuple) else (value,)
 
 
-def _filled(values: Any, numbers: Iterator[float]) -> Any:
-    """Replace tensors by the numbers that were read from them, in the order of `_flat`."""
+def _fill_in(values: Any, numbers: Iterator[float]) -> Any:
+    """Replace tensors by the numbers that were read from them, in the order of `_flatten`."""
     if not isinstance(values, Mapping):
         return values
 
@@ -126,7 +126,7 @@ def _is_scalar_elsewhere(value: Any) -> bool:
     return getattr(value, "is_cuda", False) is True and value.numel() == 1
 
 
-def _read(tensors: Sequence[Any]) -> list[float]:
+def _read_numbers(tensors: Sequence[Any]) -> list[float]:
     """Read the numbers of many tensors, with one copy per device and type."""
     if not tensors:
         return []
@@ -153,7 +153,7 @@ def end_training(model: Any, result: Any, progress: EpochProgress) -> UnitSums:
     if not hasattr(model, "training_metrics"):
         progress.add_training(result.sums)
         return UnitSums(result.rows, result.batches, result.sums)
-    sums = {name: (value, 1.0) for name, value in whole_metrics(model.training_metrics()).items()}
+    sums = {name: (value, 1.0) for name, value in convert_metrics(model.training_metrics()).items()}
     progress.training = sums
     return UnitSums(result.rows, result.batches, dict(sums))
 
@@ -166,19 +166,19 @@ def evaluate_model(
     model: Any, loader: BatchSource, beat: _core.BeatPage | None = None, device: str = "cpu"
 ) -> tuple[UnitSums, dict[str, float]]:
     """Run a model over a loader's batches; return the sums and the mean metrics."""
-    evaluate = whole_pass(model)
+    evaluate = get_whole_pass(model)
     if evaluate is None:
         result = run_batches(loader, model.eval_batch, beat=beat, device=device)
         sums = UnitSums(result.rows, result.batches, result.sums)
         return sums, {name: ratio(pair) for name, pair in sums.sums.items()}
     counter = CountedBatches(loader, beat)
-    metrics = whole_metrics(evaluate(counter))
+    metrics = convert_metrics(evaluate(counter))
     weight = float(counter.rows_seen)
     pairs = {name: (value * weight, weight) for name, value in metrics.items()}
     return UnitSums(counter.rows_seen, counter.batches_seen, pairs), metrics
 
 
-def whole_metrics(returned: Any) -> dict[str, float]:
+def convert_metrics(returned: Any) -> dict[str, float]:
     """Convert the metrics of a model's ``evaluate`` to floats; raise TypeError if they are none."""
     if not isinstance(returned, Mapping):
         raise TypeError(f"evaluate must return a dict of metrics, not {type(returned).__name__}")

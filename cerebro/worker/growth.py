@@ -23,7 +23,7 @@ LOADED_ALLOWANCE = 32 << 20
 LOADED_STATES = 3
 
 
-def unexplained(
+def measure_unexplained(
     before: Usage | None, after: Usage | None, *, loaded: bool, state_bytes: int
 ) -> int:
     """Return how many bytes a unit's process grew beyond what is expected.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 
 CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 MAX_DEPTH = 4
@@ -34,28 +34,28 @@ def has_objects(value: Any) -> bool:
     return isinstance(value, (np.ndarray, np.generic)) and value.dtype.hasobject
 
 
-def _counts(value: Any) -> bool:
+def _may_be_lost(value: Any) -> bool:
     """Return whether a value is an array that may be lost; parameters are in the state."""
-    torch = whole_module("torch")
+    torch = find_whole_module("torch")
     if torch is not None and isinstance(value, torch.nn.Parameter):
         return False
     return is_array(value) and not has_objects(value)
 
 
-def arrays_of(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+def find_arrays(value: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
     """Yield the arrays in a value: itself, or those in a container."""
     if isinstance(value, CONTAINERS):
-        for child in _entries(value) if depth > 0 else ():
-            yield from arrays_of(child, depth - 1)
-    elif _counts(value):
+        for child in _list_entries(value) if depth > 0 else ():
+            yield from find_arrays(child, depth - 1)
+    elif _may_be_lost(value):
         yield value
 
 
 def digest(value: Any, depth: int = MAX_DEPTH) -> Any:
     """Return an approximate digest of a value's arrays; None if it has no array."""
     if not isinstance(value, CONTAINERS):
-        return _hash_of(value) if _counts(value) else None
-    digests = [digest(child, depth - 1) for child in _entries(value)] if depth > 0 else []
+        return _hash_of(value) if _may_be_lost(value) else None
+    digests = [digest(child, depth - 1) for child in _list_entries(value)] if depth > 0 else []
     if not any(digests):
         return None
     if isinstance(value, (set, frozenset)):
@@ -63,10 +63,10 @@ def digest(value: Any, depth: int = MAX_DEPTH) -> Any:
     return (len(value), *digests)
 
 
-def copied(value: Any) -> Any:
+def copy_value(value: Any) -> Any:
     """Return a copy of a value that shares neither arrays nor containers with it."""
     if isinstance(value, Mapping):
-        changed = {key: copied(child) for key, child in value.items()}
+        changed = {key: copy_value(child) for key, child in value.items()}
         try:
             again = value.copy()  # type: ignore[attr-defined]
             again.update(changed)
@@ -74,9 +74,9 @@ def copied(value: Any) -> Any:
             return changed
         return again
     if isinstance(value, deque):
-        return type(value)(map(copied, value), value.maxlen)
+        return type(value)(map(copy_value, value), value.maxlen)
     if type(value) in (list, tuple, set, frozenset):
-        return type(value)(map(copied, value))
+        return type(value)(map(copy_value, value))
     if is_array(value):
         return value.detach().clone() if hasattr(value, "detach") else value.copy()
     return value
@@ -87,7 +87,7 @@ def is_gathered(value: Any) -> bool:
     return isinstance(value, CONTAINERS) and not isinstance(value, Mapping)
 
 
-def _entries(value: Any) -> list[Any]:
+def _list_entries(value: Any) -> list[Any]:
     entries = list(value.values() if isinstance(value, Mapping) else value)
     if len(entries) > MAX_ENTRIES:
         half = MAX_ENTRIES // 2
@@ -96,10 +96,14 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _hash_of(value: Any) -> tuple[Any, ...]:
-    return tuple(value.shape), str(value.dtype), hashlib.blake2b(_some_bytes(value)).hexdigest()
+    return (
+        tuple(value.shape),
+        str(value.dtype),
+        hashlib.blake2b(_read_some_bytes(value)).hexdigest(),
+    )
 
 
-def _some_bytes(value: Any) -> bytes:
+def _read_some_bytes(value: Any) -> bytes:
     """Return the bytes of an array, or of some of its elements if it is large."""
     flat = value.detach().reshape(-1) if hasattr(value, "detach") else value.reshape(-1)
     size = max(1, int(getattr(value, "nbytes", 0)) // max(1, flat.shape[0]))

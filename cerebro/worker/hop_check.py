@@ -25,10 +25,10 @@ from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
 from cerebro.worker.messages import CheckDone
 from cerebro.worker.models import Loader, batch_size_of, end_epoch
-from cerebro.worker.own_numbers import OwnNumbers, attributes_of, equal
+from cerebro.worker.own_numbers import OwnNumbers, are_equal, attributes_of
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
-from cerebro.worker.structure import parameter_order
+from cerebro.worker.structure import hash_parameter_order
 from cerebro.worker.user_errors import describe
 
 BATCHES = 2
@@ -64,9 +64,9 @@ def check_hop(
     runner.context.check_files()
     reads = Reads()
     straight = _CheckedModel(runner, config, reads)
-    read = reads.names(config)
+    read = reads.list_names(config)
     straight.train(0)
-    packed = straight.packed()
+    packed = straight.pack_state()
     straight.note_layouts()
     straight.train(1)
     metrics = straight.validate()
@@ -75,15 +75,15 @@ def check_hop(
         (),
         metrics=tuple(sorted({*metrics, *named_metrics(straight.live.model)})),
         declares_metrics=declares_metrics(straight.live.model),
-        state_bytes=memoryview(straight.packed()).nbytes,
+        state_bytes=memoryview(straight.pack_state()).nbytes,
         cpu_only=is_cpu_only(straight.live.model),
-        parameter_order=parameter_order(straight.live.model),
+        parameter_order=hash_parameter_order(straight.live.model),
         read=read,
         words=words_of(straight.live.model),
     )
     try:
         hopped = _CheckedModel(runner, config)
-        problems = _hop_problems(
+        problems = _find_hop_problems(
             runner,
             config,
             straight,
@@ -97,31 +97,31 @@ def check_hop(
         if runner.tolerates(error, set(not_exact)):
             raise  # the check runs again, without `strict`
         # The configuration can be trained, so its trial may never report this error.
-        return replace(done, error=runner.cause(error, config))
+        return replace(done, error=runner.describe_cause(error, config))
     from cerebro.worker.diagnosis.diagnose import diagnose  # only some workers need it
 
     findings = diagnose(hopped, packed, *runner.context.views(0), thorough=thorough)
     if not problems and not isinstance(hopped.live.model, BaseModel):
-        findings = layout.of_layouts(straight.layouts, hopped.layouts) + findings
-    gain = _gain_of_graph(straight)
+        findings = layout.check_layouts(straight.layouts, hopped.layouts) + findings
+    gain = _measure_graph_gain(straight)
     return replace(done, problems=tuple(problems), findings=tuple(findings), gain=gain)
 
 
-def _gain_of_graph(checked: _CheckedModel) -> tuple[float, float] | None:
+def _measure_graph_gain(checked: _CheckedModel) -> tuple[float, float] | None:
     """Return the time of a training step as it is and with ``graph=True``; see `CheckDone.gain`."""
     if not checked.live.torch:
         return None
-    from cerebro.torch.step_gain import measured_gain
+    from cerebro.torch.step_gain import measure_gain
 
-    with generators.preserved(True), warnings.catch_warnings():
+    with generators.preserve_generators(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return measured_gain(checked.live.model, checked.batch(0))
+            return measure_gain(checked.live.model, checked.batch(0))
         except Exception:
             return None
 
 
-def _hop_problems(
+def _find_hop_problems(
     runner: UnitRunner,
     config: Mapping[str, Any],
     straight: _CheckedModel,
@@ -149,17 +149,17 @@ def _hop_problems(
     if not_exact or (is_gpu(context.device) and context.deterministic is False):
         return []  # no two runs are equal, so a hop cannot be checked
     if straight.is_of_few_batches:  # nothing was trained after the hop
-        problems = _problems_after_an_epoch(runner, config, straight)
+        problems = _find_problems_after_epoch(runner, config, straight)
     else:
-        problems = differences(straight, hopped, metrics, hopped_metrics)
+        problems = find_differences(straight, hopped, metrics, hopped_metrics)
         if problems and _differs_from_itself(runner, config, straight):
             return [_NOT_DETERMINISTIC]
     if further and not problems:
-        return _problems_between_epochs(runner, config, straight)
+        return _find_problems_between_epochs(runner, config, straight)
     return problems
 
 
-def _problems_after_an_epoch(
+def _find_problems_after_epoch(
     runner: UnitRunner, config: Mapping[str, Any], straight: _CheckedModel
 ) -> list[str]:
     """Compare with a hop between two epochs, for data of few batches.
@@ -167,7 +167,7 @@ def _problems_after_an_epoch(
     There are no problems if the model fails in the second epoch: it may have been made for one.
     """
 
-    def hopped() -> tuple[_CheckedModel, dict[str, float]]:
+    def train_hopped() -> tuple[_CheckedModel, dict[str, float]]:
         other = _CheckedModel(runner, config)
         runner.begin_again(other.live, 0)
         other.load(before)
@@ -175,19 +175,21 @@ def _problems_after_an_epoch(
         return other, other.validate(1)
 
     try:
-        before = straight.packed()
+        before = straight.pack_state()
         straight.train(0, epoch=1)
         metrics = straight.validate(1)
-        other, others = hopped()
-        problems = differences(straight, other, metrics, others)
-        if problems and _core.hash_state(other.packed()) != _core.hash_state(hopped()[0].packed()):
+        other, others = train_hopped()
+        problems = find_differences(straight, other, metrics, others)
+        if problems and _core.hash_state(other.pack_state()) != _core.hash_state(
+            train_hopped()[0].pack_state()
+        ):
             return [_NOT_DETERMINISTIC]
         return problems
     except Exception:
         return []
 
 
-def _problems_between_epochs(
+def _find_problems_between_epochs(
     runner: UnitRunner, config: Mapping[str, Any], straight: _CheckedModel
 ) -> list[str]:
     """Begin the next epoch with and without a hop before it; return the problems.
@@ -196,7 +198,7 @@ def _problems_between_epochs(
     are no problems if it fails: after a few batches, it may need a whole epoch.
     """
 
-    def hopped() -> _CheckedModel:
+    def train_hopped() -> _CheckedModel:
         other = _CheckedModel(runner, config)
         other.load(packed)
         other.train(0, epoch=epoch)
@@ -205,15 +207,15 @@ def _problems_between_epochs(
     if not _has_own_epochs(straight.live.model):
         return []
     try:
-        packed, epoch = straight.packed(), straight.epoch + 1
+        packed, epoch = straight.pack_state(), straight.epoch + 1
         straight.train(0, epoch=epoch)
-        other = hopped()
-        state_hash = _core.hash_state(other.packed())
-        if state_hash == _core.hash_state(straight.packed()):
+        other = train_hopped()
+        state_hash = _core.hash_state(other.pack_state())
+        if state_hash == _core.hash_state(straight.pack_state()):
             return []  # if a counter is lost, nothing depends on it
-        if state_hash != _core.hash_state(hopped().packed()):
+        if state_hash != _core.hash_state(train_hopped().pack_state()):
             return []  # the epochs are not deterministic
-        return differences(straight, other, {}, {})
+        return find_differences(straight, other, {}, {})
     except Exception:
         return []
 
@@ -240,7 +242,7 @@ class _CheckedModel:
         self.own_at_hop: dict[str, Any] = {}
         self._built: dict[str, Any] = {}
         with contextlib.suppress(Exception):  # after the training, a walk that fails is reported
-            self._built.update(numbers_of(self.live.model))
+            self._built.update(find_numbers(self.live.model))
         self.layouts: dict[str, layout.Layout] = {}
         self.epoch = 0
         self.is_of_few_batches = False
@@ -254,32 +256,32 @@ class _CheckedModel:
         if half == 0 and hasattr(live.model, "begin_epoch"):
             live.model.begin_epoch(epoch)
         step, device = live.model.train_batch, runner.device_of(live.model)
-        result = run_batches(self._batches(half), step, device=device)
+        result = run_batches(self._make_batches(half), step, device=device)
         end_training(live.model, result, live.progress)
         live.generators = generators.capture(live.torch, live.cuda)
         if half == 0:
-            self.own_at_hop = self.own.with_generators()
+            self.own_at_hop = self.own.read_with_generators()
         else:
             self.is_of_few_batches = result.batches == 0
 
-    def _batches(self, half: int) -> Loader:
+    def _make_batches(self, half: int) -> Loader:
         runner = self._runner
         size = batch_size_of(self._config, runner.context.batch_size)
-        loader = runner.loader(self.live.model, size, training=True, trial=0)
+        loader = runner.make_loader(self.live.model, size, training=True, trial=0)
         loader.begin(runner.context.order().pass_of(0, 0), 0, half * BATCHES, BATCHES)
         return loader
 
     def is_numbered(self, path: str, other: _CheckedModel) -> bool:
         """Return whether a number differs in two models just built: an id, an address or a time."""
         if path in self._built and path in other._built:
-            return not same(self._built[path], other._built[path])
+            return not are_same(self._built[path], other._built[path])
         # In a mapping of addresses, the keys themselves differ.
         mapping, bracket, _ = path.rpartition("[")
         return any(
             key not in other._built and key.startswith(mapping + bracket) for key in self._built
         )
 
-    def unlike_at_hop(self, hopped: _CheckedModel) -> list[str]:
+    def find_unlike_at_hop(self, hopped: _CheckedModel) -> list[str]:
         """Return the user's numbers and random generators that differed right after the hop.
 
         Later they may be equal again, such as a flag that the first batch sets.
@@ -287,25 +289,25 @@ class _CheckedModel:
         return [
             path
             for path, value in self.own_at_hop.items()
-            if not equal(value, hopped.own_at_hop.get(path))
+            if not are_equal(value, hopped.own_at_hop.get(path))
             # A number that differs between two models just built is the number of an object.
-            and equal(self.own.built.get(path), hopped.own.built.get(path))
+            and are_equal(self.own.built.get(path), hopped.own.built.get(path))
         ]
 
     def batch(self, half: int) -> Any:
         """Return the first batch that ``train(half)`` trains on."""
-        return next(self._batches(half))
+        return next(self._make_batches(half))
 
-    def packed(self) -> Any:
-        return _core.pack_state(self._runner.packable(self.live))
+    def pack_state(self) -> Any:
+        return _core.pack_state(self._runner.copy_to_host(self.live))
 
     def note_layouts(self) -> None:
         state = self.live.model.state_dict()
-        self.layouts = layout.layouts_of(walk(state, "state_dict()"))
+        self.layouts = layout.read_layouts(walk(state, "state_dict()"))
 
     def load(self, packed: Any) -> None:
         self._runner.load_packed(self.live, packed)
-        self.own_at_hop = self.own.with_generators()
+        self.own_at_hop = self.own.read_with_generators()
 
     def validate(self, epoch: int = 0) -> dict[str, float]:
         """Evaluate on a batch and end the epoch; return the epoch's metrics."""
@@ -316,9 +318,9 @@ class _CheckedModel:
             size = runner.context.eval_batch_size or batch_size_of(
                 self._config, runner.context.batch_size
             )
-            loader = runner.loader(live.model, size, training=False, trial=0)
-            loader.begin([first_shards(validation._shard_rows(), size)], 0, 0, 1)
-            with generators.preserved(live.torch, seed=0):
+            loader = runner.make_loader(live.model, size, training=False, trial=0)
+            loader.begin([find_first_shards(validation._shard_rows(), size)], 0, 0, 1)
+            with generators.preserve_generators(live.torch, seed=0):
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, loader, device=device)
             live.progress.add_validation(metrics)
@@ -327,13 +329,13 @@ class _CheckedModel:
         return metrics
 
 
-def first_shards(rows: Sequence[int], size: int) -> range:
+def find_first_shards(rows: Sequence[int], size: int) -> range:
     """Return the first shards with a batch of rows; only these are copied to a GPU."""
     ends = accumulate(rows)
     return range(1 + next((shard for shard, end in enumerate(ends) if end >= size), len(rows) - 1))
 
 
-def differences(
+def find_differences(
     straight: _CheckedModel,
     hopped: _CheckedModel,
     straight_metrics: Mapping[str, float],
@@ -342,13 +344,15 @@ def differences(
     """Return one line for each difference between a model after a hop and one that did not hop."""
     problems = []
     state = dict(walk(straight.live.model.state_dict(), "state_dict()"))  # keeps the ids unique
-    differ = _core.hash_state(straight.packed()) != _core.hash_state(hopped.packed())
+    differ = _core.hash_state(straight.pack_state()) != _core.hash_state(hopped.pack_state())
     if differ:
         other = dict(walk(hopped.live.model.state_dict(), "state_dict()"))
-        changed = [path for path in state if not same(state[path], other.get(path))]
+        changed = [path for path in state if not are_same(state[path], other.get(path))]
         named = ", ".join(changed[:3])
         drawn, others = straight.live.generators, hopped.live.generators
-        if not changed and not all(same(value, others.get(name)) for name, value in drawn.items()):
+        if not changed and not all(
+            are_same(value, others.get(name)) for name, value in drawn.items()
+        ):
             named = _GENERATOR
         if named:  # otherwise only the metrics of the epoch differ
             problems.append(f"after a hop training continued differently: {named} differs")
@@ -359,19 +363,19 @@ def differences(
         path
         for path, value in straight_values.items()
         if id_of(value) not in ids
-        and not same(value, hopped_values.get(path))
+        and not are_same(value, hopped_values.get(path))
         and not (not is_array(value) and straight.is_numbered(path, hopped))
         and not (not differ and _LISTED.search(path))
     ]
     if differ and not lost:
-        lost = straight.unlike_at_hop(hopped)
+        lost = straight.find_unlike_at_hop(hopped)
     lost = [_FORWARD.sub("model.net", path) for path in lost]
     problems += [f"{path} is lost by a hop: it is not in state_dict()" for path in lost[:5]]
-    moved = layout.changed(straight.layouts, hopped.layouts)
+    moved = layout.find_changed(straight.layouts, hopped.layouts)
     if problems and moved:
-        problems.append(f"{layout.described(moved)}: {layout.CURE}")
+        problems.append(f"{layout.describe_change(moved)}: {layout.CURE}")
     for name, value in straight_metrics.items():
-        if not problems and not same(value, hopped_metrics.get(name)):
+        if not problems and not are_same(value, hopped_metrics.get(name)):
             problems.append(f"after a hop the metric {name!r} differs, although the state does not")
     if differ and not problems:
         problems.append("after a hop training continued differently")
@@ -385,7 +389,7 @@ def _differs_from_itself(
     again.train(0)
     again.train(1)
     again.validate()
-    return _core.hash_state(again.packed()) != _core.hash_state(straight.packed())
+    return _core.hash_state(again.pack_state()) != _core.hash_state(straight.pack_state())
 
 
 # --- walking an object -------------------------------------------------------
@@ -415,20 +419,20 @@ def _walk(value: Any, path: str, depth: int, seen: dict[int, Any]) -> Iterator[t
         return
     if depth == 0:
         return
-    for part, child in children(value):
+    for part, child in iterate_children(value):
         yield from _walk(child, path + part, depth - 1, seen)
 
 
-def children(value: Any) -> Iterator[tuple[str, Any]]:
+def iterate_children(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of an object that can hold state."""
     if has_objects(value):
         value = value.ravel().tolist()
     if isinstance(value, Mapping):
         for index, (key, child) in enumerate(list(value.items())):
-            yield f"[{_named_key(key, index)}]", child
+            yield f"[{_format_key(key, index)}]", child
         return
     if isinstance(value, (list, tuple, deque, set, frozenset)):
-        entries = _sorted(value) if isinstance(value, (set, frozenset)) else value
+        entries = _sort_elements(value) if isinstance(value, (set, frozenset)) else value
         for index, child in enumerate(list(entries)):
             yield f"[{index}]", child
         return
@@ -467,7 +471,7 @@ def children(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".{attribute}", child
 
 
-def _sorted(entries: Collection[Any]) -> list[Any]:
+def _sort_elements(entries: Collection[Any]) -> list[Any]:
     """Return a set's elements in the same order in two models, as far as possible."""
 
     def key(value: Any) -> tuple[str, Any]:
@@ -479,14 +483,14 @@ def _sorted(entries: Collection[Any]) -> list[Any]:
     return sorted(entries, key=key)
 
 
-def _named_key(key: Any, index: int) -> str:
+def _format_key(key: Any, index: int) -> str:
     """Return a mapping's key as it is in a path; a tensor is given by its place and shape."""
     if isinstance(key, np.generic) or not is_array(key):
         return repr(key)
     return f"<{index}: {type(key).__name__} {'x'.join(map(str, key.shape))}>"
 
 
-def numbers_of(model: Any) -> dict[str, Any]:
+def find_numbers(model: Any) -> dict[str, Any]:
     return {path: value for path, value in walk(model, "model") if not is_array(value)}
 
 
@@ -496,7 +500,7 @@ def id_of(value: Any) -> Any:
     return ("memory", pointer()) if callable(pointer) else id(value)
 
 
-def same(left: Any, right: Any) -> bool:
+def are_same(left: Any, right: Any) -> bool:
     """Return whether two leaves of nested values are equal bit for bit."""
     if is_array(left) != is_array(right):
         return False

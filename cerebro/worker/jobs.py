@@ -33,7 +33,7 @@ from cerebro.worker.messages import (
     WarmTask,
 )
 from cerebro.worker.runner import UnitRunner
-from cerebro.worker.structure import parameter_order
+from cerebro.worker.structure import hash_parameter_order
 from cerebro.worker.user_errors import describe, names_data, traceback_of
 
 
@@ -56,15 +56,15 @@ def _execute(runner: UnitRunner, job: Job) -> Event:
 def run(runner: UnitRunner, task: Task) -> UnitDone | UnitFailed:
     """Run a unit; warn if it changed numbers that a hop would lose."""
     event = runner.run(task)
-    warned = lost_numbers.look(runner, task) if isinstance(event, UnitDone) else ()
+    warned = lost_numbers.warn_of_lost_numbers(runner, task) if isinstance(event, UnitDone) else ()
     return replace(event, warned=(*event.warned, *warned)) if warned else event
 
 
 def check(runner: UnitRunner, task: CheckTask) -> CheckDone:
     """Train on a few batches with and without a hop in between; see `cerebro.check`."""
-    with runner.warnings.of(None) as warned:
+    with runner.warnings.collect(None) as warned:
         event = _check(runner, task)
-    runner.free_checked()
+    runner.free_checked_models()
     runner.warnings.forget(None)  # the next check reports its warnings again
     return replace(event, warned=tuple(warned))
 
@@ -73,41 +73,41 @@ def _check(runner: UnitRunner, task: CheckTask) -> CheckDone:
     runner.forget_generators()
     not_exact: set[str] = set()
     try:
-        with runner.output_of(None):
-            result = _tried(runner, task, not_exact)
-        seen = computes_with(runner)
+        with runner.redirect_output(None):
+            result = _try_model(runner, task, not_exact)
+        seen = describe_environment(runner)
         return replace(result, environment=seen, not_exact=tuple(sorted(not_exact)))
     except BaseException as error:
         if not runner.is_of_the_trial(error):
             raise
-        cause, seen = runner.cause(error, task.config), computes_with(runner)
-        unfit = bool(runner.unfit(error))
+        cause, seen = runner.describe_cause(error, task.config), describe_environment(runner)
+        unfit = bool(runner.explain_unfit(error))
         return CheckDone(runner.worker, (), error=cause, unfit=unfit, environment=seen)
 
 
-def _tried(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDone:
+def _try_model(runner: UnitRunner, task: CheckTask, not_exact: set[str]) -> CheckDone:
     def build_or_try() -> CheckDone:
         if task.build_only:
             model = runner.build(task.number, task.config).model
-            order = parameter_order(model)
+            order = hash_parameter_order(model)
             return CheckDone(runner.worker, (), cpu_only=is_cpu_only(model), parameter_order=order)
         return check_hop(runner, task.config, not_exact, thorough=task.thorough)
 
     try:
-        with runner.computing(not_exact, strict=True):
+        with runner.use_settings(not_exact, strict=True):
             return build_or_try()
     except Exception as error:
         if not runner.tolerates(error, not_exact):
             raise
-    runner.free_checked()
-    with runner.computing(not_exact):
+    runner.free_checked_models()
+    with runner.use_settings(not_exact):
         return build_or_try()
 
 
-def computes_with(runner: UnitRunner) -> dict[str, Any]:
+def describe_environment(runner: UnitRunner) -> dict[str, Any]:
     """Describe this worker's environment once the model has imported its libraries.
 
-    The last ``build``'s settings are undone. Call it outside of `UnitRunner.computing`, whose
+    The last ``build``'s settings are undone. Call it outside of `UnitRunner.use_settings`, whose
     settings of PyTorch are not the process's.
     """
     runner.end_settings()
@@ -120,7 +120,7 @@ def computes_with(runner: UnitRunner) -> dict[str, Any]:
 
 
 def warm(runner: UnitRunner, task: WarmTask) -> CheckDone:
-    with runner.output_of(None):
+    with runner.redirect_output(None):
         for name in task.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
@@ -134,11 +134,11 @@ def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
     folder = Path(context.state_dir, shard_folder(task.shard))
     work: Any = context.build
     try:
-        with runner.output_of(None):
+        with runner.redirect_output(None):
             shutil.rmtree(folder, ignore_errors=True)  # of a worker that died
             folder.mkdir(parents=True)
             context.train._verify_shard(task.shard)
-            files = work.on(context.train).write(task.shard, folder)
+            files = work.with_view(context.train).write(task.shard, folder)
     except BaseException as error:
         if not runner.is_of_the_trial(error):
             raise
@@ -152,7 +152,7 @@ def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
             kind = "input"
         elif is_full(error):
             kind = "storage"
-        elif runner.lost_gpu():
+        elif runner.has_lost_gpu():
             kind = "worker"
         if kind == "error":
             return ShardFailed(runner.worker, task, kind, describe(error), traceback_of(error))

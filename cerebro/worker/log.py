@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from cerebro.machine.files import open_plain, storing
+from cerebro.machine.files import explain_storage_errors, open_plain
 
 _NOWHERE = Path(os.devnull)
 APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -36,7 +36,7 @@ def log_path(folder: str, trial: int | None) -> Path:
     return _NOWHERE if trial is None else Path(f"{folder}/{trial}.log")
 
 
-def append(path: Path, text: str) -> None:
+def append_text(path: Path, text: str) -> None:
     """Append text to a log without using the standard streams, which a trial may have replaced."""
     flush_output()
     with contextlib.suppress(OSError):
@@ -106,7 +106,7 @@ def make_streams_last() -> None:
         _lasting[name] = stream
 
 
-def _put_back() -> None:
+def _put_streams_back() -> None:
     """Replace the streams that a trial has put in the place of this process's."""
     flush_output()
     for name, stream in _lasting.items():
@@ -114,12 +114,12 @@ def _put_back() -> None:
 
 
 @contextlib.contextmanager
-def redirected_descriptors(path: Path) -> Iterator[None]:
+def redirect_descriptors(path: Path) -> Iterator[None]:
     """Redirect file descriptors 1 and 2 of this process to the end of a file."""
-    with storing():
+    with explain_storage_errors():
         log = open_plain(path, APPEND)
         try:
-            saved = _duplicates((1, 2))
+            saved = _duplicate_descriptors((1, 2))
         except OSError:
             os.close(log)
             raise
@@ -130,13 +130,13 @@ def redirected_descriptors(path: Path) -> Iterator[None]:
         os.close(log)
         yield
     finally:
-        _put_back()
+        _put_streams_back()
         for descriptor, before in zip((1, 2), saved, strict=True):
             os.dup2(before, descriptor)
             os.close(before)
 
 
-def _duplicates(descriptors: tuple[int, ...]) -> list[int]:
+def _duplicate_descriptors(descriptors: tuple[int, ...]) -> list[int]:
     """Duplicate either all the descriptors or none of them."""
     copies: list[int] = []
     try:
@@ -155,11 +155,11 @@ def flush_output() -> None:
         # A trial may have closed or replaced a stream.
         with contextlib.suppress(Exception):
             stream.flush()
-    c_library().fflush(None)  # C's own streams, all of them
+    load_c_library().fflush(None)  # C's own streams, all of them
 
 
 @functools.cache
-def c_library() -> ctypes.CDLL:
+def load_c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
@@ -211,7 +211,7 @@ class SwitchedStream(io.TextIOBase):
         """
         if not self._has_descriptor():
             self._descriptor = os.open(os.devnull, os.O_WRONLY)
-        self._point()
+        self._point_descriptor()
         return self._descriptor
 
     def _has_descriptor(self) -> bool:
@@ -223,7 +223,7 @@ class SwitchedStream(io.TextIOBase):
         if self._descriptor < 0:
             return False
         with contextlib.suppress(OSError):
-            return _identity(self._descriptor) == self._pointed
+            return _identify_file(self._descriptor) == self._pointed
         return False
 
     def reconfigure(self, **settings: Any) -> None:
@@ -257,7 +257,7 @@ class SwitchedStream(io.TextIOBase):
             stream: Any = getattr(sys, self._name)
             return None if stream is self else stream
         if self._file is None:  # the file is created when it is first needed
-            with storing():
+            with explain_storage_errors():
                 log = open_plain(self._path, APPEND)
                 self._file = os.fdopen(log, "a", 1, "utf-8", "backslashreplace")
             if self._settings:
@@ -266,9 +266,9 @@ class SwitchedStream(io.TextIOBase):
 
     def storing(self) -> contextlib.AbstractContextManager[None]:
         """Return the context of a write; a full disk under the log is not the trial's error."""
-        return contextlib.nullcontext() if self._path is None else storing()
+        return contextlib.nullcontext() if self._path is None else explain_storage_errors()
 
-    def _point(self) -> None:
+    def _point_descriptor(self) -> None:
         """Have the descriptor point where writes go."""
         candidates = [self.target()]
         if self._path is None:
@@ -276,14 +276,14 @@ class SwitchedStream(io.TextIOBase):
         for stream in candidates:
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 os.dup2(stream.fileno(), self._descriptor, inheritable=False)  # type: ignore[union-attr]
-                self._pointed = _identity(self._descriptor)
+                self._pointed = _identify_file(self._descriptor)
                 return
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
             os.dup2(nowhere.fileno(), self._descriptor, inheritable=False)
-        self._pointed = _identity(self._descriptor)
+        self._pointed = _identify_file(self._descriptor)
 
     @contextlib.contextmanager
-    def redirected_to(self, path: Path, every: list[logging.StreamHandler[Any]]) -> Iterator[None]:
+    def redirect_to(self, path: Path, every: list[logging.StreamHandler[Any]]) -> Iterator[None]:
         """Redirect the standard stream, and its handlers of `every`, to a file for a unit."""
         before: Any = getattr(sys, self._name)
         handlers = [h for h in every if h.stream is before and before is not self]
@@ -293,7 +293,7 @@ class SwitchedStream(io.TextIOBase):
             handler.stream = self
         try:
             if self._has_descriptor():
-                self._point()
+                self._point_descriptor()
             yield
         finally:
             setattr(sys, self._name, before)
@@ -306,10 +306,10 @@ class SwitchedStream(io.TextIOBase):
                     self._file.close()
                 self._file = None
             if self._has_descriptor():
-                self._point()
+                self._point_descriptor()
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
+def _identify_file(descriptor: int) -> tuple[int, int]:
     info = os.fstat(descriptor)
     return info.st_dev, info.st_ino
 
@@ -353,11 +353,11 @@ _streams = SwitchedStream("stdout"), SwitchedStream("stderr")
 
 
 @contextlib.contextmanager
-def redirected_streams(path: Path) -> Iterator[None]:
+def redirect_streams(path: Path) -> Iterator[None]:
     """Append the prints, warnings and logs of Python code to a file."""
     out, err = _streams
-    handlers = _stream_handlers()
-    with out.redirected_to(path, handlers), err.redirected_to(path, handlers):
+    handlers = _find_stream_handlers()
+    with out.redirect_to(path, handlers), err.redirect_to(path, handlers):
         yield
 
 
@@ -365,7 +365,7 @@ _listed: tuple[list[Any], int, list[weakref.ref[logging.StreamHandler[Any]]]] = 
 """All handlers as `logging` knows them, the number of names of loggers, and what was found."""
 
 
-def _stream_handlers() -> list[logging.StreamHandler[Any]]:
+def _find_stream_handlers() -> list[logging.StreamHandler[Any]]:
     """Return the handlers that write to a stream other than a file, even without a logger.
 
     A process has hundreds of loggers, so they are asked again only if handlers or loggers have been

@@ -26,11 +26,11 @@ from typing import Any, NamedTuple
 
 from cerebro.machine import generators
 from cerebro.machine.devices import is_gpu
-from cerebro.model import whole_pass
+from cerebro.model import get_whole_pass
 from cerebro.worker import own_numbers
-from cerebro.worker.aside import aside
-from cerebro.worker.held_arrays import arrays_of, digest, is_gathered
-from cerebro.worker.hop_check import id_of, same, walk
+from cerebro.worker.aside import leave_no_trace
+from cerebro.worker.held_arrays import digest, find_arrays, is_gathered
+from cerebro.worker.hop_check import are_same, id_of, walk
 from cerebro.worker.messages import Task, Warned
 from cerebro.worker.models import LiveModel, batch_size_of, end_epoch
 from cerebro.worker.own_numbers import OwnNumbers
@@ -42,7 +42,7 @@ ARRAY_LOOKS = 4
 """How often an attribute with arrays is looked at: each time when the trial is twice as old."""
 
 
-def look(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
+def warn_of_lost_numbers(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
     """Return a warning if the trial's last unit changed numbers that a hop loses, once for each."""
     live = runner.live_model(task.trial)
     if live is None or live.own_numbers is None:
@@ -50,16 +50,16 @@ def look(runner: UnitRunner, task: Task) -> tuple[Warned, ...]:
     try:
         examined = runner.examined.setdefault(task.trial, {})
         age = task.position + 1
-        numbers, arrays = live.own_numbers.changed(), live.own_numbers.changed_arrays()
+        numbers, arrays = live.own_numbers.find_changed(), live.own_numbers.find_changed_arrays()
         numbers = {path: value for path, value in numbers.items() if path not in examined}
         arrays = {path: value for path, value in arrays.items() if _is_due(examined, path, age)}
         if not numbers and not arrays:
             return ()
         examined |= {path: [] for path in numbers}
         examined |= {path: [*examined.get(path, []), age] for path in arrays}
-        lost = _lost(runner, task, live, numbers, arrays)
+        lost = _find_lost(runner, task, live, numbers, arrays)
         examined |= {path: ARRAY_LOOKS * [age] for path in lost}
-        return _warned(runner, task, lost) if lost else ()
+        return _make_warnings(runner, task, lost) if lost else ()
     except Exception:
         return ()
 
@@ -69,7 +69,7 @@ def _is_due(examined: Mapping[str, list[int]], path: str, age: int) -> bool:
     return not looks or (len(looks) < ARRAY_LOOKS and age >= 2 * looks[-1])
 
 
-def _lost(
+def _find_lost(
     runner: UnitRunner,
     task: Task,
     live: LiveModel,
@@ -78,54 +78,60 @@ def _lost(
 ) -> list[str]:
     """Return the paths of the numbers and arrays that a hop loses and on which training depends."""
     state = live.model.state_dict()
-    saved = _kept(state)
-    numbers = {path: value for path, value in numbers.items() if (_last(path), value) not in saved}
+    saved = _list_saved_numbers(state)
+    numbers = {
+        path: value for path, value in numbers.items() if (_last_part_of(path), value) not in saved
+    }
     memory = {id_of(value) for _, value in walk(state, "")} if arrays else set()
     arrays = {
         path: value
         for path, value in arrays.items()
-        if not all(id_of(array) in memory for array in arrays_of(value))
+        if not all(id_of(array) in memory for array in find_arrays(value))
     }
     if not (numbers or arrays) or not _is_comparable(runner, task, live):
         return []
-    with aside(runner):
-        first = _built(runner, task)
+    with leave_no_trace(runner):
+        first = _build_again(runner, task)
         # Objects that all models share, such as a clock, have the same values in a model just
         # built.
         numbers = {
             path: value
             for path, value in numbers.items()
-            if not own_numbers.equal(first.own.built.get(path), value)
+            if not own_numbers.are_equal(first.own.built.get(path), value)
         }
-        now = first.own.digests()
+        now = first.own.digest_arrays()
         arrays = {path: value for path, value in arrays.items() if now[path] != digest(value)}
         if not (numbers or arrays):
             return []
-        without = _continued(runner, task, first, {})
+        without = _continue_training(runner, task, first, {})
         del first  # memory then holds at most one model besides the trial's
         lost = []
         if numbers:
-            with_them = _continued(runner, task, _built(runner, task), numbers)
-            lost += _lost_numbers(numbers, without, with_them)
+            with_them = _continue_training(runner, task, _build_again(runner, task), numbers)
+            lost += _find_lost_numbers(numbers, without, with_them)
         if arrays:
-            with_them = _continued(runner, task, _built(runner, task), arrays)
-            lost += _lost_arrays(arrays, without, with_them)
+            with_them = _continue_training(runner, task, _build_again(runner, task), arrays)
+            lost += _find_lost_arrays(arrays, without, with_them)
     return lost
 
 
-def _lost_numbers(numbers: Mapping[str, Any], without: _Continued, them: _Continued) -> list[str]:
+def _find_lost_numbers(
+    numbers: Mapping[str, Any], without: _Continued, them: _Continued
+) -> list[str]:
     if without.is_like(them):
         return []
     return [
         path
         for path in numbers
         # A number that differs between two models just built is the number of an object.
-        if own_numbers.equal(without.built.get(path), them.built.get(path))
-        and not own_numbers.equal(without.numbers.get(path), them.numbers.get(path))
+        if own_numbers.are_equal(without.built.get(path), them.built.get(path))
+        and not own_numbers.are_equal(without.numbers.get(path), them.numbers.get(path))
     ]
 
 
-def _lost_arrays(arrays: Mapping[str, Any], without: _Continued, them: _Continued) -> list[str]:
+def _find_lost_arrays(
+    arrays: Mapping[str, Any], without: _Continued, them: _Continued
+) -> list[str]:
     alike = without.is_like(them)
     return [
         path
@@ -134,16 +140,16 @@ def _lost_arrays(arrays: Mapping[str, Any], without: _Continued, them: _Continue
     ]
 
 
-def _kept(state: Any) -> set[tuple[str, Any]]:
+def _list_saved_numbers(state: Any) -> set[tuple[str, Any]]:
     """Return the numbers in a state with the last parts of their paths."""
     return {
-        (_last(path), value.item() if hasattr(value, "item") else value)
+        (_last_part_of(path), value.item() if hasattr(value, "item") else value)
         for path, value in walk(state, "")
         if getattr(value, "ndim", 0) == 0
     }
 
 
-def _last(path: str) -> str:
+def _last_part_of(path: str) -> str:
     return str((re.findall(r"\w+", path) or [""])[-1])
 
 
@@ -172,12 +178,12 @@ class _Continued(NamedTuple):
         return self.state_hash == other.state_hash and _are_same(self.results, other.results)
 
 
-def _built(runner: UnitRunner, task: Task) -> _Built:
+def _build_again(runner: UnitRunner, task: Task) -> _Built:
     live = runner.build(task.trial, task.config, task.epochs)
     return _Built(live, OwnNumbers(live.model))
 
 
-def _continued(
+def _continue_training(
     runner: UnitRunner, task: Task, built: _Built, numbers: Mapping[str, Any]
 ) -> _Continued:
     """Load the trial's state into a model just built, set `numbers`, and continue on a batch."""
@@ -193,21 +199,23 @@ def _continued(
     generators.restore(live.generators)
     if ended and hasattr(model, "begin_epoch"):
         model.begin_epoch(task.epoch)
-    results: list[Any] = [model.train_batch(_first_batch(runner, live, task))]
+    results: list[Any] = [model.train_batch(_make_first_batch(runner, live, task))]
     if hasattr(model, "end_unit"):
         model.end_unit()
     if runner.context.validates:
-        evaluate = whole_pass(model)
-        batch = _first_batch(runner, live, task)
+        evaluate = get_whole_pass(model)
+        batch = _make_first_batch(runner, live, task)
         results.append(model.eval_batch(batch) if evaluate is None else evaluate([batch]))
     results.append(end_epoch(live, task.epoch))
     live.generators = generators.capture(live.torch, live.cuda)
-    return _Continued(values.built, values.now(), values.digests(), results, runner.hash_of(live))
+    return _Continued(
+        values.built, values.read_numbers(), values.digest_arrays(), results, runner.hash_of(live)
+    )
 
 
-def _first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
+def _make_first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
     size = batch_size_of(task.config, runner.context.batch_size)
-    loader = runner.loader(live.model, size, training=True, trial=task.trial)
+    loader = runner.make_loader(live.model, size, training=True, trial=task.trial)
     mix = runner.context.order(task.trial).mix(max(task.part, 0), task.epoch)
     loader.begin([mix], task.epoch, 0, 1)
     return next(iter(loader))
@@ -215,19 +223,19 @@ def _first_batch(runner: UnitRunner, live: LiveModel, task: Task) -> Any:
 
 def _are_same(left: Any, right: Any) -> bool:
     return all(
-        same(value, other)
+        are_same(value, other)
         for (_, value), (_, other) in zip(walk(left, ""), walk(right, ""), strict=True)
     )
 
 
-def _warned(runner: UnitRunner, task: Task, lost: list[str]) -> tuple[Warned, ...]:
+def _make_warnings(runner: UnitRunner, task: Task, lost: list[str]) -> tuple[Warned, ...]:
     named = ", ".join(lost[:MOST_NAMED])
     text = (
         f"a hop loses {named}, which training changes: make it a buffer, or put it into state_dict"
     )
     code = getattr(runner.context.build, "__code__", None)
     file, line = getattr(code, "co_filename", "cerebro"), getattr(code, "co_firstlineno", 1)
-    with runner.output_of(task.trial), runner.warnings.of(task.trial) as warned:
+    with runner.redirect_output(task.trial), runner.warnings.collect(task.trial) as warned:
         try:
             warnings.warn_explicit(text, UserWarning, file, line)
         except UserWarning:  # the user's filters make errors of warnings

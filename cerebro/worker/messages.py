@@ -106,7 +106,7 @@ class RunContext(Training):
     warning_filters: tuple[tuple[Any, ...], ...] = ()
     """The warning filters of the user's process; see `cerebro.worker.trial_warnings`."""
     verify: bool = True
-    program: Program = field(default_factory=Program.now)
+    program: Program = field(default_factory=Program.capture)
     """The source of the user's modules; workers get it before the rest."""
 
     @property
@@ -130,7 +130,7 @@ class RunContext(Training):
     def views(self, trial: int) -> tuple[Dataset, Dataset | None]:
         if self.folds is None:
             return self.train, self.validation
-        return self.folds.of_trial(trial)
+        return self.folds.get_views(trial)
 
     def fold_of(self, trial: int) -> int | None:
         return None if self.folds is None else trial % len(self.folds)
@@ -320,7 +320,7 @@ class CheckDone:
     gain: tuple[float, float] | None = None
     """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
     parameter_order: str = ""
-    """See `cerebro.worker.structure.parameter_order`."""
+    """See `cerebro.worker.structure.hash_parameter_order`."""
     read: ReadNames | None = None
     """What ``build`` has read of the configuration, if it was trained."""
     words: Words = field(default_factory=Words)

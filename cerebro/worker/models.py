@@ -9,28 +9,28 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import cerebro._core as _core
-from cerebro.arguments import MAX_INT32, whole_number
+from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import Dataset, depots
-from cerebro.data.batches import make_trusted
+from cerebro.data.batches import make_trusted_loader
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.data.moved import MovedBatches
 from cerebro.data.order import Cut, EpochOrder
-from cerebro.data.validation import UnfitDataError, unfit_columns
+from cerebro.data.validation import UnfitDataError, find_unfit_columns
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine import dynamo, flags, generators
-from cerebro.machine.devices import building_on, is_gpu
+from cerebro.machine.devices import is_gpu, set_build_device
 from cerebro.machine.flags import TORCH, compute_settings
-from cerebro.machine.guard import in_trial
+from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import LIBRARIES
 from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.epoch_progress import EpochProgress
-from cerebro.worker.evaluate import whole_metrics
+from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.messages import RunContext
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.state_arena import StateArena
-from cerebro.worker.structure import Structure, structure_of
+from cerebro.worker.structure import Structure, describe_structure
 from cerebro.worker.user_errors import describe
 
 Loader = _core.Loader | MovedBatches
@@ -84,7 +84,7 @@ def build_model(
     models of this process. Other flags belong to this model (`LiveModel.libraries`). Settings of
     Keras and JAX are handled likewise. `given` makes the dict that ``build`` gets of `config`.
     """
-    dynamo.postpone()
+    dynamo.postpone_import()
     changed: dict[str, Any] = {}
     for attempt in range(3):
         had_torch, modules = "torch" in sys.modules, len(sys.modules)
@@ -98,7 +98,7 @@ def build_model(
         model: Any = None
         # A build may fail without the settings of the modules that it has imported before.
         maybe = contextlib.suppress(*[Exception] * (attempt == 1 and bool(changed)))
-        with maybe, computing, xla, building_on(info.device), in_trial():
+        with maybe, computing, xla, set_build_device(info.device), guard_trial():
             model = call_build(context.build, given(config), info)
         now: dict[str, Any] = {}
         for library, settings in settings_of.items():
@@ -174,7 +174,7 @@ def batch_size_of(config: Mapping[str, Any], default: int | None) -> int:
     value = config.get("batch_size", default)
     if value is None:
         raise InputError("batch_size is missing: give batch_size=, or put it into the space")
-    return whole_number("batch_size", value, 1, MAX_INT32)
+    return check_whole_number("batch_size", value, 1, MAX_INT32)
 
 
 def batch_device(model: Any, device: str) -> str:
@@ -192,7 +192,7 @@ def make_batches(
     """Return a loader of batches in a model's framework and on the model's device.
 
     The loader gathers the columns that the model reads, and images in the layout in which it
-    computes. It makes batches on a GPU only if that GPU is trusted; see `make_trusted`.
+    computes. It makes batches on a GPU only if that GPU is trusted; see `make_trusted_loader`.
     """
     options.setdefault("columns", read_columns(model, data.columns))
     options["framework"] = getattr(model, "framework", "dlpack")
@@ -200,24 +200,25 @@ def make_batches(
         data = data.without_bfloat16()
     is_torch = options["framework"] == "torch"
     options["channels_last"] = is_torch and getattr(model, "channels_last", False)
-    loader = make_trusted(data, batch_size, device=batch_device(model, device), **options)
+    loader = make_trusted_loader(data, batch_size, device=batch_device(model, device), **options)
     if isinstance(loader, MovedBatches):
-        depots.tell(depots.moving(loader.why))
+        depots.warn_once(depots.explain_moving(loader.why))
     return loader
 
 
-def fitting_columns(
+def find_fitting_columns(
     model: Any, train: Dataset, data: Dataset, what: str
 ) -> tuple[list[str] | None, dict[str, str]]:
     """Return the columns of batches for evaluation, and messages about columns that do not fit.
 
     The columns are None for all. A model may read whole batches. Then it is unknown whether it
     reads a column that does not fit the training data: batches are made without it, which the
-    caller tells with `left_out`, and `about_unfit` and `perhaps_unfit` explain the model's errors.
+    caller tells with `describe_left_out`, and `explain_unfit` and `hint_at_unfit` explain the
+    model's errors.
     Raise UnfitDataError if the model names a column that does not fit.
     """
     read = read_columns(model, train.columns)
-    unfit = unfit_columns(train, data, what, read)
+    unfit = find_unfit_columns(train, data, what, read)
     if not unfit:
         return read_columns(model, data.columns), {}
     fitting = [name for name in data.columns if name not in unfit]
@@ -226,49 +227,49 @@ def fitting_columns(
     return fitting, unfit
 
 
-def about_unfit(error: BaseException, unfit: Mapping[str, str]) -> str:
-    """Return why an error is about a column that `fitting_columns` left out; "" if it is not."""
+def explain_unfit(error: BaseException, unfit: Mapping[str, str]) -> str:
+    """Return why an error is about a column that `find_fitting_columns` left out, or ""."""
     if isinstance(error, UnfitDataError):
         return str(error)
     text = text_of(error)
     return next((message for name, message in unfit.items() if repr(name) in text), "")
 
 
-def left_out(unfit: Iterable[str], data: Dataset) -> str:
-    """Return a warning about columns of `data` that `fitting_columns` left out; "" if none."""
+def describe_left_out(unfit: Iterable[str], data: Dataset) -> str:
+    """Return a warning about columns of `data` that `find_fitting_columns` left out; "" if none."""
     names = [name for name in unfit if name in data.columns]
     if not names:
         return ""
     return (
-        f"its batches lack the column(s) {_names(names)}, whose categories are not those of the "
-        "training data: if the model reads them, write all rows as one dataset and split that; if "
-        "not, set columns_read of the model to the columns that it reads"
+        f"its batches lack the column(s) {_join_names(names)}, whose categories are not those of "
+        "the training data: if the model reads them, write all rows as one dataset and split that; "
+        "if not, set columns_read of the model to the columns that it reads"
     )
 
 
-def perhaps_unfit(unfit: Mapping[str, str]) -> str:
+def hint_at_unfit(unfit: Mapping[str, str]) -> str:
     """Return what to add to any error of a model whose batches lack columns; "" if none do."""
     if not unfit:
         return ""
-    return f"; its batches lack the column(s) {_names(unfit)}: {next(iter(unfit.values()))}"
+    return f"; its batches lack the column(s) {_join_names(unfit)}: {next(iter(unfit.values()))}"
 
 
-def _names(columns: Iterable[str]) -> str:
+def _join_names(columns: Iterable[str]) -> str:
     names = [*map(repr, columns)]
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextlib.contextmanager
-def explaining(unfit: Mapping[str, str]) -> Iterator[None]:
+def explain_unfit_errors(unfit: Mapping[str, str]) -> Iterator[None]:
     """Raise InputError for a model's error if its batches lack columns that do not fit."""
     try:
         yield
     except Exception as error:
-        if reason := about_unfit(error, unfit):
+        if reason := explain_unfit(error, unfit):
             raise InputError(reason) from None
         if unfit and not isinstance(error, CerebroError):
-            raise InputError(describe(error) + perhaps_unfit(unfit)) from error
+            raise InputError(describe(error) + hint_at_unfit(unfit)) from error
         raise
 
 
@@ -336,7 +337,7 @@ def end_epoch(live: LiveModel, epoch: int) -> dict[str, float]:
     computed = live.model.end_epoch(epoch, dict(metrics))
     if not isinstance(computed, Mapping) or not computed:
         return metrics
-    live.progress.set_training(whole_metrics(computed))
+    live.progress.set_training(convert_metrics(computed))
     return live.progress.epoch_metrics()
 
 
@@ -371,6 +372,6 @@ def load_tree(
 
 def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
     live.model.load_state_dict(tree["model"])
-    live.structure = structure_of(tree["model"])
+    live.structure = describe_structure(tree["model"])
     live.generators = tree["generators"]
     live.progress = EpochProgress.from_state(tree["progress"])

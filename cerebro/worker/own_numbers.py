@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cerebro.machine.imports import PACKAGE, is_library
-from cerebro.worker.held_arrays import CONTAINERS, copied, digest, is_array
+from cerebro.worker.held_arrays import CONTAINERS, copy_value, digest, is_array
 
 MAX_DEPTH = 8
 MAX_ENTRIES = 64
@@ -85,10 +85,10 @@ class OwnNumbers:
         except Exception:  # an object may fail to give its attributes
             self._places.clear()
             self._arrays.clear()
-        self.built = self.now()
-        self._digests = self.digests()
+        self.built = self.read_numbers()
+        self._digests = self.digest_arrays()
 
-    def now(self) -> dict[str, Any]:
+    def read_numbers(self) -> dict[str, Any]:
         """Return the present numbers; those whose place is gone are left out."""
         numbers = {}
         for path, place in self._places.items():
@@ -100,18 +100,20 @@ class OwnNumbers:
                 numbers[path] = value
         return numbers
 
-    def changed(self) -> dict[str, Any]:
-        now = self.now()
-        return {path: value for path, value in now.items() if not equal(value, self.built[path])}
+    def find_changed(self) -> dict[str, Any]:
+        now = self.read_numbers()
+        return {
+            path: value for path, value in now.items() if not are_equal(value, self.built[path])
+        }
 
-    def digests(self) -> dict[str, Any]:
+    def digest_arrays(self) -> dict[str, Any]:
         """Return an approximate digest of each array attribute; None if there is no array."""
         return {path: _digest_of(place) for path, place in self._arrays.items()}
 
-    def changed_arrays(self) -> dict[str, Any]:
+    def find_changed_arrays(self) -> dict[str, Any]:
         return {
             path: self._arrays[path].read()
-            for path, now in self.digests().items()
+            for path, now in self.digest_arrays().items()
             if now is not None and now != self._digests[path]
         }
 
@@ -119,13 +121,13 @@ class OwnNumbers:
         """Set numbers, or copies of attributes with arrays, by path."""
         for path, value in numbers.items():
             if path in self._arrays:
-                self._arrays[path].write(copied(value))
+                self._arrays[path].write(copy_value(value))
             else:
                 self._places[path].write(value)
 
-    def with_generators(self) -> dict[str, Any]:
+    def read_with_generators(self) -> dict[str, Any]:
         """Return the present numbers, and the states of random generators as bytes."""
-        values = self.now()
+        values = self.read_numbers()
         for path, generator in self._generators.items():
             with contextlib.suppress(Exception):
                 values[path] = _state_of(generator)
@@ -154,7 +156,7 @@ class OwnNumbers:
                 self._generators[path + part] = child
             elif not isinstance(child, _LEAVES) and not _is_skipped(child):
                 of_owner = type(child) in (*_CONTAINERS, *_WRAPPERS)
-                users = is_users if of_owner else _is_users(_owner(child))
+                users = is_users if of_owner else _is_users(_find_owner(child))
                 self._collect(child, path + part, users, depth - 1, seen)
 
 
@@ -219,7 +221,7 @@ def _digest_of(place: _Place) -> Any:
         return None
 
 
-def _owner(value: Any) -> Any:
+def _find_owner(value: Any) -> Any:
     """Return the object that names the module in which an object's code was written."""
     function = getattr(value, "__func__", value)
     return function if isinstance(function, types.FunctionType) else type(value)
@@ -262,5 +264,5 @@ def _state_of(generator: Any) -> bytes:
     return bytes(generator.get_state().numpy().tobytes())
 
 
-def equal(left: Any, right: Any) -> bool:
+def are_equal(left: Any, right: Any) -> bool:
     return type(left) is type(right) and bool(left == right or (left != left and right != right))

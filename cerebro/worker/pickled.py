@@ -10,15 +10,15 @@ import pickle
 import cloudpickle
 
 
-def pickled_message(message: object, *, is_plain: bool) -> bytes:
+def pickle_message(message: object, *, is_plain: bool) -> bytes:
     """Pickle a message; `is_plain` promises that it contains no object of the user's code."""
     dumps = pickle.dumps if is_plain else cloudpickle.dumps
     return dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def pickled_event(event: object) -> bytes:
+def pickle_event(event: object) -> bytes:
     """Pickle an event, or a message that contains one, which may have objects of the user's."""
     try:
-        return pickled_message(event, is_plain=True)
+        return pickle_message(event, is_plain=True)
     except (pickle.PicklingError, AttributeError, TypeError):
-        return pickled_message(event, is_plain=False)
+        return pickle_message(event, is_plain=False)

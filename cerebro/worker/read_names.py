@@ -43,14 +43,14 @@ class Reads:
         self._given: list[weakref.ref[_Noted]] = []
         self._gave_up = False
 
-    def noted(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def note_reads(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return a configuration as a dict that notes what is read from it."""
-        return self._nested(config, "")
+        return self._wrap_nested(config, "")
 
-    def _nested(self, values: Mapping[str, Any], prefix: str) -> _Noted:
+    def _wrap_nested(self, values: Mapping[str, Any], prefix: str) -> _Noted:
         noted = dict.__new__(_Noted)
         noted.update(
-            (name, self._nested(value, f"{prefix}{name}.") if type(value) is dict else value)
+            (name, self._wrap_nested(value, f"{prefix}{name}.") if type(value) is dict else value)
             for name, value in values.items()
         )
         noted.prefix, noted.reads = prefix, self
@@ -90,7 +90,7 @@ class Reads:
     def give_up(self) -> None:
         self._gave_up = True
 
-    def names(self, config: Mapping[str, Any]) -> ReadNames:
+    def list_names(self, config: Mapping[str, Any]) -> ReadNames:
         if self._gave_up:
             return ReadNames()
         unread = tuple(name for name in names_of(config) if name not in self._read)
@@ -180,7 +180,7 @@ class _Noted(dict[str, Any]):
         return self.copy()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return copy.deepcopy(_plain(self), memo)
+        return copy.deepcopy(_make_plain(self), memo)
 
     def __or__(self, other: Any) -> Any:
         self.note_all()
@@ -191,11 +191,11 @@ class _Noted(dict[str, Any]):
         return super().__ror__(other)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return dict, (_plain(self),)
+        return dict, (_make_plain(self),)
 
 
-def _plain(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     """Return nested dicts as plain ones, which counts as reading them."""
     if not isinstance(value, _Noted):
         return value
-    return {key: _plain(item) for key, item in value.items()}
+    return {key: _make_plain(item) for key, item in value.items()}

@@ -12,7 +12,7 @@ class RecordedStepDiffers(Exception):
 
 
 @contextlib.contextmanager
-def recorded_unit(model: Any, *, training: bool) -> Iterator[None]:
+def replay_recorded_steps(model: Any, *, training: bool) -> Iterator[None]:
     """Let a model of `cerebro.torch` replay recorded steps in a unit.
 
     Raise RecordedStepDiffers if the unit must run again with ordinary steps, from the state before

@@ -27,35 +27,35 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 import cerebro._core as _core
-from cerebro.arguments import MAX_INT32, whole_number
+from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import copies, depots
 from cerebro.data.given_rows import was_given
 from cerebro.data.gpu_memory import is_short_of_gpu_memory
-from cerebro.data.order import Cut, in_order
+from cerebro.data.order import Cut, mix_in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, generators, turns
 from cerebro.machine import resources as memory
 from cerebro.machine.devices import is_gpu
-from cerebro.machine.files import ExhaustedError, StorageError, is_full, storing
+from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
 from cerebro.machine.flags import (
     TORCH,
     compute_settings,
+    find_inexact_operation,
     may_be_inexact,
-    operations_noted,
-    tolerated,
+    note_operations,
 )
 from cerebro.machine.jax_settings import JAX
 from cerebro.machine.keras_settings import KERAS
 from cerebro.machine.libraries import apply_settings, present_settings, restore_settings
 from cerebro.model import Info, read_columns
-from cerebro.run.records import plain
-from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished
+from cerebro.run.records import strip_study
+from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished_name
 from cerebro.worker import growth
-from cerebro.worker.aside import aside
-from cerebro.worker.diagnosis.data import in_words, not_finite
+from cerebro.worker.aside import leave_no_trace
+from cerebro.worker.diagnosis.data import find_not_finite, summarize_texts
 from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
-from cerebro.worker.log import append, log_path, redirected_descriptors, redirected_streams
+from cerebro.worker.log import append_text, log_path, redirect_descriptors, redirect_streams
 from cerebro.worker.messages import (
     LIBRARIES,
     MAX_LIVE_MODELS,
@@ -69,41 +69,41 @@ from cerebro.worker.messages import (
 from cerebro.worker.models import (
     LiveModel,
     Loader,
-    about_unfit,
     batch_device,
     batch_size_of,
     begin_again,
     build_model,
+    describe_left_out,
     end_epoch,
-    fitting_columns,
+    explain_unfit,
+    find_fitting_columns,
     give_back_memory,
-    left_out,
+    hint_at_unfit,
     load_or_rebuild,
     load_tree,
     make_batches,
     make_info,
     pack_tree,
-    perhaps_unfit,
 )
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
-from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
+from cerebro.worker.recorded_unit import RecordedStepDiffers, replay_recorded_steps
 from cerebro.worker.state_arena import StateArena
-from cerebro.worker.structure import structure_of
+from cerebro.worker.structure import describe_structure
 from cerebro.worker.trial_warnings import Watch, warn
 from cerebro.worker.user_errors import (
     bases_of,
-    channels_last,
     describe,
-    divergence,
-    known_mistake,
-    misplaced,
-    missing_name,
+    describe_divergence,
+    explain_channels_last,
+    explain_known_mistake,
+    explain_memory_shortage,
+    explain_misplaced,
+    explain_missing_name,
+    explain_unlike_types,
     names_data,
     place_of,
-    short_of_memory,
     traceback_of,
-    unlike_types,
 )
 
 MAX_OPEN_SLOTS = 64
@@ -145,10 +145,10 @@ class _Computed(NamedTuple):
 class TaskClock(Protocol):
     """Measures the time of a unit alone; see `cerebro._worker`."""
 
-    def built(self) -> None:
+    def note_built(self) -> None:
         """Note that a model has been built and its libraries have been imported."""
 
-    def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
+    def stop_clock(self, seconds: float) -> contextlib.AbstractContextManager[None]:
         """Return a context whose time, at most `seconds`, does not count towards the unit."""
 
     def await_hearing(self, answer: int) -> None:
@@ -197,7 +197,7 @@ class UnitRunner:
         self._usage: memory.Usage | None = None  # memory at the end of the last unit
         self._moved = ""  # why PyTorch moves batches to the GPU
         self._tried = False  # whether the GPU, if any, has been tried
-        self._bad_columns: dict[tuple[Any, ...], dict[str, str]] = {}  # see `_cause_in_data`
+        self._bad_columns: dict[tuple[Any, ...], dict[str, str]] = {}  # see `_find_cause_in_data`
         self._unfit: dict[str, str] = {}  # columns that the last loader leaves out
         self._fits: dict[tuple[str, ...] | None, tuple[list[str] | None, dict[str, str]]] = {}
         self._read: ReadNames | None = None  # by `build` in this unit, if that was asked for
@@ -215,7 +215,7 @@ class UnitRunner:
     def run(self, task: Task) -> UnitDone | UnitFailed:
         """Run one unit; errors of the user's code, data or disk are returned, not raised."""
         self._unfit = {}
-        with self.warnings.of(task.trial) as warned:
+        with self.warnings.collect(task.trial) as warned:
             event = self._run_or_fail(task)
         if self._read is not None:
             event, self._read = replace(event, read=self._read), None
@@ -223,15 +223,15 @@ class UnitRunner:
 
     def _run_or_fail(self, task: Task) -> UnitDone | UnitFailed:
         try:
-            with self.output_of(task.trial):
+            with self.redirect_output(task.trial):
                 try:
                     return self._run_with_room(task)
                 except BaseException as error:
                     if not self.is_of_the_trial(error):
                         raise
-                    return self._failure(task, error)
+                    return self._make_failure(task, error)
         except StorageError as error:  # the log cannot be written either
-            return self._failure(task, error)
+            return self._make_failure(task, error)
 
     def _run_with_room(self, task: Task) -> UnitDone:
         """Run a unit; if the GPU is out of memory, run it again without other live models."""
@@ -245,7 +245,7 @@ class UnitRunner:
             self._release((*others, task.trial))
             self._close_loaders()
             # Units that overlap this one hold memory until they end.
-            overlapped = turns.alone()
+            overlapped = turns.wait_until_alone()
             for runner in self._together:
                 if runner is not self:
                     runner.make_room()
@@ -264,9 +264,9 @@ class UnitRunner:
         """Return whether an error belongs to the trial; in the coordinator, Ctrl-C does not."""
         return self._own_process or not isinstance(error, KeyboardInterrupt)
 
-    def _failure(self, task: Task, error: BaseException) -> UnitFailed:
+    def _make_failure(self, task: Task, error: BaseException) -> UnitFailed:
         """Return the failure with its cause: the trial, the data, or the run's disk."""
-        self._drop(task.trial)  # its state is inconsistent
+        self._drop_model(task.trial)  # its state is inconsistent
         kind: Literal["error", "diverged", "cancelled", "data", "storage", "worker"] = "error"
         if isinstance(error, UnitCancelled):
             kind = "cancelled"
@@ -276,7 +276,7 @@ class UnitRunner:
             error, self.context.train, self.context.validation
         ):
             kind = "data"
-        elif self._own_process and (isinstance(error, ExhaustedError) or self.lost_gpu()):
+        elif self._own_process and (isinstance(error, ExhaustedError) or self.has_lost_gpu()):
             kind = "worker"
         elif isinstance(error, StorageError) or is_full(error):
             kind = "storage"
@@ -286,33 +286,33 @@ class UnitRunner:
             cause, text = text_of(error, 2000), ""
         else:
             bases, place = bases_of(error), place_of(error)
-            cause = self.cause(error, plain(task.config))
+            cause = self.describe_cause(error, strip_study(task.config))
             text = traceback_of(error)
         if kind in ("error", "diverged"):
-            append(log_path(self.context.log_dir, task.trial), text or cause)
+            append_text(log_path(self.context.log_dir, task.trial), text or cause)
         return UnitFailed(self.worker, task, kind, cause, text, (task.trial,), bases, place)
 
-    def cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
+    def describe_cause(self, error: BaseException, config: Mapping[str, Any]) -> str:
         """Describe an error in the user's code, with a hint if there is one."""
         columns = self.context.train.columns
-        if unfit := self.unfit(error):
+        if unfit := self.explain_unfit(error):
             return unfit
         given = was_given(self.context.train)
         hints = (
-            missing_name(error, config, columns),
-            misplaced(error, self.context.device),
-            unlike_types(error, columns, given=given),
-            channels_last(error, columns, given=given),
-            short_of_memory(error, self.context.device),
+            explain_missing_name(error, config, columns),
+            explain_misplaced(error, self.context.device),
+            explain_unlike_types(error, columns, given=given),
+            explain_channels_last(error, columns, given=given),
+            explain_memory_shortage(error, self.context.device),
         )
-        hint = "".join(hints) or known_mistake(error, given=given)
-        return describe(error) + hint + perhaps_unfit(self._unfit)
+        hint = "".join(hints) or explain_known_mistake(error, given=given)
+        return describe(error) + hint + hint_at_unfit(self._unfit)
 
-    def unfit(self, error: BaseException) -> str:
+    def explain_unfit(self, error: BaseException) -> str:
         """If an error is about validation columns that do not fit, say why; else return ""."""
-        return about_unfit(error, self._unfit)
+        return explain_unfit(error, self._unfit)
 
-    def lost_gpu(self) -> bool:
+    def has_lost_gpu(self) -> bool:
         """Return whether this process has lost the use of its GPU, as after a failed assertion."""
         torch = sys.modules.get("torch")
         if torch is None or not is_gpu(self.context.device) or not torch.cuda.is_initialized():
@@ -330,14 +330,14 @@ class UnitRunner:
         self._ordinary.difference_update(task.ended)
         self._not_exact.difference_update(task.ended)
         slots = self._slots_of(task.trial)
-        self._settle(task, slots)
-        unit = self._computed(task, slots)
+        self._settle_commit(task, slots)
+        unit = self._compute_exactly(task, slots)
         live = unit.live
         metrics, packed_hash = self._commit(task, slots, unit)
         untold, self._untold = self._untold - {task.trial}, set()
-        after = self._usage = memory.usage()
+        after = self._usage = memory.read_usage()
         ends_epoch = metrics is not None
-        state_file = self._saved(task, slots, packed_hash) if ends_epoch else None
+        state_file = self._save_epoch(task, slots, packed_hash) if ends_epoch else None
         return UnitDone(
             worker=self.worker,
             task=task,
@@ -351,10 +351,10 @@ class UnitRunner:
             metrics=metrics,
             state_hash=packed_hash if ends_epoch else None,
             state_file=state_file,
-            dropped=(*sorted(untold), *self._shrink(task.trial)),
+            dropped=(*sorted(untold), *self._drop_least_used(task.trial)),
             libraries=tuple(name for name in LIBRARIES if name in sys.modules),
             resident=0 if after is None else after.resident,
-            grown=growth.unexplained(
+            grown=growth.measure_unexplained(
                 unit.before, after, loaded=unit.loaded, state_bytes=live.state_bytes
             ),
             packed_hash=packed_hash,
@@ -363,12 +363,12 @@ class UnitRunner:
             unlike=unit.unlike,
         )
 
-    def _computed(self, task: Task, slots: _core.Slots) -> _Computed:
+    def _compute_exactly(self, task: Task, slots: _core.Slots) -> _Computed:
         """Train or evaluate; start again after a wrong recorded step or an inexact operation."""
         last, self._usage = self._usage, None  # stays None unless the unit succeeds
-        live, loaded, built = self._model_of(task, slots)
+        live, loaded, built = self._take_model(task, slots)
         # A worker process does not grow between units.
-        before = last if self._own_process and not built and not loaded else memory.usage()
+        before = last if self._own_process and not built and not loaded else memory.read_usage()
         if turns.is_shared():
             before = None  # the process also grows by other units
             self._allow_overlap(task, live)
@@ -377,7 +377,7 @@ class UnitRunner:
         while True:
             try:
                 strict = task.trial not in self._not_exact
-                with self.computing(not_exact, strict=strict):
+                with self.use_settings(not_exact, strict=strict):
                     sums = self._compute(live, task)
                 break
             except RecordedStepDiffers as error:
@@ -386,10 +386,10 @@ class UnitRunner:
                 if not (strict and self.tolerates(error, not_exact)):
                     raise
                 self._not_exact.add(task.trial)
-                self._drop(task.trial)
+                self._drop_model(task.trial)
             del live  # no caller has it, either: memory may have room for only one such model
             DROPPED.free(all_sizes=True)
-            live, loaded, _ = self._model_of(task, slots)
+            live, loaded, _ = self._take_model(task, slots)
         return _Computed(live, loaded, sums, before, not_exact, unlike)
 
     def _allow_overlap(self, task: Task, live: LiveModel) -> None:
@@ -398,26 +398,27 @@ class UnitRunner:
         begun = TORCH.of_build(self.context.libraries.get("torch", {}))
         alike = live.libraries.get("torch", {}) in ({}, begun)
         overlaps = alike and getattr(live.model, "overlaps", False)
-        turns.allow(task.attempt == 0 and overlaps)
+        turns.allow_giving_away(task.attempt == 0 and overlaps)
 
     def _commit(
         self, task: Task, slots: _core.Slots, unit: _Computed
     ) -> tuple[dict[str, float] | None, str]:
         """Commit a unit; return the metrics, if the epoch is over, and the hash of the state."""
         live = unit.live
-        with self.computing(unit.not_exact):
+        with self.use_settings(unit.not_exact):
             metrics = None
             if task.step == self.context.units_per_epoch - 1:
                 metrics = end_epoch(live, task.epoch)
             live.generators = generators.capture(live.torch, live.cuda)
-            tree = self.packable(live)
+            tree = self.copy_to_host(live)
             if self._try_structure(live, task, tree):
-                tree = self.packable(live)  # of a GPU, in the memory that the trial has just used
+                # The state of a GPU, in the memory that the trial has just used.
+                tree = self.copy_to_host(live)
             if task.after is not None and self._clock is not None:
                 # The pack overwrites the state before the last unit. That unit may have to run
                 # again as long as the coordinator has not heard that it is done.
                 self._clock.await_hearing(task.number_before)
-            with storing():
+            with explain_storage_errors():
                 live.state_bytes = slots.pack(tree, attempt=task.dispatch)
                 packed_hash = slots.commit(task.position + 1)
         live.position = task.position + 1
@@ -430,7 +431,7 @@ class UnitRunner:
         Otherwise a trial might be lost at its next hop, or leave states that cannot be loaded.
         Raise StateError if the state cannot be loaded.
         """
-        structure = structure_of(tree["model"])
+        structure = describe_structure(tree["model"])
         last, live.structure = live.structure, structure
         tries = self._tries.get(task.trial, 0)
         has_room = 2 * live.held_bytes <= self.context.live_bytes
@@ -439,12 +440,12 @@ class UnitRunner:
         self._tries[task.trial] = tries + 1
         packed = _core.pack_state(tree)
         try:
-            with aside(self):
+            with leave_no_trace(self):
                 other = self.build(task.trial, task.config, task.epochs)
                 if task.step < self.context.units_per_epoch - 1:
                     self.begin_again(other, task.epoch)
                 other = self.load_anew(other, task, packed, task.epoch)
-                if structure_of(pack_tree(other)["model"]) != structure:
+                if describe_structure(pack_tree(other)["model"]) != structure:
                     raise StateError("a part of the state is not loaded")
         except MemoryError:
             return True
@@ -457,13 +458,13 @@ class UnitRunner:
             ) from error
         return True
 
-    def _saved(self, task: Task, slots: _core.Slots, state_hash: str) -> str | None:
+    def _save_epoch(self, task: Task, slots: _core.Slots, state_hash: str) -> str | None:
         """Save the state of an epoch's end, if the task asks for it; return its file."""
         if not task.keep_state:
             return None
         state_file = epoch_state_file(task.trial, task.epoch)
-        with storing():
-            slots.save(str(Path(self.context.epoch_dir, unpublished(state_file, state_hash))))
+        with explain_storage_errors():
+            slots.save(str(Path(self.context.epoch_dir, unpublished_name(state_file, state_hash))))
         return state_file
 
     def _compute(self, live: LiveModel, task: Task) -> UnitSums:
@@ -476,22 +477,24 @@ class UnitRunner:
     def _note_unlike(self, task: Task, error: RecordedStepDiffers) -> str:
         """Drop a model whose recorded step was wrong; its trial then takes ordinary steps."""
         self._ordinary.add(task.trial)
-        self._drop(task.trial)
+        self._drop_model(task.trial)
         text = (
             f"epoch {task.epoch}, unit {task.step}: the unit ran again with ordinary steps, and so "
             f"does the rest of the trial, because a recorded step is wrong: {error}"
         )
-        append(log_path(self.context.log_dir, task.trial), text)
+        append_text(log_path(self.context.log_dir, task.trial), text)
         return text
 
     def _train(self, live: LiveModel, task: Task) -> UnitSums:
         order = self.context.order(task.trial)
         accumulate = live.model.accumulate if hasattr(live.model, "begin_unit") else 1
-        cut = self._cut(task.config, whole_number("accumulate", accumulate, 1, MAX_INT32))
+        cut = self._make_cut(
+            task.config, check_whole_number("accumulate", accumulate, 1, MAX_INT32)
+        )
         part = order.part(task.part, task.epoch, cut)
         for shard in part.mix:
             self._verify(True, shard)
-        loader = self.loader(
+        loader = self.make_loader(
             live.model, cut.batch_size, training=True, trial=task.trial, epoch=task.epoch
         )
         loader.begin([part.mix], task.epoch, part.start, part.count)
@@ -499,15 +502,15 @@ class UnitRunner:
         step, device = live.model.train_batch, self.device_of(live.model)
         if hasattr(live.model, "begin_unit"):
             live.model.begin_unit(part.updates)
-        with recorded_unit(live.model, training=True):
+        with replay_recorded_steps(live.model, training=True):
             result = run_batches(loader, step, beat=self._beat, device=device)
         sums = end_training(live.model, result, live.progress)
         loss, weight = sums.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
             before = order.batches_before(task.trial, task.epoch, task.step, cut)
             first = result.not_finite.get("loss")
-            cause = self._cause_in_data(live.model, task.trial, training=True)
-            raise Diverged(divergence(task.epoch, before, loss / weight, first) + cause)
+            cause = self._find_cause_in_data(live.model, task.trial, training=True)
+            raise Diverged(describe_divergence(task.epoch, before, loss / weight, first) + cause)
         return sums
 
     def _evaluate(self, live: LiveModel, task: Task) -> UnitSums:
@@ -518,22 +521,22 @@ class UnitRunner:
         assert validation is not None
         for shard in range(validation.num_shards):
             self._verify(False, shard)
-        loader = self.loader(live.model, batch_size, training=False, trial=task.trial)
-        loader.begin(in_order(validation), 0)
+        loader = self.make_loader(live.model, batch_size, training=False, trial=task.trial)
+        loader.begin(mix_in_order(validation), 0)
         depots.tell_first_note(loader)
         seed = evaluation_seed(context.seed, task.trial, task.epoch)
-        with generators.preserved(live.torch, seed):
+        with generators.preserve_generators(live.torch, seed):
             device = self.device_of(live.model)
-            with recorded_unit(live.model, training=False):
+            with replay_recorded_steps(live.model, training=False):
                 result, metrics = evaluate_model(live.model, loader, self._beat, device)
         live.progress.add_validation(metrics)
         loss, weight = result.sums.get("loss", (0.0, 0.0))
         if weight and not math.isfinite(loss):
-            cause = self._cause_in_data(live.model, task.trial, training=False)
+            cause = self._find_cause_in_data(live.model, task.trial, training=False)
             warn(f"the validation loss is {loss / weight}{cause}")  # the trial is not ranked
         return result
 
-    def _cause_in_data(self, model: Any, trial: int, *, training: bool) -> str:
+    def _find_cause_in_data(self, model: Any, trial: int, *, training: bool) -> str:
         """Return a phrase about columns that may make a loss NaN or infinite; "" if none do."""
         train, validation = self.context.views(trial)
         data = train if training else validation
@@ -544,14 +547,14 @@ class UnitRunner:
         reasons.update(dict.fromkeys(new, ""))  # each column is looked at once
         # If reading the data fails, for example for lack of memory, the message is only about the
         # loss.
-        with _aside(self._clock, TRY_SECONDS), contextlib.suppress(Exception):
-            reasons.update(not_finite(data, new))
-        bad = in_words({name: reasons[name] for name in names if reasons[name]})
+        with _stop_clock(self._clock, TRY_SECONDS), contextlib.suppress(Exception):
+            reasons.update(find_not_finite(data, new))
+        bad = summarize_texts({name: reasons[name] for name in names if reasons[name]})
         return f"; {bad}, which may be the cause: fill them, or drop these rows" if bad else ""
 
     # --- models ----------------------------------------------------------
 
-    def _model_of(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool, bool]:
+    def _take_model(self, task: Task, slots: _core.Slots) -> tuple[LiveModel, bool, bool]:
         """Return the trial's model, whether its state was loaded, and whether it was built.
 
         The random generators are restored, and the PyTorch settings that its ``build`` left.
@@ -568,7 +571,7 @@ class UnitRunner:
         loaded, built = False, live is None
         try:
             if live is None:
-                self._drop(task.trial)
+                self._drop_model(task.trial)
                 DROPPED.free()
                 live = self._build_for(task)
                 if task.clone_of is not None:
@@ -580,7 +583,7 @@ class UnitRunner:
                 apply_settings(live.libraries)
             self._live.pop(task.trial, None)  # until its state is right
             if live.position != task.position:
-                with self.computing():
+                with self.use_settings():
                     if task.step > 0 and (built or live.progress.epoch != task.epoch):
                         self.begin_again(live, task.epoch)
                     live = self._load(live, task, slots)
@@ -598,7 +601,7 @@ class UnitRunner:
         reads = Reads() if task.notes_reads else None
         live = self.build(task.trial, task.config, task.epochs, reads)
         if reads is not None:
-            self._read = reads.names(task.config)
+            self._read = reads.list_names(task.config)
         live.own_numbers = OwnNumbers(live.model)
         return live
 
@@ -610,13 +613,13 @@ class UnitRunner:
         reads: Reads | None = None,
     ) -> LiveModel:
         """Build a trial's model for `epochs`; note in `reads` what ``build`` reads."""
-        info = self.info_of(trial, config, epochs)
+        info = self.make_info(trial, config, epochs)
         if reads is None:
             model, torch = build_model(self.context, trial, config, info)
         else:
             model, torch = self._build_noting(trial, config, info, reads)
         if self._clock is not None:
-            self._clock.built()
+            self._clock.note_built()
         if not self._tried and is_gpu(where := self.device_of(model)):
             self._try_device(where)
         if trial in self._ordinary and hasattr(model, "stop_recording"):
@@ -639,7 +642,7 @@ class UnitRunner:
         """Build a model while noting what ``build`` reads; see `cerebro.worker.read_names`."""
         output: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         try:
-            built = build_model(self.context, trial, config, info, reads.noted)
+            built = build_model(self.context, trial, config, info, reads.note_reads)
         except Exception as error:
             if not reads.may_have_caused(error):
                 raise
@@ -647,7 +650,7 @@ class UnitRunner:
             if not reads.is_held():
                 return built
             del built
-            output = self.output_of(None)  # the first build's output has been logged
+            output = self.redirect_output(None)  # the first build's output has been logged
         reads.give_up()
         DROPPED.add(None)
         DROPPED.free()
@@ -656,17 +659,17 @@ class UnitRunner:
 
     def begin_again(self, live: LiveModel, epoch: int) -> None:
         """Call ``begin_epoch`` before a state is loaded; its output has been logged before."""
-        with self.output_of(None):
+        with self.redirect_output(None):
             begin_again(live.model, epoch)
 
     def _try_device(self, device: str) -> None:
         """Try the GPU and compile its kernels without counting the time towards the unit."""
-        aside = _aside(self._clock, TRY_SECONDS)
+        aside = _stop_clock(self._clock, TRY_SECONDS)
         with aside, contextlib.suppress(MemoryError):  # the loader will raise it
-            depots.problem(device)
+            depots.find_problem(device)
             self._tried = True
 
-    def _settle(self, task: Task, slots: _core.Slots) -> None:
+    def _settle_commit(self, task: Task, slots: _core.Slots) -> None:
         """Fence off earlier workers of this unit, and undo a commit that was not reported.
 
         If a worker died between its commit and its answer, the coordinator does not know the
@@ -684,7 +687,7 @@ class UnitRunner:
         if task.origin is not None:
             packed = read_state(task.origin)
         else:
-            packed = self._committed(task, slots)
+            packed = self._read_committed(task, slots)
         live = self.load_anew(live, task, packed, task.epoch if task.step > 0 else task.epoch - 1)
         live.position = task.position
         return live
@@ -693,18 +696,18 @@ class UnitRunner:
         """Load a state of `epoch` into a trial's model; see `load_or_rebuild`."""
 
         def rebuild() -> LiveModel:
-            with self.output_of(None):
+            with self.redirect_output(None):
                 return self._build_for(task)
 
         return load_or_rebuild(live, lambda model: self.load_packed(model, packed), rebuild, epoch)
 
-    def _committed(self, task: Task, slots: _core.Slots) -> Any:
+    def _read_committed(self, task: Task, slots: _core.Slots) -> Any:
         committed = slots.committed()
         if committed is None or committed[0] != task.position:
             at = "nothing" if committed is None else f"unit {committed[0]}"
             raise StateError(
                 f"trial {task.trial}: expected the state of unit {task.position} in "
-                f"{self._stem(task.trial)}, found {at}"
+                f"{self._path_of_slots(task.trial)}, found {at}"
             )
         return slots.view()
 
@@ -715,16 +718,16 @@ class UnitRunner:
 
         def load(live: LiveModel) -> None:
             if hasattr(live.model, "load_clone"):
-                live.model.load_clone(state, plain(task.config))
+                live.model.load_clone(state, strip_study(task.config))
             else:
                 live.model.load_state_dict(state)
 
-        with self.computing():
+        with self.use_settings():
             live = load_or_rebuild(live, load, lambda: self._build_for(task), task.epoch - 1)
         live.position = task.position
         return live
 
-    def _shrink(self, current: int) -> tuple[int, ...]:
+    def _drop_least_used(self, current: int) -> tuple[int, ...]:
         """Release the least recently used models; return the numbers of their trials."""
         context = self.context
         limit = context.live_models
@@ -736,27 +739,27 @@ class UnitRunner:
         dropped = []
         while len(self._live) > limit:
             trial = next(iter(self._live))
-            self._drop(trial)
+            self._drop_model(trial)
             dropped.append(trial)
         while len(self._slots) > MAX_OPEN_SLOTS:
             trial = next(iter(self._slots))
             self._slots.pop(trial).close()
         return tuple(dropped)
 
-    def _drop(self, trial: int) -> None:
+    def _drop_model(self, trial: int) -> None:
         live = self._live.pop(trial, None)
         if live is not None:
             # Without a state, its first unit has failed.
             DROPPED.add(live.held_bytes if live.state_bytes else None)
 
-    def free_checked(self) -> None:
+    def free_checked_models(self) -> None:
         """Free the models of a check on a GPU, where room for others may be short."""
         if is_gpu(self.context.device):
             DROPPED.free(all_sizes=True)
 
     def _release(self, ended: Sequence[int]) -> None:
         for trial in ended:
-            self._drop(trial)
+            self._drop_model(trial)
             self.warnings.forget(trial)
             self.examined.pop(trial, None)
             self._tries.pop(trial, None)
@@ -764,19 +767,19 @@ class UnitRunner:
             if slots is not None:  # a deleted file occupies the disk as long as it is mapped
                 slots.close()
 
-    def info_of(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
+    def make_info(self, trial: int, config: Mapping[str, Any], epochs: int | None = None) -> Info:
         context = self.context
         return make_info(
             context.views(trial)[0],
             context.order(trial),
             trial=trial,
             epochs=context.epochs if epochs is None else epochs,
-            cut=self._cut(config),
+            cut=self._make_cut(config),
             fold=context.fold_of(trial),
             device=context.device,
         )
 
-    def _cut(self, config: Mapping[str, Any], accumulate: int = 1) -> Cut:
+    def _make_cut(self, config: Mapping[str, Any], accumulate: int = 1) -> Cut:
         context = self.context
         return Cut(batch_size_of(config, context.batch_size), context.drop_last, accumulate)
 
@@ -787,7 +790,7 @@ class UnitRunner:
         return batch_device(model, self.context.device)
 
     @contextlib.contextmanager
-    def computing(
+    def use_settings(
         self, not_exact: set[str] | None = None, *, strict: bool = False
     ) -> Iterator[None]:
         """Compute with the run's settings; add the non-deterministic operations to `not_exact`.
@@ -800,17 +803,17 @@ class UnitRunner:
             if not may_be_inexact(*choice):
                 yield
                 return
-            with operations_noted(set() if not_exact is None else not_exact):
+            with note_operations(set() if not_exact is None else not_exact):
                 yield
 
     def tolerates(self, error: BaseException, not_exact: set[str]) -> bool:
         """Return whether the work may run again without `strict`; add the operation's name."""
-        name = tolerated(error, self.context.deterministic, self.context.device)
+        name = find_inexact_operation(error, self.context.deterministic, self.context.device)
         if name is not None:
             not_exact.add(name)
         return name is not None
 
-    def packable(self, live: LiveModel) -> dict[str, Any]:
+    def copy_to_host(self, live: LiveModel) -> dict[str, Any]:
         """Return a trial's state in host memory; tensors on a GPU are copied."""
         tree = pack_tree(live)
         if self.device_of(live.model) == "cpu":
@@ -836,7 +839,7 @@ class UnitRunner:
         return self._slots_of(trial).view()
 
     def hash_of(self, live: LiveModel) -> str:
-        return _core.hash_state(_core.pack_state(self.packable(live)))
+        return _core.hash_state(_core.pack_state(self.copy_to_host(live)))
 
     def is_not_exact(self, trial: int) -> bool:
         return trial in self._not_exact
@@ -845,8 +848,8 @@ class UnitRunner:
         """Make the next unit measure the memory again, because other work has used some."""
         self._usage = None
 
-    def aside(self, seconds: float) -> contextlib.AbstractContextManager[None]:
-        return _aside(self._clock, seconds)
+    def stop_clock(self, seconds: float) -> contextlib.AbstractContextManager[None]:
+        return _stop_clock(self._clock, seconds)
 
     # --- data and files --------------------------------------------------
 
@@ -854,7 +857,7 @@ class UnitRunner:
         """Make the next unit restore its generators, even if the trial is the same."""
         self._last_trial = None
 
-    def loader(
+    def make_loader(
         self, model: Any, batch_size: int, *, training: bool, trial: int, epoch: int = 0
     ) -> Loader:
         """Return a loader. A few loaders are kept, because their buffers are warm."""
@@ -866,8 +869,8 @@ class UnitRunner:
         last = getattr(model, "channels_last", False)
         columns, self._unfit = read_columns(model, data.columns), {}
         if not training and context.folds is None:  # folds are views of the training data
-            columns = self._fitting(model, columns)
-        copy = epoch % copies.count(data) if training else 0
+            columns = self._find_fitting_columns(model, columns)
+        copy = epoch % copies.count_copies(data) if training else 0
         key = (
             training,
             batch_size,
@@ -894,7 +897,7 @@ class UnitRunner:
                 augment=training,
                 copy=copy,
             )
-            depots.limit(loader, context.data_bytes)
+            depots.set_limit(loader, context.data_bytes)
             self._moved = self._moved or getattr(loader, "why", "")
         self._loaders[key] = loader
         most = MAX_GPU_LOADERS if is_gpu(context.device) else MAX_LOADERS
@@ -902,15 +905,15 @@ class UnitRunner:
             self._loaders.popitem(last=False)[1].close()
         return loader
 
-    def _fitting(self, model: Any, read: list[str] | None) -> list[str] | None:
-        """Return the columns of validation batches; see `fitting_columns`."""
+    def _find_fitting_columns(self, model: Any, read: list[str] | None) -> list[str] | None:
+        """Return the columns of validation batches; see `find_fitting_columns`."""
         train, validation = self.context.train, self.context.validation
         assert validation is not None
         key = None if read is None else tuple(read)
         if key not in self._fits:
             what = f"validation ({validation.path})"
-            self._fits[key] = fitting_columns(model, train, validation, what)
-            if text := left_out(self._fits[key][1], validation):
+            self._fits[key] = find_fitting_columns(model, train, validation, what)
+            if text := describe_left_out(self._fits[key][1], validation):
                 warn(f"validation: {text}")
         columns, self._unfit = self._fits[key]
         return columns
@@ -938,22 +941,22 @@ class UnitRunner:
             data._check_sizes(shard)
         self._sized[key] = now
 
-    def _stem(self, trial: int) -> str:
+    def _path_of_slots(self, trial: int) -> str:
         return f"{self.context.state_dir}/{trial}"
 
     def _slots_of(self, trial: int) -> _core.Slots:
         slots = self._slots.pop(trial, None)
         if slots is None:
-            with storing():
-                slots = _core.Slots(self._stem(trial), True)
+            with explain_storage_errors():
+                slots = _core.Slots(self._path_of_slots(trial), True)
         self._slots[trial] = slots
         return slots
 
     @contextlib.contextmanager
-    def output_of(self, trial: int | None) -> Iterator[None]:
+    def redirect_output(self, trial: int | None) -> Iterator[None]:
         """Redirect output to the trial's log; without a trial, discard it."""
         path = log_path(self.context.log_dir, trial)
-        with redirected_descriptors(path) if self._own_process else redirected_streams(path):
+        with redirect_descriptors(path) if self._own_process else redirect_streams(path):
             yield
 
     # --- the end ---------------------------------------------------------
@@ -969,5 +972,5 @@ class UnitRunner:
         give_back_memory(self.context.device)
 
 
-def _aside(clock: Any, seconds: float) -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext() if clock is None else clock.aside(seconds)
+def _stop_clock(clock: Any, seconds: float) -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext() if clock is None else clock.stop_clock(seconds)

@@ -48,14 +48,14 @@ class StateArena:
         _collect(tree, lambda value: _is_away(torch, value), away)
         if not away:
             return tree
-        places = self._places(torch, away)
+        places = self._make_places(torch, away)
         for key, tensor in away.items():
             _copy_out(places[key], tensor)
         if turns.gives_away():
             streams.wait_for_stream()
         else:
             _synchronize(torch, {tensor.device for tensor in away.values()})
-        return _replaced(tree, places)
+        return _replace_tensors(tree, places)
 
     def to_device(self, tree: Any, device: str) -> Any:
         """Move a nested state's tensors to a device by one copy; return the new nested state.
@@ -68,7 +68,7 @@ class StateArena:
         here: dict[int, Any] = {}
         _collect(tree, lambda value: isinstance(value, torch.Tensor), here)
         self._wait(torch)  # the previous copy from the arena must be done
-        places = self._places(torch, here)
+        places = self._make_places(torch, here)
         for key, tensor in here.items():
             places[key].copy_(tensor)
         if places:
@@ -80,7 +80,7 @@ class StateArena:
                     places[key] = _view(flat, offset, place)
                 else:  # PyTorch's optimizers keep it in host memory
                     places[key] = place.clone()
-        return _replaced(tree, places)
+        return _replace_tensors(tree, places)
 
     def _wait(self, torch: Any) -> None:
         if self._reader is None:
@@ -91,7 +91,7 @@ class StateArena:
             _synchronize(torch, {self._reader})
         self._reader = None
 
-    def _places(self, torch: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
+    def _make_places(self, torch: Any, tensors: Mapping[int, Any]) -> dict[int, Any]:
         """Return C-contiguous views of the arena that have the tensors' types and shapes."""
         offsets, end = {}, 0
         for key, tensor in tensors.items():
@@ -155,20 +155,20 @@ def _collect(value: Any, wanted: Any, into: dict[int, Any]) -> None:
         into[id(value)] = value
 
 
-def _replaced(value: Any, places: Mapping[int, Any]) -> Any:
+def _replace_tensors(value: Any, places: Mapping[int, Any]) -> Any:
     """Return nested containers of the same types, with tensors replaced."""
     if id(value) in places:
         return places[id(value)]
     if isinstance(value, Mapping):
-        items = {key: _replaced(item, places) for key, item in value.items()}
-        return items if type(value) is dict else _like(value, items)
+        items = {key: _replace_tensors(item, places) for key, item in value.items()}
+        return items if type(value) is dict else _make_like(value, items)
     if isinstance(value, (list, tuple)):
-        parts = [_replaced(item, places) for item in value]
+        parts = [_replace_tensors(item, places) for item in value]
         return parts if type(value) is list else type(value)(parts)
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def _like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+def _make_like(mapping: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
     """Return a mapping of the same type with other values."""
     try:
         return type(mapping)(items)  # type: ignore[call-arg]

@@ -17,7 +17,7 @@ from typing import Any
 
 from cerebro.machine import flags, generators, turns
 from cerebro.machine.devices import is_gpu
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 from cerebro.worker.log import flush_output
 from cerebro.worker.trial_warnings import forget_shown
 
@@ -28,7 +28,7 @@ AHEAD = 4
 # --- waiting -------------------------------------------------------------------
 
 
-def mark() -> Any:
+def record_event() -> Any:
     """Return an event behind all work on PyTorch's current stream."""
     import torch
 
@@ -40,13 +40,13 @@ def mark() -> Any:
 def wait_for(event: Any) -> None:
     """Wait for an event; other units run meanwhile."""
     if not event.query():
-        with turns.away():
+        with turns.give_away():
             event.synchronize()
 
 
 def wait_for_stream() -> None:
     """Wait for all work on PyTorch's current stream; other units run meanwhile."""
-    wait_for(mark())
+    wait_for(record_event())
 
 
 class Ahead:
@@ -56,7 +56,7 @@ class Ahead:
         self._marks: deque[Any] = deque()
 
     def batch_queued(self) -> None:
-        self._marks.append(mark())
+        self._marks.append(record_event())
         if len(self._marks) > AHEAD:
             wait_for(self._marks.popleft())
 
@@ -86,7 +86,7 @@ class CudaStream:
         self._state = self._default.clone_state()
 
     @contextmanager
-    def current(self) -> Iterator[None]:
+    def make_current(self) -> Iterator[None]:
         """Make this the thread's current stream, and give its state to the GPU's generator."""
         import torch
 
@@ -131,12 +131,12 @@ class _Descriptors:
             os.close(copy)
 
 
-def _generators() -> turns.PutBack:
-    return generators.kept("torch" in sys.modules, cuda=False)
+def _keep_generators() -> turns.PutBack:
+    return generators.make_restorer("torch" in sys.modules, cuda=False)
 
 
-def _cuda_generator() -> turns.PutBack:
-    torch = whole_module("torch")
+def _keep_cuda_generator() -> turns.PutBack:
+    torch = find_whole_module("torch")
     if torch is None or not torch.cuda.is_initialized():
         return bool
     default = torch.cuda.default_generators[torch.cuda.current_device()]
@@ -144,7 +144,7 @@ def _cuda_generator() -> turns.PutBack:
     return lambda: default.graphsafe_set_state(state)
 
 
-def _warnings() -> turns.PutBack:
+def _keep_warnings() -> turns.PutBack:
     filters, show = warnings.filters, warnings.showwarning
 
     def put_back() -> None:
@@ -157,9 +157,9 @@ def _warnings() -> turns.PutBack:
 
 KEPT: tuple[turns.Keep, ...] = (
     _Descriptors,
-    _generators,
-    _cuda_generator,
-    _warnings,
-    flags.kept_choices,
+    _keep_generators,
+    _keep_cuda_generator,
+    _keep_warnings,
+    flags.keep_choices,
 )
 """All of the process's state that a unit changes while it runs."""

@@ -19,14 +19,14 @@ _VARYING = ("gradients", "lightning", "metrics")
 """The parts of a model's state that every batch may change, as if they were numbers."""
 
 
-def structure_of(state: Any) -> Structure:
+def describe_structure(state: Any) -> Structure:
     """Return the structure of a model's state, which is made of dicts, lists and arrays."""
     if isinstance(state, Mapping):
         state = {key: part for key, part in state.items() if key not in _VARYING}
-    return frozenset(_parts(state, ""))
+    return frozenset(_list_parts(state, ""))
 
 
-def parameter_order(model: Any) -> str:
+def hash_parameter_order(model: Any) -> str:
     """Return a hash of the order of a network's parameters; empty if the model has no network.
 
     It differs if ``build`` makes layers in the order of a set, in a process with another hash seed.
@@ -38,16 +38,16 @@ def parameter_order(model: Any) -> str:
     return hashlib.sha256(names.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
-def _parts(value: Any, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _list_parts(value: Any, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
     if isinstance(value, Mapping):
         for key, child in value.items():
             if key == _NAMES:
                 yield f"{path}: {sorted(sorted(map(str, names)) for names in child)}", ()
             elif isinstance(child, (Mapping, list, tuple)) or hasattr(child, "shape"):
-                yield from _parts(child, f"{path}/{key}")
+                yield from _list_parts(child, f"{path}/{key}")
     elif isinstance(value, (list, tuple)):
         for place, child in enumerate(value):
             if isinstance(child, (Mapping, list, tuple)) or hasattr(child, "shape"):
-                yield from _parts(child, f"{path}/{place}")
+                yield from _list_parts(child, f"{path}/{place}")
     elif hasattr(value, "shape"):
         yield path, tuple(value.shape)

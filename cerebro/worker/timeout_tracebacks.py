@@ -58,10 +58,10 @@ class LateTasks:
         if task not in self._tasks:
             self._tasks.append(task)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look_often, daemon=True)
+            self._thread = threading.Thread(target=self._keep_setting_timer, daemon=True)
             self._thread.start()
 
-    def look(self) -> None:
+    def set_timer(self) -> None:
         """Set the timer for the task that will be late first."""
         limits = [(task.seconds_left, task) for task in self._tasks]
         running = [(seconds, task) for seconds, task in limits if seconds is not None]
@@ -94,7 +94,7 @@ class LateTasks:
             os.close(self._file)
             self._file = -1
 
-    def _look_often(self) -> None:
+    def _keep_setting_timer(self) -> None:
         while True:
-            self.look()
+            self.set_timer()
             time.sleep(LOOK_SECONDS)

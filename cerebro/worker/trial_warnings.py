@@ -7,7 +7,7 @@ and sends them to the coordinator with the unit's result. The coordinator record
 trial, and `ShownWarnings` shows each warning once per run.
 
 The filters of the user's process decide which warnings are shown; they are sent to the workers
-(`carried_filters`).
+(`carry_filters`).
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ _carried: list[Any] = []
 class Watch:
     """Collects the warnings of one run's units; see the module's docstring.
 
-    `filters` are those of the user's process, from `carried_filters`; empty in that process itself.
+    `filters` are those of the user's process, from `carry_filters`; empty in that process itself.
     """
 
     def __init__(self, filters: Sequence[CarriedFilter] = ()) -> None:
         self._filters = filters
         self._open: Sequence[CarriedFilter] = filters  # without an imported category
         self._known: dict[int | None, dict[Place, set[str]]] = {}
-        self._put(filters)
+        self._put_filters(filters)
 
     def take_filters(self) -> None:
         """Apply the filters whose categories have been imported in the meantime."""
-        if any(_category(carried[2]) is not None for carried in self._open):
-            self._put(self._filters)
+        if any(_find_category(carried[2]) is not None for carried in self._open):
+            self._put_filters(self._filters)
 
-    def _put(self, filters: Sequence[CarriedFilter]) -> None:
-        named = [(carried, _category(carried[2])) for carried in filters]
+    def _put_filters(self, filters: Sequence[CarriedFilter]) -> None:
+        named = [(carried, _find_category(carried[2])) for carried in filters]
         self._open = [carried for carried, category in named if category is None]
         ready = [(*c[:2], category, *c[3:]) for c, category in named if category is not None]
         before: list[Any] = warnings.filters  # type: ignore[assignment]
@@ -68,7 +68,7 @@ class Watch:
         _carried[:] = ready
 
     @contextlib.contextmanager
-    def of(self, trial: int | None) -> Iterator[list[Warned]]:
+    def collect(self, trial: int | None) -> Iterator[list[Warned]]:
         """Collect the warnings of a unit, or of a check (`trial` is None), in the yielded list."""
         warnings_of_unit: list[Warned] = []
         texts_by_place = self._known.setdefault(trial, {})
@@ -81,7 +81,7 @@ class Watch:
             file: Any = None,
             line: str | None = None,
         ) -> None:
-            warned = Warned(_names(category), str(message)[:MAX_LENGTH], filename, lineno)
+            warned = Warned(_names_of(category), str(message)[:MAX_LENGTH], filename, lineno)
             texts = texts_by_place.setdefault(warned.place, set())
             if warned.text in texts or self._is_ignored(warned):
                 return
@@ -124,20 +124,20 @@ def forget_shown() -> None:
 # --- filters and categories ----------------------------------------------------
 
 
-def carried_filters() -> tuple[CarriedFilter, ...]:
+def carry_filters() -> tuple[CarriedFilter, ...]:
     """Return this process's filters in a form that can be sent to workers.
 
     A category is sent by name, so that a worker imports no library for a filter.
     """
     filters: Sequence[Any] = warnings.filters
     return tuple(
-        (*entry[:2], _name(category), *entry[3:])
+        (*entry[:2], _name_of(category), *entry[3:])
         for entry in filters
         for category in (entry[2] if isinstance(entry[2], tuple) else (entry[2],))
     )
 
 
-def _category(name: str) -> type[Warning] | None:
+def _find_category(name: str) -> type[Warning] | None:
     """Return a category by its name, or None if its module is not imported here yet."""
     module, _, path = name.partition(":")
     category: Any = sys.modules.get(module)
@@ -146,13 +146,13 @@ def _category(name: str) -> type[Warning] | None:
     return category if isinstance(category, type) and issubclass(category, Warning) else None
 
 
-def _name(category: type) -> str:
+def _name_of(category: type) -> str:
     return f"{module_of(category)}:{category.__qualname__}"
 
 
-def _names(category: type) -> tuple[str, ...]:
+def _names_of(category: type) -> tuple[str, ...]:
     """Return the names of a category and its base categories, the category itself first."""
-    return tuple(_name(kind) for kind in category.__mro__ if issubclass(kind, Warning))
+    return tuple(_name_of(kind) for kind in category.__mro__ if issubclass(kind, Warning))
 
 
 # --- in the user's process -----------------------------------------------------
@@ -175,7 +175,7 @@ class ShownWarnings:
 
 def show(warned: Warned, prefix: str = "") -> None:
     """Show a warning from another process as if raised here; it has passed the filters there."""
-    category = next((c for c in map(_category, warned.category) if c is not None), UserWarning)
+    category = next((c for c in map(_find_category, warned.category) if c is not None), UserWarning)
     text = f"{prefix}{warned.text}"
     try:
         message = category(text)

@@ -11,7 +11,7 @@ from typing import Any
 from cerebro.data import Dataset
 from cerebro.errors import InputError, one_line, text_of
 from cerebro.machine.devices import is_gpu
-from cerebro.machine.imports import raised_at
+from cerebro.machine.imports import find_raising_line
 from cerebro.run.records import class_name
 
 MOST_CHANNELS = 4
@@ -36,7 +36,9 @@ _TORCH_TYPES = {
 """The data types, by their names in PyTorch's messages."""
 
 
-def divergence(epoch: int, start: int, mean: float, first: tuple[int, float] | None) -> str:
+def describe_divergence(
+    epoch: int, start: int, mean: float, first: tuple[int, float] | None
+) -> str:
     """Describe where a loss became NaN or infinite: epoch and batch, counted from 0.
 
     `start` is the number of the epoch's batches before those of the unit.
@@ -59,7 +61,7 @@ def describe(error: BaseException) -> str:
 
 def place_of(error: BaseException) -> str:
     """Return the user's line that raised an exception, as ``file:line in function``, or ""."""
-    at = raised_at(error, libraries=True)
+    at = find_raising_line(error, libraries=True)
     if at is None:
         return ""
     file = Path(at.filename)
@@ -73,7 +75,7 @@ def bases_of(error: BaseException) -> tuple[str, ...]:
     return tuple(class_name(kind) for kind in type(error).__mro__[:-1])
 
 
-def missing_name(
+def explain_missing_name(
     error: BaseException, config: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> str:
     """If the user's code used a missing name, list the names that exist; else return ""."""
@@ -89,14 +91,16 @@ def missing_name(
     return "" if error.args[0] in names else one_line(f"; {what} {', '.join(names) or 'nothing'}")
 
 
-def misplaced(error: BaseException, device: str) -> str:
+def explain_misplaced(error: BaseException, device: str) -> str:
     """If the user's code mixed devices, name the device of batches; else return ""."""
     if not is_gpu(device) or "on the same device" not in str(error):
         return ""
     return f"; batches arrive on info.device, {device}: put the model there, or give devices='cpu'"
 
 
-def unlike_types(error: BaseException, columns: Mapping[str, Any], *, given: bool = False) -> str:
+def explain_unlike_types(
+    error: BaseException, columns: Mapping[str, Any], *, given: bool = False
+) -> str:
     """If PyTorch rejected the data types of columns, suggest other types; else return "".
 
     `given` says whether the user gave rows in memory, and not a dataset that `shard` wrote.
@@ -123,18 +127,19 @@ def unlike_types(error: BaseException, columns: Mapping[str, Any], *, given: boo
     whose = f"column {wrong[0]!r} is" if len(wrong) == 1 else f"columns {', '.join(wrong)} are"
     images = [name for name in wrong if dtype == "uint8" and _is_image(columns[name].shape)]
     if images:
-        return f"; {whose} {dtype}: {_transformed(columns[images[0]], given, scaled=True)}"
+        return f"; {whose} {dtype}: {_format_transforms(columns[images[0]], given, scaled=True)}"
     if given:
-        return f"; {whose} {dtype}: give {' and '.join(_cast(name, required) for name in wrong)}"
+        arrays = " and ".join(_format_cast(name, required) for name in wrong)
+        return f"; {whose} {dtype}: give {arrays}"
     casts = ", ".join(f'"{name}": "{required}"' for name in wrong)
     return f"; {whose} {dtype}: give shard dtypes={{{casts}}}"
 
 
-def _cast(name: str, dtype: str) -> str:
+def _format_cast(name: str, dtype: str) -> str:
     return f'{name if name.isidentifier() else f"data[{name!r}]"}.astype("{dtype}")'
 
 
-def _transformed(column: Any, given: bool, *, scaled: bool) -> str:
+def _format_transforms(column: Any, given: bool, *, scaled: bool) -> str:
     steps = ["Scale(1/255)"] if scaled else []
     if len(column.shape) == 2 or _has_channels_last(column.shape):
         steps.append("ToCHW()")
@@ -151,14 +156,16 @@ def _has_channels_last(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[2] <= MOST_CHANNELS < shape[0]
 
 
-def channels_last(error: BaseException, columns: Mapping[str, Any], *, given: bool = False) -> str:
+def explain_channels_last(
+    error: BaseException, columns: Mapping[str, Any], *, given: bool = False
+) -> str:
     """If a convolution got images with channels last, suggest `ToCHW`; else return ""."""
     if not re.search(r"expected input\[.*\] to have \d+ channels, but got", text_of(error)):
         return ""
     wrong = [column for column in columns.values() if _has_channels_last(column.shape)]
     if len(wrong) != 1:
         return ""
-    cure = _transformed(wrong[0], given, scaled=wrong[0].dtype == "uint8")
+    cure = _format_transforms(wrong[0], given, scaled=wrong[0].dtype == "uint8")
     return f"; column {wrong[0].name!r} has the channels last: {cure}"
 
 
@@ -210,8 +217,11 @@ for how to convert the column to it.
 """
 
 
-def known_mistake(error: BaseException, *, given: bool = False) -> str:
-    """Return the fix for a known mistake whose PyTorch message names none; see `unlike_types`."""
+def explain_known_mistake(error: BaseException, *, given: bool = False) -> str:
+    """Return the fix for a known mistake whose PyTorch message names none.
+
+    `given` is as in `explain_unlike_types`.
+    """
     if not isinstance(error, (RuntimeError, ValueError, IndexError)):
         return ""
     text = text_of(error)
@@ -236,7 +246,7 @@ _OUT_OF_MEMORY = (
 """What PyTorch, JAX, CUDA's libraries and the operating system say, in lower case."""
 
 
-def short_of_memory(error: BaseException, device: str) -> str:
+def explain_memory_shortage(error: BaseException, device: str) -> str:
     """Return what to do if memory is short, on the GPU or on this machine; else return ""."""
     text = f"{type(error).__name__}: {text_of(error)}".lower()
     usual = isinstance(error, (MemoryError, RuntimeError, OSError))
@@ -256,12 +266,12 @@ def short_of_memory(error: BaseException, device: str) -> str:
 def traceback_of(error: BaseException) -> str:
     """Return an exception's traceback as clipped text, even if the exception has no text."""
     try:
-        return clipped("".join(traceback.format_exception(error)))
+        return clip_text("".join(traceback.format_exception(error)))
     except Exception:
-        return clipped("".join(traceback.format_tb(error.__traceback__)) + describe(error))
+        return clip_text("".join(traceback.format_tb(error.__traceback__)) + describe(error))
 
 
-def clipped(text: str, limit: int = 20_000) -> str:
+def clip_text(text: str, limit: int = 20_000) -> str:
     """Remove the middle of a text that is too long to keep."""
     if len(text) <= limit:
         return text

@@ -82,7 +82,7 @@ def apart(monkeypatch):
     def no_token(folder):
         yield "/nowhere"
 
-    monkeypatch.setattr(module, "run_token", no_token)
+    monkeypatch.setattr(module, "make_run_token", no_token)
 
 
 @pytest.fixture
@@ -90,5 +90,5 @@ def elsewhere(monkeypatch, apart, tmp_path):
     """Agents are on machines of their own: the data, the run and the states are sent."""
     from cerebro.cluster import hub as module
 
-    monkeypatch.setattr(module, "machine", lambda: "another one")
+    monkeypatch.setattr(module, "read_machine_id", lambda: "another one")
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "coordinator"))

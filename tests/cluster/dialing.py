@@ -27,7 +27,7 @@ class Apart(EngineExecutor):
         super().__init__(workers, 1, None)
         self.caches = [folder / f"cache-{number // sharing}" for number in range(workers)]
 
-    def _engine(self, context):
+    def _make_engine(self, context):
         variables = [{"CEREBRO_CACHE": str(cache), "NODE": cache.name} for cache in self.caches]
         self.processes = Processes(len(variables), variables)
         return self.processes

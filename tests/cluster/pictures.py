@@ -24,7 +24,7 @@ def build(config, info):
 
 
 def shards(folder):
-    data = cerebro.shard(self_test.pictures(ROWS), folder, shards=SHARDS, progress=False)
+    data = cerebro.shard(self_test.draw_pictures(ROWS), folder, shards=SHARDS, progress=False)
     return data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})
 
 

@@ -23,7 +23,7 @@ from cerebro.cluster import hub as module
 from cerebro.cluster import wire
 from cerebro.cluster.agent import CUT, Agent, AgentSupervisor
 from cerebro.cluster.engine import Outside
-from cerebro.cluster.hello import versions
+from cerebro.cluster.hello import list_versions
 from cerebro.cluster.keys import Keys, Ticket
 from cerebro.machine.wake_pipe import wait_for
 from cerebro.worker.messages import Task
@@ -31,7 +31,7 @@ from cerebro.worker.messages import Task
 
 @pytest.fixture
 def hub():
-    one = module.Hub(Keys.new(), Outside(), "127.0.0.1")
+    one = module.Hub(Keys.generate(), Outside(), "127.0.0.1")
     yield one
     one.close()
 
@@ -170,10 +170,10 @@ def test_a_process_is_closed_when_no_thread_waits_for_it(hub):
 
 
 def test_an_agent_whose_coordinator_dies_as_it_welcomes_it_ends():
-    keys = Keys.new()
+    keys = Keys.generate()
     context = zmq.Context()
-    guard = wire.doorman(context, keys)
-    socket, port = wire.listener(context, keys, "127.0.0.1")
+    guard = wire.start_authenticator(context, keys)
+    socket, port = wire.open_listener(context, keys, "127.0.0.1")
     agent = Agent(Ticket(f"127.0.0.1:{port}", keys.key, listen="127.0.0.1"), patience=60.0)
     agent._socket.send([b"hello", b"{}"])
     peer, *_ = socket.recv_multipart()
@@ -232,7 +232,14 @@ def test_calls_after_a_wait_are_answered_at_once(hub):
 def test_an_agent_that_ends_before_its_hello_is_read_is_not_taken(hub):
     context = zmq.Context()
     address = f"127.0.0.1:{hub.port}"
-    hello = {"versions": versions(), "id": "x", "host": "x", "machine": "x", "pid": 1, "states": 1}
+    hello = {
+        "versions": list_versions(),
+        "id": "x",
+        "host": "x",
+        "machine": "x",
+        "pid": 1,
+        "states": 1,
+    }
     with hub._socket._handling:  # keeps the hub from reading
         socket = wire.dial(context, hub.keys, address)
         socket.send_multipart([b"hello", json.dumps(hello).encode()])

@@ -32,8 +32,8 @@ from cerebro.cluster import executor as executor_module
 from cerebro.cluster import hub as module
 from cerebro.cluster.agent import ENDED, UNHEARD, Agent
 from cerebro.cluster.engine import Outside, Processes
-from cerebro.cluster.hello import versions
-from cerebro.cluster.keys import Keys, Ticket, key_at, parse_key
+from cerebro.cluster.hello import list_versions
+from cerebro.cluster.keys import Keys, Ticket, parse_key, read_key_file
 from cerebro.errors import InputError, WorkerError
 from cerebro.machine import environment
 
@@ -203,7 +203,7 @@ def test_agents_of_the_command_line_come_and_go(
     cache = tmp_path / "cache"
     monkeypatch.setenv("CEREBRO_CACHE", str(cache))
     address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
-    key_at(key, create=True)
+    read_key_file(key, create=True)
     command = [sys.executable, "-m", "cerebro", "agent", "--connect", address, "--key", str(key)]
     started = [subprocess.Popen(command)]  # before the coordinator listens
     executor = cerebro.cluster.Executor(1, listen=address, key=key)
@@ -226,7 +226,7 @@ def test_agents_of_the_command_line_come_and_go(
 
 def test_an_agent_in_no_search_that_is_told_to_end_says_so(tmp_path):
     address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
-    key_at(key, create=True)
+    read_key_file(key, create=True)
     line = "import sys, threading, os, signal; from cerebro.cluster import agent; "
     line += "begin = agent.Agent.run; "
     line += (
@@ -253,7 +253,7 @@ def test_agents_of_another_user_send_their_states(data, tmp_path, expected, monk
     cache.chmod(0o777)
     monkeypatch.setenv("CEREBRO_CACHE", str(cache))
     address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
-    monkeypatch.setenv("CEREBRO_CLUSTER_KEY", (key_at(key, create=True)).hex())
+    monkeypatch.setenv("CEREBRO_CLUSTER_KEY", (read_key_file(key, create=True)).hex())
     command = [*other, sys.executable, "-m", "cerebro", "agent", "--connect", address]
     before = os.umask(0o777 & ~mode)
     try:
@@ -276,7 +276,7 @@ def test_an_agent_that_is_given_up_fails(data, tmp_path, expected, monkeypatch):
     """Its batch system may start another; the agent that trains to the end succeeds."""
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
-    key_at(key, create=True)
+    read_key_file(key, create=True)
     command = [sys.executable, "-m", "cerebro", "agent", "--connect", address, "--key", str(key)]
     agents = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     executor = cerebro.cluster.Executor(2, listen=address, key=key)
@@ -285,7 +285,7 @@ def test_an_agent_that_is_given_up_fails(data, tmp_path, expected, monkeypatch):
     def give_up():
         remote = executor._remotes[0]
         given_up.append(remote.agent.pid)
-        executor._agent_failed(remote, WorkerError("no heartbeat for 35 seconds"))
+        executor._handle_failed_agent(remote, WorkerError("no heartbeat for 35 seconds"))
 
     with pytest.warns(UserWarning, match="until another is started"):
         result = search(tmp_path / "run", data, executor, callbacks=[AtUnit(10, give_up)])
@@ -305,7 +305,7 @@ def test_an_agent_of_an_engine_that_is_given_up_does_not_fail(data, tmp_path, ex
 
     def give_up():
         remote = executor._remotes[0]
-        executor._agent_failed(remote, WorkerError("no heartbeat for 35 seconds"))
+        executor._handle_failed_agent(remote, WorkerError("no heartbeat for 35 seconds"))
         started = executor.processes.processes
         ended.extend(p.wait(30) for p in started if p.pid == remote.agent.pid)
 
@@ -318,7 +318,7 @@ def test_an_agent_of_an_engine_that_is_given_up_does_not_fail(data, tmp_path, ex
 def test_an_agent_that_is_cut_off_comes_back_as_a_new_one(data, tmp_path, expected, monkeypatch):
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     port, key = free_port(), tmp_path / "key"
-    key_at(key, create=True)
+    read_key_file(key, create=True)
     way = Way(port)
     address = ["--connect", f"127.0.0.1:{way.port}", "--key", str(key)]
     agent = subprocess.Popen([sys.executable, "-m", "cerebro", "agent", *address])
@@ -352,8 +352,8 @@ def test_an_agent_that_differs_is_refused_by_name(data, tmp_path, monkeypatch):
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     with pytest.raises(InputError, match=r"different results: packages\.numpy is 1\.0 here and"):
         search(tmp_path / "run", data, cerebro.cluster.Executor(1))
-    own = {**module.versions(), "cerebro": "0.0.9"}
-    monkeypatch.setattr(module, "versions", lambda: own)
+    own = {**module.list_versions(), "cerebro": "0.0.9"}
+    monkeypatch.setattr(module, "list_versions", lambda: own)
     with pytest.raises(InputError, match=r"cerebro is .* there and 0\.0\.9 here.*status 1"):
         search(tmp_path / "run", data, cerebro.cluster.Executor(1))
     assert not (tmp_path / "run").exists()
@@ -387,22 +387,22 @@ def test_bad_arguments_are_refused(options, match):
 
 def test_keys_are_files_that_only_their_owner_reads(tmp_path):
     file = tmp_path / "key"
-    key = key_at(file, create=True)
-    assert key_at(file, create=True) == key and len(key) == 32
+    key = read_key_file(file, create=True)
+    assert read_key_file(file, create=True) == key and len(key) == 32
     assert file.stat().st_mode & 0o777 == 0o600
     assert key.hex() not in repr(Ticket("h:1", key))
     file.chmod(0o644)
     with pytest.warns(UserWarning, match="others can read or replace the key in .*: chmod 600"):
-        key_at(file)
+        read_key_file(file)
     file.chmod(0o640)
     file.write_text("not a key")
     with pytest.raises(InputError, match=r"is not a key: .*openssl") as caught:
-        key_at(file)
+        read_key_file(file)
     assert str(caught.value).count("not a key") == 1  # and the text in the file is not shown
     with pytest.raises(InputError, match="cannot read the key"):
-        key_at(tmp_path / "none")
+        read_key_file(tmp_path / "none")
     with pytest.raises(InputError, match=r"cannot create the key: .*No such file"):
-        key_at(tmp_path / "none" / "key", create=True)
+        read_key_file(tmp_path / "none" / "key", create=True)
     with pytest.raises(InputError):
         parse_key("zz" * 32, "it")
 
@@ -429,7 +429,7 @@ def test_an_agent_gives_up_on_a_port_of_another_protocol(capfd):
 
 def test_an_agent_says_at_once_that_a_host_is_unknown(tmp_path, capfd):
     key = tmp_path / "key"
-    key_at(key, create=True)
+    read_key_file(key, create=True)
     command = ["agent", "--connect", "search.invalid:7070", "--key", str(key), "--patience", "1"]
     assert main(command) == UNHEARD
     first, second = capfd.readouterr().err.splitlines()
@@ -443,12 +443,12 @@ HELLO = {"id": "x", "host": "x", "machine": "x", "pid": 1, "states": 5}
 
 
 def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once(monkeypatch):
-    hub = module.Hub(Keys.new(), Outside(), "127.0.0.1")
+    hub = module.Hub(Keys.generate(), Outside(), "127.0.0.1")
     try:
         line = module.Line(hub, "x")
         line.connect(b"x", -1, "127.0.0.1", HELLO)
         with monkeypatch.context() as patched:
-            patched.setattr(hub._socket, "send", lambda frames: hub._left(line))
+            patched.setattr(hub._socket, "send", lambda frames: hub._drop_line(line))
             during = line.call("ping")
         for call in (during, line.call("ping")):
             with pytest.raises(module.AgentError, match="closed the connection"):
@@ -469,14 +469,14 @@ def test_an_agent_that_hangs_up_during_a_call_fails_the_call_once(monkeypatch):
 )
 def test_states_are_fetched_from_where_the_agent_dialed(peer, address):
     line = module.Line(None, "x")
-    before = line.ref(1)
+    before = line.make_ref(1)
     line.connect(b"", 1, peer, HELLO)
-    assert before.address == line.ref(2).address == address
+    assert before.address == line.make_ref(2).address == address
 
 
 @pytest.fixture
 def hub():
-    hub = module.Hub(Keys.new(), Outside(), "127.0.0.1")
+    hub = module.Hub(Keys.generate(), Outside(), "127.0.0.1")
     yield hub
     hub.close()
 
@@ -492,7 +492,7 @@ def yet_to_come(hub):
 
 def test_calls_made_before_an_agent_connects_are_sent_in_order(hub):
     line, thread = yet_to_come(hub)
-    calls = [line.call("agent_is_gone", "a"), line.call("ping"), line.call("run", None, None)]
+    calls = [line.call("mark_agent_lost", "a"), line.call("ping"), line.call("run", None, None)]
     assert not any(call.done() for call in calls)
     thread.start()
     assert [call.result(30) for call in calls[:2]] == [None, os.getpid()]
@@ -506,7 +506,7 @@ def test_calls_made_before_an_agent_connects_are_sent_in_order(hub):
 def test_an_agent_that_never_connects_fails_its_calls(hub):
     line, _ = yet_to_come(hub)
     call = line.call("ping")
-    hub.lose(line, module.AgentError("its actor has died"))
+    hub.mark_lost(line, module.AgentError("its actor has died"))
     for failed in (call, line.call("ping")):
         with pytest.raises(module.AgentError):
             failed.result(0)
@@ -515,7 +515,7 @@ def test_an_agent_that_never_connects_fails_its_calls(hub):
 
 def test_an_expected_agent_of_another_version_fails_its_calls(hub, monkeypatch):
     line, thread = yet_to_come(hub)
-    monkeypatch.setattr(agent_module, "versions", lambda: {**versions(), "python": "2.7"})
+    monkeypatch.setattr(agent_module, "list_versions", lambda: {**list_versions(), "python": "2.7"})
     call = line.call("ping")
     thread.start()
     with pytest.raises(module.AgentError, match=r"is refused: python is 2\.7 there and 3"):
@@ -531,7 +531,7 @@ def test_agents_dial_in_by_ipv6(data, tmp_path, elsewhere, host):
     except OSError:
         pytest.skip("this machine has no IPv6")
     key, address = tmp_path / "key", f"[{host}]:{free_port()}"
-    key_at(key, create=True)
+    read_key_file(key, create=True)
     dialed = address.replace("[::]", "[::1]")
     command = [sys.executable, "-m", "cerebro", "agent", "--connect", dialed, "--key", str(key)]
     agents = [

@@ -16,7 +16,7 @@ from dialing import AtUnit, left_over, same, search
 
 import cerebro
 from benchmarks.peers import free_port
-from cerebro.cluster.keys import key_at
+from cerebro.cluster.keys import read_key_file
 
 USER = """
 import resumable
@@ -50,7 +50,7 @@ def test_an_agent_that_joins_after_an_edit(data, tmp_path, project, monkeypatch,
     expected = search(tmp_path / "here", data, build=build, workers=1)
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
-    key_at(key, create=True)
+    read_key_file(key, create=True)
     command = [sys.executable, "-m", "cerebro", "agent", "--connect", address, "--key", str(key)]
     started = [subprocess.Popen(command)]
     executor = cerebro.cluster.Executor(1, listen=address, key=key)

@@ -97,7 +97,7 @@ def test_a_search_begins_with_what_is_there_and_uses_what_comes(
 
 def test_a_search_that_has_room_asks_for_nothing(cluster, asked, data, tmp_path, recwarn):
     seen = []
-    autoscaler.request([ONE] * 5)  # left by a search that was killed
+    autoscaler.request_nodes([ONE] * 5)  # left by a search that was killed
     executor = cluster.executor(workers=1, autoscale=True)
     search(tmp_path / "run", data, executor, callbacks=[AtStart(lambda: seen.append(asked()))])
     assert seen == [[ONE] * 5]

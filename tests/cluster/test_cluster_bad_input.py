@@ -138,7 +138,7 @@ def test_a_node_that_joins_and_is_not_alike_is_not_used(
 ):
     gate = tmp_path / "gate"
     executor = cluster.executor(workers=2)
-    admitted = executor._admitted
+    admitted = executor._add_admitted_workers
 
     def hear(node, done):
         admitted(node, done)
@@ -154,7 +154,7 @@ def test_a_node_that_joins_and_is_not_alike_is_not_used(
             executor.workers = None
             executor._known = {*executor.nodes().values(), cluster.cluster.head_node.node_id}
 
-    monkeypatch.setattr(executor, "_admitted", hear)
+    monkeypatch.setattr(executor, "_add_admitted_workers", hear)
     with pytest.warns(UserWarning, match=r"has joined and is not used: .*numpy is 1\.0 here"):
         result = resumable.search(
             tmp_path / "run", data, build=ballast.build, executor=executor, callbacks=[Join()],

@@ -20,7 +20,7 @@ from cerebro.machine import (  # noqa: E402
     environment,
 )
 from cerebro.machine.devices import Found  # noqa: E402
-from cerebro.ray.cluster.actor import given_gpu  # noqa: E402
+from cerebro.ray.cluster.actor import find_assigned_gpu  # noqa: E402
 
 SPACE = {"rate": [0.1, 0.2, 0.3, 0.4]}
 
@@ -259,7 +259,7 @@ def test_which_gpu_is_an_actors(monkeypatch, visible, given, found):
     context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": given})
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
     try:
-        assert given_gpu().name == found
+        assert find_assigned_gpu().name == found
     except cerebro.DeviceError as error:
         assert str(error) == found
 

@@ -96,7 +96,7 @@ def test_workers_that_are_threads_of_this_process_serve(data, tmp_path, monkeypa
         processes=False, n_workers=1, threads_per_worker=4, dashboard_address=":0"
     ) as client:
         executor = cerebro.dask.Executor(client)
-        assert executor._engine(_Context(threads=2)).size == 2
+        assert executor._make_engine(_Context(threads=2)).size == 2
         result = search(tmp_path / "run", data, cerebro.dask.Executor(client, 2))
     same(result, search(tmp_path / "here", data))
     assert left_over(tmp_path) == []

@@ -115,8 +115,8 @@ def test_what_is_killed_costs_a_shard(source, tmp_path, expected, elsewhere, wha
 class Restarted(Apart):
     """Its agents can be started again, as by an engine."""
 
-    def _engine(self, context):
-        processes = super()._engine(context)
+    def _make_engine(self, context):
+        processes = super()._make_engine(context)
         start = processes.start
 
         def start_with(ticket):

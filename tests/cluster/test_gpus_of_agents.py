@@ -29,8 +29,8 @@ from dialing import end_spark
 import cerebro
 from benchmarks.peers import free_port
 from cerebro.cluster import hub
-from cerebro.cluster.gpus import visible_gpu
-from cerebro.cluster.keys import key_at
+from cerebro.cluster.gpus import format_visible_gpu
+from cerebro.cluster.keys import read_key_file
 from cerebro.errors import InputError
 from cerebro.machine import devices
 
@@ -103,7 +103,7 @@ def test_more_workers_than_there_are_gpus(data, tmp_path, monkeypatch):
 def start(tmp_path):
     """Starts agents of the command line, and returns what belongs to their executor."""
     address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
-    key_at(key, create=True)
+    read_key_file(key, create=True)
     started = []
 
     def start(*agents):
@@ -357,8 +357,8 @@ def test_an_executor_is_copied_with_its_gpus():
 
 
 def test_a_position_that_is_not_visible():
-    assert visible_gpu(1) == "GPU-b"
+    assert format_visible_gpu(1) == "GPU-b"
     with pytest.raises(
         InputError, match="no GPU 2 for an agent here: CUDA_VISIBLE_DEVICES is 'GPU"
     ):
-        visible_gpu(2)
+        format_visible_gpu(2)

@@ -19,16 +19,16 @@ from dialing import Apart, AtUnit, same, search  # noqa: E402
 from cerebro.cluster import hub as module  # noqa: E402
 from cerebro.cluster import wire  # noqa: E402
 from cerebro.cluster.blobs import BlobServer, fetch  # noqa: E402
-from cerebro.cluster.hello import versions  # noqa: E402
+from cerebro.cluster.hello import list_versions  # noqa: E402
 from cerebro.cluster.keys import Keys  # noqa: E402
 from cerebro.cluster.states import StateGone  # noqa: E402
 from cerebro.cluster.wire import (  # noqa: E402
     MAX_FRAME_BYTES,
+    decode_message,
     dial,
-    doorman,
-    frames_of,
-    listener,
-    message_of,
+    encode_message,
+    open_listener,
+    start_authenticator,
 )
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
@@ -67,8 +67,8 @@ def attack(port, keys, file, hangs_up):
     half = socket.create_connection(("127.0.0.1", port))
     half.sendall(GREETING + b"\x04\xc8\x05HELLO")
     half.close()
-    wrong = Keys.new()
-    only_the_servers = Keys.new()  # as one who has overheard which coordinator it is
+    wrong = Keys.generate()
+    only_the_servers = Keys.generate()  # as one who has overheard which coordinator it is
     only_the_servers.server_public = keys.server_public
     for given in (None, wrong, only_the_servers):
         assert refuses(port, given, Payload(file))
@@ -87,7 +87,14 @@ def refuses(port, keys, payload):
         peer.curve_serverkey = keys.server_public
         peer.curve_publickey, peer.curve_secretkey = keys.client_public, keys.client_secret
     peer.connect(f"tcp://127.0.0.1:{port}")
-    hello = {"versions": versions(), "id": "x", "host": "x", "machine": "", "states": 1, "pid": 1}
+    hello = {
+        "versions": list_versions(),
+        "id": "x",
+        "host": "x",
+        "machine": "",
+        "states": 1,
+        "pid": 1,
+    }
     with contextlib.suppress(zmq.Again):  # refused already: to wait for a connection is in vain
         peer.send_multipart([b"hello", json.dumps(hello).encode()], zmq.NOBLOCK)
         peer.send_multipart([b"answer", pickle.dumps(payload)], zmq.NOBLOCK)
@@ -99,7 +106,7 @@ def refuses(port, keys, payload):
 
 def test_a_search_goes_on_among_hostile_peers(data, tmp_path, apart, monkeypatch):
     """Peers try the coordinator's port and that of an agent's states."""
-    monkeypatch.setattr(module, "machine", lambda: "another one")
+    monkeypatch.setattr(module, "read_machine_id", lambda: "another one")
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "coordinator"))
     monkeypatch.setattr(wire, "HANDSHAKE_SECONDS", 1)  # of the coordinator; agents wait longer
     executor = Apart(tmp_path, workers=2)
@@ -122,9 +129,9 @@ def test_a_search_goes_on_among_hostile_peers(data, tmp_path, apart, monkeypatch
 @pytest.fixture
 def pair():
     """A listener and a socket that has dialed in, with the same key."""
-    keys, context = Keys.new(), zmq.Context()
-    guard = doorman(context, keys)
-    server, port = listener(context, keys, "127.0.0.1")
+    keys, context = Keys.generate(), zmq.Context()
+    guard = start_authenticator(context, keys)
+    server, port = open_listener(context, keys, "127.0.0.1")
     yield server, port, keys, context
     guard.stop()
     context.destroy(linger=0)
@@ -134,9 +141,9 @@ def test_a_peer_with_the_key_that_exceeds_the_limit_is_hung_up_on(pair):
     server, port, keys, context = pair
     greedy, modest = (dial(context, keys, f"127.0.0.1:{port}") for _ in range(2))
     greedy.send(bytes(MAX_FRAME_BYTES + 1))
-    modest.send_multipart(frames_of({"array": bytes(3 * MAX_FRAME_BYTES)}))
+    modest.send_multipart(encode_message({"array": bytes(3 * MAX_FRAME_BYTES)}))
     _, *frames = server.recv_multipart(copy=False)
-    assert message_of(frames) == {"array": bytes(3 * MAX_FRAME_BYTES)}
+    assert decode_message(frames) == {"array": bytes(3 * MAX_FRAME_BYTES)}
     assert not server.poll(100)
 
 
@@ -161,8 +168,8 @@ def test_a_hello_that_is_none_is_answered_and_forgotten(pair, tmp_path):
 
 
 def test_states_come_whole_or_not_at_all():
-    keys, context = Keys.new(), zmq.Context()
-    guard = doorman(context, keys)
+    keys, context = Keys.generate(), zmq.Context()
+    guard = start_authenticator(context, keys)
     server = BlobServer(context, keys, "127.0.0.1")
     large = bytes(range(256)) * 50_000
     server.add(1, large)

@@ -69,7 +69,7 @@ def test_a_local_master_keeps_its_configuration(tmp_path_factory):
     settings = {"executor.cores": "2", "executor.resource.gpu.amount": "1"}
     with running("local[2]", tmp_path_factory.mktemp("spark"), settings) as session:
         context = session.sparkContext
-        assert module._own_profile(context, 2, 0.0) is None
-        assert module._slots(context, None) == 2
+        assert module._make_profile(context, 2, 0.0) is None
+        assert module._count_slots(context, None) == 2
         with pytest.raises(InputError, match=r"gpus=1, but spark.task.resource.gpu.amount .*None"):
-            module._own_profile(context, 1, 1.0)
+            module._make_profile(context, 1, 1.0)

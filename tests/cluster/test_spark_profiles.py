@@ -70,7 +70,7 @@ def test_what_tasks_get(spark, threads, share, tasks, slots):
     """And how many of them run at once, as Spark counts them."""
     executor = cerebro.spark.Executor(spark, gpus=share or None)
     context = SimpleNamespace(threads=threads, device="cuda:0" if share else "cpu")
-    stage = executor._engine(context)
+    stage = executor._make_engine(context)
     assert (stage._profile and amounts(stage._profile)) == tasks
     assert stage.size == slots
 
@@ -99,7 +99,7 @@ def test_a_profile_of_tasks_is_used_as_it_is(spark, data, tmp_path):
     tasks = TaskResourceRequests().cpus(3)
     profile = ResourceProfile(_task_req=tasks.requests)
     executor = copy.deepcopy(cerebro.spark.Executor(spark, profile=profile))
-    stage = executor._engine(SimpleNamespace(threads=1, device="cpu"))
+    stage = executor._make_engine(SimpleNamespace(threads=1, device="cpu"))
     assert amounts(stage._profile) == {"cpus": 3} and stage.size == 1
     result = pictures.search(data, tmp_path / "run", executor=executor)
     assert {line.split()[1] for line in pictures.printed(result)} == {"cpu"}

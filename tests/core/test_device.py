@@ -51,7 +51,7 @@ def test_host_memory_is_a_device() -> None:
     assert device.held() == {"shards": 0, "batches": 0, "states": 0, "other": 0}
     device.check()
     device.synchronize()
-    assert cuda.device("cpu") is cuda.device("cpu")
+    assert cuda.open_device("cpu") is cuda.open_device("cpu")
 
 
 @pytest.mark.parametrize("name", ["", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:12345", "gpu"])
@@ -137,14 +137,14 @@ def test_devices_of_the_runtime(cudart_standin: Path) -> None:
         """
 runtime = cuda.open_runtime()
 devices = cuda.describe_devices()
-device = cuda.device("cuda:1")
+device = cuda.open_device("cuda:1")
 device.check()
 free, total = device.memory()
-again = cuda.open_runtime() == runtime and cuda.device("cuda:1") is device
+again = cuda.open_runtime() == runtime and cuda.open_device("cuda:1") is device
 library = ctypes.CDLL(runtime["path"])
 library.standin_fault.restype = ctypes.c_char_p
 del device
-cuda.device.cache_clear()
+cuda.open_device.cache_clear()
 left = library.standin_left(None)
 print(json.dumps([runtime, devices, free, total, again, left, library.standin_fault().decode()]))
 """,
@@ -186,10 +186,10 @@ def test_calls_that_fail(cudart_standin: Path, fail: str, message: str) -> None:
 cuda.open_runtime()
 said = ""
 try:
-    cuda.device("cuda:0").check()
+    cuda.open_device("cuda:0").check()
 except (DeviceError, MemoryError) as error:
     said = str(error)
-cuda.device("cuda:0").check()
+cuda.open_device("cuda:0").check()
 print(json.dumps([said, "usable"]))
 """,
         CEREBRO_CUDART=str(cudart_standin),
@@ -205,7 +205,7 @@ def test_without_pinned_memory(cudart_standin: Path) -> None:
         """
 from cerebro.cli import doctor as diagnosis
 cuda.open_runtime()
-device = cuda.device("cuda:0")
+device = cuda.open_device("cuda:0")
 before = device.unpinned
 device.check()
 print(json.dumps([before, device.unpinned, diagnosis._gpus()[0]]))
@@ -439,7 +439,7 @@ def test_folders_that_exist_best_first(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("CUDA_HOME", str(home))
     monkeypatch.delenv("CUDA_PATH", raising=False)
     monkeypatch.setenv("LD_LIBRARY_PATH", f"{listed}:{tmp_path / 'absent'}:{listed}")
-    assert cuda.folders() == [str(folder) for folder in expected]
+    assert cuda.list_folders() == [str(folder) for folder in expected]
 
 
 @pytest.mark.parametrize(
@@ -463,7 +463,7 @@ def test_the_runtime_that_a_framework_would_bring(
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(metadata, "version", version_of)
     monkeypatch.setattr(metadata, "requires", lambda name: requires)
-    assert cuda.preferred() == expected
+    assert cuda.find_preferred_version() == expected
 
 
 def test_the_runtime_of_a_framework_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,11 +481,11 @@ def test_the_runtime_of_a_framework_that_is_loaded(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(metadata, "version", version_of)
     monkeypatch.setattr(metadata, "requires", lambda name: [])
     monkeypatch.setitem(sys.modules, "torch", Torch)  # type: ignore[arg-type]
-    assert cuda.preferred() == 13
+    assert cuda.find_preferred_version() == 13
     monkeypatch.setattr(Torch.version, "cuda", None)
-    assert cuda.preferred() == 12  # JAX's, which is not loaded yet
+    assert cuda.find_preferred_version() == 12  # JAX's, which is not loaded yet
     del installed["jax-cuda12-plugin"]
-    assert cuda.preferred() == 0
+    assert cuda.find_preferred_version() == 0
 
 
 def test_version_text() -> None:

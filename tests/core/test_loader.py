@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import cerebro._core as _core
-from cerebro.data.dtypes import constant
+from cerebro.data.dtypes import freeze_array
 
 ROWS = (23, 40, 1)
 
@@ -192,7 +192,7 @@ def test_rows_are_drawn_from_each_shard_or_from_all(parts: Any) -> None:
         assert len(ids) == 64 and sum(ids < 23) == 23 and ids[-1] == 63
         assert not any(ids[(ids >= 23) & (ids < 63)] % 2)
 
-    whole = constant(np.cumsum(weights))
+    whole = freeze_array(np.cumsum(weights))
     before = [0, *(int(whole[span.stop - 1]) for span in spans)]
     views = [
         (*part, whole[span], first)
@@ -242,7 +242,7 @@ def test_rows_that_are_changed_later_are_those_that_were_checked(parts: Any) -> 
 
 
 def test_rows_that_nobody_can_change_are_not_copied(parts: Any) -> None:
-    rows = constant(np.zeros(10, np.uint32))
+    rows = freeze_array(np.zeros(10, np.uint32))
     part = rows[2:5]
     with pytest.raises(ValueError, match="WRITEABLE"):
         part.setflags(write=True)

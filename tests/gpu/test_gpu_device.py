@@ -22,7 +22,7 @@ ALONE = """
 import json
 from cerebro.machine import cuda
 
-device = cuda.device("cuda:0")
+device = cuda.open_device("cuda:0")
 device.check()
 runtimes = {p for p in open("/proc/self/maps").read().split() if "libcudart" in p}
 print(json.dumps([len(runtimes), cuda.open_runtime(), cuda.describe_devices()]))
@@ -44,13 +44,13 @@ for residence in ("resident", "streamed"):
     ours = view.batches(64, device="cuda:0", residence=residence)
     for batch, expected in zip(ours, view.batches(64), strict=True):
         same.append(torch.equal(batch["x"].cpu(), expected["x"]))
-print(json.dumps([cuda.device("cuda:0").unpinned, all(same), len(same)]))
+print(json.dumps([cuda.open_device("cuda:0").unpinned, all(same), len(same)]))
 """
 
 
 def test_the_check_before_the_first_use_finds_nothing() -> None:
-    assert device_check.problem("cuda:0", anew=True) == ""
-    assert device_check.problem("cuda:0") == ""
+    assert device_check.find_problem("cuda:0", anew=True) == ""
+    assert device_check.find_problem("cuda:0") == ""
 
 
 def test_every_gpu_works() -> None:
@@ -60,7 +60,7 @@ def test_every_gpu_works() -> None:
         assert about["name"] == torch.cuda.get_device_name(i)
         assert about["capability"] == torch.cuda.get_device_capability(i)
         assert about["memory"] == torch.cuda.get_device_properties(i).total_memory
-        device = cuda.device(f"cuda:{i}")
+        device = cuda.open_device(f"cuda:{i}")
         device.check()
         free, total = device.memory()
         assert 0 < free <= total <= about["memory"]
@@ -113,7 +113,7 @@ def test_where_the_system_pins_no_memory(tmp_path: Path) -> None:
 
 
 def test_memory_is_pytorch_s() -> None:
-    device = cuda.device("cuda:0")
+    device = cuda.open_device("cuda:0")
     device.check()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(0)
@@ -127,7 +127,7 @@ def test_memory_is_pytorch_s() -> None:
 def test_the_current_device_stays() -> None:
     last = torch.cuda.device_count() - 1
     with torch.cuda.device(last):
-        cuda.device("cuda:0").check()
+        cuda.open_device("cuda:0").check()
         assert torch.cuda.current_device() == last
 
 

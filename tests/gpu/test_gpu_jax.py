@@ -45,7 +45,7 @@ def make(device: str) -> Any:
         "first": random.normal(size=(20, 16)).astype(np.float32),
         "second": random.normal(size=(16, 3)).astype(np.float32),
     }
-    with devices.building_on(device):
+    with devices.set_build_device(device):
         return cerebro.jax.Model(apply, params, optimizer=OPTIMIZER, loss=cross_entropy, seed=7)
 
 

@@ -30,7 +30,7 @@ GPU = "cuda:0"
 def exact(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.zeros(1, device=GPU)  # starts CUDA, whose generator then is preserved, too
-    with generators.preserved(True), compute_settings(1, True, GPU):
+    with generators.preserve_generators(True), compute_settings(1, True, GPU):
         yield
 
 
@@ -57,7 +57,7 @@ OPTIMIZERS = {
 
 
 def model(optimizer="adam", device=GPU, schedule=None, **options):
-    with devices.building_on(device):
+    with devices.set_build_device(device):
         net = network()
         made = OPTIMIZERS[optimizer](net.parameters())
         if schedule is not None:
@@ -103,7 +103,7 @@ class Never:
     def warm(self, work):
         return work()
 
-    def watched(self, work):
+    def run_watched(self, work):
         return work(), None
 
     def capture(self, work):
@@ -125,7 +125,7 @@ def test_the_network_is_moved_and_its_optimizer_follows(optimizer):
 
 
 def test_a_network_that_is_somewhere_stays_there():
-    with devices.building_on(GPU):
+    with devices.set_build_device(GPU):
         net = network().to(GPU)
         optimizer = torch.optim.Adam(net.parameters())
         a_model = cerebro.torch.Model(net, optimizer=optimizer, loss=functional.cross_entropy)
@@ -135,7 +135,7 @@ def test_a_network_that_is_somewhere_stays_there():
 
 
 def test_modules_among_losses_go_along():
-    with devices.building_on(GPU):
+    with devices.set_build_device(GPU):
         net = network()
         loss = torch.nn.CrossEntropyLoss(weight=torch.ones(5))
         optimizer = torch.optim.Adam(net.parameters())
@@ -219,7 +219,7 @@ def test_random_numbers_of_the_host_are_found_out():
         return {"loss": functional.cross_entropy(net(batch["x"] * keep), batch["y"])}
 
     def made():
-        with devices.building_on(GPU):
+        with devices.set_build_device(GPU):
             net = network()
             optimizer = torch.optim.Adam(net.parameters())
             return cerebro.torch.Model(net, optimizer=optimizer, step=step, graph=True)

@@ -30,7 +30,7 @@ def make_model(device: str, **settings: Any) -> Model:
 
 def make_batches(rows: int = 5 * BATCH + 7) -> list[dict[str, Any]]:
     """Batches of two lengths."""
-    data = proof.pictures(rows)
+    data = proof.draw_pictures(rows)
     x = data["x"] / np.float32(255)
     return [
         {"x": x[start : start + BATCH], "y": data["y"][start : start + BATCH]}

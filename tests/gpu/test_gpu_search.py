@@ -106,7 +106,7 @@ def test_what_computed_is_on_record(one):
 
 def test_the_program_that_looks_says_what_workers_say(one):
     """By which `resume` compares them, without starting CUDA."""
-    assert devices.computing_with(("cuda:0",)) == one.environment["cuda"]
+    assert devices.describe_device(("cuda:0",)) == one.environment["cuda"]
 
 
 def test_cublas_without_its_setting_is_warned_of(one):

@@ -76,7 +76,7 @@ def host_as_gpu(monkeypatch):
     monkeypatch.setattr(device_values, "_is_scalar_elsewhere", scalar)
     monkeypatch.setattr(device_states, "_is_away", lambda _, value: tensor(value))
     monkeypatch.setattr(device_states.StateArena, "to_device", copied)
-    monkeypatch.setattr(depots, "problem", lambda name: "there is no GPU")
+    monkeypatch.setattr(depots, "find_problem", lambda name: "there is no GPU")
     monkeypatch.setattr(
         batches, "MovedBatches", lambda loader, _, why: MovedBatches(loader, "cpu", why)
     )

@@ -27,7 +27,7 @@ from cerebro.machine.files import StorageError
 from cerebro.run.owner import Owner, owner_of
 from cerebro.run.store import Store
 from cerebro.worker.epoch_progress import EpochProgress
-from cerebro.worker.log import append, redirected_descriptors, redirected_streams
+from cerebro.worker.log import append_text, redirect_descriptors, redirect_streams
 
 
 class Model:
@@ -364,10 +364,10 @@ def test_logs_are_not_written_through_links(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("mine")
     link = tmp_path / "0.log"
     link.symlink_to(tmp_path / "victim")
-    for redirected in (redirected_descriptors, redirected_streams):
+    for redirected in (redirect_descriptors, redirect_streams):
         with pytest.raises(StorageError, match=r"0\.log is a symbolic link"), redirected(link):
             print("training")
-    append(link, "more")  # of a trial that died: nobody waits for it
+    append_text(link, "more")  # of a trial that died: nobody waits for it
     assert (tmp_path / "victim").read_text() == "mine"
 
 
@@ -425,21 +425,21 @@ PROGRESS: list[Any] = [
 @pytest.mark.parametrize("progress", PROGRESS, ids=range(len(PROGRESS)))
 def test_a_state_that_lies_about_its_place(progress: Any) -> None:
     with pytest.raises(CorruptDataError, match="not the state of a trial"):
-        EpochProgress.of_packed(_core.pack_state({"progress": progress}))
+        EpochProgress.from_packed(_core.pack_state({"progress": progress}))
 
 
 def test_the_place_of_a_state_cut_anywhere_is_not_believed() -> None:
     good = {"epoch": 1, "step": 2, "training": {"loss": [1.5, 2.0]}, "validation": {"loss": 0.5}}
     packed = bytes(_core.pack_state({"model": {"w": np.ones(3)}, "progress": good}))
-    assert EpochProgress.of_packed(packed).to_state() == good
+    assert EpochProgress.from_packed(packed).to_state() == good
     for size in range(len(packed)):
         with pytest.raises(CorruptDataError):
-            EpochProgress.of_packed(packed[:size])
+            EpochProgress.from_packed(packed[:size])
     for header in (b"[" * 5000, b'{"a": 1e999}', b"\xff", b'{"__metadata__": 3}', b"{}", b"null"):
         with pytest.raises(CorruptDataError):
-            EpochProgress.of_packed(len(header).to_bytes(8, "little") + header)
+            EpochProgress.from_packed(len(header).to_bytes(8, "little") + header)
     with pytest.raises(CorruptDataError):
-        EpochProgress.of_packed(b"\xff" * 8 + packed[8:])
+        EpochProgress.from_packed(b"\xff" * 8 + packed[8:])
 
 
 def test_plots_are_not_drawn_through_links(

@@ -281,7 +281,7 @@ def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         run(data, tmp_path / "run", "asha", width=3, callbacks=[Interrupt()])
-    monkeypatch.setattr(ASHA, "_promoted", lambda self: None)
+    monkeypatch.setattr(ASHA, "_promote_trial", lambda self: None)
     with pytest.raises(
         InputError, match=r"ASHA does not repeat its stored decisions: it decided res"
     ):

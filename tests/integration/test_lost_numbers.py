@@ -180,7 +180,7 @@ def test_the_comparison_changes_neither_states_nor_generators(data, tmp_path, mo
     kinds = ("Annealed", "Late", "Counting", "Harmless")
     compared, _ = searched(data, tmp_path / "with", *kinds)
     after = random.random()
-    monkeypatch.setattr(lost_numbers, "look", lambda *_: ())
+    monkeypatch.setattr(lost_numbers, "warn_of_lost_numbers", lambda *_: ())
     random.seed(5)
     without, _ = searched(data, tmp_path / "without", *kinds)
     assert random.random() == after

@@ -21,7 +21,7 @@ def test_doctor_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_replay_and_what_is_loaded(tmp_path: Path) -> None:
-    arrays = proof.pictures(240)
+    arrays = proof.draw_pictures(240)
     data = cerebro.shard(arrays, tmp_path / "data", shards=3, progress=False)
     data = data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})
     result = cerebro.search(

@@ -10,7 +10,7 @@ import pytest
 import cerebro
 from cerebro.errors import InputError, RunError
 from cerebro.machine.objects import StorageError
-from cerebro.worker.diagnosis.data import in_words, not_finite
+from cerebro.worker.diagnosis.data import find_not_finite, summarize_texts
 
 torch = pytest.importorskip("torch")
 
@@ -155,7 +155,7 @@ def test_a_look_that_fails_leaves_the_error_of_the_loss(tmp_path, monkeypatch, e
             model.train_batch = lambda batch: {"loss": float("inf")}
         return model
 
-    monkeypatch.setattr("cerebro.worker.runner.not_finite", failing)
+    monkeypatch.setattr("cerebro.worker.runner.find_not_finite", failing)
     result = cerebro.search(build_wrong, {"bad": [True, False], "n": [0, 1]}, rows(), epochs=1,
                             searcher="grid", run=tmp_path / "a", validation=0.2, workers=0,
                             batch_size=32, progress=False)  # fmt: skip
@@ -195,22 +195,24 @@ def test_all_columns_share_what_is_read(tmp_path, monkeypatch):
     wide[[3, 40]] = np.nan
     source = {"a": wide, "b": wide[:, 0], "l": [[0.0], [np.nan]] * 25, "n": np.arange(50)}
     data = cerebro.shard(source, tmp_path / "d", shards=2, shuffle=False)
-    assert "in 50 rows, first in row 3" in not_finite(data, "ab")["b"]
+    assert "in 50 rows, first in row 3" in find_not_finite(data, "ab")["b"]
     monkeypatch.setattr("cerebro.worker.diagnosis.data.READ_BYTES", 10 * (24 + 4))
-    assert not_finite(data, "ab") == {
+    assert find_not_finite(data, "ab") == {
         "a": "column 'a' has NaN (6 values in 10 rows, first in row 3)",
         "b": "column 'b' has NaN (1 value in 10 rows, first in row 3)",
     }
-    assert "in 10 rows" not in not_finite(data, "b")["b"]
-    ragged = not_finite(data, "bl")["l"]
+    assert "in 10 rows" not in find_not_finite(data, "b")["b"]
+    ragged = find_not_finite(data, "bl")["l"]
     assert "first in row 1)" in ragged and "in 50 rows" not in ragged
 
 
 def test_few_columns_are_named():
     found = {name: f"column {name!r} has NaN" for name in "abcde"}
-    assert in_words({}) == ""
-    assert in_words({"a": found["a"]}) == "column 'a' has NaN"
-    assert in_words(found).endswith("'b' has NaN; column 'c' has NaN; so have 2 more columns")
+    assert summarize_texts({}) == ""
+    assert summarize_texts({"a": found["a"]}) == "column 'a' has NaN"
+    assert summarize_texts(found).endswith(
+        "'b' has NaN; column 'c' has NaN; so have 2 more columns"
+    )
 
 
 def test_where_the_values_are(tmp_path):
@@ -223,13 +225,13 @@ def test_where_the_values_are(tmp_path):
     source = {"x": x, "list": lists, "b": torch.tensor(x[:, 0, 0]).bfloat16(), "n": np.arange(50)}
     for shuffle in (False, True):
         data = cerebro.shard(source, tmp_path / f"{shuffle}", shards=3, shuffle=shuffle)
-        found = not_finite(data, [*data.columns, "unknown"])
+        found = find_not_finite(data, [*data.columns, "unknown"])
         assert found == {
             "x": "column 'x' has NaN (2 values in 50 rows, first in row 12)",
             "list": "column 'list' has infinity (1 value in 50 rows, first in row 33)",
         }
         stored = np.concatenate([data.shard(i)["n"] for i in range(3)])
         view = data.select(np.flatnonzero(stored >= 30)[::-1])
-        assert not_finite(view, ["x"]) == {
+        assert find_not_finite(view, ["x"]) == {
             "x": "column 'x' has NaN (1 value in 20 rows, first in row 40)"
         }

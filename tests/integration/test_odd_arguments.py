@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cerebro
-from cerebro.arguments import real_number
+from cerebro.arguments import check_real_number
 from cerebro.errors import InputError
 
 
@@ -127,7 +127,7 @@ def test_trials_are_chosen_by_whole_numbers(result):
     with pytest.raises(InputError, match=r"n must be a whole number from 0 to .*, not one of more"):
         result.top(10**5000)
     with pytest.raises(InputError, match="lr must be at most 1, not one of more digits"):
-        real_number("lr", Fraction(10**5000 + 1, 10**4999), most=1)
+        check_real_number("lr", Fraction(10**5000 + 1, 10**4999), most=1)
 
 
 def test_trials_to_plot_may_come_in_any_way(result):

@@ -12,7 +12,7 @@ import cerebro
 from cerebro.callbacks import CSV, Mirror, TensorBoard
 from cerebro.cli import main
 from cerebro.data.cache import cache_folder
-from cerebro.machine.files import expanded, path_of
+from cerebro.machine.files import expand_path, path_of
 
 
 def names(folder):
@@ -45,7 +45,7 @@ def test_variables_that_exist_are_expanded(tmp_path, monkeypatch, home):
     for literal in ("cost$5", "$NOT_SET/x", "a$", "${NOT_SET}", "a~", "x/~", "~no-such-user/x"):
         assert path_of("run", literal) == Path(literal)
     (tmp_path / "$HOME").mkdir()  # what exists is meant
-    assert expanded(f"{tmp_path}/$HOME") == f"{tmp_path}/$HOME"
+    assert expand_path(f"{tmp_path}/$HOME") == f"{tmp_path}/$HOME"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_what_exists_under_its_very_name_is_meant_before_the_home(home, tilde, m
     (tilde / "x").mkdir()
     (tilde / "$HOME").symlink_to("nowhere")
     for path in ("~/x", Path("~/x"), "~", "~/$HOME"):
-        assert expanded(str(path)) == str(path)
+        assert expand_path(str(path)) == str(path)
         assert path_of("run", path).absolute() == tilde.parent / path
     for path in ("~/y", Path("~/y")):
         assert path_of("run", path) == home / "y"
@@ -73,7 +73,7 @@ def test_a_tilde_after_a_folder_is_never_the_home(home, tilde):
     for path in ("./~", "./~/x", "././~/x", ".//~/x", "./~/~/x", f"{tilde}/x"):
         once = path_of("run", path)
         assert once.absolute() == path_of("run", once).absolute() == tilde.parent / Path(path), path
-    assert expanded("./~/x") == "./~/x"
+    assert expand_path("./~/x") == "./~/x"
     data = cerebro.shard({"x": np.ones((8, 3))}, "./~/data", shards=2, progress=False)
     assert data.path.absolute() == cerebro.Dataset("./~/data").path.absolute() == tilde / "data"
     assert main(["shard", "./~/data/../rows.npz", "./~/no", "--shards", "2"]) == 1

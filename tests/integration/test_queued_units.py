@@ -197,7 +197,7 @@ def test_a_queued_unit_keeps_the_state_until_the_one_before_is_heard_of(executor
     executor.queue(0, unit(2, after=1, **config))
     await_file(config["begun"])
     time.sleep(0.5)  # all batches are done; it would have been committed
-    executor._lose(0, "it is lost without a look at its messages")
+    executor._lose_worker(0, "it is lost without a look at its messages")
     (lost,) = executor.wait(0.0)
     assert isinstance(lost, WorkerLost)
     worker = executor.replace(0)
@@ -236,7 +236,7 @@ def test_a_unit_for_a_lost_worker_is_dropped(executor, tmp_path):
     config = waiting(tmp_path, 0)
     executor.submit(0, unit(0, **config))
     await_file(config["begun"])
-    executor._lose(0, "it is lost")
+    executor._lose_worker(0, "it is lost")
     executor.queue(0, unit(1, after=0, **config))
     (lost,) = executor.wait(0.0)
     assert isinstance(lost, WorkerLost)

@@ -13,7 +13,7 @@ from resumable import SHARDS, UNITS, hashes, search, struck
 import cerebro
 import cerebro._core as _core
 from cerebro.errors import CorruptDataError
-from cerebro.run.states import unpublished
+from cerebro.run.states import unpublished_name
 
 PER_EPOCH = SHARDS + 1
 
@@ -162,7 +162,7 @@ def test_left_over_files(data, whole, tmp_path):
     going = next(t for t in trials.values() if t.status == "stopped" and t.epoch)
     kept = states / going.record.epochs[-1].state_file
     for name in (
-        unpublished(f"{going.number}-epoch-2.safetensors", "0" * 32),  # torn
+        unpublished_name(f"{going.number}-epoch-2.safetensors", "0" * 32),  # torn
         f"{going.number}-epoch-2.safetensors.new",  # of another version
         f"{going.number}-epoch-2.safetensors",  # published, but not the end of an epoch
         f"{going.number}.moving.a",

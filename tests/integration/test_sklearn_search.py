@@ -181,7 +181,7 @@ def test_the_best_is_trained_on_all_rows(digits: Any, tmp_path: Path) -> None:
     assert made.best_epochs_ == made.cv_results_["epochs"][made.best_index_]
     plain = SGDClassifier(alpha=1e-3)
     seed = _core.trial_seed(4, 0) % 2**32
-    with generators.preserved(False, seed):
+    with generators.preserve_generators(False, seed):
         for epoch in range(made.best_epochs_):
             batches = data.batches(
                 made.best_params_["batch_size"], seed=4, epoch=epoch, framework="numpy"

@@ -103,7 +103,7 @@ def nodes(tmp_path, monkeypatch, **options):
             super().__init__(2, 1, shared_path)
             self.caches = [tmp_path / f"node-{number}" for number in range(2)]
 
-        def _engine(self, context):
+        def _make_engine(self, context):
             return Processes(2, [{"CEREBRO_CACHE": str(cache)} for cache in self.caches])
 
     class NoToken:
@@ -114,8 +114,8 @@ def nodes(tmp_path, monkeypatch, **options):
 
         def __exit__(self, *error): ...
 
-    monkeypatch.setattr(admission, "run_token", NoToken)
-    monkeypatch.setattr(hub, "machine", lambda: "another one")
+    monkeypatch.setattr(admission, "make_run_token", NoToken)
+    monkeypatch.setattr(hub, "read_machine_id", lambda: "another one")
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "coordinator"))
     path = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
     monkeypatch.setenv("PYTHONPATH", ":".join([*path, str(Path(cerebro.__file__).parent.parent)]))
@@ -162,7 +162,7 @@ def test_a_view_for_validation_needs_every_shard_on_every_node(
 
 def test_shared_path_may_be_a_url(server, tmp_path, monkeypatch):
     """The coordinator has the data here, and nodes take it from the bucket."""
-    from cerebro.cluster.supply import find_at
+    from cerebro.cluster.supply import find_dataset_url
 
     train, valid = split(tmp_path / "local")
     split("s3://bkt")
@@ -174,7 +174,7 @@ def test_shared_path_may_be_a_url(server, tmp_path, monkeypatch):
     assert resumable.hashes(found) == resumable.hashes(expected)
     assert executor.traffic.data_bytes == 0
     with pytest.raises(cerebro.InputError, match="train is not at shared_path='s3://bkt/nowhere'"):
-        find_at("s3://bkt/nowhere", cerebro.Dataset(train))
+        find_dataset_url("s3://bkt/nowhere", cerebro.Dataset(train))
 
 
 def test_a_node_refuses_an_altered_object_by_name(server, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from test_optuna import EPOCHS, content, new_study, optimize
 
 import cerebro
 from cerebro.errors import InputError, RunError
-from cerebro.results.to_study import _widened
+from cerebro.results.to_study import _widen_distribution
 from cerebro.searchers import PBT, Hyperband
 
 optuna = pytest.importorskip("optuna")
@@ -117,7 +117,7 @@ def test_a_result_as_a_study(result, tmp_path, stored):
 def test_a_value_outside_widens_an_integers_bounds(low, value, widened):
     """Also on a logarithmic scale, unless the value has no logarithm."""
     kinds = optuna.distributions
-    found = _widened(optuna, kinds.IntDistribution(4, 64, log=True), value)
+    found = _widen_distribution(optuna, kinds.IntDistribution(4, 64, log=True), value)
     assert (found.low, found.high, found.log) == widened
 
 
@@ -458,10 +458,10 @@ def test_a_storage_that_cannot_be_written_to(result, tmp_path, what, message):
 
 
 def test_passwords_are_not_shown():
-    from cerebro.searchers.optuna_terms import address
+    from cerebro.searchers.optuna_terms import describe_storage
 
     url = "mysql+pymysql://me:secret@host:3306/studies"
-    assert address(url) == "mysql+pymysql://me:***@host:3306/studies"
+    assert describe_storage(url) == "mysql+pymysql://me:***@host:3306/studies"
 
 
 def test_a_study_of_another_direction(data, tmp_path):

@@ -307,13 +307,13 @@ def test_a_workers_descriptors_stay_open_for_later_trials(with_streams):
 def test_a_descriptor_that_a_library_keeps_never_points_to_another_file(tmp_path, capfd):
     """After its unit, it points to the stream that is replaced; later, to the log of the time."""
     stream = SwitchedStream("stdout")
-    with stream.redirected_to(tmp_path / "0.log", []):
+    with stream.redirect_to(tmp_path / "0.log", []):
         kept = sys.stdout.fileno()
         os.write(kept, b"first\n")
     os.write(kept, b"between\n")
     others = [os.open(tmp_path / f"other-{n}", os.O_CREAT | os.O_WRONLY) for n in range(4)]
     assert kept not in others
-    with stream.redirected_to(tmp_path / "1.log", []):
+    with stream.redirect_to(tmp_path / "1.log", []):
         os.write(kept, b"second\n")
         assert sys.stdout.fileno() == kept and not os.get_inheritable(kept)
     for other in (*others, kept):
@@ -327,7 +327,7 @@ def test_a_descriptor_that_a_library_keeps_never_points_to_another_file(tmp_path
 def test_a_stream_over_one_without_a_descriptor_has_one(tmp_path, monkeypatch, behind):
     monkeypatch.setattr(sys, "stdout", behind)
     stream = SwitchedStream("stdout")
-    with stream.redirected_to(tmp_path / "0.log", []):
+    with stream.redirect_to(tmp_path / "0.log", []):
         os.write(kept := sys.stdout.fileno(), b"unit\n")
         assert sys.stdout.buffer.write(memoryview(b"bytes\n")) == 6
     stream.write("text ")

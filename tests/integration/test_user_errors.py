@@ -294,8 +294,8 @@ def test_an_interrupt_while_a_failed_run_is_put_away_is_heard(
         os.kill(os.getpid(), number)
         close(run, context)
 
-    close = conduct.close
-    monkeypatch.setattr(conduct, "close", interrupted_close)
+    close = conduct.close_store
+    monkeypatch.setattr(conduct, "close_store", interrupted_close)
     kind = KeyboardInterrupt if number == signal.SIGINT else SystemExit
     with pytest.raises(kind) as caught:
         search(data, tmp_path / "run", space={"do": ["build"] * 3}, workers=0)

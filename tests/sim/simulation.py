@@ -106,7 +106,7 @@ def simulate(
         run.join()
     for trial in range(len(costs)):
         run.add_trial(trial, epochs if isinstance(epochs, int) else epochs[trial])
-    return run.to_end()
+    return run.run_to_end()
 
 
 def check(costs: Sequence[float], workers: int, noise: float, failures: float) -> None:
@@ -156,8 +156,8 @@ class SearchRun(SimulatedRun):
             self.unfinished.add(trial)
         self.schedule.add_trial(trial, epochs=epochs)
 
-    def to_end(self) -> Search:
-        found = super().to_end()
+    def run_to_end(self) -> Search:
+        found = super().run_to_end()
         spans = [*self.spans, *((start, math.inf) for start in self.present.values())]
         return Search(
             units=found.units,

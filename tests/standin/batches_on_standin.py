@@ -150,7 +150,7 @@ def consumer(request: pytest.FixtureRequest) -> Iterator[Consumer]:
 def allowed() -> Iterator[None]:
     """Check that nothing forbidden by CUDA was done, and that everything is freed."""
     runtime.standin_reset()
-    assert depots.problem("cuda:0") == ""
+    assert depots.find_problem("cuda:0") == ""
     yield
     depots.depot.cache_clear()
     gc.collect()
@@ -605,16 +605,16 @@ def test_workers_use_them(data: Any, caplog: pytest.LogCaptureFixture) -> None:
     model = SimpleNamespace(framework="torch")
     made = make_batches(model, data, 8, "cuda:0", seed=1)
     assert isinstance(made, _core.Loader) and made.depot is depots.depot("cuda:0")
-    depots.limit(made, 0)
+    depots.set_limit(made, 0)
     assert depots.depot("cuda:0").limit == 500_000_000
-    depots.limit(made, 1000)
+    depots.set_limit(made, 1000)
     assert depots.depot("cuda:0").limit == 1000
     with caplog.at_level(logging.WARNING, "cerebro.data"):
         for _ in range(3):
             made.begin([[0]], 0)
             depots.tell_first_note(made)
     assert len(caplog.records) == 1
-    depots.limit(made, 1 << 30)
+    depots.set_limit(made, 1 << 30)
     made.begin([[0]], 0)
     assert made.resident_shards == 1
     made.close()
@@ -662,7 +662,7 @@ def test_pytorchs_pool_is_taken_when_pytorch_comes_later(
         assert address.value is not None
         return address.value
 
-    cuda.device.cache_clear()
+    cuda.open_device.cache_clear()
     monkeypatch.setattr(cuda, "_pooled", {})
     monkeypatch.setattr(cuda, "start_torch", lambda: False)  # not loaded yet
     before = loader(data, device="cuda:0")
@@ -679,7 +679,7 @@ def test_pytorchs_pool_is_taken_when_pytorch_comes_later(
     before.close()
     del before, made
     depots.depot.cache_clear()
-    cuda.device.cache_clear()
+    cuda.open_device.cache_clear()
     cuda._pooled.clear()
     gc.collect()
 

@@ -68,7 +68,7 @@ class Event(standin.Event):
         super().synchronize()
 
 
-setattr(streams, "mark", Event)  # noqa: B010
+setattr(streams, "record_event", Event)  # noqa: B010
 
 
 def others() -> list[Any]:
@@ -86,7 +86,7 @@ def are_waiting(count: int) -> bool:
 def until(condition: Callable[[], bool], *, away: bool = True) -> None:
     """Wait for a condition; let other units run meanwhile if `away`."""
     while not condition():
-        with turns.away() if away else contextlib.nullcontext():
+        with turns.give_away() if away else contextlib.nullcontext():
             time.sleep(0.001)
 
 

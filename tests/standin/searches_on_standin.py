@@ -108,7 +108,7 @@ def main(folder: Path) -> None:
         os.environ.update(variables)
         device_check.SECONDS = 3.0 if name == "hang" else 60.0
         runtime.standin_reset()
-        depots.problem.cache_clear()
+        depots.find_problem.cache_clear()
         depots.depot.cache_clear()
         before = runtime.standin_log_lines()
         hashes, texts = search(data, folder / name, "cuda")

@@ -217,7 +217,7 @@ def build(config: dict[str, Any], info: Any) -> Mixer:
 
 def set_up() -> None:
     make_loader = batches.make_loader
-    reserve, read = state_arena.StateArena._reserve, evaluate._read
+    reserve, read = state_arena.StateArena._reserve, evaluate._read_numbers
 
     def make_dlpack(data: Any, size: int, **options: Any) -> Any:
         if options.get("device", "cpu") != "cpu":
@@ -259,8 +259,8 @@ def set_up() -> None:
         (state_arena, "_is_away", is_away),
         (state_arena.StateArena, "_reserve", pinned),
         (evaluate, "_is_scalar_elsewhere", lambda v: is_away(None, v)),
-        (evaluate, "_read", read_waited),
-        (streams, "mark", Event),
+        (evaluate, "_read_numbers", read_waited),
+        (streams, "record_event", Event),
         (streams, "open_stream", lambda _: Stream()),
         (torch.cuda, "init", lambda: None),
     ):

@@ -62,7 +62,7 @@ class Engine:
         if isinstance(answer, TrainedEpoch):
             self.session.flush()
             return answer
-        return self.session.recall(answer, what[2] - 1)
+        return self.session.read_epoch(answer, what[2] - 1)
 
     def close(self) -> None:
         self.session.close()

@@ -19,7 +19,7 @@ from cerebro.data.sources.pandas_frames import PandasSource
 from cerebro.data.sources.row_mappings import RowsSource
 from cerebro.data.sources.torch_datasets import torch_source
 from cerebro.errors import InputError
-from cerebro.machine.files import expanded
+from cerebro.machine.files import expand_path
 
 _FILES: dict[str, Callable[[Path], Source]] = {
     ".npz": NpzSource,
@@ -44,7 +44,7 @@ def open_source(source: Any) -> Source:
     if isinstance(source, Source):
         return source
     if isinstance(source, (str, os.PathLike)):
-        return _open_file(Path(expanded(os.fspath(source))))
+        return _open_file(Path(expand_path(os.fspath(source))))
     if is_huggingface(source):
         return HuggingFaceSource(source)
     if is_pair(source):

@@ -7,7 +7,7 @@ from typing import Any
 
 from cerebro.data.columns import ColumnData, from_array, from_list
 from cerebro.data.sources.arrow_tables import whole_column
-from cerebro.data.sources.base import Source, Table, choose
+from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.data.sources.pandas_frames import frame_column, is_frame, series_column
 from cerebro.errors import InputError
 
@@ -25,7 +25,7 @@ class ArraysSource(Source):
         self.columns = columns
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        yield {name: self._column(name) for name in choose(self.columns, wanted)}
+        yield {name: self._column(name) for name in choose_columns(self.columns, wanted)}
 
     def _column(self, name: str) -> ColumnData:
         value = self.columns[name]

@@ -17,9 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, concatenate, missing, offsets_of, too_ragged
+from cerebro.data.columns import (
+    ColumnData,
+    concatenate,
+    missing_value_error,
+    offsets_of,
+    too_ragged_error,
+)
 from cerebro.data.dtypes import Array
-from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
+from cerebro.data.sources.base import Source, Table, choose_columns, file_fingerprint
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
 
@@ -68,7 +74,7 @@ class ArrowSource(Source):
                 source = pa.RecordBatchReader.from_stream(source)
             except (pa.ArrowInvalid, TypeError) as error:
                 raise InputError(f"the source does not give an Arrow table: {error}") from None
-        yield from _tables(source, wanted, self.binary)
+        yield from _read_tables(source, wanted, self.binary)
 
 
 class ArrowFileSource(Source):
@@ -88,14 +94,14 @@ class ArrowFileSource(Source):
 
         with pa.memory_map(str(self.path)) as file:
             try:
-                yield from _tables(_batches(file), wanted, self.binary)
+                yield from _read_tables(_read_batches(file), wanted, self.binary)
             except pa.ArrowInvalid as error:
                 raise InputError(
                     f"'{self.path}' is not an Arrow file or is damaged: {error}"
                 ) from None
 
 
-def _tables(
+def _read_tables(
     batches: Iterable[Any], wanted: Sequence[str] | None, binary: Collection[str]
 ) -> Iterator[Table]:
     first = 0
@@ -104,7 +110,7 @@ def _tables(
         first += batch.num_rows
 
 
-def _batches(file: Any) -> Iterator[Any]:
+def _read_batches(file: Any) -> Iterator[Any]:
     import pyarrow as pa
 
     if file.read(6) == b"ARROW1":
@@ -118,7 +124,10 @@ def _batches(file: Any) -> Iterator[Any]:
 
 def whole_table(table: Any, wanted: Sequence[str] | None, binary: Collection[str] = ()) -> Table:
     """Return a table in memory as one chunk, without copying columns that are in one piece."""
-    return {name: whole_column(name, table.column(name), binary) for name in _names(table, wanted)}
+    return {
+        name: whole_column(name, table.column(name), binary)
+        for name in _choose_names(table, wanted)
+    }
 
 
 def whole_column(name: str, array: Any, binary: Collection[str] = ()) -> ColumnData:
@@ -138,16 +147,16 @@ def table_of(
 ) -> Table:
     return {
         name: column_of(name, batch.column(name), partial(add, first_row), binary)
-        for name in _names(batch, wanted)
+        for name in _choose_names(batch, wanted)
     }
 
 
-def _names(table: Any, wanted: Sequence[str] | None) -> list[str]:
+def _choose_names(table: Any, wanted: Sequence[str] | None) -> list[str]:
     names = table.schema.names
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise InputError(f"the source has two columns named {twice!r}: rename one")
-    return choose(names, wanted)
+    return choose_columns(names, wanted)
 
 
 def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()) -> ColumnData:
@@ -166,7 +175,7 @@ def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()
     if pa.types.is_dictionary(kind) and not _is_text(kind.value_type):
         return column_of(name, array.dictionary_decode(), row_of)
     if array.null_count and not pa.types.is_floating(kind):  # nulls among floats become NaN
-        raise missing(name, row_of(_first_null(array)))
+        raise missing_value_error(name, row_of(_first_null(array)))
     if pa.types.is_dictionary(kind):
         return _dictionary(name, array, row_of)
     if pa.types.is_fixed_size_list(kind):
@@ -246,7 +255,7 @@ def _dictionary(name: str, array: Any, row_of: RowOf) -> ColumnData:
         numbers = {label: code for code, label in enumerate(names)}
         codes = np.array([numbers.get(label, -1) for label in labels], np.int64)[codes]
         if (codes < 0).any():
-            raise missing(name, row_of(int((codes < 0).argmax())))
+            raise missing_value_error(name, row_of(int((codes < 0).argmax())))
     return ColumnData(codes, "int64", None, names, ordered=True)
 
 
@@ -263,7 +272,7 @@ def _elements(name: str, lists: Any, lengths: Array, row_of: RowOf) -> ColumnDat
     fixed = elements.as_fixed()
     if fixed is None:
         inner = np.diff(elements.offsets)
-        raise too_ragged(name, row_of_element(int((inner != inner[0]).argmax())))
+        raise too_ragged_error(name, row_of_element(int((inner != inner[0]).argmax())))
     return fixed
 
 
@@ -282,7 +291,7 @@ def _fixed_lists(name: str, array: Any, row_of: RowOf) -> ColumnData:
 
 def _tensors(name: str, array: Any, row_of: RowOf) -> ColumnData:
     if array.null_count:
-        raise missing(name, row_of(_first_null(array)))
+        raise missing_value_error(name, row_of(_first_null(array)))
     values = array.to_numpy_ndarray()
     return ColumnData(np.ascontiguousarray(values), values.dtype.name)
 
@@ -302,7 +311,7 @@ class ParquetSource(Source):
 
     def __init__(self, path: Path) -> None:
         import_arrow(f"'{path}'")
-        self.paths = _parts(path) if path.is_dir() else [path]
+        self.paths = _list_parts(path) if path.is_dir() else [path]
 
     def fingerprint(self) -> str:
         return " ".join(file_fingerprint(path) for path in self.paths)
@@ -315,7 +324,7 @@ class ParquetSource(Source):
                 first += batch.num_rows
 
 
-def _parts(folder: Path) -> list[Path]:
+def _list_parts(folder: Path) -> list[Path]:
     entries = sorted(path for path in folder.iterdir() if path.name[0] not in "._")
     partitions = [path.name for path in entries if path.is_dir()]
     if partitions:
@@ -338,7 +347,7 @@ def _parquet_batches(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
 
     try:
         with pq.ParquetFile(path) as file:
-            names = choose(file.schema_arrow.names, wanted)
+            names = choose_columns(file.schema_arrow.names, wanted)
             yield from file.iter_batches(BATCH_ROWS, columns=names)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputError(f"'{path}' is not a Parquet file or is damaged: {error}") from None

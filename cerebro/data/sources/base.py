@@ -55,7 +55,7 @@ class Source:
         return None
 
 
-def choose(available: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
+def choose_columns(available: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
     """Return `wanted`, or all names if it is None; raise InputError if a name is missing."""
     names = list(available)
     for name in names:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData, from_text, missing
-from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
+from cerebro.data.columns import ColumnData, from_text, missing_value_error
+from cerebro.data.sources.base import Source, Table, choose_columns, file_fingerprint
 from cerebro.errors import InputError
 
 CHUNK_ROWS = 16_384
@@ -42,10 +42,11 @@ class CsvSource(Source):
         types: dict[str, str | None] = dict.fromkeys(self.text, "text")
         for _, columns in self._read(wanted):
             for name, cells in columns.items():
-                types[name] = _widest(types.get(name), cells)
+                types[name] = _widen_type(types.get(name), cells)
         for first, columns in self._read(wanted):
             yield {
-                name: _column(name, cells, types[name], first) for name, cells in columns.items()
+                name: _make_column(name, cells, types[name], first)
+                for name, cells in columns.items()
             }
 
     def _read(self, wanted: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Cells]]]:
@@ -56,9 +57,9 @@ class CsvSource(Source):
                 header = next(reader, None)
                 if header is None:
                     raise InputError(f"'{self.path}' is empty: it needs a line of column names")
-                places = _places(self.path, header, wanted)
+                places = _find_columns(self.path, header, wanted)
                 first = 0
-                for rows in self._runs(reader, len(header)):
+                for rows in self._read_runs(reader, len(header)):
                     cells = list(zip(*rows, strict=True))
                     _refuse_nul(self.path, header, cells)
                     yield first, {name: cells[place] for name, place in places.items()}
@@ -69,7 +70,7 @@ class CsvSource(Source):
             except UnicodeDecodeError as error:
                 raise InputError(f"'{self.path}' is not UTF-8: {error}; convert it") from None
 
-    def _runs(self, reader: Iterator[list[str]], width: int) -> Iterator[list[list[str]]]:
+    def _read_runs(self, reader: Iterator[list[str]], width: int) -> Iterator[list[list[str]]]:
         rows: list[list[str]] = []
         for cells in reader:
             if not cells:  # an empty line
@@ -95,14 +96,16 @@ def _refuse_nul(path: Path, header: Sequence[str], columns: Sequence[Cells]) -> 
             raise InputError(f"'{path}', column {name!r} has a NUL character: is it a CSV file?")
 
 
-def _places(path: Path, header: Sequence[str], wanted: Sequence[str] | None) -> dict[str, int]:
+def _find_columns(
+    path: Path, header: Sequence[str], wanted: Sequence[str] | None
+) -> dict[str, int]:
     if len(set(header)) != len(header):
         twice = next(name for name in header if header.count(name) > 1)
         raise InputError(f"'{path}' has two columns named {twice!r}: rename one")
-    return {name: header.index(name) for name in choose(header, wanted)}
+    return {name: header.index(name) for name in choose_columns(header, wanted)}
 
 
-def _widest(known: str | None, cells: Cells) -> str | None:
+def _widen_type(known: str | None, cells: Cells) -> str | None:
     """Return the narrowest type, at least `known`, that fits all cells; empty cells fit any.
 
     None: there has been no other cell yet.
@@ -129,10 +132,10 @@ def _parses(cells: Cells, kind: type[int] | type[float]) -> bool:
     return True
 
 
-def _column(name: str, cells: Cells, kind: str | None, first: int) -> ColumnData:
+def _make_column(name: str, cells: Cells, kind: str | None, first: int) -> ColumnData:
     if "" in cells:
         if kind != "float64":
-            raise missing(name, first + cells.index(""))
+            raise missing_value_error(name, first + cells.index(""))
         cells = [cell or "nan" for cell in cells]
     if kind == "text":
         return from_text(name, cells, first)

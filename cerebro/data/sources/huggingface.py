@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from cerebro.data.columns import ColumnData, checked_codes
+from cerebro.data.columns import ColumnData, check_codes
 from cerebro.data.sources.arrow_tables import table_of
-from cerebro.data.sources.base import Source, Table, choose
+from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.data.sources.row_mappings import row_chunks
 from cerebro.errors import InputError
 
@@ -53,7 +53,7 @@ class HuggingFaceSource(Source):
         if features is None:  # a stream whose columns are not known in advance
             yield from row_chunks(iter(self.dataset.with_format(None)), wanted)
             return
-        names = choose(features, wanted)
+        names = choose_columns(features, wanted)
         classes = {name: features[name].names for name in names if _is_label(features[name])}
         dataset = self.dataset.select_columns(names)
         if all(_is_plain(features[name]) for name in names):
@@ -75,7 +75,7 @@ def _arrow_chunks(
             for name, labels in classes.items():
                 codes = table[name]
                 data = ColumnData(codes.values, codes.dtype, None, labels, ordered=True)
-                checked_codes(name, data, first)
+                check_codes(name, data, first)
                 table[name] = data
             yield table
             first += batch.num_rows

@@ -12,8 +12,8 @@ import numpy as np
 from cerebro.data.columns import ColumnData
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import checksum_of
-from cerebro.data.orientation import upright
-from cerebro.data.sources.base import Source, Table, choose
+from cerebro.data.orientation import turn_upright
+from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.errors import InputError
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
@@ -91,7 +91,7 @@ class ImagesSource(Source):
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         names = list(self.files)
         labelled = [(path, code) for code, name in enumerate(names) for path in self.files[name]]
-        columns = choose(["x", "y"], wanted)
+        columns = choose_columns(["x", "y"], wanted)
         shape = None
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             for start in range(0, len(labelled), CHUNK_IMAGES):
@@ -113,7 +113,7 @@ class ImagesSource(Source):
         try:
             with Image.open(path) as image:
                 _check_mode(path, image.mode)
-                image = upright(image).convert(self.mode)
+                image = turn_upright(image).convert(self.mode)
                 if self.size is not None:
                     height, width = self.size
                     image = image.resize((width, height), Image.Resampling.BILINEAR)

@@ -18,7 +18,7 @@ import numpy as np
 from cerebro.data.columns import ColumnData, from_array
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import MAX_BYTES, MAX_ROWS
-from cerebro.data.sources.base import Source, Table, choose, file_fingerprint
+from cerebro.data.sources.base import Source, Table, choose_columns, file_fingerprint
 from cerebro.errors import InputError, text_of
 
 try:
@@ -60,21 +60,21 @@ class NpzSource(Source):
         return file_fingerprint(self.path)
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int:
-        with self._explained(), zipfile.ZipFile(self.path) as archive:
-            members = self._members(archive)
-            return sum(members[name].file_size for name in choose(members, wanted))
+        with self._explain_errors(), zipfile.ZipFile(self.path) as archive:
+            members = self._list_members(archive)
+            return sum(members[name].file_size for name in choose_columns(members, wanted))
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        with self._explained(), zipfile.ZipFile(self.path) as archive:
-            infos = self._members(archive)
+        with self._explain_errors(), zipfile.ZipFile(self.path) as archive:
+            infos = self._list_members(archive)
             members = {
                 name: _Member(name, archive.open(infos[name]), infos[name].file_size)
-                for name in choose(infos, wanted)
+                for name in choose_columns(infos, wanted)
             }
-            yield from _side_by_side(members)
+            yield from _read_side_by_side(members)
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Turn errors of a damaged archive into an InputError that names it."""
         try:
             yield
@@ -92,7 +92,7 @@ class NpzSource(Source):
             f"'{self.path}' is not an npz file or is damaged: {text_of(cause)}"
         ) from None
 
-    def _members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+    def _list_members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
         members: dict[str, zipfile.ZipInfo] = {}
         for info in archive.infolist():
             name = info.filename.removesuffix(".npy")
@@ -102,7 +102,7 @@ class NpzSource(Source):
         return members
 
 
-def _side_by_side(members: dict[str, _Member]) -> Iterator[Table]:
+def _read_side_by_side(members: dict[str, _Member]) -> Iterator[Table]:
     counts = {name: member.rows for name, member in members.items()}
     if len(set(counts.values())) > 1:
         text = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
@@ -126,7 +126,7 @@ class _Member:
     def __init__(self, name: str, stream: Any, file_bytes: int) -> None:
         self.name = name
         self._stream = stream
-        shape, fortran, self._dtype = self._header()
+        shape, fortran, self._dtype = self._read_header()
         self._check_dtype()
         if not shape:
             raise InputError(f"column {name!r} is a single value: give one value for each row")
@@ -149,7 +149,7 @@ class _Member:
             self._whole = self._array(count).reshape(shape[::-1]).transpose()
         self._next = 0
 
-    def _header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    def _read_header(self) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
         """Return shape, order and type. The header is a Python literal, which is never executed."""
         try:
             major, _ = np.lib.format.read_magic(self._stream)

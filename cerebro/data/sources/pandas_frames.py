@@ -9,17 +9,17 @@ from typing import Any
 from cerebro.data.columns import (
     ColumnData,
     cell_at,
+    check_complete,
     check_numbers,
     from_array,
     from_objects,
     from_rows,
     from_text,
-    missing,
-    settled,
+    missing_value_error,
 )
-from cerebro.data.number_cells import first_text, shown
+from cerebro.data.number_cells import find_first_text, quote_cell
 from cerebro.data.sources.arrow_tables import whole_column
-from cerebro.data.sources.base import Source, Table, choose
+from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.errors import InputError
 
 
@@ -38,7 +38,9 @@ class PandasSource(Source):
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise InputError(f"the frame has two columns named {twice!r}: rename one")
-        yield {name: series_column(name, self.frame[name]) for name in choose(names, wanted)}
+        yield {
+            name: series_column(name, self.frame[name]) for name in choose_columns(names, wanted)
+        }
 
 
 def is_frame(value: Any) -> bool:
@@ -61,7 +63,7 @@ def frame_column(name: str, frame: Any) -> ColumnData:
         if array.dtype.kind != "O" or not dtypes:
             return from_array(name, array)
     labels = [str(label) for label in frame.columns]
-    parts = [_part(name, label, frame.iloc[:, at]) for at, label in enumerate(labels)]
+    parts = [_read_part(name, label, frame.iloc[:, at]) for at, label in enumerate(labels)]
     for label, part in zip(labels, parts, strict=True):
         check_numbers(
             label,
@@ -70,13 +72,13 @@ def frame_column(name: str, frame: Any) -> ColumnData:
             f"{PandasSource.declaration.format(repr(label))}",
         )
     if all(part.names is not None for part in parts):
-        return _names_together(name, frame, labels, parts)
+        return _join_classes(name, frame, labels, parts)
     for label, part in zip(labels, parts, strict=True):
         if part.names is not None or part.values.ndim > 1 or part.offsets is not None:
             kind, where = "sequences", ""
             if part.names is not None:
-                row, cell = cell_at(part, first_text(part.names, part.values))
-                kind, where = "text", f" ({shown(cell)} in row {row})"
+                row, cell = cell_at(part, find_first_text(part.names, part.values))
+                kind, where = "text", f" ({quote_cell(cell)} in row {row})"
             raise InputError(
                 f"column {name!r} is a frame of numbers, but the frame's column {label!r} has "
                 f"{kind}: convert it to numbers{where}, or give the frame itself as the source, "
@@ -88,7 +90,7 @@ def frame_column(name: str, frame: Any) -> ColumnData:
     return from_array(name, values)
 
 
-def _names_together(
+def _join_classes(
     name: str, frame: Any, labels: Sequence[str], parts: Sequence[ColumnData]
 ) -> ColumnData:
     """Return a frame of text or categories as one column, whose rows share their classes.
@@ -109,13 +111,13 @@ def _names_together(
     return from_array(name, frame.to_numpy())
 
 
-def _part(name: str, label: str, series: Any) -> ColumnData:
+def _read_part(name: str, label: str, series: Any) -> ColumnData:
     """Return a column of a frame that becomes part of the column `name`."""
     if type(series.dtype).__name__ == "SparseDtype":
         series = series.sparse.to_dense()
     try:
         if series.dtype == object:  # numbers too, which series_column does not take as objects
-            return settled(label, from_rows(label, series.tolist()))
+            return check_complete(label, from_rows(label, series.tolist()))
         return series_column(label, series)
     except InputError as error:
         text = str(error).replace(" with columns=[...]", "")  # it knows only the whole frame
@@ -136,7 +138,7 @@ def series_column(name: str, series: Any) -> ColumnData:
         return from_array(name, series.to_numpy(plain, na_value=np.nan))
     absent = series.isna().to_numpy()
     if absent.any():
-        raise missing(name, int(absent.argmax()))
+        raise missing_value_error(name, int(absent.argmax()))
     if isinstance(dtype, pd.CategoricalDtype):
         return _categories(name, series)
     if isinstance(dtype, pd.StringDtype):

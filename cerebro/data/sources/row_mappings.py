@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cerebro.data.columns import ColumnData, checked_codes, from_rows, owned, settled
-from cerebro.data.sources.base import Source, Table, choose
+from cerebro.data.columns import ColumnData, check_codes, check_complete, copy_value, from_rows
+from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.errors import InputError
 
 CHUNK_ROWS = 4096
@@ -59,7 +59,7 @@ def row_chunks(
                 f'{{"x": 1.5, "y": 0}}{cure}'
             )
         if not names:
-            columns = {name: [] for name in choose(mapping, wanted)}
+            columns = {name: [] for name in choose_columns(mapping, wanted)}
             names = set(mapping)
         elif mapping.keys() != names:
             raise InputError(
@@ -67,25 +67,25 @@ def row_chunks(
                 f"have {', '.join(sorted(names))}: give every row the same"
             )
         for name, values in columns.items():
-            value = mapping[name] if whole else owned(mapping[name])
+            value = mapping[name] if whole else copy_value(mapping[name])
             values.append(value)
             held += getattr(value, "nbytes", 0)
         if not whole and (row + 1 - first >= CHUNK_ROWS or held >= CHUNK_BYTES):
-            yield _table(columns, first, classes)
+            yield _make_table(columns, first, classes)
             columns = {name: [] for name in columns}
             first, held = row + 1, 0
     if names and first <= row:
-        yield _table(columns, first, classes)
+        yield _make_table(columns, first, classes)
 
 
-def _table(
+def _make_table(
     columns: Mapping[str, list[Any]], first: int, classes: Mapping[str, Sequence[str]] | None
 ) -> Table:
     table = {name: from_rows(name, values, first) for name, values in columns.items()}
     for name, labels in (classes or {}).items():
         if name in table:
-            codes = settled(name, table[name])
+            codes = check_complete(name, table[name])
             data = ColumnData(codes.values, codes.dtype, codes.offsets, labels, True)
-            checked_codes(name, data, first)
+            check_codes(name, data, first)
             table[name] = data
     return table

@@ -26,7 +26,7 @@ def torch_source(dataset: Any) -> Source:
 
     if type(dataset) is torch.utils.data.TensorDataset:  # a subclass may change its samples
         tensors = dataset.tensors
-        return ArraysSource({_name(place): tensor for place, tensor in enumerate(tensors)})
+        return ArraysSource({_name_column(place): tensor for place, tensor in enumerate(tensors)})
     return TorchSource(dataset)
 
 
@@ -66,15 +66,15 @@ class TorchSource(Source):
         for index in range(count):
             sample = as_mapping(self.dataset[index])
             if index % step == 0 and len(seen) < READ_TWICE:
-                seen[index] = _contents(sample, wanted)
+                seen[index] = _read_contents(sample, wanted)
             yield sample
         self._read_again(seen, wanted)
 
     def _read_again(self, seen: Mapping[int, Mapping[str, Any]], wanted: Any) -> None:
         """Find random columns by reading samples again; done last, as a dataset may count reads."""
-        with generators.preserved(True), contextlib.suppress(Exception):
+        with generators.preserve_generators(True), contextlib.suppress(Exception):
             for index, before in seen.items():
-                after = _contents(as_mapping(self.dataset[index]), wanted)
+                after = _read_contents(as_mapping(self.dataset[index]), wanted)
                 changed = [name for name in before if after.get(name) != before[name]]
                 if changed:
                     named = ", ".join(repr(name) for name in changed)
@@ -88,7 +88,7 @@ class TorchSource(Source):
                     return
 
 
-def _contents(sample: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
+def _read_contents(sample: Mapping[str, Any], wanted: Sequence[str] | None) -> dict[str, Any]:
     """Return the contents of a sample's columns, without values that cannot be a column."""
     contents: dict[str, Any] = {}
     for name in sample if wanted is None else wanted:
@@ -105,9 +105,9 @@ def as_mapping(sample: Any) -> Mapping[str, Any]:
     if hasattr(sample, "_asdict"):
         return dict(sample._asdict())
     if isinstance(sample, (tuple, list)):
-        return {_name(place): value for place, value in enumerate(sample)}
+        return {_name_column(place): value for place, value in enumerate(sample)}
     return {"x": sample}
 
 
-def _name(place: int) -> str:
+def _name_column(place: int) -> str:
     return ("x", "y")[place] if place < 2 else f"column{place}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cerebro.cluster.agent import UNHEARD, Agent, AgentSupervisor
 from cerebro.cluster.blobs import Fetcher
 from cerebro.cluster.engine import PATIENCE_SECONDS
-from cerebro.cluster.gpus import gpu_at
+from cerebro.cluster.gpus import get_gpu
 from cerebro.cluster.keys import Ticket
 from cerebro.errors import InputError
 from cerebro.machine import devices
@@ -43,11 +43,11 @@ class WorkerActor:
 class ActorSupervisor(AgentSupervisor):
     """The supervisor in an actor, which may have a GPU."""
 
-    def _given_gpu(self) -> Device:
-        return given_gpu()
+    def _find_gpu(self) -> Device:
+        return find_assigned_gpu()
 
 
-def given_gpu() -> Device:
+def find_assigned_gpu() -> Device:
     """Return the GPU that Ray has assigned to this actor; Ray usually hides the others.
 
     Raises DeviceError if the GPU cannot be used.
@@ -57,4 +57,4 @@ def given_gpu() -> Device:
     gpus = devices.lookup()
     ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
     index = int(ids[0]) if len(gpus.devices) > 1 and ids and ids[0].isdigit() else 0
-    return gpu_at(gpus, index)
+    return get_gpu(gpus, index)

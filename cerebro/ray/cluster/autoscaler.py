@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.ray.cluster.connection import ClusterNode, asked_for
+from cerebro.ray.cluster.connection import ClusterNode, format_needs
 
 NODE_SECONDS = 900.0
 """The time to wait for the first node with room for a worker: a cloud takes minutes."""
@@ -40,19 +40,19 @@ class Demand:
         self._asked = 0
         self._since = 0
 
-    def make(self, room: int) -> None:
+    def make_request(self, room: int) -> None:
         """Make the request; the cluster has room for `room` workers already."""
         self._fits = room
-        self._ask(self._wanted)
+        self._request_workers(self._wanted)
 
-    def look(self) -> None:
+    def adjust_request(self) -> None:
         """Make a smaller or a larger request if the autoscaler has judged the last one.
 
         Call this regularly, after `make`. Warns once if there will be fewer workers than wanted.
         """
         if not self._asked or self._exceeds - self._fits < 2:
             return
-        version, seen, fits = _versions()
+        version, seen, fits = _read_versions()
         if self._since == 0:  # the cluster did not answer after the request
             self._since = version
         if self._since == 0 or seen <= self._since:
@@ -62,25 +62,25 @@ class Demand:
         else:
             self._exceeds = self._asked
         if self._exceeds - self._fits > 1:
-            self._ask((self._fits + self._exceeds) // 2)
+            self._request_workers((self._fits + self._exceeds) // 2)
         elif self._fits < self._wanted:
             # If not even one fits, 'ray status' had better show the request than nothing.
-            self._ask(self._fits or self._wanted)
+            self._request_workers(self._fits or self._wanted)
             warnings.warn(
                 f"the cluster's autoscaler cannot make room for {self._wanted} workers with "
-                f"{asked_for(self._needs)} each, only for {self._fits}, for which it was asked: "
+                f"{format_needs(self._needs)} each, only for {self._fits}, for which it was asked: "
                 "raise its limit on nodes, or give fewer workers=",
                 stacklevel=2,
             )
 
-    def _ask(self, workers: int) -> None:
+    def _request_workers(self, workers: int) -> None:
         if workers != self._asked:
             self._asked = workers
-            request([self._needs] * workers)
-            self._since = _versions()[0]
+            request_nodes([self._needs] * workers)
+            self._since = _read_versions()[0]
 
 
-def _versions() -> tuple[int, int, bool]:
+def _read_versions() -> tuple[int, int, bool]:
     """Return the version of the cluster's state, the version judged last, and the judgment.
 
     Each call increases the first version. The judgment says whether the autoscaler can fulfill the
@@ -102,7 +102,7 @@ def _versions() -> tuple[int, int, bool]:
         return 0, 0, True
 
 
-def choose_some(
+def find_room(
     nodes: Callable[[], list[ClusterNode]],
     needs: Mapping[str, float],
     workers: int,
@@ -116,13 +116,13 @@ def choose_some(
     """
     demand = demand or Demand(needs, workers)
     present = nodes()
-    room = _room(present, needs)
+    room = _count_room(present, needs)
     if room < workers:
-        demand.make(room)
+        demand.make_request(room)
         begins = f"the search begins with {room}" if room else "the search waits for the first"
         warnings.warn(
-            f"the cluster has room for {room} of {workers} workers with {asked_for(needs)} each: "
-            f"its autoscaler was asked for the others, and {begins} ('ray status' shows the "
+            f"the cluster has room for {room} of {workers} workers with {format_needs(needs)} each"
+            f": its autoscaler was asked for the others, and {begins} ('ray status' shows the "
             "request)",
             stacklevel=2,
         )
@@ -130,22 +130,22 @@ def choose_some(
     while room == 0:
         if time.monotonic() >= end:
             raise InputError(
-                f"no node with room for a worker with {asked_for(needs)} has joined the cluster in "
-                f"{NODE_SECONDS:g} s: does it have an autoscaler, with a type of node that is "
+                f"no node with room for a worker with {format_needs(needs)} has joined the cluster "
+                f"in {NODE_SECONDS:g} s: does it have an autoscaler, with a type of node that is "
                 "large enough? See 'ray status'"
             )
         time.sleep(STEP_SECONDS)
-        demand.look()
+        demand.adjust_request()
         present = nodes()
-        room = _room(present, needs)
+        room = _count_room(present, needs)
     return present, min(room, workers)
 
 
-def _room(nodes: Sequence[ClusterNode], needs: Mapping[str, float]) -> int:
-    return sum(node.room_for(dict(needs)) for node in nodes)
+def _count_room(nodes: Sequence[ClusterNode], needs: Mapping[str, float]) -> int:
+    return sum(node.count_room(dict(needs)) for node in nodes)
 
 
-def request(bundles: list[dict[str, float]]) -> None:
+def request_nodes(bundles: list[dict[str, float]]) -> None:
     """Ask for nodes with room for all bundles at once; an empty list takes the request back."""
     from ray.autoscaler.sdk import request_resources
 

@@ -60,19 +60,19 @@ def connect(address: str | None, cpus: float | None) -> Connection:
     began = not ray.is_initialized()
     if began:
         address = address or os.environ.get("RAY_ADDRESS") or None
-        target = _noted_address() if address == "auto" else address
+        target = _read_stored_address() if address == "auto" else address
         if target is not None:
             _check_reachable(target)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if address is None:
             address = "local"
             options |= {"num_cpus": cpus, "include_dashboard": False}
-        with _own_signals(), warnings.catch_warnings():
+        with _keep_sigterm_handler(), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # about later versions of Ray
             try:
                 ray.init(address=address, **options)
             except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-                raise _no_cluster(address, error) from error
+                raise _explain_no_cluster(address, error) from error
     elif address is not None and address != "auto":
         joined = ray.get_runtime_context().gcs_address
         if not _is_same(address, joined):
@@ -84,7 +84,7 @@ def connect(address: str | None, cpus: float | None) -> Connection:
     return Connection(ray, node, began and address == "local")
 
 
-def _no_cluster(address: str, error: BaseException) -> InputError:
+def _explain_no_cluster(address: str, error: BaseException) -> InputError:
     text = text_of(error)
     if "AuthToken" in f"{error} {error.__cause__}":
         return InputError(
@@ -114,7 +114,7 @@ def _check_reachable(address: str) -> None:
             "head node"
         ) from None
     except OSError as error:
-        raise _no_cluster(address, error) from None
+        raise _explain_no_cluster(address, error) from None
 
 
 def _is_same(address: str, joined: str) -> bool:
@@ -123,10 +123,10 @@ def _is_same(address: str, joined: str) -> bool:
         return True
     host, _, port = address.rpartition(":")
     joined_host, _, joined_port = joined.rpartition(":")
-    return port == joined_port and not _ips(host).isdisjoint(_ips(joined_host))
+    return port == joined_port and not _resolve_ips(host).isdisjoint(_resolve_ips(joined_host))
 
 
-def _ips(host: str) -> set[str]:
+def _resolve_ips(host: str) -> set[str]:
     """Return a host's IP addresses; all addresses of this machine count as one."""
     try:
         entries = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_DGRAM)
@@ -162,7 +162,7 @@ def _expect_grpc(connection: socket.socket) -> None:
         raise ConnectionError("the server at this address is not a Ray cluster")
 
 
-def _noted_address() -> str | None:
+def _read_stored_address() -> str | None:
     """Return the address that Ray has stored on this machine; its cluster may be gone."""
     folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     try:
@@ -172,7 +172,7 @@ def _noted_address() -> str | None:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
+def _keep_sigterm_handler() -> Iterator[None]:
     """Keep this process's own SIGTERM handler, which Ray would replace."""
     try:
         before = signal.getsignal(signal.SIGTERM)
@@ -202,7 +202,7 @@ class ClusterNode:
         except OSError:
             return False
 
-    def room_for(self, needs: dict[str, float]) -> int:
+    def count_room(self, needs: dict[str, float]) -> int:
         counts = [
             int(self.resources.get(name, 0.0) / need + 1e-9) for name, need in needs.items() if need
         ]
@@ -226,13 +226,13 @@ def alive_nodes(ray: Any) -> list[ClusterNode]:
     )
 
 
-def address_of_here(connection: Connection) -> str:
+def find_node_address(connection: Connection) -> str:
     """Return the address at which the other nodes reach this one."""
     nodes = [node for node in alive_nodes(connection.ray) if node.id == connection.node]
     return nodes[0].address
 
 
-def reachable(nodes: Sequence[AnyNode]) -> list[AnyNode]:
+def select_reachable(nodes: Sequence[AnyNode]) -> list[AnyNode]:
     """Return the nodes that answer: the cluster takes half a minute to notice a lost node."""
     if not nodes:
         return []
@@ -241,7 +241,7 @@ def reachable(nodes: Sequence[AnyNode]) -> list[AnyNode]:
     return [node for node, there in zip(nodes, answers, strict=True) if there]
 
 
-def spread(
+def spread_workers(
     nodes: list[ClusterNode], needs: dict[str, float], workers: int | None, first: str
 ) -> list[ClusterNode]:
     """Spread workers over the nodes in turn; return the node of each worker.
@@ -249,7 +249,7 @@ def spread(
     `needs` are the resources of one worker, `first` is the coordinator's node, which has the data.
     With ``workers=None``, there are as many as fit. Raises InputError if the workers do not fit.
     """
-    room = {node.id: node.room_for(needs) for node in nodes}
+    room = {node.id: node.count_room(needs) for node in nodes}
     total = sum(room.values())
     count = total if workers is None else workers
     if total == 0 or count > total:
@@ -258,7 +258,7 @@ def spread(
             for node in nodes
         )
         raise InputError(
-            f"{max(count, 1)} worker(s) with {asked_for(needs)} each do not fit on the cluster, "
+            f"{max(count, 1)} worker(s) with {format_needs(needs)} each do not fit on the cluster, "
             f"whose {len(nodes)} node(s) have {there}: ask for fewer workers= or resources=, start "
             "more nodes before the search, or give autoscale=True if the cluster has an autoscaler"
         )
@@ -272,11 +272,11 @@ def spread(
     return hosts
 
 
-def asked_for(needs: Mapping[str, float]) -> str:
+def format_needs(needs: Mapping[str, float]) -> str:
     return ", ".join(f"{need:g} {name}" for name, need in needs.items())
 
 
-def cause_of(error: BaseException) -> str:
+def describe_cause(error: BaseException) -> str:
     """Return an error's cause, without the traceback that Ray adds."""
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]

@@ -20,7 +20,7 @@ from cerebro.cluster.agents import Node
 from cerebro.cluster.engine import Outside
 from cerebro.cluster.executor import ClusterExecutor
 from cerebro.cluster.hub import AgentError, Hub, Line
-from cerebro.cluster.keys import Keys, Ticket, address_at
+from cerebro.cluster.keys import Keys, Ticket, format_address
 from cerebro.cluster.states import HeldState
 from cerebro.errors import InputError
 from cerebro.ray.cluster import autoscaler
@@ -28,13 +28,13 @@ from cerebro.ray.cluster.actor import WorkerActor
 from cerebro.ray.cluster.connection import (
     ClusterNode,
     Connection,
-    address_of_here,
     alive_nodes,
-    asked_for,
-    cause_of,
     connect,
-    reachable,
-    spread,
+    describe_cause,
+    find_node_address,
+    format_needs,
+    select_reachable,
+    spread_workers,
 )
 from cerebro.worker.messages import RunContext
 
@@ -124,7 +124,7 @@ class Executor(ClusterExecutor):
     def _join(self, context: RunContext) -> RayCluster:
         needs = {"CPU": float(context.threads), **self._resources}
         cpus = None if self.workers is None else self.workers * needs["CPU"]
-        keys = Keys.new()  # before anything is started: pyzmq may be missing
+        keys = Keys.generate()  # before anything is started: pyzmq may be missing
         connection = connect(self._address, cpus)
         try:
             return RayCluster(connection, keys, needs, autoscale=self._autoscale)
@@ -169,41 +169,43 @@ class RayCluster:
         self._needs = dict(needs)
         self._autoscale = autoscale and not connection.is_ours  # ours has no autoscaler
         self._demand: autoscaler.Demand | None = None
-        host = "127.0.0.1" if connection.is_ours else address_of_here(connection)
+        host = "127.0.0.1" if connection.is_ours else find_node_address(connection)
         everywhere = "::" if ":" in host else "0.0.0.0"
         listen = host if host == "127.0.0.1" else everywhere
         self._hub = Hub(keys, Outside(), listen)
-        self._ticket = Ticket(address_at(host, self._hub.port), keys.key, listen=listen).to_json()
+        self._ticket = Ticket(
+            format_address(host, self._hub.port), keys.key, listen=listen
+        ).to_json()
 
-    def choose(self, workers: int | None) -> Sequence[Node]:
+    def choose_nodes(self, workers: int | None) -> Sequence[Node]:
         if self._autoscale and workers is not None:
             self._demand = autoscaler.Demand(self._needs, workers)
-            nodes, workers = autoscaler.choose_some(
-                self._reachable, self._needs, workers, self._demand
+            nodes, workers = autoscaler.find_room(
+                self._list_reachable, self._needs, workers, self._demand
             )
         else:
-            nodes = self._reachable()
-        return spread(nodes, self._needs, workers, self._connection.node)
+            nodes = self._list_reachable()
+        return spread_workers(nodes, self._needs, workers, self._connection.node)
 
-    def _reachable(self) -> list[ClusterNode]:
-        return reachable(alive_nodes(self._ray))
+    def _list_reachable(self) -> list[ClusterNode]:
+        return select_reachable(alive_nodes(self._ray))
 
     def nodes(self) -> Sequence[Node]:
         if self._demand is not None:  # the executor looks for nodes regularly
-            self._demand.look()
+            self._demand.adjust_request()
         return alive_nodes(self._ray)
 
-    def reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
-        return reachable(nodes)
+    def select_reachable(self, nodes: Sequence[Node]) -> Sequence[Node]:
+        return select_reachable(nodes)
 
-    def room(self, node: Node) -> int:
+    def count_room(self, node: Node) -> int:
         assert isinstance(node, ClusterNode)
-        return node.room_for(self._needs)
+        return node.count_room(self._needs)
 
     def is_here(self, node: Node) -> bool:
         return node.id == self._connection.node
 
-    def hire(self, node: Node) -> RayAgent:
+    def acquire_agent(self, node: Node) -> RayAgent:
         ray = self._ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -220,7 +222,7 @@ class RayCluster:
         agent = RayAgent(self._hub, ray, actor)
         self._hub.expect(agent)
         serving: Future[None] = actor.serve.remote(self._ticket, agent.id).future()
-        serving.add_done_callback(lambda done: self._hub.lose(agent, _why_ended(done)))
+        serving.add_done_callback(lambda done: self._hub.mark_lost(agent, _explain_end(done)))
         return agent
 
     def watch(self, changed: Callable[[], None]) -> None:
@@ -232,7 +234,7 @@ class RayCluster:
     def release(self) -> None:
         self._hub.release()
 
-    def why_no_more(self) -> str | None:
+    def explain_no_more_nodes(self) -> str | None:
         return None
 
     def put(self, packed: bytes) -> Any:
@@ -241,12 +243,12 @@ class RayCluster:
     def fetch_to_file(self, held: HeldState, gone: Collection[str], path: Path) -> None:
         self._hub.fetch_to_file(held, gone, path)
 
-    def cause_of(self, error: BaseException) -> str:
-        return self._hub.cause_of(error)
+    def describe_cause(self, error: BaseException) -> str:
+        return self._hub.describe_cause(error)
 
-    def why_late(self, node: Node) -> str:
+    def advise_on_late_node(self, node: Node) -> str:
         return (
-            f"is its {asked_for(self._needs)} in use by others? Ask for fewer workers=, or free "
+            f"is its {format_needs(self._needs)} in use by others? Ask for fewer workers=, or free "
             "some"
         )
 
@@ -254,15 +256,15 @@ class RayCluster:
         if self._autoscale:
             # Also a request of a coordinator that was killed, whose run this search may resume.
             with contextlib.suppress(Exception):
-                autoscaler.request([])
+                autoscaler.request_nodes([])
         self._hub.close()
         self._connection.close()
 
 
-def _why_ended(serving: Future[None]) -> AgentError:
+def _explain_end(serving: Future[None]) -> AgentError:
     """Return the error of an agent whose actor has ended, or never begun."""
     error = serving.exception()
-    return AgentError("it has ended" if error is None else cause_of(error))
+    return AgentError("it has ended" if error is None else describe_cause(error))
 
 
 def check_resources(resources: Any) -> dict[str, float]:

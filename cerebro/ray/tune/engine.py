@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.errors import CerebroError, InputError, text_of
-from cerebro.executors.received import opened
+from cerebro.executors.received import unpickle
 from cerebro.machine.guard import refuse
 from cerebro.machine.libraries import apply_settings
 from cerebro.machine.resources import available_memory
@@ -79,7 +79,7 @@ class Engine:
 
     @cached_property
     def _work(self) -> Work:
-        work: Work = opened(self._spec.work)
+        work: Work = unpickle(self._spec.work)
         return work
 
     async def enter(self, proxy: str, folder: str) -> None:
@@ -120,7 +120,7 @@ class Engine:
 
     async def keep(self, proxy: str, folder: str, point: dict[str, Any]) -> None:
         """Keep a state until the run's folder is deleted."""
-        await asyncio.to_thread(self._session(Path(folder)).keep, Checkpoint(**point))
+        await asyncio.to_thread(self._open_session(Path(folder)).keep, Checkpoint(**point))
 
     def _end_if_idle(self) -> None:
         if not self._proxies and self._ending is None:
@@ -136,7 +136,7 @@ class Engine:
             ray.kill(ray.get_runtime_context().current_actor)
 
     async def _train(self, folder: Path, call: dict[str, Any]) -> dict[str, Any]:
-        session = self._session(folder)
+        session = self._open_session(folder)
         begin = Checkpoint(**call["begin"]) if call["begin"] is not None else None
         if begin is not None:
             await asyncio.to_thread(session.check, begin)
@@ -151,10 +151,10 @@ class Engine:
         if isinstance(answer, TrainedEpoch):
             await asyncio.to_thread(session.flush)  # so that Tune knows only stored epochs
         else:
-            answer = await asyncio.to_thread(session.recall, answer, request.target - 1)
+            answer = await asyncio.to_thread(session.read_epoch, answer, request.target - 1)
         return {**vars(answer.point), "metrics": answer.metrics}
 
-    def _session(self, folder: Path) -> Session:
+    def _open_session(self, folder: Path) -> Session:
         session = self._sessions.get(folder)
         if session is None or not session.is_open:
             session = self._sessions[folder] = Session(self._work, folder)
@@ -170,7 +170,7 @@ _held: dict[str, Any] = {}
 """This process's handles: an actor ends with the last handle in the process that started it."""
 
 
-def engine_of(spec: Spec, *, owner: bool) -> Any:
+def get_engine(spec: Spec, *, owner: bool) -> Any:
     """Return the engine; start it if it is not running.
 
     `owner` says whether this process runs the Tuner, on the machine with the data and the run.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from cerebro.api.search import search
-from cerebro.arguments import FIT, answers, whole_number
+from cerebro.arguments import FIT, check_whole_number, explain_keywords
 from cerebro.errors import InputError
 from cerebro.machine.guard import refuse
 from cerebro.ray.tune.names import check_scheduler, check_searcher, import_tune
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DEFAULT_WIDTH = 8
 
 
-@answers(FIT, search, name="cerebro.ray.fit")
+@explain_keywords(FIT, search, name="cerebro.ray.fit")
 def fit(
     build: Callable[..., Any],
     data: Any,
@@ -95,26 +95,26 @@ def fit(
     if not isinstance(param_space, Mapping):
         raise InputError(f"param_space must be a dictionary as for tune.Tuner, not {param_space!r}")
     the_scheduler, algorithm = check_scheduler(scheduler), check_searcher(searcher)
-    options.setdefault("width", _width(algorithm))
+    options.setdefault("width", _find_width(algorithm))
     return search(
         build,
-        _recorded_space(param_space),
+        _make_recorded_space(param_space),
         data,
-        epochs=_epochs(epochs, the_scheduler),
+        epochs=_choose_epochs(epochs, the_scheduler),
         n_trials=n_trials,
         searcher=TuneSearcher(
             param_space,
             algorithm,
             the_scheduler,
-            _samples(num_samples, n_trials, algorithm, options),
+            _choose_samples(num_samples, n_trials, algorithm, options),
         ),
-        metric=_given("metric", metric, algorithm, the_scheduler) or "loss",
-        mode=_given("mode", mode, algorithm, the_scheduler),
+        metric=_choose_setting("metric", metric, algorithm, the_scheduler) or "loss",
+        mode=_choose_setting("mode", mode, algorithm, the_scheduler),
         **options,
     )
 
 
-def _given(name: str, value: Any, *sources: Any) -> Any:
+def _choose_setting(name: str, value: Any, *sources: Any) -> Any:
     """Return an argument; if it is None, return the value of the searcher or the scheduler."""
     if value is not None:
         return value
@@ -127,7 +127,7 @@ def _given(name: str, value: Any, *sources: Any) -> Any:
     return setting
 
 
-def _epochs(epochs: int | None, scheduler: Any) -> int:
+def _choose_epochs(epochs: int | None, scheduler: Any) -> int:
     if epochs is not None:
         return epochs
     for name in ("_max_t", "_max_t_attr"):
@@ -136,7 +136,7 @@ def _epochs(epochs: int | None, scheduler: Any) -> int:
     raise InputError("epochs is missing: give epochs=, or a scheduler with max_t")
 
 
-def _samples(
+def _choose_samples(
     num_samples: int | None, n_trials: int | None, algorithm: Any, options: Mapping[str, Any]
 ) -> int:
     from ray.tune.search import BasicVariantGenerator
@@ -152,10 +152,10 @@ def _samples(
         )
     if num_samples == 0:
         raise InputError("num_samples=0 trains nothing: give at least 1")
-    return -1 if num_samples == -1 else whole_number("num_samples", num_samples, 1, math.inf)
+    return -1 if num_samples == -1 else check_whole_number("num_samples", num_samples, 1, math.inf)
 
 
-def _width(algorithm: Any) -> int:
+def _find_width(algorithm: Any) -> int:
     while algorithm is not None:
         limit = getattr(algorithm, "max_concurrent", None)
         if limit:
@@ -164,7 +164,7 @@ def _width(algorithm: Any) -> int:
     return DEFAULT_WIDTH
 
 
-def _recorded_space(param_space: Mapping[str, Any]) -> Space:
+def _make_recorded_space(param_space: Mapping[str, Any]) -> Space:
     """Return the space to record: the part that Cerebro's dimensions can express."""
     try:
         return Space(param_space)

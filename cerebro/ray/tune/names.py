@@ -55,7 +55,9 @@ def check_scheduler(scheduler: Any) -> Any:
                 f"scheduler={scheduler!r} is not a scheduler of ray.tune: use ASHAScheduler, "
                 "HyperBandScheduler or MedianStoppingRule"
             )
-        raise InputError(f"scheduler: {name} cannot be driven by cerebro.ray.fit: {_hint(name)}")
+        raise InputError(
+            f"scheduler: {name} cannot be driven by cerebro.ray.fit: {_suggest_alternative(name)}"
+        )
     attribute = getattr(scheduler, "_time_attr", None)
     if attribute in CLOCKS:
         raise InputError(
@@ -65,7 +67,7 @@ def check_scheduler(scheduler: Any) -> Any:
     return scheduler
 
 
-def scheduler_arguments(scheduler: Any) -> dict[str, Any]:
+def read_scheduler_arguments(scheduler: Any) -> dict[str, Any]:
     """Return a scheduler's arguments, as far as its attributes show them.
 
     Metric and mode are left out: they are those of the search.
@@ -84,7 +86,7 @@ def scheduler_arguments(scheduler: Any) -> dict[str, Any]:
     }
 
 
-def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+def format_call(name: str, arguments: Mapping[str, Any]) -> str:
     """Return the call that makes an object, for messages."""
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
 
@@ -107,7 +109,9 @@ def check_searcher(searcher: Any) -> Any:
         innermost = innermost.searcher
     name = type(innermost).__name__
     if name in _REFUSED:
-        raise InputError(f"searcher: {name} cannot be driven by cerebro.ray.fit: {_hint(name)}")
+        raise InputError(
+            f"searcher: {name} cannot be driven by cerebro.ray.fit: {_suggest_alternative(name)}"
+        )
     missing = [n for n in ("suggest", "on_trial_complete") if not hasattr(searcher, n)]
     if missing or isinstance(searcher, type):
         raise InputError(
@@ -117,7 +121,7 @@ def check_searcher(searcher: Any) -> Any:
     return searcher
 
 
-def _hint(name: str) -> str:
+def _suggest_alternative(name: str) -> str:
     return _REFUSED.get(name, "which parts of Tune it needs is not known; " + _THROUGH_TUNER)
 
 

@@ -152,17 +152,17 @@ class RequestedTrials(Searcher):
                 if self._closing is not None:
                     raise KeyboardInterrupt
                 while self._requests:
-                    suggestion = self._take(self._requests.popleft())
+                    suggestion = self._handle_request(self._requests.popleft())
                     if suggestion is not None:
                         return suggestion
                 if self._running or self._has_begun:
                     return None
                 self._changed.wait()
 
-    def _take(self, request: EpochRequest) -> Suggestion | None:
-        number = self._number_of(request)
+    def _handle_request(self, request: EpochRequest) -> Suggestion | None:
+        number = self._find_trial(request)
         if number is None:
-            return self._begin(request)
+            return self._begin_trial(request)
         done = self._epochs_done[number]
         if done >= request.target:
             request.answer.set_result(number)
@@ -181,7 +181,7 @@ class RequestedTrials(Searcher):
             return Suggestion({}, request.target, trial=number)
         return None
 
-    def _begin(self, request: EpochRequest) -> Suggestion:
+    def _begin_trial(self, request: EpochRequest) -> Suggestion:
         begin = request.begin
         number = self._keys[request.identity] = self._count
         self._count += 1
@@ -194,14 +194,16 @@ class RequestedTrials(Searcher):
             dict(request.config), request.target, parent=begin.trial, parent_epoch=begin.epoch
         )
 
-    def _number_of(self, request: EpochRequest) -> int | None:
+    def _find_trial(self, request: EpochRequest) -> int | None:
         """Return the requested trial's number; None if it is new, or failed and starts again."""
-        if request.trial is not None and (request.begin is None or not self._failed(request.trial)):
+        if request.trial is not None and (
+            request.begin is None or not self._has_failed(request.trial)
+        ):
             return request.trial
         number = self._keys.get(request.identity)
-        return None if number is None or self._failed(number) else number
+        return None if number is None or self._has_failed(number) else number
 
-    def _failed(self, number: int) -> bool:
+    def _has_failed(self, number: int) -> bool:
         return number in self._end_reasons and number not in self._finished
 
     def report(self, trial: int, epoch: int, metrics: Mapping[str, float]) -> Decision:
@@ -256,7 +258,7 @@ class RequestedTrials(Searcher):
                 number = trial.number
                 self._epochs_done[number] = trial.epoch
                 if trial.status in ENDED:
-                    self._end_reasons[number] = _why(trial)
+                    self._end_reasons[number] = _explain_end(trial)
                     if trial.status == "finished":
                         self._finished.add(number)
                 elif trial.status != "paused":
@@ -274,13 +276,13 @@ class RequestedTrials(Searcher):
             return
         with self._changed:
             self._running.discard(trial.number)
-            why = self._end_reasons[trial.number] = _why(trial)
+            why = self._end_reasons[trial.number] = _explain_end(trial)
             waiting = self._waiting.pop(trial.number, [])
         for request in waiting:
             request.answer.set_exception(RunError(why))
 
 
-def _why(trial: Any) -> str:
+def _explain_end(trial: Any) -> str:
     return f"trial {trial.number} {trial.status}" + (f": {trial.error}" if trial.error else "")
 
 

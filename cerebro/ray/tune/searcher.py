@@ -21,7 +21,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.errors import InputError
 from cerebro.machine import generators
-from cerebro.ray.tune.names import Controller, TuneTrial, call_text, scheduler_arguments
+from cerebro.ray.tune.names import Controller, TuneTrial, format_call, read_scheduler_arguments
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.space import Space, json_value
 
@@ -44,7 +44,7 @@ class TuneSearcher(Searcher):
         self._mapping = dict(param_space)
         self._algorithm = algorithm
         self._scheduler = copy.deepcopy(scheduler)  # the caller's may begin another search
-        self._made_with = type(scheduler).__name__, scheduler_arguments(scheduler)
+        self._made_with = type(scheduler).__name__, read_scheduler_arguments(scheduler)
         # If no trial waited to join, HyperBandScheduler would halve a bracket before it is full.
         self._looks_ahead = type(scheduler) is HyperBandScheduler
         # Once it has run out of new trials, it has resumed or ended paused ones instead.
@@ -58,7 +58,7 @@ class TuneSearcher(Searcher):
 
     def __repr__(self) -> str:
         algorithm = type(self._algorithm).__name__
-        return f"TuneSearcher(searcher={algorithm}, scheduler={call_text(*self._made_with)})"
+        return f"TuneSearcher(searcher={algorithm}, scheduler={format_call(*self._made_with)})"
 
     def setup(
         self,
@@ -81,27 +81,27 @@ class TuneSearcher(Searcher):
         self._exhausted = False
         self._dropped: list[int] = []
         self._log: list[list[Any]] = []
-        with generators.reserved(False, seed % 2**32):
+        with generators.reserve_generators(False, seed % 2**32):
             self._random = generators.capture(False)
-        with self._own_random():
-            _introduce(self._scheduler, metric, mode)
+        with self._use_own_random():
+            _set_up_scheduler(self._scheduler, metric, mode)
             if self._variants is None:
-                _introduce_searcher(self._algorithm, metric, mode, self._mapping, points)
+                _set_up_searcher(self._algorithm, metric, mode, self._mapping, points)
             else:
-                self._variants = self._all_variants([dict(point) for point in points])
+                self._variants = self._generate_variants([dict(point) for point in points])
 
     # --- asking ----------------------------------------------------------
 
     def suggest(self) -> Suggested:
         """Return the trial that the scheduler runs next."""
-        with self._own_random():
+        with self._use_own_random():
             suggestion = self._suggest()
         if suggestion is not None and suggestion is not DONE and self.adaptive:
-            self._log.append(["ask", *_identity(suggestion)])
+            self._log.append(["ask", *_identify(suggestion)])
         return suggestion
 
     def _suggest(self) -> Suggested:
-        self._queue()
+        self._queue_trial()
         trial: TuneTrial | None = self._scheduler.choose_trial_to_run(self._controller)
         if trial is None:
             return DONE if self._exhausted and not self._controller.get_live_trials() else None
@@ -113,10 +113,10 @@ class TuneSearcher(Searcher):
         self._begun += 1
         self._trials[trial.number] = trial
         if self._looks_ahead:
-            self._queue()
+            self._queue_trial()
         return Suggestion(trial.config, self._epochs)
 
-    def _queue(self) -> None:
+    def _queue_trial(self) -> None:
         """Queue a trial if none is pending and the algorithm has one."""
         if not any(trial.status == TuneTrial.PENDING for trial in self._controller.get_trials()):
             self._add_trial()
@@ -154,7 +154,7 @@ class TuneSearcher(Searcher):
         merged: dict[str, Any] = merge_dicts(self._mapping, copy.deepcopy(suggested))
         return merged
 
-    def _all_variants(self, points: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    def _generate_variants(self, points: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yield what Tune's `BasicVariantGenerator` would: points first, then samples by grids."""
         from ray.tune.search import variant_generator as tune
 
@@ -184,11 +184,11 @@ class TuneSearcher(Searcher):
         if not self.adaptive:
             return Decision.CONTINUE
         if trial not in self._trials:
-            raise self._decides_otherwise(trial, epoch)
+            raise self._make_decision_error(trial, epoch)
         result = dict(metrics)
-        with self._own_random():
+        with self._use_own_random():
             decision = self._report(self._trials[trial], epoch, result)
-        encoded = {n: _encoded(v) for n, v in result.items()}
+        encoded = {n: _encode_metric(v) for n, v in result.items()}
         self._log.append(["tell", trial, epoch, encoded, decision.value])
         return decision
 
@@ -253,9 +253,9 @@ class TuneSearcher(Searcher):
     # --- randomness ------------------------------------------------------
 
     @contextlib.contextmanager
-    def _own_random(self) -> Iterator[None]:
+    def _use_own_random(self) -> Iterator[None]:
         """Let Tune's code use global generators that belong only to this search."""
-        with generators.reserved(False):
+        with generators.reserve_generators(False):
             generators.restore(self._random)
             try:
                 yield
@@ -334,18 +334,18 @@ class TuneSearcher(Searcher):
         if name == its_name:
             arguments, now = ({key: values[key] for key in changed} for values in (arguments, now))
         raise InputError(
-            f"scheduler was {call_text(name, arguments)}, is {call_text(its_name, now)}: make it "
-            "with the same arguments to resume the run, or start a new run with another run="
+            f"scheduler was {format_call(name, arguments)}, is {format_call(its_name, now)}: make "
+            "it with the same arguments to resume the run, or start a new run with another run="
         )
 
     def _tell_again(
         self, trial: int, epoch: int, metrics: Mapping[str, Any], decision: str
     ) -> None:
-        now = self.report(trial, epoch, {n: _decoded(v) for n, v in metrics.items()})
+        now = self.report(trial, epoch, {n: _decode_metric(v) for n, v in metrics.items()})
         if decision != now.value:
-            raise self._decides_otherwise(trial, epoch)
+            raise self._make_decision_error(trial, epoch)
 
-    def _decides_otherwise(self, trial: int, epoch: int) -> InputError:
+    def _make_decision_error(self, trial: int, epoch: int) -> InputError:
         return InputError(
             f"the scheduler {self._made_with[0]} does not repeat its decision about trial {trial} "
             f"until epoch {epoch}: to resume a run, make it with the same arguments"
@@ -354,7 +354,7 @@ class TuneSearcher(Searcher):
     def _ask_again(self, said: list[Any]) -> None:
         number = self._begun if said[0] is None else said[0]
         suggestion = self.suggest()
-        now = _identity(suggestion) if isinstance(suggestion, Suggestion) else []
+        now = _identify(suggestion) if isinstance(suggestion, Suggestion) else []
         if now != said:
             raise InputError(
                 f"the search algorithm {type(self._algorithm).__name__} does not repeat its "
@@ -363,21 +363,21 @@ class TuneSearcher(Searcher):
             )
 
 
-def _identity(suggestion: Suggestion) -> list[Any]:
+def _identify(suggestion: Suggestion) -> list[Any]:
     """Return what distinguishes suggestions: a resumed trial, or a new configuration."""
     text = json.dumps(suggestion.config, sort_keys=True)
     return [suggestion.trial, _core.xxh3_64(text.encode())]
 
 
-def _encoded(value: float) -> float | str:
+def _encode_metric(value: float) -> float | str:
     return value if math.isfinite(value) else repr(float(value))
 
 
-def _decoded(value: float | str) -> float:
+def _decode_metric(value: float | str) -> float:
     return float(value)
 
 
-def _introduce(scheduler: Any, metric: str, mode: str) -> None:
+def _set_up_scheduler(scheduler: Any, metric: str, mode: str) -> None:
     """Set a scheduler's metric and mode, unless they are already set."""
     settings = getattr(scheduler, "_metric", None), getattr(scheduler, "_mode", None)
     _refuse_other("scheduler", settings, (metric, mode))
@@ -386,7 +386,7 @@ def _introduce(scheduler: Any, metric: str, mode: str) -> None:
     )
 
 
-def _introduce_searcher(
+def _set_up_searcher(
     algorithm: Any, metric: str, mode: str, mapping: dict[str, Any], points: Sequence[Any]
 ) -> None:
     from ray.tune.search.variant_generator import _has_unresolved_values

@@ -14,7 +14,7 @@ from typing import Any
 from cerebro.api.search import search
 from cerebro.errors import InputError, text_of
 from cerebro.executors.local import LocalExecutor
-from cerebro.machine.devices import CPU, Found, lookup, seats
+from cerebro.machine.devices import CPU, Found, assign_devices, lookup
 from cerebro.model import Info
 from cerebro.ray.tune.requests import Checkpoint, RequestedTrials, TrainedEpoch, WakingExecutor
 from cerebro.run.owner import owner_of
@@ -49,7 +49,7 @@ class Work:
     gpus: int = 0
     """How many of this machine's GPUs the workers use."""
 
-    def own_executor(self) -> Any:
+    def make_executor(self) -> Any:
         """Return a new executor for one run.
 
         Raises InputError if there are fewer GPUs than Ray has assigned to this process.
@@ -63,7 +63,7 @@ class Work:
                 f"{len(gpus.devices)} can be used there ({gpus.problem}): give devices='cpu'"
             )
         names = gpus.names[: self.gpus] or [CPU]
-        return LocalExecutor(self.workers, self.threads, seats=seats(names, self.workers))
+        return LocalExecutor(self.workers, self.threads, seats=assign_devices(names, self.workers))
 
 
 class Session:
@@ -91,8 +91,8 @@ class Session:
     def join(self, seconds: float) -> None:
         self._thread.join(seconds)
 
-    def recall(self, number: int, epoch: int) -> TrainedEpoch:
-        record = self._record(number, epoch)
+    def read_epoch(self, number: int, epoch: int) -> TrainedEpoch:
+        record = self._read_record(number, epoch)
         return TrainedEpoch(Checkpoint(number, epoch, record.state_hash), dict(record.metrics))
 
     def keep(self, point: Checkpoint) -> None:
@@ -108,7 +108,7 @@ class Session:
     def check(self, point: Checkpoint) -> None:
         """Raise InputError if a checkpoint's state is missing."""
         try:
-            record = self._record(point.trial, point.epoch)
+            record = self._read_record(point.trial, point.epoch)
         except InputError:
             record = None
         if record is None or record.state_hash != point.state_hash or record.state_file is None:
@@ -118,7 +118,7 @@ class Session:
                 "states in that folder; give its current path as run="
             )
 
-    def _record(self, number: int, epoch: int) -> EpochRecord:
+    def _read_record(self, number: int, epoch: int) -> EpochRecord:
         self.flush()
         with reader(self._folder) as connection:
             row = connection.execute("SELECT 1 FROM trials WHERE number = ?", (number,)).fetchone()
@@ -136,7 +136,7 @@ class Session:
         work, requested = self._work, self._requested
         try:
             self._wait_for_owner()
-            executor = work.own_executor()
+            executor = work.make_executor()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the warnings would not be shown
                 search(

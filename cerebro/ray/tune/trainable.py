@@ -22,17 +22,17 @@ from ray.exceptions import RayActorError
 
 from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
-from cerebro.arguments import whole_number
-from cerebro.data.validation import check_rows, views_of
+from cerebro.arguments import check_whole_number
+from cerebro.data.validation import check_rows, make_validation
 from cerebro.errors import InputError, RunError
-from cerebro.executors.local import packed
-from cerebro.machine.devices import CPU, are_gpus, named
-from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, variables
+from cerebro.executors.local import pickle_context
+from cerebro.machine.devices import CPU, are_gpus, name_devices
+from cerebro.machine.environment import THREAD_VARIABLES, VARIABLES, read_variables
 from cerebro.machine.files import path_of
 from cerebro.machine.libraries import present_settings
 from cerebro.machine.resources import usable_cores
 from cerebro.ray.cluster.executor import Executor
-from cerebro.ray.tune.engine import PROXY_BYTES, Spec, engine_of
+from cerebro.ray.tune.engine import PROXY_BYTES, Spec, get_engine
 from cerebro.ray.tune.session import Work
 from cerebro.run.recipe import check_build
 from cerebro.run.settings import MAX_THREADS
@@ -136,7 +136,7 @@ def trainable(
     the same as with `cerebro.search` for this number: `cerebro.replay` of the run verifies this.
     """
     check_build(build)
-    train, held_out, folds = views_of(data, validation)
+    train, held_out, folds = make_validation(data, validation)
     if folds is not None:
         raise InputError(
             "validation: a trial of Tune has one model, but folds need several: give a dataset or "
@@ -150,18 +150,18 @@ def trainable(
             f"{', '.join(sorted(OPTIONS))} besides its named ones: Tune decides which trials "
             "run and how long they train"
         )
-    threads = whole_number("threads", threads, 1, MAX_THREADS)
-    batch_size = whole_number("batch_size", batch_size, 1, optional=True)
+    threads = check_whole_number("threads", threads, 1, MAX_THREADS)
+    batch_size = check_whole_number("batch_size", batch_size, 1, optional=True)
     if executor is not None and not isinstance(executor, Executor):
         raise InputError(f"executor must be a cerebro.ray.Executor, not {executor!r}")
     if executor is not None and workers is not None:
         raise InputError("give either workers= or executor=, which has its own workers")
-    epochs = whole_number("epochs", epochs, 1, optional=True)
+    epochs = check_whole_number("epochs", epochs, 1, optional=True)
     options = {"batch_size": batch_size, **options}
-    whole_number("workers", workers, 1, optional=True)
+    check_whole_number("workers", workers, 1, optional=True)
     gpus = 0
     if executor is None:
-        gpus, count = _places(devices, workers, workers_per_device, threads)
+        gpus, count = _count_gpus_and_workers(devices, workers, workers_per_device, threads)
     else:
         devices_of(devices, workers_per_device, executor)
         options["devices"], count = devices, 1
@@ -169,7 +169,7 @@ def trainable(
     name = f"cerebro-{uuid.uuid4().hex}"
     spec = Spec(
         name=name,
-        work=packed(work),
+        work=pickle_context(work),
         cpus=count * threads if executor is None else 0,
         epochs=epochs,
         folder=None if run is None else str(path_of("run", run).resolve()),
@@ -178,7 +178,7 @@ def trainable(
         argv=tuple(sys.argv),
         variables=dict.fromkeys(VARIABLES)
         | {name: os.environ.get(name) for name in THREAD_VARIABLES}
-        | variables(),
+        | read_variables(),
         gpus=gpus,
         libraries=present_settings(),
     )
@@ -186,11 +186,11 @@ def trainable(
     return type(title, (Proxy,), {"spec": spec, "__module__": __name__, "__doc__": build.__doc__})
 
 
-def _places(
+def _count_gpus_and_workers(
     devices: Any, workers: int | None, workers_per_device: int | None, threads: int
 ) -> tuple[int, int]:
     """Return the numbers of GPUs and workers that the engine has."""
-    names = named(devices)
+    names = name_devices(devices)
     if any(":" in name for name in names):
         raise InputError(
             f"devices={devices!r}: Ray chooses the GPUs of the engine of cerebro.ray.trainable: "
@@ -198,14 +198,14 @@ def _places(
         )
     selected = devices_of(devices, workers_per_device, None)
     if are_gpus(selected) and names == ["auto"]:
-        selected = selected[: _of_ray("GPU", len(selected))] or (CPU,)
+        selected = selected[: _limit_to_ray("GPU", len(selected))] or (CPU,)
     if not are_gpus(selected) and workers is None:
-        workers = max(1, _of_ray("CPU", usable_cores()) // threads)
+        workers = max(1, _limit_to_ray("CPU", usable_cores()) // threads)
     count = worker_count(workers, threads, selected, workers_per_device)
     return len(selected) if are_gpus(selected) else 0, count
 
 
-def _of_ray(resource: str, here: int) -> int:
+def _limit_to_ray(resource: str, here: int) -> int:
     """Return `here`, or the smaller number that Ray has on this node, if Ray is initialized."""
     if not ray.is_initialized():
         return here
@@ -220,7 +220,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """Request only memory, and start the engine: Tune calls this where the Tuner runs."""
-        engine_of(cls.spec, owner=True)
+        get_engine(cls.spec, owner=True)
         return tune.PlacementGroupFactory([{"CPU": 0, "memory": PROXY_BYTES}])
 
     def __init_subclass__(cls, **arguments: Any) -> None:
@@ -232,7 +232,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
             return
 
         def request(cls: type[Proxy], config: dict[str, Any]) -> Any:
-            engine_of(cls.spec, owner=True)
+            get_engine(cls.spec, owner=True)
             return method.__func__(cls, config)
 
         cls.default_resource_request = classmethod(request)  # type: ignore[assignment]
@@ -250,12 +250,12 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         self._trial: int | None = None
         self._at: dict[str, Any] | None = None  # the trial's newest state
         self._begin: dict[str, Any] | None = None  # the checkpoint to begin with
-        self._engine = engine_of(self.spec, owner=False)
+        self._engine = get_engine(self.spec, owner=False)
         self._enter()
 
     def step(self) -> dict[str, Any]:
         at = self._at or self._begin
-        answer = self._call(
+        answer = self._call_engine(
             "train",
             {
                 "owner": self.trial_id,
@@ -281,7 +281,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
         """Write the name of the state, which stays in the run's folder."""
         token: dict[str, Any] = {"point": self._at or self._begin, "owner": None, "config": None}
         if self._at is not None:
-            self._call("keep", self._at)
+            self._call_engine("keep", self._at)
             token |= {"owner": self.trial_id, "config": self._config}
         Path(checkpoint_dir, TOKEN).write_text(json.dumps(token))
 
@@ -313,7 +313,7 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
 
     def _enter(self) -> None:
         """Wait for the engine; log a warning if this takes long."""
-        entered = self._engine.enter.remote(self._id, self._folder())
+        entered = self._engine.enter.remote(self._id, self._find_run_folder())
         while not ray.wait([entered], timeout=PATIENCE_SECONDS)[0]:
             logger.warning(
                 "the engine of cerebro.ray.trainable waits for %d CPUs and %d GPUs of this Ray "
@@ -323,23 +323,25 @@ class Proxy(tune.Trainable):  # type: ignore[misc]
             )
         ray.get(entered)
 
-    def _call(self, method: str, argument: dict[str, Any]) -> Any:
+    def _call_engine(self, method: str, argument: dict[str, Any]) -> Any:
         """Call the engine; start a new one if it has ended."""
         for attempt in range(ATTEMPTS):
             try:
-                call = getattr(self._engine, method).remote(self._id, self._folder(), argument)
+                call = getattr(self._engine, method).remote(
+                    self._id, self._find_run_folder(), argument
+                )
                 return ray.get(call)
             except RayActorError:
                 if attempt + 1 == ATTEMPTS:
                     raise
-            self._engine = engine_of(self.spec, owner=False)
+            self._engine = get_engine(self.spec, owner=False)
         raise AssertionError
 
     def _leave(self) -> None:
         with contextlib.suppress(Exception):  # the engine has ended
             ray.get(self._engine.leave.remote(self._id, self._trial), timeout=LEAVE_SECONDS)
 
-    def _folder(self) -> str:
+    def _find_run_folder(self) -> str:
         """Return the run's folder; raise InputError if only Tune can write to it."""
         if self.spec.folder is not None:
             return self.spec.folder

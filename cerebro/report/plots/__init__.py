@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
 from cerebro.report.plots.curves import draw_curves
-from cerebro.report.plots.fonts import complete
+from cerebro.report.plots.fonts import complete_fonts
 from cerebro.report.plots.gantt import draw_gantt
 from cerebro.report.plots.importance import draw_importance
 from cerebro.report.plots.look import DARK, LIGHT, Look, is_style_dark
 from cerebro.report.plots.parallel import draw_parallel
 from cerebro.report.plots.slices import draw_slices
-from cerebro.report.plots.values import no_metric, series
+from cerebro.report.plots.values import missing_metric_error, series
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,8 +48,8 @@ def plot(
     if kind not in KINDS:
         raise InputError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     look = DARK if (is_style_dark() if dark is None else dark) else LIGHT
-    figure = KINDS[kind](result, metric or result.metric, _chosen(result, trials), look)
-    complete(figure)
+    figure = KINDS[kind](result, metric or result.metric, _choose_trials(result, trials), look)
+    complete_fonts(figure)
     return figure
 
 
@@ -58,13 +58,13 @@ def check(result: Any, metric: str | None, trials: Sequence[int] | None) -> None
 
     The metric cannot be checked before the first epoch.
     """
-    shown = _chosen(result, trials)
+    shown = _choose_trials(result, trials)
     begun = any(trial.history for trial in shown)
     if metric is not None and begun and not any(series(trial, metric)[1] for trial in shown):
-        raise no_metric(metric, shown)
+        raise missing_metric_error(metric, shown)
 
 
-def _chosen(result: Any, numbers: Sequence[int] | None) -> list[Any]:
+def _choose_trials(result: Any, numbers: Sequence[int] | None) -> list[Any]:
     if numbers is None:
         return list(result.trials)
     if not hasattr(numbers, "__iter__"):

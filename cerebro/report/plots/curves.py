@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cerebro.report import format as fmt
-from cerebro.report.plots.labels import plain, wrap
-from cerebro.report.plots.look import Look, figure_of, title
+from cerebro.report.plots.labels import escape_dollars, wrap
+from cerebro.report.plots.look import Look, figure_of, write_title
 from cerebro.report.plots.values import (
     axis_label,
-    best_first,
+    find_selected_point,
+    missing_metric_error,
     mode_of,
-    no_metric,
-    selected,
     series,
+    sort_best_first,
 )
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
 
     A cross marks the last finite value of a trial that failed or diverged.
     """
-    measured = best_first(result, metric, trials)
+    measured = sort_best_first(result, metric, trials)
     if not measured:
-        raise no_metric(metric, trials)
-    ranked = [trial for trial in measured if selected(result, trial, metric) is not None]
+        raise missing_metric_error(metric, trials)
+    ranked = [trial for trial in measured if find_selected_point(result, trial, metric) is not None]
     figure, axes = figure_of(look, 8.4, 4.6)
     colours = [look.accent, *look.runners_up]
     for rank, trial in reversed(list(enumerate(ranked))):
@@ -62,11 +62,11 @@ def draw_curves(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
 
 def _curve_label(trial: Any) -> str:
     lines = textwrap.wrap(fmt.settings(trial.config), 40, max_lines=3, placeholder=" …")
-    return plain("\n".join([f"trial {trial.number}", *lines]))
+    return escape_dollars("\n".join([f"trial {trial.number}", *lines]))
 
 
 def _mark_best(axes: Axes, trial: Any, result: Any, metric: str, look: Look) -> None:
-    point = selected(result, trial, metric)
+    point = find_selected_point(result, trial, metric)
     if point is None:
         return
     high = mode_of(result, metric) == "max"
@@ -92,9 +92,9 @@ def _mark_best(axes: Axes, trial: Any, result: Any, metric: str, look: Look) -> 
 
 
 def _title(axes: Axes, count: int, unknown: int, look: Look) -> None:
-    parts = [f"{fmt.counted(count, 'trial')}, best first"] if count else []
-    parts += [f"{fmt.counted(unknown, 'trial')} without a finite metric"] if unknown else []
-    title(look, axes, "Learning curves", "; ".join(parts))
+    parts = [f"{fmt.count_noun(count, 'trial')}, best first"] if count else []
+    parts += [f"{fmt.count_noun(unknown, 'trial')} without a finite metric"] if unknown else []
+    write_title(look, axes, "Learning curves", "; ".join(parts))
 
 
 def _finish_curves(axes: Axes, ranked: Sequence[Any], metric: str, look: Look) -> None:

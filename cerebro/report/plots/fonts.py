@@ -23,7 +23,7 @@ def fallback_families(installed: Collection[str]) -> list[str]:
     return [family for family in FAMILIES if family in installed]
 
 
-def complete(figure: Any) -> None:
+def complete_fonts(figure: Any) -> None:
     """Let texts of a figure fall back to other fonts, and warn if no font has their characters.
 
     Only the texts that need it change, not matplotlib's settings.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.look import Look, figure_of, title
+from cerebro.report.plots.look import Look, figure_of, write_title
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,7 +56,7 @@ def draw_gantt(result: Any, metric: str, trials: Sequence[Any], look: Look) -> F
     ]
     bars = [bar for row, of_worker in enumerate(rows) for bar in _bars(of_worker, row, end)]
     _draw_bars(axes, bars, colours, look)
-    _separate(axes, rows, end, look)
+    _draw_cuts(axes, rows, end, look)
     for row, of_worker in enumerate(rows):
         _number_bars(axes, of_worker, row, end, look)
     _mark_retries(axes, rows, look)
@@ -87,7 +87,7 @@ def _bars(units: Sequence[Mapping[str, Any]], row: int, end: float) -> list[_Bar
     """
     gap = TOUCHING_SHARE * end
     joined: list[list[_Bar]] = []
-    for first, last in _stretches(units, ("trial", "kind"), gap):
+    for first, last in _find_stretches(units, ("trial", "kind"), gap):
         unit = units[first]
         bar = _Bar(row, unit["start"], units[last]["end"], unit["trial"], unit["kind"])
         before = joined[-1] if joined else []
@@ -127,7 +127,7 @@ def _draw_bars(axes: Axes, bars: Sequence[_Bar], colours: Mapping[int, Colour], 
         )
 
 
-def _separate(
+def _draw_cuts(
     axes: Axes, rows: Sequence[Sequence[Mapping[str, Any]]], end: float, look: Look
 ) -> None:
     """Draw lines between adjacent units of one trial and kind, if they are wide enough."""
@@ -148,7 +148,7 @@ def _separate(
     )
 
 
-def _stretches(
+def _find_stretches(
     units: Sequence[Mapping[str, Any]], keys: Sequence[str], gap: float
 ) -> list[tuple[int, int]]:
     """Find series of units (by start) that agree in `keys`, with gaps up to `gap` seconds."""
@@ -181,7 +181,7 @@ def _number_bars(
     axes: Axes, units: Sequence[Mapping[str, Any]], row: int, end: float, look: Look
 ) -> None:
     """Write a trial's number once on each wide stretch of its units on one worker."""
-    for first, last in _stretches(units, ("trial",), gap=LABEL_SHARE * end):
+    for first, last in _find_stretches(units, ("trial",), gap=LABEL_SHARE * end):
         begin, stop = units[first]["start"], units[last]["end"]
         if stop - begin >= LABEL_SHARE * end:
             axes.text(
@@ -224,7 +224,9 @@ def _finish_gantt(
         )
     hops = sum(bool(unit.get("hopped")) for unit in units)
     count = len(units)
-    title(look, axes, "Units on workers", f"{count:,} units, {hops:,} hops, {fmt.duration(end)}")
+    write_title(
+        look, axes, "Units on workers", f"{count:,} units, {hops:,} hops, {fmt.duration(end)}"
+    )
 
 
 def _gantt_legend(figure: Figure, colours: Mapping[int, Colour], look: Look) -> None:

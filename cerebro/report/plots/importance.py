@@ -10,9 +10,9 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.labels import cut_middle, plain, wrap
-from cerebro.report.plots.look import Look, figure_of, title
-from cerebro.report.plots.values import ABSENT, column, is_numeric, table_of, varying
+from cerebro.report.plots.labels import cut_middle, escape_dollars, wrap
+from cerebro.report.plots.look import Look, figure_of, write_title
+from cerebro.report.plots.values import ABSENT, column_values, find_varying, is_numeric, table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -86,10 +86,10 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     With too few trials the bars are pale, and the title says so.
     """
     configs, values = table_of(result, metric, trials)
-    names = varying(configs) if configs else []
+    names = find_varying(configs) if configs else []
     if not names:
         raise InputError("kind='importance': needs two finished trials that differ")
-    importances = {n: explained_variance(column(configs, n), values) for n in names}
+    importances = {n: explained_variance(column_values(configs, n), values) for n in names}
     ordered = sorted(names, key=lambda name: -1.0 if (f := importances[name]) is None else f.share)
     enough = TRIALS_PER_DIMENSION * len(names)
     tells = len(configs) >= enough
@@ -105,14 +105,14 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     axes.set_xlim(0, 128)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel(
-        f"variance of {plain(cut_middle(fmt.short_name(metric), 30))} explained alone (%), "
-        "with its 90% range;\n"
+        f"variance of {escape_dollars(cut_middle(fmt.short_name(metric), 30))} explained alone "
+        "(%), with its 90% range;\n"
         "dotted: the share by chance alone",
         color=look.ink,
     )
-    counted = fmt.counted(len(configs), "trial")
+    counted = fmt.count_noun(len(configs), "trial")
     heading = "What mattered" if tells else "What mattered: too few trials to tell"
-    title(look, axes, heading, counted if tells else f"{counted}, {enough} would do")
+    write_title(look, axes, heading, counted if tells else f"{counted}, {enough} would do")
     return figure
 
 

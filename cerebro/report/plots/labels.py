@@ -9,12 +9,12 @@ from typing import Any
 from cerebro.report import format as fmt
 
 
-def plain(text: str) -> str:
+def escape_dollars(text: str) -> str:
     """Return text escaped so that matplotlib draws dollars literally, not as formulas."""
     return text.replace("$", r"\$")
 
 
-def cut(text: str, width: int) -> str:
+def cut_end(text: str, width: int) -> str:
     """Shorten text at its end."""
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
@@ -37,13 +37,13 @@ def wrap(text: str, width: int, most: int) -> str:
         lines[-1] += part
     if len(lines) > most or max(map(len, lines)) > width:
         lines = [text[at : at + width] for at in range(0, len(text), width)]
-    return plain("\n".join(line.strip() for line in lines))
+    return escape_dollars("\n".join(line.strip() for line in lines))
 
 
 def tick_labels(values: Sequence[Any], width: int) -> list[str]:
     """Write distinct values as distinct labels, as short as possible."""
     writers: tuple[Callable[[Any], str], ...] = (
-        lambda value: cut(fmt.number(value, 3), width),
+        lambda value: cut_end(fmt.number(value, 3), width),
         lambda value: cut_middle(str(value), width),
         lambda value: cut_middle(repr(value), width),
     )

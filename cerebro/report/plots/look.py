@@ -96,11 +96,11 @@ def empty_figure(look: Look, width: float, height: float) -> Figure:
 def figure_of(look: Look, width: float, height: float) -> tuple[Figure, Axes]:
     figure = empty_figure(look, width, height)
     axes = figure.add_subplot()
-    clean(look, axes)
+    clean_axes(look, axes)
     return figure, axes
 
 
-def clean(look: Look, axes: Axes) -> None:
+def clean_axes(look: Look, axes: Axes) -> None:
     axes.set_facecolor(look.page)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -113,7 +113,7 @@ def clean(look: Look, axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def title(look: Look, axes: Axes, text: str, detail: str = "") -> None:
+def write_title(look: Look, axes: Axes, text: str, detail: str = "") -> None:
     """Write a title above axes, with a note on the right."""
     axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color=look.ink, pad=10)
     if detail:

@@ -9,18 +9,18 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.labels import plain, tick_labels, wrap
-from cerebro.report.plots.look import Look, figure_of, title
+from cerebro.report.plots.labels import escape_dollars, tick_labels, wrap
+from cerebro.report.plots.look import Look, figure_of, write_title
 from cerebro.report.plots.values import (
     ABSENT,
     categories,
-    column,
+    column_values,
+    find_varying,
     is_log,
     is_numeric,
     mode_of,
     ranges_of,
     table_of,
-    varying,
 )
 from cerebro.report.ranges import Range
 
@@ -34,7 +34,7 @@ MAX_LISTED = 25  # the most labels of categories
 NOT_USED = -0.14  # position at which an absent dimension is drawn
 
 
-def _position(
+def _position_values(
     values: Sequence[Any], known: Range | None = None
 ) -> tuple[list[float], list[tuple[float, str]]]:
     """Place one dimension's values on 0..1, absent ones below; return positions and ticks."""
@@ -75,12 +75,12 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
     from matplotlib.collections import LineCollection
 
     configs, values = table_of(result, metric, trials)
-    names = varying(configs) if configs else []
+    names = find_varying(configs) if configs else []
     if not names:
         raise InputError("kind='parallel': needs two finished trials that differ")
     ranges = ranges_of(result)
-    columns = [_position(column(configs, name), ranges.get(name)) for name in names]
-    columns.append(_position(values.tolist()))
+    columns = [_position_values(column_values(configs, name), ranges.get(name)) for name in names]
+    columns.append(_position_values(values.tolist()))
     figure, axes = figure_of(look, max(6.0, 1.7 * len(columns)), 4.6)
     axes.grid(False)
     heights = np.asarray(columns[-1][0])
@@ -109,23 +109,25 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
         zorder=3,
     )
     for i, (_, ticks) in enumerate(columns):
-        _scale(axes, i, ticks, look)
+        _draw_scale(axes, i, ticks, look)
     axes.set_xticks(x, [wrap(name, 20, 3) for name in (*names, fmt.short_name(metric))])
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.set_xlim(-0.1, len(columns) - 0.55)
-    title(look, axes, "Configurations", f"{fmt.counted(len(configs), 'trial')}, best in red")
+    write_title(
+        look, axes, "Configurations", f"{fmt.count_noun(len(configs), 'trial')}, best in red"
+    )
     return figure
 
 
-def _scale(axes: Axes, x: int, ticks: Sequence[tuple[float, str]], look: Look) -> None:
+def _draw_scale(axes: Axes, x: int, ticks: Sequence[tuple[float, str]], look: Look) -> None:
     """Draw one dimension's axis, with its values beside it."""
     axes.axvline(x, color=look.faint, linewidth=1.0, zorder=1)
     for place, label in ticks:
         axes.text(
             x + 0.04,
             place,
-            plain(label),
+            escape_dollars(label),
             fontsize=8,
             color=look.ink,
             va="center",

@@ -12,18 +12,18 @@ import numpy as np
 from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
-from cerebro.report.plots.labels import plain, tick_labels, wrap
-from cerebro.report.plots.look import Look, clean, empty_figure
+from cerebro.report.plots.labels import escape_dollars, tick_labels, wrap
+from cerebro.report.plots.look import Look, clean_axes, empty_figure
 from cerebro.report.plots.values import (
     axis_label,
-    best_first,
     categories,
+    find_selected_point,
+    find_varying,
     is_log,
     is_numeric,
-    no_metric,
+    missing_metric_error,
     ranges_of,
-    selected,
-    varying,
+    sort_best_first,
 )
 from cerebro.report.ranges import Range
 
@@ -74,15 +74,15 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     Axes are logarithmic if the space is. Hollow marks are trials that ended early, crosses those
     that failed or diverged; crosses on the lower edge have no finite metric.
     """
-    ranked = best_first(result, metric, trials)
+    ranked = sort_best_first(result, metric, trials)
     if not ranked:
-        raise no_metric(metric, trials)
+        raise missing_metric_error(metric, trials)
     shown = [t for t in trials if t.status in ("failed", "diverged") or t in ranked]
     configs = {t.number: flatten(t.config) for t in shown}
-    names = varying(list(configs.values()))
+    names = find_varying(list(configs.values()))
     if not names:
         raise InputError("kind='slice': needs two finished trials that differ")
-    points = {t.number: selected(result, t, metric) for t in shown}
+    points = {t.number: find_selected_point(result, t, metric) for t in shown}
     values = {n: math.nan if p is None else p[1] for n, p in points.items()}
     groups = _groups(shown, values, ranked[0].number)
     ranges = ranges_of(result)
@@ -93,7 +93,7 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     panels = list(grid.flat)
     for place, name in enumerate(names):
         axes = panels[place]
-        clean(look, axes)
+        clean_axes(look, axes)
         column = {n: config[name] for n, config in configs.items() if name in config}
         _panel(axes, name, column, groups, values, ranges.get(name, Range()), look)
         if place % across == 0:
@@ -101,7 +101,7 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
     for axes in panels[len(names) :]:
         axes.set_visible(False)
     _scale_metric(panels[0], list(values.values()))
-    _name(figure, groups, look)
+    _write_legend(figure, groups, look)
     return figure
 
 
@@ -137,9 +137,9 @@ def _panel(
         identity = float if numeric else repr
         keys = [identity(value) for value in distinct]
         columns = {n: keys.index(identity(value)) for n, value in own.items()}
-        places = {n: column + _aside(n) for n, column in columns.items()}
+        places = {n: column + _offset_trial(n) for n, column in columns.items()}
         _label_columns(axes, tick_labels(distinct, MAX_LABEL))
-        _medians(axes, columns, values, look)
+        _mark_medians(axes, columns, values, look)
     else:
         places = {n: float(v) for n, v in own.items()}
         if is_log(np.asarray(numbers, dtype=float), known):
@@ -147,11 +147,11 @@ def _panel(
             _label_few(axes, [float(number) for number in numbers])
     styles = _styles(look)
     for style, trials in groups.items():
-        _dots(axes, [n for n in trials if n in own], places, values, styles[style])
+        _draw_dots(axes, [n for n in trials if n in own], places, values, styles[style])
     absent = len(values) - len(own)
     axes.set_xlabel(wrap(name, 30, 2), color=look.ink)
     if absent:
-        without = f"{fmt.counted(absent, 'trial')} without it"
+        without = f"{fmt.count_noun(absent, 'trial')} without it"
         axes.set_title(without, fontsize=8, color=look.dim, loc="right")
 
 
@@ -161,7 +161,7 @@ def _label_columns(axes: Axes, texts: Sequence[str]) -> None:
     angle = 90 if len(texts) > MAX_LISTED else 30 if sum(map(len, texts)) > 26 else 0
     axes.set_xticks(
         range(0, len(texts), step),
-        [plain(text) for text in texts[::step]],
+        [escape_dollars(text) for text in texts[::step]],
         rotation=angle,
         ha="right" if angle == 30 else "center",
     )
@@ -180,7 +180,7 @@ def _label_few(axes: Axes, numbers: Sequence[float]) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _dots(
+def _draw_dots(
     axes: Axes,
     trials: Sequence[int],
     places: Mapping[int, float],
@@ -213,12 +213,12 @@ def _dots(
         axes.update_datalim([(place, 0.0) for place in x], updatey=False)
 
 
-def _aside(number: int) -> float:
+def _offset_trial(number: int) -> float:
     """Return a trial's offset from its category's center, which depends only on its number."""
     return SPREAD * (2 * ((number * 0.618034) % 1.0) - 1)
 
 
-def _medians(
+def _mark_medians(
     axes: Axes, columns: Mapping[int, int], values: Mapping[int, float], look: Look
 ) -> None:
     """Mark the median of each category of at least three trials."""
@@ -239,7 +239,7 @@ def _scale_metric(axes: Axes, values: Sequence[float]) -> None:
     axes.margins(y=0.12)
 
 
-def _name(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
+def _write_legend(figure: Figure, groups: Mapping[str, Sequence[int]], look: Look) -> None:
     """Write the title, and explain the marks that occur."""
     from matplotlib.lines import Line2D
 

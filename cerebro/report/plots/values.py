@@ -39,7 +39,7 @@ def series(trial: Any, metric: str) -> tuple[list[int], list[float]]:
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
-def selected(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
+def find_selected_point(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
     """Return the number of epochs and the metric at the epoch that represents a trial.
 
     If the metric is not finite at that epoch, use the trial's best epoch.
@@ -54,12 +54,12 @@ def selected(result: Any, trial: Any, metric: str) -> tuple[int, float] | None:
     return there[0] if there else pick(points, key=lambda point: point[1])
 
 
-def best_first(result: Any, metric: str, trials: Sequence[Any]) -> list[Any]:
+def sort_best_first(result: Any, metric: str, trials: Sequence[Any]) -> list[Any]:
     """Sort the trials that have the metric by its value at their selected epoch, best first."""
     sign = -1.0 if mode_of(result, metric) == "max" else 1.0
 
     def key(trial: Any) -> tuple[float, int]:
-        point = selected(result, trial, metric)
+        point = find_selected_point(result, trial, metric)
         return (math.inf if point is None else sign * point[1]), trial.number
 
     return sorted((t for t in trials if series(t, metric)[1]), key=key)
@@ -70,7 +70,7 @@ def known_metrics(trials: Sequence[Any]) -> str:
     return ", ".join(names) if names else "none, because no epoch has finished"
 
 
-def no_metric(metric: str, trials: Sequence[Any]) -> InputError:
+def missing_metric_error(metric: str, trials: Sequence[Any]) -> InputError:
     return InputError(f"metric={metric!r}: no trial has it yet; available: {known_metrics(trials)}")
 
 
@@ -87,21 +87,21 @@ def axis_label(trial: Any, metric: str) -> str:
 def table_of(result: Any, metric: str, trials: Sequence[Any]) -> tuple[list[dict[str, Any]], Any]:
     """Return the flat configurations of the trials that have the metric, and its values."""
     configs, values = [], []
-    for trial in best_first(result, metric, trials):
-        point = selected(result, trial, metric)
+    for trial in sort_best_first(result, metric, trials):
+        point = find_selected_point(result, trial, metric)
         if point is not None:
             configs.append(flatten(trial.config))
             values.append(point[1])
     return configs, np.asarray(values, dtype=float)
 
 
-def varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+def find_varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """List the dimensions that take more than one value, in the order of the space."""
     names = dict.fromkeys(name for config in configs for name in config)
-    return [n for n in names if len({repr(value) for value in column(configs, n)}) > 1]
+    return [n for n in names if len({repr(value) for value in column_values(configs, n)}) > 1]
 
 
-def column(configs: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+def column_values(configs: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     """Return a dimension's value in each configuration, or `ABSENT`."""
     return [config.get(name, ABSENT) for config in configs]
 

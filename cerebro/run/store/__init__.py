@@ -21,7 +21,7 @@ from cerebro.run.store.checking import check_meta, check_rows
 from cerebro.run.store.encoding import decode, encode
 from cerebro.run.store.reading import (
     LastDecision,
-    check_whole,
+    check_whole_store,
     count_decisions,
     read_clock,
     read_decisions,
@@ -51,7 +51,7 @@ __all__ = [
     "Store",
     "check_meta",
     "check_rows",
-    "check_whole",
+    "check_whole_store",
     "count_decisions",
     "decode",
     "default_run_path",

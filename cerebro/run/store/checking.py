@@ -91,7 +91,7 @@ _META: dict[str, Any] = {
 }
 
 
-def defend(connection: sqlite3.Connection) -> None:
+def defend_connection(connection: sqlite3.Connection) -> None:
     """Make SQLite run no code from the file, check the file's pages, and write nothing to it."""
     connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA cell_size_check = ON")
@@ -105,14 +105,14 @@ def check_tables(connection: sqlite3.Connection, file: Path) -> None:
         "OR upper(sql) LIKE 'CREATE VIRTUAL%'"
     ).fetchone()
     if odd is not None:
-        raise _damaged(file, f"it has a {odd[0]} {odd[1]}, which a run store does not have")
+        raise _damage_error(file, f"it has a {odd[0]} {odd[1]}, which a run store does not have")
     _check_length(connection, file)
     for table, columns in _WRONG.items():
         # Generated columns are hidden columns; computing one could take forever.
         rows = connection.execute(f"PRAGMA table_xinfo({table})").fetchall()
         plain = {row["name"] for row in rows if row["hidden"] == 0}
         if not columns.keys() <= plain or len(plain) != len(rows):
-            raise _damaged(file, f"its table {table} is not that of a run store")
+            raise _damage_error(file, f"its table {table} is not that of a run store")
 
 
 def check_rows(connection: sqlite3.Connection, *tables: str, where: str = "1") -> None:
@@ -171,7 +171,7 @@ def _check_length(connection: sqlite3.Connection, file: Path) -> None:
     (page,) = connection.execute("PRAGMA page_size").fetchone()
     logs = (file.with_name(file.name + end) for end in ("-wal", "-journal"))
     if file.stat().st_size % page and not any(log.exists() and log.stat().st_size for log in logs):
-        raise _damaged(file, "it is truncated within a page")
+        raise _damage_error(file, "it is truncated within a page")
 
 
 def _check(values: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> None:
@@ -189,5 +189,5 @@ def _check(values: Mapping[str, Any], wanted: Mapping[str, Any], where: str) -> 
             _check(value, kind, f"{where}{key}.")
 
 
-def _damaged(file: Path, what: str) -> CorruptDataError:
+def _damage_error(file: Path, what: str) -> CorruptDataError:
     return CorruptDataError(f"{file} is damaged: {one_line(what, 200)}")

@@ -13,7 +13,7 @@ from cerebro.run.records import NOTHING_RAISED, Raised
 
 def encode(value: Any) -> str:
     """Return JSON in which tuples and non-finite numbers are tagged: {"$float": "nan"}."""
-    return _ENCODER.encode(_tagged(value))
+    return _ENCODER.encode(_add_tags(value))
 
 
 def decode(text: str) -> Any:
@@ -21,23 +21,23 @@ def decode(text: str) -> Any:
     return _DECODER.decode(text)
 
 
-def _tagged(value: Any) -> Any:
+def _add_tags(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return {"$float": repr(value)}
     if isinstance(value, dict):
-        return {str(key): _tagged(item) for key, item in value.items()}
+        return {str(key): _add_tags(item) for key, item in value.items()}
     if isinstance(value, tuple):
-        return {"$tuple": [_tagged(item) for item in value]}
+        return {"$tuple": [_add_tags(item) for item in value]}
     if isinstance(value, list):
-        return [_tagged(item) for item in value]
+        return [_add_tags(item) for item in value]
     if isinstance(value, (str, int, float, bool)) or value is None:
         return value
     if hasattr(value, "item"):  # NumPy scalars
-        return _tagged(value.item())
+        return _add_tags(value.item())
     raise InputError(f"cannot record {value!r} in the run store: it is not a JSON value")
 
 
-def _untagged(value: dict[str, Any]) -> Any:
+def _remove_tags(value: dict[str, Any]) -> Any:
     if len(value) == 1 and "$float" in value:
         return float(value["$float"])
     if len(value) == 1 and "$tuple" in value:
@@ -64,10 +64,10 @@ def decode_raised(text: str | None) -> Raised:
 
 
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_DECODER = json.JSONDecoder(object_hook=_untagged)
+_DECODER = json.JSONDecoder(object_hook=_remove_tags)
 
 
-def storable(value: Any) -> Any:
+def escape_surrogates(value: Any) -> Any:
     """Escape lone surrogates, which paths and errors may contain but UTF-8 cannot encode."""
     if not isinstance(value, str) or value.isascii():
         return value

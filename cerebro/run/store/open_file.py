@@ -41,7 +41,7 @@ class OpenFile:
         self._parts = {
             path: identity
             for path in (self._folder, self._file, self._log("-wal"), self._log("-shm"))
-            if (identity := _identity(path)) is not None
+            if (identity := _identify_file(path)) is not None
         }
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ class OpenFile:
         Call this between transactions. Returns None if nothing was lost, or if the folder itself is
         gone or renamed. Raises OSError or sqlite3.Error if the store cannot be written.
         """
-        identities = {path: _identity(path) for path in self._parts}
+        identities = {path: _identify_file(path) for path in self._parts}
         if identities == self._parts or identities[self._folder] != self._parts[self._folder]:
             return None
         lost = " and ".join(p.name for p in self._parts if identities[p] != self._parts[p])
@@ -84,7 +84,7 @@ class OpenFile:
         complete = self._file.with_name(FILE + ".new")
         complete.unlink(missing_ok=True)
         copy_store(connection, complete)
-        copied = _identity(complete)
+        copied = _identify_file(complete)
         for end in LOGS:  # SQLite would take them for the new file's
             self._log(end).unlink(missing_ok=True)
         durable.publish([(complete, self._file)])
@@ -101,7 +101,7 @@ def copy_store(connection: sqlite3.Connection, file: Path) -> None:
         target.execute("PRAGMA journal_mode = DELETE")  # no log beside it
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+def _identify_file(path: Path) -> tuple[int, int] | None:
     """Return a file's device and inode; None if it does not exist."""
     try:
         info = path.lstat()

@@ -20,7 +20,7 @@ from cerebro.run.store.checking import (
     check_rows,
     check_state_file,
     check_tables,
-    defend,
+    defend_connection,
 )
 from cerebro.run.store.encoding import decode, decode_raised
 from cerebro.run.store.schema import BUSY_SECONDS, FILE, check_version, store_of
@@ -51,7 +51,7 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
     file = store_of(folder)
     try:
         check_locks(folder)  # SQLite would wait for a minute, then say "locked"
-        with contextlib.closing(_opened(file)) as connection:
+        with contextlib.closing(_open_store(file)) as connection:
             yield connection
     except CerebroError:
         raise
@@ -63,23 +63,23 @@ def reader(folder: Path) -> Iterator[sqlite3.Connection]:
         ) from error
 
 
-def _opened(file: Path) -> sqlite3.Connection:
+def _open_store(file: Path) -> sqlite3.Connection:
     try:
-        return _begun(file, _access(file))
+        return _begin_snapshot(file, _choose_access(file))
     except sqlite3.OperationalError as error:
         # After a power failure, a rollback journal may exist beside a log; SQLite rolls it back
         # first.
         if "readonly" not in str(error) or not os.access(file.parent, os.W_OK):
             raise
-        return _begun(file, "mode=rw")
+        return _begin_snapshot(file, "mode=rw")
 
 
-def _begun(file: Path, access: str) -> sqlite3.Connection:
+def _begin_snapshot(file: Path, access: str) -> sqlite3.Connection:
     uri = f"{file.resolve().as_uri()}?{access}"
     connection = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS)
     try:
         connection.row_factory = sqlite3.Row
-        defend(connection)
+        defend_connection(connection)
         check_version(connection, file)
         connection.execute("BEGIN")  # one snapshot of all tables
         check_tables(connection, file)
@@ -89,7 +89,7 @@ def _begun(file: Path, access: str) -> sqlite3.Connection:
     return connection
 
 
-def _access(file: Path) -> str:
+def _choose_access(file: Path) -> str:
     """Return the mode in which to open a store: read-only if possible.
 
     If a log exists, the last reader to close a writable store would copy a dead run's log into the
@@ -102,7 +102,7 @@ def _access(file: Path) -> str:
     return "mode=rw" if os.access(file.parent, os.W_OK) else "mode=ro&immutable=1"
 
 
-def check_whole(folder: Path) -> None:
+def check_whole_store(folder: Path) -> None:
     """Check an entire store, including the parts that readers do not use, before resuming its run.
 
     Raises InputError if the folder holds no run, and CorruptDataError if SQLite finds damage.

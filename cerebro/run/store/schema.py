@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.files import check_folder, check_no_link, is_network_file_system
-from cerebro.machine.installation import other_version
+from cerebro.machine.installation import explain_other_version
 
 SCHEMA_VERSION = 5
 
@@ -99,7 +99,7 @@ def check_version(connection: sqlite3.Connection, file: Path) -> None:
             "interrupted"
         )
     again = "repeat the search in a new folder"
-    raise OtherVersionError(other_version(file, "store", version, SCHEMA_VERSION, again))
+    raise OtherVersionError(explain_other_version(file, "store", version, SCHEMA_VERSION, again))
 
 
 FILE = "run.sqlite"

@@ -13,7 +13,7 @@ from typing import Any
 
 from cerebro.machine import durable
 from cerebro.run.states import remove_state
-from cerebro.run.store.encoding import storable
+from cerebro.run.store.encoding import escape_surrogates
 
 Files = tuple[str, str]
 """The temporary and the final path of a state."""
@@ -102,7 +102,9 @@ class Transaction:
     ) -> None:
         self._retired.pop((trial, epoch), None)  # an earlier process retired it; now trained again
         self._epochs[trial, epoch] = (seconds, state_hash, state_file)
-        self._metrics += [(trial, epoch, storable(name), value) for name, value in metrics.items()]
+        self._metrics += [
+            (trial, epoch, escape_surrogates(name), value) for name, value in metrics.items()
+        ]
         if files is not None:
             temporary, final = files
             self._publish[final] = temporary

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cerebro.arguments import users_level
+from cerebro.arguments import find_stacklevel
 from cerebro.errors import CorruptDataError, text_of
 from cerebro.machine import durable
 from cerebro.run.records import NOTHING_RAISED, Raised
-from cerebro.run.store.encoding import encode, encode_raised, storable
+from cerebro.run.store.encoding import encode, encode_raised, escape_surrogates
 from cerebro.run.store.open_file import OpenFile
 from cerebro.run.store.schema import (
     BUSY_SECONDS,
@@ -199,7 +199,7 @@ class Store:
         raised: Raised = NOTHING_RAISED,
     ) -> None:
         """Record a trial's status; `resumable` means that the run left the trial unfinished."""
-        texts = storable(error) or None, storable(traceback) or None
+        texts = escape_surrogates(error) or None, escape_surrogates(traceback) or None
         self._put(
             Transaction.set_status, number, status, *texts, int(resumable), encode_raised(raised)
         )
@@ -273,7 +273,7 @@ class Store:
 
     def execute(self, sql: str, *values: Any) -> None:
         """Add a statement; a transaction runs these statements last, in their order."""
-        self._put(Transaction.execute, sql, tuple(storable(value) for value in values))
+        self._put(Transaction.execute, sql, tuple(escape_surrogates(value) for value in values))
 
     def add_extension(self, number: int, position: int, epochs: int) -> None:
         """Record that a trial's ``info.epochs`` changes at a position."""
@@ -325,7 +325,7 @@ class Store:
 
     def _check(self) -> None:
         while self._news:
-            warnings.warn(self._news.pop(0), stacklevel=users_level())
+            warnings.warn(self._news.pop(0), stacklevel=find_stacklevel())
         error = self._error
         if error is not None:
             file = self.folder / FILE if isinstance(error, sqlite3.Error) else self.folder

@@ -10,7 +10,7 @@ import numpy as np
 
 from cerebro.data import Column, Dataset
 from cerebro.data.dtypes import Array, bfloat16_to_float32
-from cerebro.data.rows import Part, cut, part_rows
+from cerebro.data.rows import Part, cut_part, part_rows
 from cerebro.errors import InputError
 from cerebro.report.findings import Finding
 
@@ -38,7 +38,7 @@ class LabelUse(NamedTuple):
     place: str = ""
 
 
-def of_labels(
+def check_labels(
     use: LabelUse, train: Dataset, validation: Dataset | None, thorough: bool
 ) -> Iterator[Finding]:
     """Compare the labels of all rows with the model's number of outputs."""
@@ -52,7 +52,7 @@ def of_labels(
         if column.ragged or column.shape or not column.dtype.startswith(("int", "uint")):
             return
         most = data.num_rows if thorough else MOST_LABELS
-        for labels in _first_rows(data, use.column, most):
+        for labels in _read_first_rows(data, use.column, most):
             counted = labels[labels != use.ignored]
             if len(counted):
                 low, high = min(low, int(counted.min())), max(high, int(counted.max()))
@@ -68,7 +68,7 @@ def of_labels(
     )
 
 
-def of_columns(
+def check_columns(
     train: Dataset,
     validation: Dataset | None,
     inputs: Sequence[str],
@@ -83,59 +83,61 @@ def of_columns(
         )
     rows = MANY_SAMPLED_ROWS if thorough else SAMPLED_ROWS
     names = [name for name in (*inputs, target) if name is not None]
-    sampled = _sample(train, names, rows)
+    sampled = _read_sample(train, names, rows)
     present = [name for name in inputs if name in sampled and name != target]
     if target in sampled:
-        yield from _leaks(sampled, present, str(target))
+        yield from _find_leaks(sampled, present, str(target))
     if not thorough:
         return
-    yield from _constant(sampled, present)
-    yield from _missing(train, names)
+    yield from _find_constant_columns(sampled, present)
+    yield from _find_missing_values(train, names)
     if validation is not None and validation.checksum != train.checksum:
-        yield from _missing(validation, names, "in validation, ")
-        yield from _repeated(sampled, _sample(validation, names, rows), names)
+        yield from _find_missing_values(validation, names, "in validation, ")
+        yield from _find_repeated_rows(sampled, _read_sample(validation, names, rows), names)
 
 
-def not_finite(data: Dataset, names: Iterable[str]) -> dict[str, str]:
+def find_not_finite(data: Dataset, names: Iterable[str]) -> dict[str, str]:
     """Find NaN and infinite values in columns of floats, in shards that are here already.
 
     Return for each such column a text: what it has, how many of it, and the first row.
     """
     columns = [data.columns[name] for name in names if name in data.columns]
     floats = [column for column in columns if column.dtype.startswith(("float", "bfloat"))]
-    most = max(1, int(READ_BYTES / max(1.0, sum(_row_bytes(data, column) for column in floats))))
+    most = max(
+        1, int(READ_BYTES / max(1.0, sum(_estimate_row_bytes(data, column) for column in floats)))
+    )
     texts = {}
     for column in floats:
         with contextlib.suppress(InputError):  # some rows are on another machine
-            if text := _not_finite(data, column, most):
+            if text := _describe_not_finite(data, column, most):
                 texts[column.name] = text
     return texts
 
 
-def in_words(found: Mapping[str, str]) -> str:
-    """Return the first texts of `not_finite`, and how many more there are; "" if none."""
+def summarize_texts(found: Mapping[str, str]) -> str:
+    """Return the first texts of `find_not_finite`, and how many more there are; "" if none."""
     more = len(found) - MOST_NAMED
     named = "; ".join([*found.values()][:MOST_NAMED])
     return named + (f"; so have {more} more columns" if more > 0 else "")
 
 
-def _row_bytes(data: Dataset, column: Column) -> float:
+def _estimate_row_bytes(data: Dataset, column: Column) -> float:
     if not column.ragged:
         return column.item_bytes
     files = [entry.files[name].bytes for entry in data._shards for name in column.file_names]
     return float(sum(files)) / max(1, data._manifest.rows)
 
 
-def _not_finite(data: Dataset, column: Column, most: int) -> str:
-    """Return the text of `not_finite` for one column's first rows; "" if they are finite."""
+def _describe_not_finite(data: Dataset, column: Column, most: int) -> str:
+    """Return the text of `find_not_finite` for one column's first rows; "" if they are finite."""
     remaining = most
     rows, count, first = 0, 0, []
     has_nan = has_infinity = False
     for shard, (start, whole) in enumerate(zip(data._first_rows(), data._rows, strict=True)):
-        part = cut(whole, 0, min(remaining, part_rows(whole)))
+        part = cut_part(whole, 0, min(remaining, part_rows(whole)))
         if not part_rows(part) or not data._is_here(shard):
             continue
-        values, row_of = _floats(data, column, shard, part)
+        values, row_of = _read_floats(data, column, shard, part)
         bad = ~np.isfinite(values)
         if bad.any():
             count += int(bad.sum())
@@ -156,7 +158,7 @@ def _not_finite(data: Dataset, column: Column, most: int) -> str:
     return f"column {column.name!r} has {what} ({number}, first in row {row})"
 
 
-def _floats(
+def _read_floats(
     data: Dataset, column: Column, shard: int, part: Part
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Return a column's values in some rows, and a function from their places to the rows'."""
@@ -172,28 +174,28 @@ def _floats(
     return values, lambda places: np.searchsorted(offsets, places, side="right") - 1
 
 
-def majority_share(train: Dataset, column: str) -> float:
+def measure_majority_share(train: Dataset, column: str) -> float:
     """Return the share of the most frequent label; 0 if the column does not hold labels."""
     labels_column = train.columns.get(column)
     if labels_column is None or labels_column.ragged or labels_column.shape:
         return 0.0
     if not labels_column.dtype.startswith(("int", "uint", "bool")):
         return 0.0
-    labels = np.concatenate([*_first_rows(train, column, MOST_LABELS)])
+    labels = np.concatenate([*_read_first_rows(train, column, MOST_LABELS)])
     return float(np.unique(labels, return_counts=True)[1].max()) / len(labels)
 
 
-def _first_rows(data: Dataset, name: str, rows: int) -> Iterator[Array]:
+def _read_first_rows(data: Dataset, name: str, rows: int) -> Iterator[Array]:
     """Yield a column's first rows as they are stored, one shard after the other."""
     remaining = rows
     for shard, part in enumerate(data._rows):
         taken = min(remaining, part_rows(part))
         if taken:
-            yield data._plain_rows(name, shard, cut(part, 0, taken))
+            yield data._plain_rows(name, shard, cut_part(part, 0, taken))
         remaining -= taken
 
 
-def _sample(data: Dataset, names: Sequence[str], rows: int) -> dict[str, Array]:
+def _read_sample(data: Dataset, names: Sequence[str], rows: int) -> dict[str, Array]:
     """Return the first rows of each column; fewer if the rows are large."""
     samples = {}
     for name in names:
@@ -202,11 +204,11 @@ def _sample(data: Dataset, names: Sequence[str], rows: int) -> dict[str, Array]:
             continue
         row = 8 * max(1, int(np.prod(column.shape)))
         most = max(1, rows * SAMPLED_BYTES // row)
-        samples[name] = np.concatenate([*_first_rows(data, name, min(rows, most))])
+        samples[name] = np.concatenate([*_read_first_rows(data, name, min(rows, most))])
     return samples
 
 
-def _leaks(sampled: dict[str, Array], inputs: Sequence[str], target: str) -> Iterator[Finding]:
+def _find_leaks(sampled: dict[str, Array], inputs: Sequence[str], target: str) -> Iterator[Finding]:
     labels = sampled[target]
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
@@ -230,7 +232,7 @@ def _leaks(sampled: dict[str, Array], inputs: Sequence[str], target: str) -> Ite
             )
 
 
-def _constant(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Finding]:
+def _find_constant_columns(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Finding]:
     for name in inputs:
         values = sampled[name]
         if len(values) >= LEAST_ROWS and bool(np.all(values == values[:1])):
@@ -242,8 +244,8 @@ def _constant(sampled: dict[str, Array], inputs: Sequence[str]) -> Iterator[Find
             )
 
 
-def _missing(data: Dataset, names: Sequence[str], whose: str = "") -> Iterator[Finding]:
-    for text in not_finite(data, dict.fromkeys(names)).values():
+def _find_missing_values(data: Dataset, names: Sequence[str], whose: str = "") -> Iterator[Finding]:
+    for text in find_not_finite(data, dict.fromkeys(names)).values():
         yield Finding(
             "missing-values",
             f"{whose}{text}",
@@ -252,13 +254,13 @@ def _missing(data: Dataset, names: Sequence[str], whose: str = "") -> Iterator[F
         )
 
 
-def _repeated(
+def _find_repeated_rows(
     train: dict[str, Array], held_out: dict[str, Array], names: Sequence[str]
 ) -> Iterator[Finding]:
     """Find validation rows that are also training rows, unless all columns are discrete."""
     if not any(train[n].dtype.kind == "f" for n in names if n in train and n in held_out):
         return
-    seen, rows = _digests(train, names), _digests(held_out, names)
+    seen, rows = _join_bytes_of_rows(train, names), _join_bytes_of_rows(held_out, names)
     if len(rows) < LEAST_ROWS:
         return
     distinct = set(seen)
@@ -273,7 +275,7 @@ def _repeated(
         )
 
 
-def _digests(columns: dict[str, Array], names: Sequence[str]) -> list[bytes]:
+def _join_bytes_of_rows(columns: dict[str, Array], names: Sequence[str]) -> list[bytes]:
     present = [columns[name] for name in names if name in columns]
     rows = min(map(len, present), default=0)
     return [b"".join(column[row].tobytes() for column in present) for row in range(rows)]

@@ -19,11 +19,11 @@ import numpy as np
 from cerebro.data import Dataset
 from cerebro.data.dtypes import Array
 from cerebro.machine import dynamo, generators
-from cerebro.model import BaseModel, column_names, whole_pass, words_of
+from cerebro.model import BaseModel, column_names, get_whole_pass, words_of
 from cerebro.report.findings import Finding
 from cerebro.worker.diagnosis import data, outputs, training
 from cerebro.worker.diagnosis.data import LabelUse
-from cerebro.worker.evaluate import whole_metrics
+from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.models import LiveModel
 
 FEW, FEW_SECONDS = 5, 0.3
@@ -63,7 +63,11 @@ def diagnose(
     rows and to train and evaluate on more batches.
     """
     live = patient.live
-    with generators.preserved(live.torch), warnings.catch_warnings(), dynamo.eagerly():
+    with (
+        generators.preserve_generators(live.torch),
+        warnings.catch_warnings(),
+        dynamo.force_eager(),
+    ):
         warnings.simplefilter("ignore")  # warnings of the training itself were noted before
         try:
             findings = _Diagnosis(patient, packed, train, validation, thorough).findings()
@@ -85,23 +89,23 @@ class _Diagnosis:
         self._model = patient.live.model
         self._train_data, self._validation = train, validation
         self._thorough = thorough
-        self._columns = named_columns(self._model)
+        self._columns = read_columns(self._model)
         self._found: list[Finding] = []
 
     def findings(self) -> list[Finding]:
         self._batch = self._patient.batch(0)
         uses: list[LabelUse] = []
         if self._patient.live.torch:
-            self._look(lambda: self._of_torch(uses))
-        self._look(self._of_sizes)
-        self._look(self._of_steps)
-        self._look(lambda: self._of_outputs(uses))
+            self._run_check(lambda: self._check_torch(uses))
+        self._run_check(self._check_sizes)
+        self._run_check(self._check_steps)
+        self._run_check(lambda: self._check_outputs(uses))
         for use in uses:
-            self._look(partial(self._of_labels, use))
-        self._look(self._of_columns)
+            self._run_check(partial(self._check_labels, use))
+        self._run_check(self._check_columns)
         return self._found
 
-    def _look(self, find: Callable[[], Iterable[Finding]]) -> None:
+    def _run_check(self, find: Callable[[], Iterable[Finding]]) -> None:
         try:
             for finding in find():
                 self._found.append(finding)
@@ -118,7 +122,7 @@ class _Diagnosis:
 
     # --- parts -----------------------------------------------------------------
 
-    def _of_torch(self, uses: list[LabelUse]) -> Iterable[Finding]:
+    def _check_torch(self, uses: list[LabelUse]) -> Iterable[Finding]:
         from cerebro.torch import diagnosis
 
         self._restore()
@@ -131,94 +135,96 @@ class _Diagnosis:
         yield from findings
         if "gradients" in self._model.state_dict():
             return  # the model itself gathers them over several steps, as Lightning does
-        if diagnosis.uses_old_gradients(self._model, self._step, self._restore):
+        if diagnosis.uses_old_gradients(self._model, self._train_step, self._restore):
             yield Finding(
                 "stale-gradients",
                 "a training step adds its gradients to those of the step before",
                 f"call optimizer.zero_grad() in each {words_of(self._model).train}",
             )
 
-    def _of_sizes(self) -> Iterable[Finding]:
+    def _check_sizes(self) -> Iterable[Finding]:
         """Evaluate the same few rows once, twice and four times in one batch."""
         if not self._patient.live.torch and not self._thorough:
             return  # JAX would have to compile for each size
         if hasattr(self._model, "estimator"):
             return  # its library computes the loss
-        batches = training.repeated_rows(self._batch)
+        batches = training.repeat_rows(self._batch)
         self._restore()
         metrics = [self._evaluate(batch) for batch in batches]
-        yield from training.of_sizes([float((m or {}).get("loss", np.nan)) for m in metrics])
+        yield from training.check_sizes([float((m or {}).get("loss", np.nan)) for m in metrics])
 
-    def _of_steps(self) -> Iterable[Finding]:
+    def _check_steps(self) -> Iterable[Finding]:
         self._restore()
         before = self._evaluate_thoroughly()
         if before is not None and not self._is_ill:
             again = self._evaluate_thoroughly() or before
-            yield from training.of_two_evaluations(before, again, words_of(self._model))
+            yield from training.compare_evaluations(before, again, words_of(self._model))
         self._restore()
-        losses = self._steps()
+        losses = self._train_steps()
         missing = ""
         if losses and not np.isfinite(losses).all():
             names = [*self._columns.inputs, *filter(None, [self._columns.target])]
             names = names or list(self._train_data.columns)  # the user's code chooses
-            missing = data.in_words(data.not_finite(self._train_data, names))
+            missing = data.summarize_texts(data.find_not_finite(self._train_data, names))
         at_once = bool(losses) and not np.isfinite(losses[0])
-        yield from training.of_infinite(losses, missing, at_once)
+        yield from training.check_infinite(losses, missing, at_once)
         if self._is_ill:
             return
-        yield from training.of_losses(losses, opaque=self._is_opaque())
+        yield from training.check_losses(losses, opaque=self._is_opaque())
         if self._thorough and not self._is_adversarial():
             after = self._evaluate_thoroughly()
             pair = ((before or {}).get("loss"), (after or {}).get("loss"))
             if not self._is_warming_up():
-                yield from training.of_fall(losses, *pair)
+                yield from training.check_fall(losses, *pair)
             if before is not None and after is not None:
-                yield from training.of_metrics(before, after, losses)
+                yield from training.check_metrics(before, after, losses)
 
-    def _of_outputs(self, uses: list[LabelUse]) -> Iterable[Finding]:
+    def _check_outputs(self, uses: list[LabelUse]) -> Iterable[Finding]:
         model, names = self._model, self._columns
         framework = getattr(model, "framework", "dlpack")
         if not hasattr(model, "predict_batch") or hasattr(model, "estimator"):
             return
         if framework != "torch" and not self._thorough:
             return  # JAX would have to compile this
-        predictions = model.predict_batch(copied(self._batch))
+        predictions = model.predict_batch(copy_batch(self._batch))
         is_precise = str(getattr(predictions, "dtype", "")).endswith(("float32", "float64"))
         outputs_of_batch = as_numpy(predictions)
         batch = {name: as_numpy(value) for name, value in self._batch.items()}
         columns = [batch.get(name) for name in names.inputs]
         inputs = [column for column in columns if column is not None]
         if is_precise and not self._is_ill and not self._is_warming_up():
-            yield from outputs.of_same_outputs(outputs_of_batch, inputs)
+            yield from outputs.check_same_outputs(outputs_of_batch, inputs)
         target = batch.get(names.target or "")
         if not self._thorough or target is None or outputs_of_batch is None:
             return
         metrics = self._evaluate_thoroughly() or {}
         if framework != "torch":
             loss = metrics.get("loss", float("nan"))
-            yield from outputs.of_loss(outputs_of_batch, target, loss)
+            yield from outputs.check_loss(outputs_of_batch, target, loss)
             if outputs.is_cross_entropy(outputs_of_batch, target, loss):
                 uses.append(LabelUse(str(names.target), outputs_of_batch.shape[1]))
         if metrics.keys() == {"loss", "accuracy"}:
-            share = data.majority_share(self._train_data, str(names.target))
-            yield from outputs.of_majority(outputs_of_batch, target, share)
+            share = data.measure_majority_share(self._train_data, str(names.target))
+            yield from outputs.check_majority(outputs_of_batch, target, share)
 
-    def _of_labels(self, use: LabelUse) -> Iterable[Finding]:
-        return data.of_labels(use, self._train_data, self._validation, self._thorough)
+    def _check_labels(self, use: LabelUse) -> Iterable[Finding]:
+        return data.check_labels(use, self._train_data, self._validation, self._thorough)
 
-    def _of_columns(self) -> Iterable[Finding]:
-        return data.of_columns(self._train_data, self._validation, *self._columns, self._thorough)
+    def _check_columns(self) -> Iterable[Finding]:
+        return data.check_columns(
+            self._train_data, self._validation, *self._columns, self._thorough
+        )
 
     # --- the model at work -------------------------------------------------------
 
-    def _steps(self) -> list[float]:
+    def _train_steps(self) -> list[float]:
         count, seconds = (MANY, MANY_SECONDS) if self._thorough else (FEW, FEW_SECONDS)
         if hasattr(self._model, "begin_unit"):
             self._model.begin_unit((1,) * count)  # each batch makes an update
         end = time.perf_counter() + seconds
         losses = []
         for _ in range(count):
-            loss = self._step()
+            loss = self._train_step()
             if loss is None:
                 return []
             losses.append(loss)
@@ -226,9 +232,9 @@ class _Diagnosis:
                 break
         return losses
 
-    def _step(self) -> float | None:
+    def _train_step(self) -> float | None:
         """Train on the batch; return its loss, or None if the model reports none that counts."""
-        values = self._model.train_batch(copied(self._batch))
+        values = self._model.train_batch(copy_batch(self._batch))
         if not isinstance(values, Mapping) or "loss" not in values:
             return None
         loss = values["loss"]
@@ -243,11 +249,11 @@ class _Diagnosis:
         """Return the evaluation metrics of a batch; None if it cannot be evaluated."""
         live = self._patient.live
         try:
-            with generators.preserved(live.torch, seed=0):
-                evaluate = whole_pass(self._model)
+            with generators.preserve_generators(live.torch, seed=0):
+                evaluate = get_whole_pass(self._model)
                 if evaluate is not None:
-                    return whole_metrics(evaluate([copied(batch)]))
-                values = self._model.eval_batch(copied(batch))
+                    return convert_metrics(evaluate([copy_batch(batch)]))
+                values = self._model.eval_batch(copy_batch(batch))
                 return {k: float(v[0] if isinstance(v, tuple) else v) for k, v in values.items()}
         except Exception:  # such as an AUC over a single class
             return None
@@ -275,7 +281,7 @@ class _Diagnosis:
         return len(optimizers) > 1 or len(attributes.get("_optimizers", ())) > 1
 
 
-def named_columns(model: Any) -> Columns:
+def read_columns(model: Any) -> Columns:
     """Return the columns that a model of this package names as its inputs and target."""
     if not isinstance(model, BaseModel) or getattr(model, "_step", None) is not None:
         return Columns()
@@ -289,14 +295,14 @@ def named_columns(model: Any) -> Columns:
     )
 
 
-def copied(batch: Any) -> Any:
+def copy_batch(batch: Any) -> Any:
     """Return a copy of a batch for a model that may modify it; JAX arrays cannot be modified."""
     if not isinstance(batch, Mapping):
         return batch
-    return {name: _copied(value) for name, value in batch.items()}
+    return {name: _copy_value(value) for name, value in batch.items()}
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.copy()
     return value.clone() if hasattr(value, "clone") else value

@@ -22,9 +22,9 @@ CURE = (
 )
 
 
-def layouts_of(leaves: Iterable[tuple[str, Any]]) -> dict[str, Layout]:
+def read_layouts(leaves: Iterable[tuple[str, Any]]) -> dict[str, Layout]:
     """Return the layouts of the NumPy arrays and PyTorch tensors by their paths."""
-    strides = ((path, value, _strides(value)) for path, value in leaves)
+    strides = ((path, value, _read_strides(value)) for path, value in leaves)
     return {
         path: tuple(pair for pair in zip(value.shape, value_strides, strict=True) if pair[0] != 1)
         for path, value, value_strides in strides
@@ -32,7 +32,7 @@ def layouts_of(leaves: Iterable[tuple[str, Any]]) -> dict[str, Layout]:
     }
 
 
-def _strides(value: Any) -> tuple[int, ...]:
+def _read_strides(value: Any) -> tuple[int, ...]:
     """Return an array's strides in elements; empty if the framework chooses the layout."""
     if isinstance(value, np.ndarray):
         return tuple(stride // value.itemsize for stride in value.strides)
@@ -40,38 +40,38 @@ def _strides(value: Any) -> tuple[int, ...]:
     return tuple(stride()) if callable(stride) else ()
 
 
-def changed(before: Mapping[str, Layout], after: Mapping[str, Layout]) -> list[str]:
+def find_changed(before: Mapping[str, Layout], after: Mapping[str, Layout]) -> list[str]:
     """Return the paths of the tensors that have the same sizes in another layout."""
     return [
         path
         for path, layout in before.items()
-        if path in after and layout != after[path] and _sizes(layout) == _sizes(after[path])
+        if path in after and layout != after[path] and _sizes_of(layout) == _sizes_of(after[path])
     ]
 
 
-def _sizes(layout: Layout) -> list[int]:
+def _sizes_of(layout: Layout) -> list[int]:
     return [size for size, _ in layout]
 
 
-def described(paths: list[str]) -> str:
+def describe_change(paths: list[str]) -> str:
     """Say that a hop changes the layouts of these tensors."""
     return f"a hop changes the memory layout of {', '.join(paths[:3])}"
 
 
-def of_layouts(before: Mapping[str, Layout], after: Mapping[str, Layout]) -> list[Finding]:
+def check_layouts(before: Mapping[str, Layout], after: Mapping[str, Layout]) -> list[Finding]:
     """Return a finding if tensors have changed their layout, although training continued equally.
 
     Tensors of more than two dimensions are often moments of an optimizer, which are computed
     element by element: they give only a hint.
     """
-    paths = [path for path in changed(before, after) if len(before[path]) > 1]
+    paths = [path for path in find_changed(before, after) if len(before[path]) > 1]
     matrices = [path for path in paths if len(before[path]) == 2]
     if not paths:
         return []
     return [
         Finding(
             "changed-layout",
-            f"{described(matrices or paths)}, so that products may have other last bits",
+            f"{describe_change(matrices or paths)}, so that products may have other last bits",
             CURE,
             "matters" if matrices else "hint",
         )

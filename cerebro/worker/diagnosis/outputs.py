@@ -17,7 +17,7 @@ from cerebro.report.findings import Finding
 LEAST_ROWS = 4
 
 
-def of_same_outputs(outputs: Any, inputs: list[Array]) -> Iterator[Finding]:
+def check_same_outputs(outputs: Any, inputs: list[Array]) -> Iterator[Finding]:
     """Report if all rows of a batch have the same output although their inputs differ."""
     if not _is_rows(outputs) or not any(bool((x[1:] != x[:1]).any()) for x in inputs):
         return
@@ -29,7 +29,7 @@ def of_same_outputs(outputs: Any, inputs: list[Array]) -> Iterator[Finding]:
         )
 
 
-def of_majority(outputs: Any, target: Array, share: float) -> Iterator[Finding]:
+def check_majority(outputs: Any, target: Array, share: float) -> Iterator[Finding]:
     """Report if a classifier predicts the same class for all rows of imbalanced data."""
     if not _is_rows(outputs) or share < 0.8 or len(np.unique(target)) < 2:
         return
@@ -45,13 +45,13 @@ def of_majority(outputs: Any, target: Array, share: float) -> Iterator[Finding]:
         )
 
 
-def of_loss(outputs: Any, target: Array, loss: float) -> Iterator[Finding]:
+def check_loss(outputs: Any, target: Array, loss: float) -> Iterator[Finding]:
     """Compare the reported loss with the losses that correct and incorrect use would give."""
     if not _is_rows(outputs) or len(outputs) != len(target) or len(outputs) < LEAST_ROWS:
         return
     values, targets = outputs.astype(np.float64), target.astype(np.float64)
     if values.shape[1:] == (1,) and targets.ndim == 1:
-        yield from _of_broadcast(values, targets, loss)
+        yield from _check_broadcast(values, targets, loss)
         if loss == 0 and target.dtype.kind in "iu":
             yield Finding(
                 "one-output",
@@ -87,7 +87,7 @@ def is_cross_entropy(outputs: Any, target: Array, loss: float) -> bool:
     return _is_near(entropy, loss) and not _is_near(likelihood, loss)
 
 
-def _of_broadcast(outputs: Array, target: Array, loss: float) -> Iterator[Finding]:
+def _check_broadcast(outputs: Array, target: Array, loss: float) -> Iterator[Finding]:
     spread, right = outputs - target, outputs[:, 0] - target
     for norm in (np.square, np.abs):
         wrong, meant = float(norm(spread).mean()), float(norm(right).mean())

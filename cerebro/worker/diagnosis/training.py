@@ -26,7 +26,7 @@ SMALL = 1e-6
 """A loss of less than this says nothing about how it depends on the number of rows."""
 
 
-def of_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
+def check_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
     """Check the losses of training steps on one batch.
 
     `opaque` says whether the loss may be a share or a count, as in a model of the user's own class.
@@ -34,7 +34,7 @@ def of_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
     first = losses[0] if losses else 0.0
     bad = next((loss for loss in losses if not math.isfinite(loss)), None)
     if bad is not None:
-        return  # `of_infinite` reports the cause
+        return  # `check_infinite` reports the cause
     if len(losses) < LEAST_STEPS:
         return
     if all(loss == first for loss in losses):
@@ -54,7 +54,7 @@ def of_losses(losses: Sequence[float], *, opaque: bool) -> Iterator[Finding]:
         )
 
 
-def of_infinite(losses: Sequence[float], columns: str, missing: bool) -> Iterator[Finding]:
+def check_infinite(losses: Sequence[float], columns: str, missing: bool) -> Iterator[Finding]:
     """Report a loss that is not finite, and its cause.
 
     `columns` names columns with NaN or infinite values, or is empty. `missing` says whether the
@@ -72,7 +72,7 @@ def of_infinite(losses: Sequence[float], columns: str, missing: bool) -> Iterato
     yield Finding("loss-not-finite", message, cure)
 
 
-def of_fall(
+def check_fall(
     losses: Sequence[float], before: float | None, after: float | None
 ) -> Iterator[Finding]:
     """Report if many steps on one batch did not lower its loss, in training or evaluation."""
@@ -99,7 +99,7 @@ def of_fall(
     )
 
 
-def of_metrics(
+def check_metrics(
     before: Mapping[str, float], after: Mapping[str, float], losses: Sequence[float]
 ) -> Iterator[Finding]:
     """Report metrics that stay the same while the loss of the batch falls by half."""
@@ -116,7 +116,7 @@ def of_metrics(
             )
 
 
-def of_two_evaluations(
+def compare_evaluations(
     first: Mapping[str, float], second: Mapping[str, float], words: Words
 ) -> Iterator[Finding]:
     """Report a metric that differs between two evaluations of a batch with the same generators."""
@@ -133,7 +133,7 @@ def of_two_evaluations(
             return
 
 
-def repeated_rows(batch: Any) -> list[dict[str, Any]]:
+def repeat_rows(batch: Any) -> list[dict[str, Any]]:
     """Return batches with the same few rows of a batch, repeated as often as in `SIZES`.
 
     The list is empty unless the batch has only columns with one entry for each row. The largest
@@ -152,7 +152,7 @@ def repeated_rows(batch: Any) -> list[dict[str, Any]]:
     ]
 
 
-def of_sizes(losses: Sequence[float]) -> Iterator[Finding]:
+def check_sizes(losses: Sequence[float]) -> Iterator[Finding]:
     """Report a loss that is as many times larger as its rows are repeated.
 
     `losses` are of the same rows in evaluation, repeated as often as in `SIZES`.

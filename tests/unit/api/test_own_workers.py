@@ -11,7 +11,7 @@ import pytest
 from line_model import SPACE, build
 
 import cerebro
-from cerebro.api.workers import own_workers
+from cerebro.api.workers import choose_worker_count
 from cerebro.errors import InputError
 from cerebro.executors.inline import InlineExecutor
 from cerebro.results.saved_run import SavedRun
@@ -72,18 +72,18 @@ def stopped(search: Callable[..., cerebro.Result]) -> Path:
 
 
 def test_a_number_that_an_executor_ignores_is_warned_of() -> None:
-    assert own_workers(None, None) is None
-    assert own_workers(0, None) == 0
-    assert own_workers(4, Elsewhere(4)) == own_workers(None, Elsewhere(4)) == 4
-    assert own_workers(None, Elsewhere(None)) is None
-    assert own_workers(0, InlineExecutor()) == 0  # which has no number
+    assert choose_worker_count(None, None) is None
+    assert choose_worker_count(0, None) == 0
+    assert choose_worker_count(4, Elsewhere(4)) == choose_worker_count(None, Elsewhere(4)) == 4
+    assert choose_worker_count(None, Elsewhere(None)) is None
+    assert choose_worker_count(0, InlineExecutor()) == 0  # which has no number
     for own, known in ((None, "as many as fit"), (8, "8")):
         with pytest.warns(UserWarning, match=rf"workers=4 is not .* {known}: .*\(workers=4\)"):
-            assert own_workers(4, Elsewhere(own)) == own
+            assert choose_worker_count(4, Elsewhere(own)) == own
         with pytest.warns(UserWarning, match=f"workers=0 is not .* {known}: leave workers= out$"):
-            assert own_workers(0, Elsewhere(own)) == own
+            assert choose_worker_count(0, Elsewhere(own)) == own
     with pytest.raises(InputError, match="workers must be a whole number"):
-        own_workers("4", Elsewhere(None))
+        choose_worker_count("4", Elsewhere(None))
 
 
 def test_a_search_and_a_resume_warn_of_it_at_the_users_line(

@@ -251,9 +251,9 @@ def test_ctrl_c_is_130_and_says_what_was_kept(
 
 
 def test_columns() -> None:
-    assert shard._columns(None) is None
-    assert shard._columns(["x", "y"]) == ["x", "y"]
-    assert shard._columns(["x=age,fare", "y=label", "z"]) == {
+    assert shard._parse_columns(None) is None
+    assert shard._parse_columns(["x", "y"]) == ["x", "y"]
+    assert shard._parse_columns(["x=age,fare", "y=label", "z"]) == {
         "x": ["age", "fare"],
         "y": "label",
         "z": "z",
@@ -261,9 +261,9 @@ def test_columns() -> None:
 
 
 def test_dtypes_and_image_size() -> None:
-    assert shard._dtypes(["x=float32"]) == {"x": "float32"}
+    assert shard._parse_dtypes(["x=float32"]) == {"x": "float32"}
     with pytest.raises(InputError, match="x=float32"):
-        shard._dtypes(["x"])
+        shard._parse_dtypes(["x"])
     assert shard._image_size("224x112") == (112, 224)
     assert shard._image_size("64") == (64, 64)
     with pytest.raises(InputError, match="--size big"):

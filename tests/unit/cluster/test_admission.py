@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from cerebro.cluster.admission import OLD_TOKEN_SECONDS, remove_old_tokens, run_token
+from cerebro.cluster.admission import OLD_TOKEN_SECONDS, make_run_token, remove_old_tokens
 
 LEFT = ".cerebro-" + 32 * "a"
 
 
 def test_a_token_is_there_while_nodes_are_asked(tmp_path):
-    with run_token(tmp_path / "run" / "states") as token:
+    with make_run_token(tmp_path / "run" / "states") as token:
         assert Path(token).parent == tmp_path and list(Path(token).iterdir()) == []
     assert list(tmp_path.iterdir()) == []
 
@@ -26,7 +26,7 @@ def test_tokens_of_a_killed_coordinator_are_removed_from_the_runs_folder(tmp_pat
 
 def test_only_old_tokens_are_removed_beside_the_runs_folder(tmp_path):
     """The others may be those of runs that are beginning."""
-    with run_token(tmp_path / "other") as token:
+    with make_run_token(tmp_path / "other") as token:
         left = tmp_path / LEFT
         left.mkdir()
         before = left.stat().st_mtime - OLD_TOKEN_SECONDS - 1.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import cerebro
-from cerebro.cluster.derived_shards import MAX_LOSSES, MadeShards, context_of
-from cerebro.data.derivation import derivation
+from cerebro.cluster.derived_shards import MAX_LOSSES, MadeShards, make_context
+from cerebro.data.derivation import make_derivation
 from cerebro.data.shard_work import Order, ShardWork
 from cerebro.errors import CorruptDataError, InputError, WorkerError
 from cerebro.worker.messages import (
@@ -185,9 +185,9 @@ def test_batches_are_on_the_device_that_the_worker_sees(tmp_path, ours, theirs, 
     """Batches of a network on the second GPU here are on the worker's only one."""
     data = cerebro.shard({"x": [[1.0], [2.0]]}, tmp_path / "data", progress=False)
     options = {"reads": None, "batch_size": 2, "copies": None, "seed": 0, "dtypes": None}
-    work = derivation(data, same, framework="torch", device=ours, **options)
+    work = make_derivation(data, same, framework="torch", device=ours, **options)
     order = Order(data, ShardWork(work, (), ()), tmp_path, [1], 1, theirs)
-    context = context_of(order)
+    context = make_context(order)
     assert context.device == theirs
     assert pickle.loads(pickle.dumps(context.build)).derivation.device == sent
     assert order.work.derivation.device == ours

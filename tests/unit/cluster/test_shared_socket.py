@@ -7,7 +7,7 @@ import pytest
 
 from cerebro.cluster.keys import Keys
 from cerebro.cluster.shared_socket import LOOK_SECONDS, SharedSocket
-from cerebro.cluster.wire import dial, doorman, listener
+from cerebro.cluster.wire import dial, open_listener, start_authenticator
 
 zmq = pytest.importorskip("zmq")
 
@@ -18,10 +18,10 @@ class Peer:
     """An ordinary socket that a shared one is connected to, and what the shared one handles."""
 
     def __init__(self):
-        keys = Keys.new()
+        keys = Keys.generate()
         self.context = zmq.Context()
-        self.guard = doorman(self.context, keys)
-        socket, port = listener(self.context, keys, "127.0.0.1")
+        self.guard = start_authenticator(self.context, keys)
+        socket, port = open_listener(self.context, keys, "127.0.0.1")
         self.handled = []
         self.events = []
         self.changed = threading.Condition()
@@ -38,7 +38,7 @@ class Peer:
 
     def _attend(self):
         while not self.is_closing:
-            self.shared.attend(PATIENCE)
+            self.shared.wait_in_background(PATIENCE)
 
     def _handle(self, frames):
         with self.changed:

@@ -40,7 +40,7 @@ class OneWorker(Supervisor):
         self._folder = self._state_dir = folder
         self.has_state = False
 
-    def _node(self):
+    def _get_node_id(self):
         return "here"
 
     def _fetch(self, state):
@@ -49,13 +49,13 @@ class OneWorker(Supervisor):
         return b"state"
 
     def _wait(self, local, running):
-        self._pass_on(running)
+        self._queue_offered_unit(running)
         return local.wait()
 
     def _wake_runner(self):
         pass
 
-    def _packed(self, task):
+    def _map_state(self, task):
         return b"packed"
 
 

@@ -31,7 +31,7 @@ class Waiting(ClusterExecutor):
     def _join(self, context):
         raise AssertionError
 
-    def _agent_failed(self, remote, error):
+    def _handle_failed_agent(self, remote, error):
         self.failed.append(remote.number)
 
     def _send_when_loaded(self, remote, call, *, damaged=False):
@@ -40,7 +40,7 @@ class Waiting(ClusterExecutor):
     def fails_with(self, error):
         done = Future()
         done.set_exception(error)
-        self._loaded(KEY, self._remotes[0], done)
+        self._finish_loading(KEY, self._remotes[0], done)
         return self._trouble
 
 

@@ -45,7 +45,7 @@ def plan(**changes):
     ],
 )
 def test_what_a_run_needs(changes, least, likely):
-    needed = plan(**changes).slots() + plan(**changes).kept()
+    needed = plan(**changes).estimate_slots() + plan(**changes).estimate_kept()
     assert (needed.least, needed.likely) == (least * 100 * MB, likely * 100 * MB)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cerebro.coordinator.failures import missing_metric, raise_if_all_failed
+from cerebro.coordinator.failures import explain_missing_metric, raise_if_all_failed
 from cerebro.errors import RunError
 from cerebro.model import Words
 from cerebro.run.records import TrialRecord
@@ -70,19 +70,19 @@ def test_a_metric_that_is_not_reported_is_answered(
 ) -> None:
     prefixes = ("", "train_", "val_")
     reported = [f"{prefix}{each}" for prefix in prefixes for each in metrics.split()]
-    text = missing_metric(name, reported, validated=True, words=words)
+    text = explain_missing_metric(name, reported, validated=True, words=words)
     assert text is not None and text.endswith(said)
     assert text.startswith(f"the model reports no metric {name!r}; it reports ")
-    assert all(missing_metric(each, reported, validated=True, words=words) is None
+    assert all(explain_missing_metric(each, reported, validated=True, words=words) is None
                for each in reported)  # fmt: skip
 
 
 def test_a_metric_that_is_reported_in_training_only() -> None:
     names = ["loss", "train_loss"]
-    text = missing_metric("loss", names, validated=True, words=LOGS)
+    text = explain_missing_metric("loss", names, validated=True, words=LOGS)
     assert text is not None and text.endswith(
         "in validation: log it in check, or rank by metric='train_loss'"
     )
-    assert missing_metric("loss", names, validated=False, words=LOGS) is None
-    text = missing_metric("acc", names, validated=False, words=LOGS)
+    assert explain_missing_metric("loss", names, validated=False, words=LOGS) is None
+    text = explain_missing_metric("acc", names, validated=False, words=LOGS)
     assert text is not None and text.endswith("log it in train, or give metric='loss'")

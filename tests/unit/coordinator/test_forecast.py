@@ -76,7 +76,7 @@ class Run(SimulatedRun):
 @pytest.mark.parametrize("trials", [1, 2, 3, 5, 16])
 def test_equal_trials_on_several_workers(trials: int, workers: int) -> None:
     run = Run([1.0] * trials, 6, workers)
-    end = run.to_end().makespan
+    end = run.run_to_end().makespan
     known = [(now, left) for now, left, _ in run.seen if left is not None]
     assert len(known) > 0.75 * len(run.seen) - 3 * workers
     for now, left in known:
@@ -90,7 +90,7 @@ def test_equal_trials_on_several_workers(trials: int, workers: int) -> None:
 def test_trials_of_different_cost_on_several_workers(workers: int, seed: int) -> None:
     rng = random.Random(seed)
     run = Run([rng.uniform(0.5, 2.0) for _ in range(16)], 6, workers)
-    end = run.to_end().makespan
+    end = run.run_to_end().makespan
     for now, left, _ in run.seen:
         if now > 0.2 * end:
             assert left == pytest.approx(end - now, rel=0.5, abs=0.05 * end)
@@ -98,7 +98,7 @@ def test_trials_of_different_cost_on_several_workers(workers: int, seed: int) ->
 
 def test_a_single_long_trial_is_not_divided_among_the_workers() -> None:
     run = Run([1.0, 1.0, 10.0], 4, 3)
-    end = run.to_end().makespan
+    end = run.run_to_end().makespan
     for now, left, _ in run.seen:
         if now > 0.2 * end:
             assert left == pytest.approx(end - now, rel=0.02, abs=0.01 * end)
@@ -140,56 +140,56 @@ def test_a_workers_first_unit_does_not_count_and_lost_units_neither() -> None:
 
 def test_a_pace_is_that_of_the_latest_epoch() -> None:
     paces = Paces(EpochParts(2, 0.5))
-    assert paces.mean is None and paces.of(0) is None
+    assert paces.mean is None and paces.pace_of(0) is None
     for step, seconds in enumerate([1.0, 1.0, 2.0]):
         paces.add(0, step, seconds)
-    assert paces.of(0) == 4.0
+    assert paces.pace_of(0) == 4.0
     for step, seconds in enumerate([4.0, 4.0, 8.0]):
         paces.add(0, step, seconds)
-    assert paces.of(0) == 16.0
+    assert paces.pace_of(0) == 16.0
     paces.add(1, 0, 0.5)  # a quarter of an epoch
-    assert paces.of(1) == 2.0 and paces.mean == 9.0
+    assert paces.pace_of(1) == 2.0 and paces.mean == 9.0
     paces.take_over(2, 6.0)
-    assert paces.of(2) == pytest.approx(6.0)
+    assert paces.pace_of(2) == pytest.approx(6.0)
     paces.forget(0)
-    assert paces.of(0) is None and paces.mean == pytest.approx(8.0)
+    assert paces.pace_of(0) is None and paces.mean == pytest.approx(8.0)
 
 
 def test_positions_are_epochs() -> None:
     parts = EpochParts(2, 0.5)
-    assert [parts.at(position) for position in range(5)] == [0.0, 0.25, 0.5, 1.0, 1.25]
+    assert [parts.count_epochs(position) for position in range(5)] == [0.0, 0.25, 0.5, 1.0, 1.25]
     assert parts.units == 3 and EpochParts(2).units == 2
 
 
 def test_pruning_follows_the_trials() -> None:
     never = Pruning()
     for epochs in range(3):
-        never.passed(epochs)
+        never.note_passed(epochs)
     assert all_of(never, 4) == [4.0, 3.0, 2.0, 1.0, 0.0]
     half = Pruning()
     for _ in range(400):
-        half.passed(0)
+        half.note_passed(0)
         for epochs in (1, 2, 3):
-            half.passed(epochs)
-        half.ended(1)
+            half.note_passed(epochs)
+        half.note_ended(1)
     # Half of the trials end after one epoch, the others train all four.
-    assert half.expected(4)[0] == pytest.approx(1 + 0.5 * 3, rel=0.15)
+    assert half.expect_further(4)[0] == pytest.approx(1 + 0.5 * 3, rel=0.15)
     stricter = Pruning()
     for _ in range(50):
-        stricter.passed(1)
-    before = stricter.expected(4)[0]
+        stricter.note_passed(1)
+    before = stricter.expect_further(4)[0]
     for _ in range(20):
-        stricter.ended(1)
-    assert before == 4.0 and stricter.expected(4)[0] < 1.5  # lately, all end there
+        stricter.note_ended(1)
+    assert before == 4.0 and stricter.expect_further(4)[0] < 1.5  # lately, all end there
     paused = Pruning()
-    paused.passed(1)
-    paused.ended(1)
-    paused.resumed(1)
+    paused.note_passed(1)
+    paused.note_ended(1)
+    paused.note_resumed(1)
     assert all_of(paused, 3) == [3.0, 2.0, 1.0, 0.0]
 
 
 def all_of(pruning: Pruning, epochs: int) -> list[float]:
-    further = pruning.expected(epochs)
+    further = pruning.expect_further(epochs)
     return [further[done] for done in range(epochs + 1)]
 
 
@@ -201,7 +201,7 @@ def test_epochs_without_decisions_are_summed_at_once(seed: int) -> None:
     ended, decided = [0.0] * (epochs + 9), [0.0] * (epochs + 9)
     for _ in range(rng.choice([0, 1, 5, 40])):
         done, ends = rng.randrange(epochs + 9), rng.random() < 0.3
-        (pruning.ended if ends else pruning.passed)(done)
+        (pruning.note_ended if ends else pruning.note_passed)(done)
         ended[done] = FORGET * ended[done] + ends
         decided[done] = FORGET * decided[done] + 1.0
     usual = sum(ended) / max(1.0, sum(decided))
@@ -215,12 +215,12 @@ def test_epochs_without_decisions_are_summed_at_once(seed: int) -> None:
 def test_a_target_far_away_costs_nothing() -> None:
     """Users give a large number of epochs and stop early."""
     pruning = Pruning()
-    assert pruning.expected(10**15)[3] == 10**15 - 3
+    assert pruning.expect_further(10**15)[3] == 10**15 - 3
     for done in range(9):
-        pruning.passed(done)
-    pruning.ended(9)
+        pruning.note_passed(done)
+    pruning.note_ended(9)
     # A tenth ends after each number of epochs that no trial has reached.
-    assert pruning.expected(10**15)[10] == pytest.approx(9.0)
+    assert pruning.expect_further(10**15)[10] == pytest.approx(9.0)
 
 
 def test_what_is_unknown_is_not_guessed() -> None:

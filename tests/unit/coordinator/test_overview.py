@@ -36,7 +36,7 @@ def test_the_leader_is_the_best_of_all(mode, select):
     rng.shuffle(records)
     found = ended(records, mode, select)
     assert [found.leader[1]] == best_trials(records, Ranking("loss", mode, select), 1)
-    assert found.leader[1] in [r.number for r in found.rows()]
+    assert found.leader[1] in [r.number for r in found.list_rows()]
 
 
 def test_the_best_rows_stay_and_others_go_once_they_were_shown():
@@ -44,14 +44,14 @@ def test_the_best_rows_stay_and_others_go_once_they_were_shown():
     records = [trial(n, [rng.randrange(100)]) for n in range(500)]
     rng.shuffle(records)
     found = ended(records)
-    assert [r.number for r in found.rows()] == list(range(500))
-    found.shown()
+    assert [r.number for r in found.list_rows()] == list(range(500))
+    found.mark_shown()
     best = sorted(records, key=lambda r: (r.epochs[-1].metrics["loss"], r.number))[:KEPT_ROWS]
-    assert [r.number for r in found.rows()] == sorted(r.number for r in best)
+    assert [r.number for r in found.list_rows()] == sorted(r.number for r in best)
     found.add(trial(500, [200.0]), row(trial(500, [200.0])))
-    assert 500 in [r.number for r in found.rows()]
-    found.shown()
-    assert 500 not in [r.number for r in found.rows()]
+    assert 500 in [r.number for r in found.list_rows()]
+    found.mark_shown()
+    assert 500 not in [r.number for r in found.list_rows()]
 
 
 def test_every_trial_is_counted_and_known_by_number():
@@ -66,13 +66,13 @@ def test_every_trial_is_counted_and_known_by_number():
     assert 7000 not in found
     assert found.first_failure == "boom"
     assert found.leader is None
-    assert dict(found.counts_without(found.rows())) == {}
-    assert dict(found.counts_without([row(trial(2))])) == {"failed": 1, "diverged": 1}
+    assert dict(found.count_without(found.list_rows())) == {}
+    assert dict(found.count_without([row(trial(2))])) == {"failed": 1, "diverged": 1}
 
 
 def test_trials_without_a_finite_metric_are_the_last_to_stay():
     records = [trial(n, [float("nan")]) for n in range(KEPT_ROWS)]
     records += [trial(100 + n, [1.0]) for n in range(KEPT_ROWS - 1)]
     found = ended(records)
-    found.shown()
-    assert [r.number for r in found.rows()] == [0, *(100 + n for n in range(KEPT_ROWS - 1))]
+    found.mark_shown()
+    assert [r.number for r in found.list_rows()] == [0, *(100 + n for n in range(KEPT_ROWS - 1))]

@@ -16,10 +16,10 @@ from cerebro.errors import CorruptDataError, StateError
 from cerebro.run.records import EpochRecord, TrialRecord
 from cerebro.run.states import (
     epoch_state_file,
-    kept_files,
+    find_kept_files,
     remove_slots,
     trials_with_slots,
-    unpublished,
+    unpublished_name,
 )
 from cerebro.searchers import DONE, GridSearch, RandomSearch
 from cerebro.worker.epoch_progress import EpochProgress
@@ -48,7 +48,7 @@ def leave_file(folder, epoch, published=False, trial=4):
     slots.commit(0)
     state_hash = slots.hash()
     name = epoch_state_file(trial, epoch)
-    slots.save(str(folder / (name if published else unpublished(name, state_hash))))
+    slots.save(str(folder / (name if published else unpublished_name(name, state_hash))))
     slots.close()
     for file in folder.glob("scratch.*"):
         file.unlink()
@@ -103,7 +103,7 @@ def test_a_row_is_made_of_slots_at_an_epochs_end(tmp_path):
     assert (lost.epoch, lost.seconds, lost.state_file) == (1, 1.5, "4-epoch-1.safetensors")
     expected = EpochProgress.from_state(state_at(6)["progress"]).epoch_metrics()
     assert lost.metrics == expected
-    file = tmp_path / unpublished(lost.state_file, lost.state_hash)
+    file = tmp_path / unpublished_name(lost.state_file, lost.state_hash)
     assert _core.hash_state(file.read_bytes()) == lost.state_hash
     assert standing.position == 6 and standing.epoch_seconds == 0.0
 
@@ -116,14 +116,14 @@ def test_rows_are_made_of_files_where_the_slots_are_further(tmp_path):
     assert standing.position == 10 and standing.origin is None
     # All wait to be published, also the one that was renamed before its row was there.
     assert {n for n in names(tmp_path) if n.endswith(".new")} == {
-        unpublished(r.state_file, r.state_hash) for r in records
+        unpublished_name(r.state_file, r.state_hash) for r in records
     }
 
 
 def test_with_an_epoch_missing_between_the_slots_are_not_used(tmp_path):
     first = leave_file(tmp_path, 0)
     missing = leave_file(tmp_path, 1)
-    (tmp_path / unpublished(missing.state_file, missing.state_hash)).unlink()
+    (tmp_path / unpublished_name(missing.state_file, missing.state_hash)).unlink()
     leave_slots(tmp_path, [7, 8])
     standing = restorer(tmp_path).resume_point(record_of())
     assert standing.position == 3 and len(standing.lost) == 1
@@ -253,17 +253,19 @@ def test_names(tmp_path):
     state_hash = "ab" * 16
     for name in (
         "3-epoch-7.safetensors",
-        unpublished("3-epoch-7.safetensors", state_hash),
+        unpublished_name("3-epoch-7.safetensors", state_hash),
         "3-epoch-8.safetensors.new",
         "3-epoch-8.safetensors.old",
         "03.a.bak",
         "12.moving.slots",
     ):
         (tmp_path / name).touch()
-    files = kept_files(tmp_path)
+    files = find_kept_files(tmp_path)
     assert [(f.epoch, f.state_hash) for f in files[3]] == [(7, state_hash), (8, ""), (7, None)]
     assert set(files) == {3} and trials_with_slots(tmp_path) == {12}
-    assert kept_files(tmp_path / "gone") == {} and trials_with_slots(tmp_path / "gone") == set()
+    assert (
+        find_kept_files(tmp_path / "gone") == {} and trials_with_slots(tmp_path / "gone") == set()
+    )
 
 
 def test_progress_is_read_from_a_packed_state_and_nothing_else_is(tmp_path):
@@ -278,11 +280,11 @@ def test_progress_is_read_from_a_packed_state_and_nothing_else_is(tmp_path):
     slots = _core.Slots(str(tmp_path / "0"), True)
     slots.pack(tree, attempt=0)
     slots.commit(1)
-    assert repr(EpochProgress.of_packed(slots.view())) == repr(progress)
+    assert repr(EpochProgress.from_packed(slots.view())) == repr(progress)
     whole = bytes(slots.view())
     for length in (0, 7, 8, 100, len(whole) - 1):
         with pytest.raises(CorruptDataError):
-            EpochProgress.of_packed(whole[:length])
+            EpochProgress.from_packed(whole[:length])
 
 
 class Custom(RandomSearch):

@@ -27,7 +27,7 @@ def written(searcher: Any, words: int, size_of: Any) -> list[int]:
         notes.decisions += 1
         if notes.is_due:
             sizes.append(size_of(word))
-            notes.saved(sizes[-1])
+            notes.note_saved(sizes[-1])
     return sizes
 
 
@@ -55,7 +55,7 @@ def test_whoever_goes_on_writes_the_state_down_at_once() -> None:
     notes = StateSaving(ASHA(), 500)
     notes.decisions += 1
     assert notes.is_due and not notes.is_complete
-    notes.saved(1_000_000)
+    notes.note_saved(1_000_000)
     assert notes.is_complete and not notes.is_due
 
 

@@ -24,7 +24,7 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine import objects as module
 from cerebro.machine.objects import Objects, StorageError
-from cerebro.worker.diagnosis.data import not_finite
+from cerebro.worker.diagnosis.data import find_not_finite
 
 ROWS = {"x": np.arange(60.0).reshape(30, 2), "y": np.arange(30)}
 
@@ -67,12 +67,12 @@ def stored(data):
 def test_a_look_for_values_that_are_not_finite_copies_nothing(tmp_path, read):
     made = cerebro.shard({"x": np.full(30, np.nan)}, tmp_path / "nan", shards=3)
     data = cerebro.Dataset(f"file://{made.path}")
-    assert not_finite(data, ["x"]) == {}
+    assert find_not_finite(data, ["x"]) == {}
     data.shard(1)
     read.clear()
-    assert "has NaN (10 values in 10 rows, first in row" in not_finite(data, ["x"])["x"]
+    assert "has NaN (10 values in 10 rows, first in row" in find_not_finite(data, ["x"])["x"]
     again = cerebro.Dataset(f"file://{made.path}")  # which has read no shard itself
-    assert list(not_finite(again, ["x"])) == ["x"]
+    assert list(find_not_finite(again, ["x"])) == ["x"]
     assert not [name for name in read if "shard" in name]
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cerebro.data import Dataset, shard
-from cerebro.data.rows import Rounder, check_fractions, grouped, stratified
+from cerebro.data.rows import Rounder, check_fractions, split_by_class, split_by_group
 from cerebro.errors import InputError
 from cerebro.transforms import Cast, Normalize, Scale
 
@@ -295,11 +295,11 @@ def test_num_classes(tmp_path: Path) -> None:
 
 
 def test_num_classes_of_info(data: Dataset) -> None:
-    from cerebro.data.order import Cut, order_of
+    from cerebro.data.order import Cut, make_order
     from cerebro.worker.models import make_info
 
     view = data.select(range(3))
-    info = make_info(view, order_of(view, "rows", 0), trial=0, epochs=1, cut=Cut(2))
+    info = make_info(view, make_order(view, "rows", 0), trial=0, epochs=1, cut=Cut(2))
     assert info.num_classes("kind") == len(info.classes["kind"]) == 3
     assert (info.num_classes(), info.num_classes("user")) == (ROWS, ROWS // 10 + 1)
     with pytest.raises(InputError, match="'loss' is float32"):
@@ -402,7 +402,7 @@ def test_label_splits_lose_and_repeat_nothing(labels: list[list[int]], seed: int
     every = np.concatenate(arrays)
     if len(every) == 0:
         return
-    ways = [stratified, grouped] if len(set(every.tolist())) > 1 else [stratified]
+    ways = [split_by_class, split_by_group] if len(set(every.tolist())) > 1 else [split_by_class]
     for way in ways:
         parts = way(arrays, bounds, seed)
         for shard_index, of_shard in enumerate(labels):

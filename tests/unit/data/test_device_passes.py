@@ -14,10 +14,10 @@ import pytest
 import cerebro
 import cerebro._core as _core
 from cerebro.data import depots
-from cerebro.data.moved import MovedBatches, moved
+from cerebro.data.moved import MovedBatches, move_batch
 from cerebro.errors import DeviceError, UnitCancelled
 from cerebro.machine import cuda
-from cerebro.machine.flags import compute_settings, operation_of, operations_noted
+from cerebro.machine.flags import compute_settings, note_operations, operation_of
 from cerebro.worker import evaluate as device_values
 from cerebro.worker import state_arena as device_states
 from cerebro.worker.evaluate import run_batches
@@ -152,7 +152,7 @@ def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, mon
         raise DeviceError("no CUDA runtime")
 
     monkeypatch.setattr(cuda, "open_runtime", unusable)
-    monkeypatch.setattr(depots, "problem", depots.problem.__wrapped__)
+    monkeypatch.setattr(depots, "find_problem", depots.find_problem.__wrapped__)
     model = SimpleNamespace(framework="torch")
     with caplog.at_level("WARNING", "cerebro.data"):
         made = make_batches(model, data, 4, "cuda:0", seed=1)
@@ -164,7 +164,7 @@ def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, mon
 
 def test_tensors_that_are_there_stay_the_same():
     batch = {"x": torch.zeros(2), "y": np.zeros(2)}
-    there = moved(batch, torch.device("cpu"))
+    there = move_batch(batch, torch.device("cpu"))
     assert there["x"] is batch["x"] and there["y"] is batch["y"]
 
 
@@ -278,7 +278,7 @@ def test_without_memory_to_pin_batches_are_moved_as_they_are(monkeypatch, caplog
 
     monkeypatch.setattr(cuda, "_unpinned", [])
     for _ in range(2):  # and the copy is waited for
-        assert moved({"x": Batch()}, "cuda:0") == {"x": ("cuda:0", False)}
+        assert move_batch({"x": Batch()}, "cuda:0") == {"x": ("cuda:0", False)}
     assert caplog.text.count("no pinned host memory (out of pinned memory)") == 1
 
 
@@ -345,7 +345,7 @@ def test_operations_are_noted_and_other_warnings_shown():
     found: set[str] = set()
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        with operations_noted(found):
+        with note_operations(found):
             for _ in range(2):
                 warnings.warn("fold_backward" + LONG, UserWarning, stacklevel=1)
             warnings.warn("something else", UserWarning, stacklevel=1)
@@ -357,7 +357,7 @@ def test_a_filter_that_makes_errors_does_not_end_the_trial():
     found: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with operations_noted(found):
+        with note_operations(found):
             warnings.warn("fold_backward" + LONG, UserWarning, stacklevel=1)
     assert found == {"fold_backward"}
 
@@ -377,6 +377,6 @@ def test_strict_settings(deterministic):
 def test_pytorch_says_so_itself():
     found: set[str] = set()
     random.seed(0)
-    with compute_settings(1, "warn", "cuda:0"), operations_noted(found):
+    with compute_settings(1, "warn", "cuda:0"), note_operations(found):
         torch.zeros(3).put_(torch.tensor([1]), torch.tensor([2.0]))
     assert found == {"put_"}

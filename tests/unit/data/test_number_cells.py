@@ -11,7 +11,7 @@ import pytest
 
 from cerebro import InputError, shard
 from cerebro.data.given_rows import write
-from cerebro.data.number_cells import bad_cell, first_text
+from cerebro.data.number_cells import find_bad_cell, find_first_text
 
 CELLS = ["130", "95", "?", "165"]
 NAMED = (
@@ -270,8 +270,8 @@ def test_search_cv_names_the_cell() -> None:
 def test_the_first_such_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cerebro.data.number_cells._PIECE", 2)
     names, codes = ["1", "?", "2", "n/a"], np.array([[0, 2, 2], [0, 3, 1]])
-    assert bad_cell(names, codes) == 4
-    assert bad_cell(names, codes[:1]) is None  # unused names do not count
-    assert bad_cell(["a", "1"], np.array([0, 1])) is None
-    assert first_text(names, codes) == 4
-    assert first_text(["1", "2"], codes[:, :1] // 2) == 0
+    assert find_bad_cell(names, codes) == 4
+    assert find_bad_cell(names, codes[:1]) is None  # unused names do not count
+    assert find_bad_cell(["a", "1"], np.array([0, 1])) is None
+    assert find_first_text(names, codes) == 4
+    assert find_first_text(["1", "2"], codes[:, :1] // 2) == 0

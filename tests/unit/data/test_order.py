@@ -19,7 +19,7 @@ import cerebro
 import cerebro._core as _core
 from cerebro.data import Dataset
 from cerebro.data.batches import Batches, make_loader
-from cerebro.data.order import MOST_BYTES, Cut, EpochOrder, order_of, resolved
+from cerebro.data.order import MOST_BYTES, Cut, EpochOrder, make_order, resolve_shuffle
 from cerebro.errors import InputError
 
 LR = {"lr": [0.1]}
@@ -144,7 +144,7 @@ def test_an_epoch_is_one_permutation_of_all_rows(sets: Any, case: Any) -> None:
     assert whole == epoch_batches.of_rows(shards, cut.batch_size, **options)
     check_sizes(whole, len(chosen), cut)
     check_rows(whole, shards, cut)
-    order = order_of(view, "rows", seed)
+    order = make_order(view, "rows", seed)
     assert order.num_parts == count
     for trial in (0, 3):  # for all trials the same
         parts = check_parts(view, order, cut, epoch, trial, whole)
@@ -161,7 +161,7 @@ def test_an_epoch_is_one_permutation_of_each_group(sets: Any, case: Any, trial: 
     count, chosen, cut, epoch, seed = case
     view = sets[count].select(chosen)
     shards = of_shards(view)
-    order = order_of(view, "shards", seed)
+    order = make_order(view, "shards", seed)
     mixes = order.mixes(epoch)
     batches = view.batches(
         cut.batch_size, seed=seed, epoch=epoch, drop_last=cut.drop_last, framework="numpy",
@@ -218,7 +218,7 @@ def test_groups_are_drawn_within_pools(count: int) -> None:
 
 
 def test_a_trial_turns_the_groups(sets: Any) -> None:
-    order = order_of(sets[70], "shards", 1)
+    order = make_order(sets[70], "shards", 1)
     for epoch in range(3):
         mixes = order.mixes(epoch)
         for trial in range(2 * len(mixes)):
@@ -226,7 +226,7 @@ def test_a_trial_turns_the_groups(sets: Any) -> None:
             assert order.pass_of(trial, epoch) == mixes[first:] + mixes[:first]
             still = EpochOrder("shards", order.shard_rows, 1, stagger=False)
             assert still.pass_of(trial, epoch) == mixes
-    rows = order_of(sets[70], "rows", 1)
+    rows = make_order(sets[70], "rows", 1)
     assert rows.pass_of(3, 2) == [tuple(range(70))]
     assert rows.visits(3, 2) == list(range(rows.num_parts))
 
@@ -254,7 +254,7 @@ def test_views_and_passes_that_start_late(sets: Any, shuffle: Any) -> None:
             )
 
         whole = pass_of()
-        mixes = order_of(view, shuffle, 2).pass_of(0, 1)
+        mixes = make_order(view, shuffle, 2).pass_of(0, 1)
         expected = [epoch_batches.of_mix(shards, mix, 7, seed=2, epoch=1) for mix in mixes]
         assert whole == list(chain.from_iterable(expected))
         check_rows(whole, shards, Cut(7))
@@ -289,14 +289,14 @@ def test_the_default_is_by_size_alone(sets: Any, monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
             monkeypatch.setattr("os.sched_getaffinity", lambda pid, n=cores: set(range(n)))
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "" if cores == 1 else "0,1")
-            assert resolved(None, view) == expected
+            assert resolve_shuffle(None, view) == expected
         for given_one in (True, None):
             passed = rows_of(view.batches(8, framework="numpy", shuffle=given_one))
             named = rows_of(view.batches(8, framework="numpy", shuffle=expected))
             assert passed == named
-        assert resolved("rows", view) == "rows"
-        assert resolved("shards", view) == "shards"
-        assert resolved(None, view, stagger=False) == "shards"
+        assert resolve_shuffle("rows", view) == "rows"
+        assert resolve_shuffle("shards", view) == "shards"
+        assert resolve_shuffle(None, view, stagger=False) == "shards"
 
 
 def test_a_view_is_as_large_as_its_share_of_the_files(sets: Any) -> None:
@@ -310,7 +310,7 @@ def test_a_view_is_as_large_as_its_share_of_the_files(sets: Any) -> None:
 @pytest.mark.parametrize("wrong", ["row", True, 1, "Rows", ["rows"]])
 def test_other_values_of_shuffle_are_refused(sets: Any, wrong: Any) -> None:
     with pytest.raises(InputError, match='shuffle must be "rows", "shards" or None, not'):
-        resolved(wrong, sets[5])
+        resolve_shuffle(wrong, sets[5])
     with pytest.raises(InputError, match="shuffle must be"):
         cerebro.search(build, LR, sets[5], epochs=1, n_trials=1, batch_size=8, shuffle=wrong)
     with pytest.raises(InputError, match="shuffle must be"):
@@ -322,7 +322,7 @@ def test_other_values_of_shuffle_are_refused(sets: Any, wrong: Any) -> None:
 
 def test_what_cannot_be_shuffled_by_rows(sets: Any) -> None:
     with pytest.raises(InputError, match=r'stagger=False .* needs shuffle="shards"'):
-        resolved("rows", sets[5], stagger=False)
+        resolve_shuffle("rows", sets[5], stagger=False)
     with pytest.raises(InputError, match=r'stagger=False .* needs shuffle="shards"'):
         cerebro.search(
             build, LR, sets[5], epochs=1, n_trials=1, batch_size=8, shuffle="rows", stagger=False
@@ -330,8 +330,8 @@ def test_what_cannot_be_shuffled_by_rows(sets: Any) -> None:
     many = SimpleNamespace(num_rows=2**32, _stored_bytes=lambda: 10)
     for shuffle in ("rows", None):
         with pytest.raises(InputError, match=r'orders at most 4,294,967,295 rows.*use "shards"'):
-            resolved(shuffle, many)
-    assert resolved("shards", many) == "shards"
+            resolve_shuffle(shuffle, many)
+    assert resolve_shuffle("shards", many) == "shards"
 
 
 # --- data whose shards differ ---------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 import cerebro._core as _core
 import cerebro.data
-from cerebro.data.order import order_of
+from cerebro.data.order import make_order
 from cerebro.data.sampling import Sampling
 from cerebro.errors import InputError
 from cerebro.transforms import RandomHorizontalFlip
@@ -152,7 +152,7 @@ def test_draws_are_those_of_the_documented_generator(data: Any, column: Any) -> 
 
             starts = np.cumsum([0, *map(len, shards)])
             parts = view._weight_sums(across=False)
-            (mix,) = order_of(view, "shards", 3).mixes(epoch)
+            (mix,) = make_order(view, "shards", 3).mixes(epoch)
             assert mix == tuple(range(SHARDS))
             order = np.concatenate(
                 [starts[s] + draws(parts[s][0], 0, part=s, **key) for s in there]
@@ -259,12 +259,12 @@ def test_what_cannot_be_drawn_is_refused(
 
 def test_sums_are_whole_numbers() -> None:
     sampling = Sampling("weights", "w")
-    sums = sampling.sums(np.array([0.0, 1e308, 0.0, 1e308]), 0)
+    sums = sampling.sum_weights(np.array([0.0, 1e308, 0.0, 1e308]), 0)
     assert sums is not None and not sums.flags.writeable
     assert sums.tolist() == [0, 2**52, 2**52, 2**53]
     with pytest.raises(InputError, match=r"-1\.0 is not a weight"):
-        sampling.sums(np.array([1, -1], np.int8), 0)
-    assert sampling.sums(np.empty(0), 0) is None
+        sampling.sum_weights(np.array([1, -1], np.int8), 0)
+    assert sampling.sum_weights(np.empty(0), 0) is None
 
 
 def test_all_loaders_of_a_view_share_the_sums(data: Any) -> None:

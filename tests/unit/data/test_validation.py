@@ -12,7 +12,7 @@ import pytest
 import cerebro
 from cerebro import KFold
 from cerebro.data import Dataset, shard
-from cerebro.data.validation import Folds, make_folds, views_of
+from cerebro.data.validation import Folds, make_folds, make_validation
 from cerebro.errors import InputError
 
 ROWS, SHARDS = 103, 4
@@ -102,14 +102,14 @@ def test_a_view_that_repeats_rows_has_no_folds(data: Dataset) -> None:
     again = data.select(np.repeat(np.arange(40), 3))
     for kfold in (KFold(3), KFold(3, stratify="group"), Splitter(([0, 1], [2]))):
         with pytest.raises(InputError) as caught:
-            views_of(again, kfold)
+            make_validation(again, kfold)
         assert str(caught.value) == (
             f"{kfold!r}: this view repeats rows, so that folds would train on rows that they hold "
             "out: give each row once (Dataset.with_sampling trains on some rows more often), or "
             "give groups=, whose rows stay together"
         )
     with pytest.raises(InputError, match="split: this view repeats rows"):
-        views_of(again, 0.2)
+        make_validation(again, 0.2)
     # Rows of a group stay together, so that repeated ones do; but splitters may ignore groups.
     for train, view in KFold(3, groups="group").split(again):
         assert not {*column(train, "n")} & {*column(view, "n")}
@@ -201,7 +201,7 @@ def test_a_splitter_chooses_the_rows(data: Dataset) -> None:
     assert shape == (ROWS, 1)
     assert groups.tolist() == column(data, "group")
     assert y.tolist() == [float(v) for i in range(SHARDS) for v in data.shard(i)["real"]]
-    assert views_of(data, splitter).folds is not None
+    assert make_validation(data, splitter).folds is not None
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_splitter_that_chooses_what_cannot_be(data: Dataset, pairs: Any, messa
 def test_scikit_learns_splitters(data: Dataset) -> None:
     selection = pytest.importorskip("sklearn.model_selection")
     plain = make_folds(data, selection.KFold(4))
-    assert sizes([plain.of_trial(fold)[1] for fold in range(4)]) == [26, 26, 26, 25]
+    assert sizes([plain.get_views(fold)[1] for fold in range(4)]) == [26, 26, 26, 25]
     stratified = KFold(selection.StratifiedKFold(3), stratify="kind").split(data)
     assert all(column(view, "kind").count(3) == 1 for _, view in stratified)
     both = selection.StratifiedGroupKFold(3)
@@ -246,7 +246,7 @@ def test_folds_travel_and_share_the_data(data: Dataset) -> None:
     assert copy.data is train  # opened once
     assert copy.checksum == folds.checksum
     for fold in range(5):
-        for view, twin in zip(folds.of_trial(fold), copy.of_trial(fold), strict=True):
+        for view, twin in zip(folds.get_views(fold), copy.get_views(fold), strict=True):
             assert column(view, "n") == column(twin, "n")
             assert view._parts()[0][0] is data._parts()[0][0]  # the same mapping
             assert twin._parts()[0][0] is train._parts()[0][0]
@@ -255,7 +255,7 @@ def test_folds_travel_and_share_the_data(data: Dataset) -> None:
 def test_configurations_share_the_views(data: Dataset) -> None:
     """What a fold's rows take is there once, however many configurations there are."""
     folds = make_folds(data, KFold(3))
-    assert all(folds.of_trial(trial) is folds.of_trial(trial % 3) for trial in range(3000))
+    assert all(folds.get_views(trial) is folds.get_views(trial % 3) for trial in range(3000))
 
 
 def test_folds_of_another_dataset_are_refused(data: Dataset, tmp_path: Path) -> None:
@@ -269,13 +269,13 @@ def test_folds_of_another_dataset_are_refused(data: Dataset, tmp_path: Path) -> 
 
 
 def test_validation_is_of_five_kinds(data: Dataset) -> None:
-    assert views_of(data, None) == (data, None, None)
-    assert views_of(data, 0.25).folds is None
-    assert views_of(str(data.path), KFold(2)).folds is not None
+    assert make_validation(data, None) == (data, None, None)
+    assert make_validation(data, 0.25).folds is None
+    assert make_validation(str(data.path), KFold(2)).folds is not None
     folds = make_folds(data, KFold(2))
-    assert views_of(data, folds).folds is folds
+    assert make_validation(data, folds).folds is folds
     with pytest.raises(InputError, match=r"a fraction between 0 and 1, a cerebro.KFold, or None"):
-        views_of(data, 5)
+        make_validation(data, 5)
 
 
 def test_it_shows_what_it_is() -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from cerebro.errors import InputError
 from cerebro.executors.forked import Child, forks_workers
-from cerebro.executors.process import WorkerProcess, exit_reason, fork_servers, warm_workers
+from cerebro.executors.process import WorkerProcess, describe_exit, fork_servers, warm_workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers")
 
@@ -150,7 +150,7 @@ def test_how_a_forked_worker_ended_is_known():
         worker.process.wait(0.01)
     os.kill(worker.process.pid, signal.SIGKILL)
     assert worker.process.wait(20) == -9
-    assert exit_reason(worker.process.poll()) == "the worker process was ended by SIGKILL"
+    assert describe_exit(worker.process.poll()) == "the worker process was ended by SIGKILL"
     worker.stop(kill=True)
 
 

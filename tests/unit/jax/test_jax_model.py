@@ -10,7 +10,7 @@ import pytest
 import cerebro._core as _core
 import cerebro.data
 from cerebro.errors import InputError, StateError
-from cerebro.model import Info, check_model, whole_pass
+from cerebro.model import Info, check_model, get_whole_pass
 from cerebro.worker.evaluate import run_batches
 
 jax = pytest.importorskip("jax")
@@ -378,7 +378,7 @@ def test_a_clone_keeps_its_settings_and_its_key():
 def test_evaluation_changes_nothing_and_counts_rows():
     made = [*batches(2), *batches(1, rows=3, start=2)]
     model = make(metrics={"accuracy": accuracy}, epoch_metrics={"n": lambda o, t: len(o)})
-    assert whole_pass(model) is not None and whole_pass(make()) is None
+    assert get_whole_pass(model) is not None and get_whole_pass(make()) is None
     before = state_hash(model)
     found = model.evaluate(made)
     one = {name: np.concatenate([batch[name] for batch in made]) for name in ("x", "y")}

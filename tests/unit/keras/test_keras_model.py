@@ -154,7 +154,7 @@ def test_losses_metrics_and_weights_are_those_of_fit(kind, data):
         for step, batch in enumerate(batches(data, epoch)):
             if step == 3:  # in the middle of an epoch, where sums of metrics matter
                 model.end_unit()
-                with generators.preserved(BACKEND == "torch"):
+                with generators.preserve_generators(BACKEND == "torch"):
                     again = made(net, **arguments)
                     again.bind_info(info_of(data))
                 model = hopped(model, again)

@@ -36,7 +36,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setenv(device_check.FOLDER, str(has.folder))
     monkeypatch.setattr(cuda, "open_runtime", lambda: runtime)
     monkeypatch.setattr(cuda, "describe_devices", lambda: [has.about])
-    monkeypatch.setattr(device_check, "_try", attempt)
+    monkeypatch.setattr(device_check, "_run_check", attempt)
     has.runtime = runtime
     return has
 
@@ -48,31 +48,31 @@ def kept(gpu):
 @pytest.mark.parametrize("problem", ["", "cuda:0: a kernel gives wrong bytes"])
 def test_a_verdict_is_kept(gpu, problem):
     gpu.said = (problem, True)
-    assert [device_check.problem("cuda:0") for _ in range(3)] == [problem] * 3
+    assert [device_check.find_problem("cuda:0") for _ in range(3)] == [problem] * 3
     assert (gpu.tried, len(kept(gpu))) == (1, 1)
 
 
 def test_doctor_asks_anew_and_what_it_finds_is_kept(gpu):
     gpu.said = ("broken", True)
-    assert device_check.problem("cuda:0") == "broken"
+    assert device_check.find_problem("cuda:0") == "broken"
     gpu.said = ("", True)
-    assert device_check.problem("cuda:0") == "broken"
-    assert device_check.problem("cuda:0", anew=True) == ""
-    assert device_check.problem("cuda:0") == ""
+    assert device_check.find_problem("cuda:0") == "broken"
+    assert device_check.find_problem("cuda:0", anew=True) == ""
+    assert device_check.find_problem("cuda:0") == ""
     assert (gpu.tried, len(kept(gpu))) == (2, 1)
 
 
 def test_what_may_be_over_is_not_kept(gpu):
     gpu.said = ("out of memory", False)
-    assert device_check.problem("cuda:0") == "out of memory"
+    assert device_check.find_problem("cuda:0") == "out of memory"
     gpu.said = ("", True)
-    assert device_check.problem("cuda:0") == ""
+    assert device_check.find_problem("cuda:0") == ""
     assert gpu.tried == 2
 
 
 @pytest.mark.parametrize("changed", ["gpu", "driver", "runtime", "torch", "cerebro"])
 def test_a_verdict_is_about_all_that_computes(gpu, monkeypatch, changed):
-    device_check.problem("cuda:0")
+    device_check.find_problem("cuda:0")
     if changed == "gpu":
         gpu.about["uuid"] = "2"
     elif changed in ("driver", "runtime"):
@@ -80,7 +80,7 @@ def test_a_verdict_is_about_all_that_computes(gpu, monkeypatch, changed):
     else:
         name = "package_version" if changed == "torch" else "version"
         monkeypatch.setattr(device_check, name, lambda *_: "another")
-    device_check.problem("cuda:0")
+    device_check.find_problem("cuda:0")
     assert (gpu.tried, len(kept(gpu))) == (2, 2)
 
 
@@ -91,18 +91,18 @@ def test_a_verdict_is_about_all_that_computes(gpu, monkeypatch, changed):
 )
 def test_a_damaged_file_is_made_anew(gpu, damage):
     gpu.said = ("broken", True)
-    device_check.problem("cuda:0")
+    device_check.find_problem("cuda:0")
     kept(gpu)[0].write_bytes(damage)
-    assert device_check.problem("cuda:0") == "broken"
+    assert device_check.find_problem("cuda:0") == "broken"
     assert gpu.tried == 2
     assert json.loads(kept(gpu)[0].read_bytes())["problem"] == "broken"
 
 
 def test_a_verdict_that_is_no_text_is_made_anew(gpu):
-    device_check.problem("cuda:0")
+    device_check.find_problem("cuda:0")
     file = kept(gpu)[0]
     file.write_text(json.dumps(json.loads(file.read_text()) | {"problem": 3}))
-    assert device_check.problem("cuda:0") == ""
+    assert device_check.find_problem("cuda:0") == ""
     assert gpu.tried == 2
 
 
@@ -112,7 +112,7 @@ def test_without_a_place_it_is_tried_each_time(gpu, monkeypatch, place):
         gpu.folder.write_text("not a folder")
     elif place == "pipe":
         gpu.folder.mkdir()
-        device_check.problem("cuda:0")
+        device_check.find_problem("cuda:0")
         file = kept(gpu)[0]
         file.unlink()
         os.mkfifo(file)
@@ -126,7 +126,7 @@ def test_without_a_place_it_is_tried_each_time(gpu, monkeypatch, place):
             raise RuntimeError
 
         monkeypatch.setattr(Path, "home", no_home)
-    assert [device_check.problem("cuda:0") for _ in range(2)] == ["", ""]
+    assert [device_check.find_problem("cuda:0") for _ in range(2)] == ["", ""]
     assert gpu.tried == 2
     if place == "pipe":
         assert len(kept(gpu)) == 1  # nothing half written is left
@@ -135,23 +135,23 @@ def test_without_a_place_it_is_tried_each_time(gpu, monkeypatch, place):
 def test_many_at_once(gpu):
     gpu.said = ("broken", True)
     with ThreadPoolExecutor(8) as threads:
-        found = list(threads.map(device_check.problem, ["cuda:0"] * 64))
+        found = list(threads.map(device_check.find_problem, ["cuda:0"] * 64))
     assert found == ["broken"] * 64
     assert len(kept(gpu)) == 1
 
 
 def test_a_gpu_that_is_not_there(gpu):
     with pytest.raises(InputError, match="cuda:3: there are 1 CUDA devices, counted from 0"):
-        device_check.problem("cuda:3")
+        device_check.find_problem("cuda:3")
 
 
 def test_where_verdicts_are(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv(device_check.FOLDER)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert device_check.folder() == tmp_path / ".cache" / "cerebro"
+    assert device_check.find_folder() == tmp_path / ".cache" / "cerebro"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert device_check.folder() == tmp_path / "x" / "cerebro"
+    assert device_check.find_folder() == tmp_path / "x" / "cerebro"
 
 
 IN_THE_WORKING_DIRECTORY = """
@@ -160,7 +160,7 @@ sys.path[:] = [p for p in sys.path if not os.path.isdir(os.path.join(p, "cerebro
 sys.path.append("")  # as `python -m cerebro` does
 from cerebro.machine import cuda, device_check
 cuda.open_runtime = lambda: {"path": "nothing.so"}
-print(device_check._try("cuda:0")[0])
+print(device_check._run_check("cuda:0")[0])
 """
 
 
@@ -184,7 +184,7 @@ def test_only_a_crash_is_kept(monkeypatch, work, lasting):
     """An error of Python's may be mended, and the system kills where memory is short."""
     monkeypatch.setattr(cuda, "open_runtime", lambda: {"path": ""})
     monkeypatch.setattr(device_check, "PROGRAM", f"import os, sys; {work}")
-    found, is_lasting = device_check._try("cuda:0")
+    found, is_lasting = device_check._run_check("cuda:0")
     assert found.startswith("cuda:0: its check ended by ") and is_lasting is lasting
 
 
@@ -203,9 +203,9 @@ def test_the_first_use_of_a_gpu_is_not_the_units_time(monkeypatch):
     beat = Beat()
     clock = _worker.BeatClock(beat)
     runner = SimpleNamespace(_clock=clock, _tried=False)
-    monkeypatch.setattr(depots, "problem", lambda name: beat.graces.append(name) or "")
+    monkeypatch.setattr(depots, "find_problem", lambda name: beat.graces.append(name) or "")
     clock.begin()
-    clock.built()
+    clock.note_built()
     worker.UnitRunner._try_device(runner, "cuda:0")
     assert beat.graces == [_worker.IMPORT_SECONDS, 0.0, worker.TRY_SECONDS, "cuda:0", 0.0]
     assert runner._tried
@@ -216,7 +216,7 @@ def test_a_gpu_without_memory_is_tried_again(monkeypatch):
         raise MemoryError
 
     runner = SimpleNamespace(_clock=None, _tried=False)
-    monkeypatch.setattr(depots, "problem", short)
+    monkeypatch.setattr(depots, "find_problem", short)
     with contextlib.nullcontext():
         worker.UnitRunner._try_device(runner, "cuda:0")
     assert not runner._tried

@@ -13,9 +13,9 @@ from cerebro.api.settings import devices_of
 from cerebro.api.workers import worker_count
 from cerebro.data.order import POOL, EpochOrder
 from cerebro.errors import InputError
-from cerebro.executors.seats import SeatedShards, placed, stay, with_shares
+from cerebro.executors.seats import SeatedShards, fits_gpu_memory, place_pools, set_memory_shares
 from cerebro.machine import devices
-from cerebro.machine.devices import Device, Found, choose, count_workers
+from cerebro.machine.devices import Device, Found, choose_devices, count_workers
 from cerebro.worker.messages import RunContext
 
 TWO = Found(
@@ -40,30 +40,30 @@ NONE = Found(problem="no NVIDIA driver is loaded")
     ],
 )
 def test_what_is_chosen_of_two(wanted, chosen):
-    assert choose(wanted, TWO) == chosen
+    assert choose_devices(wanted, TWO) == chosen
 
 
 def test_a_torch_device_is_its_name():
     torch = pytest.importorskip("torch")
-    assert choose(torch.device("cuda:1"), TWO) == ("cuda:1",)
-    assert choose([torch.device("cuda", 0)], TWO) == ("cuda:0",)
-    assert choose(torch.device("cpu"), TWO) == ("cpu",)
+    assert choose_devices(torch.device("cuda:1"), TWO) == ("cuda:1",)
+    assert choose_devices([torch.device("cuda", 0)], TWO) == ("cuda:0",)
+    assert choose_devices(torch.device("cpu"), TWO) == ("cpu",)
 
 
 def test_without_a_gpu_auto_is_the_cpu():
-    assert choose("auto", NONE) == ("cpu",)
-    assert choose("cpu", NONE) == ("cpu",)
+    assert choose_devices("auto", NONE) == ("cpu",)
+    assert choose_devices("cpu", NONE) == ("cpu",)
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:0", ["cuda:0", "cuda:1"]])
 def test_without_a_gpu_the_error_says_why_and_what_to_do(wanted):
     with pytest.raises(InputError, match=r"devices=.*no NVIDIA driver.*'auto' or 'cpu'.*doctor"):
-        choose(wanted, NONE)
+        choose_devices(wanted, NONE)
 
 
 def test_a_gpu_that_is_not_there():
     with pytest.raises(InputError, match=r"no 'cuda:2' here, only cuda:0, cuda:1"):
-        choose(["cuda:0", "cuda:2"], TWO)
+        choose_devices(["cuda:0", "cuda:2"], TWO)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_gpu_that_is_not_there():
 )  # fmt: skip
 def test_what_names_no_device(wanted):
     with pytest.raises(InputError, match="devices must be"):
-        choose(wanted, TWO)
+        choose_devices(wanted, TWO)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_what_names_no_device(wanted):
 )  # fmt: skip
 def test_gpus_by_number_are_answered_with_their_names(wanted, cure):
     with pytest.raises(InputError, match=rf"devices must be .*: give {cure}"):
-        choose(wanted, TWO)
+        choose_devices(wanted, TWO)
     with pytest.raises(InputError) as caught:
-        choose([-1], TWO)
+        choose_devices([-1], TWO)
     assert "give" not in str(caught.value)
 
 
@@ -94,13 +94,13 @@ def test_no_device_at_all(wanted):
     with pytest.raises(
         InputError, match=r"^devices=[\[(][])] names no device: give 'auto', 'cpu', or"
     ):
-        choose(wanted, TWO)
+        choose_devices(wanted, TWO)
 
 
 @pytest.mark.parametrize("wanted", [["cuda:0", "cuda:0"], ["cuda:1", "cuda:01"]])
 def test_each_device_once(wanted):
     with pytest.raises(InputError, match="each device once"):
-        choose(wanted, TWO)
+        choose_devices(wanted, TWO)
 
 
 GPUS = ("cuda:0", "cuda:1")
@@ -153,21 +153,21 @@ def test_arguments_that_do_not_fit(monkeypatch):
 def test_seats_go_round_the_devices(monkeypatch):
     monkeypatch.setattr(devices, "lookup", lambda: TWO)
     a, b = TWO.devices
-    assert devices.seats(GPUS, 5) == [a, b, a, b, a]
-    assert devices.seats(("cuda:1",), 2) == [b, b]
-    assert devices.seats(("cpu",), 2) == [None, None]
+    assert devices.assign_devices(GPUS, 5) == [a, b, a, b, a]
+    assert devices.assign_devices(("cuda:1",), 2) == [b, b]
+    assert devices.assign_devices(("cpu",), 2) == [None, None]
     with pytest.raises(InputError, match="no 'cuda:7'"):
-        devices.seats(("cuda:7",), 1)
+        devices.assign_devices(("cuda:7",), 1)
 
 
 def test_a_run_goes_on_where_it_was_or_on_what_is_like_it(monkeypatch):
     monkeypatch.setattr(devices, "lookup", lambda: TWO)
-    assert devices.here(("cuda:1",)) == ("cuda:1",)
-    assert devices.here(("cuda:1", "cuda:5")) == ("cuda:1",)
-    assert devices.here(("cuda:4",)) == GPUS
-    assert devices.here(("cpu",)) == ("cpu",)
+    assert devices.choose_resume_devices(("cuda:1",)) == ("cuda:1",)
+    assert devices.choose_resume_devices(("cuda:1", "cuda:5")) == ("cuda:1",)
+    assert devices.choose_resume_devices(("cuda:4",)) == GPUS
+    assert devices.choose_resume_devices(("cpu",)) == ("cpu",)
     monkeypatch.setattr(devices, "lookup", lambda: NONE)
-    assert devices.here(GPUS) == ("cpu",)
+    assert devices.choose_resume_devices(GPUS) == ("cpu",)
 
 
 @pytest.mark.parametrize(
@@ -175,18 +175,18 @@ def test_a_run_goes_on_where_it_was_or_on_what_is_like_it(monkeypatch):
     [(1, None, "1"), (0, "3", "3"), (1, "2, 5", "5"), (1, "GPU-a,GPU-b", "GPU-b")],
 )
 def test_a_worker_sees_its_gpu_alone(index, visible, alone):
-    assert devices.visible_alone(index, visible) == alone
+    assert devices.restrict_visible(index, visible) == alone
 
 
 def test_what_a_worker_needs_before_cuda_starts(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     device = Device("cuda:1", visible="7")
-    assert devices.variables(device) == {
+    assert devices.make_variables(device) == {
         "CUDA_VISIBLE_DEVICES": "7",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    assert devices.variables(device)["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+    assert devices.make_variables(device)["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
 def test_without_a_driver_nothing_is_started(monkeypatch):
@@ -213,7 +213,7 @@ def test_a_driver_and_no_visible_device(monkeypatch, tmp_path):
 )
 def test_what_the_program_that_looks_prints(monkeypatch, tmp_path, printed, found):
     monkeypatch.setattr(devices, "SIGNS_OF_A_DRIVER", (str(tmp_path),))
-    monkeypatch.setattr(devices, "installed", lambda name: True)
+    monkeypatch.setattr(devices, "is_importable", lambda name: True)
     monkeypatch.setattr(
         devices.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=printed + "\n")
     )
@@ -241,8 +241,8 @@ def test_the_program_that_looks_runs_here():
 def test_what_computes_on_a_gpu(monkeypatch):
     known = Found((Device("cuda:0", about={"cudnn": 1}), Device("cuda:1", about={"cudnn": 2})))
     monkeypatch.setattr(devices, "lookup", lambda: known)
-    assert devices.computing_with(("cuda:1", "cuda:0")) == {"cudnn": 2}
-    assert devices.computing_with(("cuda:5",)) == devices.computing_with(("cuda",)) == {}
+    assert devices.describe_device(("cuda:1", "cuda:0")) == {"cudnn": 2}
+    assert devices.describe_device(("cuda:5",)) == devices.describe_device(("cuda",)) == {}
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -257,9 +257,9 @@ def test_cublas_that_has_begun_otherwise_is_warned_of(monkeypatch, started, vari
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         for _ in range(2):
-            with devices.using("cuda:0"):
+            with devices.use_device("cuda:0"):
                 assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == (variable or ":4096:8")
-        with devices.using("cpu"):
+        with devices.use_device("cpu"):
             pass
     texts = [str(warning.message) for warning in told]
     assert len(texts) == (1 if started and variable is None else 0)
@@ -283,12 +283,12 @@ def test_workers_that_share_a_process_hold_shards_together():
     data = SimpleNamespace(nbytes=8)
     order = EpochOrder("shards", tuple(n for n in (10, 40, 20, 30) for _ in range(POOL)), 0)
     assert order.pool_rows == [POOL * n for n in (10, 40, 20, 30)]
-    apart = placed(data, None, [a, b, a], order=order, together=False)
+    apart = place_pools(data, None, [a, b, a], order=order, together=False)
     assert apart.holders({0: 5, 1: 6, 2: 7}) == {0: [7], 1: [5], 2: [7], 3: [6]}
-    shared = placed(data, None, [a, b, a], order=order, together=True)
+    shared = place_pools(data, None, [a, b, a], order=order, together=True)
     assert shared.holders({0: 5, 1: 6, 2: 7}) == {0: [5, 7], 1: [5, 7], 2: [6], 3: [6]}
     assert shared.holders({1: 6, 2: 7}) == {0: [7], 1: [7], 2: [6], 3: [6]}
-    one = placed(data, None, [a, a, a], order=order, together=True)
+    one = place_pools(data, None, [a, a, a], order=order, together=True)
     assert not one.stay and one.holders({0: 5, 1: 6, 2: 7}) is None
 
 
@@ -308,9 +308,9 @@ def test_what_workers_may_take_of_their_gpus():
     a, b = TWO.devices
     plain = RunContext(build=print, train=None, state_dir="", epoch_dir="", log_dir="",
                        live_bytes=18)  # fmt: skip
-    assert with_shares(plain, [None, None]) is plain
+    assert set_memory_shares(plain, [None, None]) is plain
     for seats, data, live in [([a], 40, 18), ([b], 30, 15), ([a, b, a], 20, 10), ([a, b], 30, 15)]:
-        given = with_shares(plain, seats)
+        given = set_memory_shares(plain, seats)
         assert (given.data_bytes, given.live_bytes) == (data, live)
 
 
@@ -337,4 +337,4 @@ def test_when_shards_are_dealt(seats, options, fits):
     known = {"a": TWO.devices[0], "b": TWO.devices[1], "-": None}
     run = context(**options)
     devices = [known[seat] for seat in seats]
-    assert stay(run.train, run.validation, devices, order=run.order) is fits
+    assert fits_gpu_memory(run.train, run.validation, devices, order=run.order) is fits

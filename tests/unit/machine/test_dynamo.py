@@ -22,7 +22,7 @@ def train():
     return net, optimizer
 """
 
-POSTPONE = "from cerebro.machine import dynamo\ndynamo.postpone()\n"
+POSTPONE = "from cerebro.machine import dynamo\ndynamo.postpone_import()\n"
 
 
 def output(code: str) -> str:

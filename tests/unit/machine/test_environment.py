@@ -40,7 +40,7 @@ def test_describe_keeps_variables_that_change_bits(monkeypatch: pytest.MonkeyPat
 
 def test_equal_records_do_not_differ() -> None:
     record = environment.describe(threads=1)
-    assert environment.differences(record, json.loads(json.dumps(record))) == []
+    assert environment.list_differences(record, json.loads(json.dumps(record))) == []
 
 
 def test_differences_name_what_changed() -> None:
@@ -49,7 +49,7 @@ def test_differences_name_what_changed() -> None:
     now["threads"] = 2
     now["packages"]["numpy"] = "0.1"
     now["cores"] = 99  # changes nothing
-    assert environment.differences(before, now) == [
+    assert environment.list_differences(before, now) == [
         f"packages.numpy was {before['packages']['numpy']}, is 0.1",
         "threads was 1, is 2",
     ]
@@ -58,16 +58,18 @@ def test_differences_name_what_changed() -> None:
 def test_torch_that_was_not_imported_yet_is_no_difference() -> None:
     before = {"torch": {}, "torch_capability": None}
     now = {"torch": {"default_dtype": "float64"}, "torch_capability": "AVX2"}
-    assert environment.differences(before, now) == []
+    assert environment.list_differences(before, now) == []
 
 
 def test_keras_that_one_side_has_not_imported_is_no_difference() -> None:
     without = {"variables": {"MKL_DYNAMIC": "1"}}
     before, now = ({"variables": {"KERAS_BACKEND": name}} for name in ("torch", "jax"))
     imported = {"variables": {"MKL_DYNAMIC": "1", "KERAS_BACKEND": "torch"}}
-    assert environment.differences(without, imported) == []
-    assert environment.differences(imported, without) == []
-    assert environment.differences(before, now) == ["variables.KERAS_BACKEND was torch, is jax"]
+    assert environment.list_differences(without, imported) == []
+    assert environment.list_differences(imported, without) == []
+    assert environment.list_differences(before, now) == [
+        "variables.KERAS_BACKEND was torch, is jax"
+    ]
 
 
 def test_torch_flags_travel() -> None:
@@ -140,7 +142,7 @@ def test_mounts_have_any_names() -> None:
         b"40 22 0:40 / /mnt/d\xc3\xa9j\xc3\xa0\\040vu rw - nfs4 server:/data rw\n"
     )
     place = os.fsdecode(b"/mnt/d\xc3\xa9j\xc3\xa0 vu")
-    assert list(files.mounts(table)) == [("/", "ext4"), (place, "nfs4")]
+    assert list(files.parse_mounts(table)) == [("/", "ext4"), (place, "nfs4")]
 
 
 def test_file_system_of_a_path_that_is_not_there_yet(tmp_path: Path) -> None:
@@ -162,13 +164,13 @@ def test_usable_cores_follow_the_affinity() -> None:
 
 
 def test_installed_imports_nothing() -> None:
-    assert environment.installed("json")
-    assert not environment.installed("no_such_module_anywhere")
-    assert not environment.installed("no_such_package.module")
+    assert environment.is_importable("json")
+    assert not environment.is_importable("no_such_module_anywhere")
+    assert not environment.is_importable("no_such_package.module")
 
 
 def test_diagnosis_says_how_to_install_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "installed", lambda module: module != "matplotlib")
+    monkeypatch.setattr(environment, "is_importable", lambda module: module != "matplotlib")
     text = diagnosis.report()
     assert f"plots    missing  for plots of runs: {install_hint('plots')}" in text
     assert "present  for PyTorch models" in text
@@ -184,14 +186,14 @@ def test_diagnosis_warns_of_network_file_systems(
 def test_features_that_come_and_go_are_named() -> None:
     before = {"cpu": {"model": "A", "features": "avx avx2 fma"}}
     now = {"cpu": {"model": "A", "features": "avx avx512f fma"}}
-    lines = environment.differences(before, now)
+    lines = environment.list_differences(before, now)
     assert lines == ["cpu.features differ: now without avx2; with avx512f"]
 
 
 def test_what_an_older_record_lacks_is_no_difference() -> None:
     now = environment.describe(threads=1)
     before = {key: now[key] for key in ("python", "threads", "packages")}
-    assert environment.differences(before, now) == []
+    assert environment.list_differences(before, now) == []
 
 
 @pytest.mark.parametrize(("value", "kept"), [("1", {}), ("4", {"OMP_NUM_THREADS": "4"})])
@@ -288,11 +290,11 @@ def test_versions_of_nvidias_packages_are_of_runs_on_gpus(monkeypatch: pytest.Mo
     assert environment.describe(1, "cuda:0")["cuda_packages"] == known
     assert "cuda_packages" not in environment.describe(1)
     before = {"cuda_packages": {"nvidia-cublas-cu12": "12.8.3.1"}}
-    assert environment.differences(before, environment.describe(1, "cuda:0")) == [
+    assert environment.list_differences(before, environment.describe(1, "cuda:0")) == [
         "cuda_packages.nvidia-cublas-cu12 was 12.8.3.1, is 12.8.4.1",
         "cuda_packages.nvidia-cudnn-cu12 was absent, is 9.10.2",
     ]
-    assert environment.differences(before, environment.describe(1)) == []
+    assert environment.list_differences(before, environment.describe(1)) == []
 
 
 def run_program(text: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 import cerebro._core as _core
 from cerebro.errors import InputError, StateError
 from cerebro.machine import generator_memory, generators
-from cerebro.model import check_model, framework_of, whole_pass
+from cerebro.model import check_model, framework_of, get_whole_pass
 
 torch = pytest.importorskip("torch")
 
@@ -28,16 +28,17 @@ def draw():
 
 @pytest.fixture(autouse=True)
 def leave_generators_alone():
-    with generators.preserved(True):
+    with generators.preserve_generators(True):
         yield
 
 
 @pytest.fixture(params=["memory", "functions"])
 def either_way(request, monkeypatch):
     """States of `random` and NumPy are copied as memory, or by the libraries' functions."""
-    assert generator_memory.memory() is not None  # on every Python and NumPy that are supported
+    # On every Python and NumPy that are supported.
+    assert generator_memory.find_memory() is not None
     if request.param == "functions":
-        monkeypatch.setattr(generators, "memory", lambda: None)
+        monkeypatch.setattr(generators, "find_memory", lambda: None)
 
 
 def functions_state():
@@ -105,10 +106,10 @@ def test_memory_has_the_states_of_the_functions(monkeypatch, draws, spare):
         random.gauss(0, 1), np.random.randn()
     copied, wanted = generators.capture(False), functions_state()
     with monkeypatch.context() as patched:
-        patched.setattr(generators, "memory", lambda: None)
+        patched.setattr(generators, "find_memory", lambda: None)
         state = generators.capture(False)
     assert bytes(_core.pack_state(copied)) == bytes(_core.pack_state(state))
-    put_back = generators.kept(False)
+    put_back = generators.make_restorer(False)
     generators.seed_all(1, False)
     random.gauss(0, 1), np.random.randn()
     generators.restore(state)
@@ -121,9 +122,9 @@ def test_memory_has_the_states_of_the_functions(monkeypatch, draws, spare):
 def test_a_bit_generator_of_the_users_is_left_alone():
     before = np.random.get_bit_generator()
     try:
-        put_back = generators.kept(False)
+        put_back = generators.make_restorer(False)
         np.random.set_bit_generator(np.random.MT19937(3))
-        assert generator_memory.memory() is None
+        assert generator_memory.find_memory() is None
         generators.seed_all(4, False)
         state, wanted = generators.capture(False), functions_state()
         np.random.rand(5)
@@ -133,7 +134,7 @@ def test_a_bit_generator_of_the_users_is_left_alone():
         assert functions_state() != wanted
     finally:
         np.random.set_bit_generator(before)
-    assert generator_memory.memory() is not None
+    assert generator_memory.find_memory() is not None
 
 
 @pytest.mark.usefixtures("either_way")
@@ -141,7 +142,7 @@ def test_a_preserved_block_leaves_no_trace():
     generators.seed_all(1, True)
     wanted = draw()
     generators.seed_all(1, True)
-    with pytest.raises(KeyError), generators.preserved(True, seed=9):
+    with pytest.raises(KeyError), generators.preserve_generators(True, seed=9):
         seeded = draw()
         raise KeyError
     assert draw() == wanted
@@ -156,7 +157,7 @@ def test_a_preserved_block_keeps_the_spare_numbers():
     state = generators.capture(True)
     wanted = draw()
     generators.restore(state)
-    with generators.preserved(True, seed=3):
+    with generators.preserve_generators(True, seed=3):
         draw()
     assert draw() == wanted
 
@@ -167,12 +168,12 @@ def test_a_seed_is_not_kept_for_devices_that_have_not_started(monkeypatch):
     for name in ("mps", "xpu", "mtia"):
         monkeypatch.delattr(torch, name, raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    with generators.preserved(True, seed=3):
+    with generators.preserve_generators(True, seed=3):
         assert not seeded
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda: "state")
     monkeypatch.setattr(torch.cuda, "set_rng_state", seeded.append)
-    with generators.preserved(True, seed=3):
+    with generators.preserve_generators(True, seed=3):
         assert seeded == [3]
     assert seeded == [3, "state"]
 
@@ -252,7 +253,7 @@ def test_what_a_model_prefers():
         def evaluate(self, batches):
             return {"loss": 0.0}
 
-    assert whole_pass(NumpyModel()) is None
-    assert whole_pass(Whole())([]) == {"loss": 0.0}
+    assert get_whole_pass(NumpyModel()) is None
+    assert get_whole_pass(Whole())([]) == {"loss": 0.0}
     assert framework_of(NumpyModel()) == "numpy" and framework_of(object()) == "dlpack"
     check_model(Whole())

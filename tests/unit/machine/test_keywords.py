@@ -10,7 +10,7 @@ import pytest
 
 import cerebro
 import cerebro.arguments as keywords
-from cerebro.arguments import KeywordError, answers
+from cerebro.arguments import KeywordError, explain_keywords
 
 
 def build(config: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ def test_table_of_the_search_with_folds() -> None:
 
 
 def test_known_keywords_pass() -> None:
-    @answers({"b": "a"})
+    @explain_keywords({"b": "a"})
     def function(x: int, *, a: int = 0) -> int:
         return x + a
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cerebro.machine.imports import imported_shadows
+from cerebro.machine.imports import describe_shadows
 
 NAMES = ["code", "profile", "queue", "statistics", "time", "trace"]
 
@@ -35,7 +35,7 @@ def failed(module):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_module_of_a_package_hides_nothing(library: Path, name: str) -> None:
-    assert imported_shadows(failed(f"{library.name}.{name}")) == ""
+    assert describe_shadows(failed(f"{library.name}.{name}")) == ""
 
 
 @pytest.mark.parametrize("is_package", [True, False])
@@ -48,7 +48,7 @@ def test_a_module_in_a_folder_of_the_path_is_named(
     if is_package:
         (library / "profile").mkdir()
         file = file.rename(library / "profile" / "__init__.py")
-    assert imported_shadows(failed("profile")) == f"{file} hides the library profile: rename it"
+    assert describe_shadows(failed("profile")) == f"{file} hides the library profile: rename it"
 
 
 def test_a_module_that_python_has_built_in_is_not_hidden(
@@ -57,4 +57,4 @@ def test_a_module_that_python_has_built_in_is_not_hidden(
     """Python takes its own, whatever is in the folders of the path."""
     monkeypatch.syspath_prepend(str(library))
     error = failed(f"{library.name}.time")
-    assert imported_shadows(error) == ""
+    assert describe_shadows(error) == ""

@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from cerebro.machine.signals import Terminated, hears_sigterm, terminable, uninterrupted
+from cerebro.machine.signals import Terminated, call_on_sigterm, defer_interrupts, raise_on_sigterm
 
 
 def test_sigterm_is_heard_as_ctrl_c_and_only_there():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    with pytest.raises(KeyboardInterrupt) as caught, terminable():
+    with pytest.raises(KeyboardInterrupt) as caught, raise_on_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
     assert caught.type is Terminated
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -23,7 +23,7 @@ def test_whoever_has_said_what_sigterm_does_is_left_alone():
     heard = []
     signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
     try:
-        with terminable(), uninterrupted():
+        with raise_on_sigterm(), defer_interrupts():
             os.kill(os.getpid(), signal.SIGTERM)
         assert heard == [1]
     finally:
@@ -32,20 +32,20 @@ def test_whoever_has_said_what_sigterm_does_is_left_alone():
 
 def test_sigterm_can_be_heard_without_leaving_the_block():
     heard = []
-    with terminable():
-        with hears_sigterm(lambda: heard.append(1)):
+    with raise_on_sigterm():
+        with call_on_sigterm(lambda: heard.append(1)):
             os.kill(os.getpid(), signal.SIGTERM)
             heard.append(2)
         assert heard == [1, 2]
         with pytest.raises(Terminated):
             os.kill(os.getpid(), signal.SIGTERM)
-    with hears_sigterm(heard.clear):
+    with call_on_sigterm(heard.clear):
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_cleaning_up_after_an_interrupt_is_not_interrupted():
-    with terminable():
-        with uninterrupted(KeyboardInterrupt()):
+    with raise_on_sigterm():
+        with defer_interrupts(KeyboardInterrupt()):
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(Terminated):
@@ -61,9 +61,9 @@ def test_cleaning_up_after_an_interrupt_is_not_interrupted():
 def test_an_interrupt_while_cleaning_up_is_heard_afterwards(number, raised, after):
     before = signal.getsignal(signal.SIGINT)
     done = []
-    with terminable():
-        with pytest.raises(raised) as caught, uninterrupted(after):
-            with uninterrupted(after):
+    with raise_on_sigterm():
+        with pytest.raises(raised) as caught, defer_interrupts(after):
+            with defer_interrupts(after):
                 os.kill(os.getpid(), number)
                 done.append("inner")
             os.kill(os.getpid(), signal.SIGINT)
@@ -77,7 +77,7 @@ def test_an_interrupt_while_cleaning_up_is_heard_afterwards(number, raised, afte
 def test_an_interrupt_that_is_ignored_stays_so():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with uninterrupted():
+        with defer_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -89,7 +89,7 @@ def test_other_threads_change_nothing():
     seen = []
 
     def run():
-        with terminable(), uninterrupted():
+        with raise_on_sigterm(), defer_interrupts():
             seen.append((signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)))
 
     thread = threading.Thread(target=run)
@@ -99,22 +99,22 @@ def test_other_threads_change_nothing():
 
 
 def test_deferring_inside_terminable_changes_no_handler():
-    with terminable():
+    with raise_on_sigterm():
         before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-        with uninterrupted():
+        with defer_interrupts():
             assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_an_interrupt_in_a_block_that_fails_is_not_delivered_later():
-    with terminable():
-        with pytest.raises(ValueError, match="first"), uninterrupted():
+    with raise_on_sigterm():
+        with pytest.raises(ValueError, match="first"), defer_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
             raise ValueError("first")
-        with uninterrupted():
+        with defer_interrupts():
             pass
-        with pytest.raises(KeyboardInterrupt), uninterrupted():
+        with pytest.raises(KeyboardInterrupt), defer_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
-        with uninterrupted():
+        with defer_interrupts():
             pass
 
 
@@ -122,10 +122,10 @@ def test_a_handler_of_the_user_inside_the_block_is_deferred_and_left_in_place():
     heard = []
     default = signal.getsignal(signal.SIGINT)
     try:
-        with terminable():
+        with raise_on_sigterm():
             own = signal.signal(signal.SIGINT, lambda *_: heard.append("user"))
             assert own is not default
-            with uninterrupted():
+            with defer_interrupts():
                 os.kill(os.getpid(), signal.SIGINT)
                 heard.append("block")
             assert heard == ["block", "user"]

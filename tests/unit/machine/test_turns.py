@@ -27,7 +27,7 @@ class Notes:
 
 def thread_of(shared: Turns, notes: Notes, work=lambda: None) -> threading.Thread:
     def run() -> None:
-        with shared.taken(notes):
+        with shared.take_turn(notes):
             work()
 
     thread = threading.Thread(target=run, daemon=True)
@@ -38,7 +38,7 @@ def thread_of(shared: Turns, notes: Notes, work=lambda: None) -> threading.Threa
 def test_a_thread_says_that_it_waits_before_its_unit_begins():
     shared, first, second = Turns(()), Notes(), Notes()
     heard_inside: list[list[bool]] = []
-    with shared.taken(first):
+    with shared.take_turn(first):
         thread = thread_of(shared, second, lambda: heard_inside.append(list(second.heard)))
         assert second.begun.wait(SECONDS)
         assert second.heard == [True]
@@ -54,15 +54,15 @@ def test_a_unit_that_is_alone_waits_for_others_and_none_begins_meanwhile():
     inside_is_away, go_on = threading.Event(), threading.Event()
 
     def inside() -> None:
-        turns.allow(True)
-        with turns.away():
+        turns.allow_giving_away(True)
+        with turns.give_away():
             inside_is_away.set()
             assert go_on.wait(SECONDS)
         order.append("inside")
 
     def alone() -> None:
-        assert turns.alone()
-        assert turns.alone()  # again: it is alone already
+        assert turns.wait_until_alone()
+        assert turns.wait_until_alone()  # again: it is alone already
         order.append("alone")
 
     threads = [thread_of(shared, notes["inside"], inside)]
@@ -84,13 +84,13 @@ def test_two_units_that_want_to_be_alone_are_so_in_turn():
     begun = [threading.Event(), threading.Event()]
 
     def work(number: int) -> None:
-        turns.allow(True)
-        with turns.away():
+        turns.allow_giving_away(True)
+        with turns.give_away():
             begun[number].set()
             assert begun[1 - number].wait(SECONDS)
-        turns.alone()
+        turns.wait_until_alone()
         inside.append(number)
-        with turns.away():  # no other unit takes the turn
+        with turns.give_away():  # no other unit takes the turn
             assert inside == [*inside[:-1], number]
         inside.append(number)
 
@@ -102,8 +102,8 @@ def test_two_units_that_want_to_be_alone_are_so_in_turn():
 
 def test_a_unit_that_fails_gives_its_turn_back():
     shared = Turns(())
-    with pytest.raises(ValueError, match="a unit"), shared.taken():
-        turns.alone()
+    with pytest.raises(ValueError, match="a unit"), shared.take_turn():
+        turns.wait_until_alone()
         raise ValueError("a unit")
     notes = Notes()
     thread_of(shared, notes).join(SECONDS)

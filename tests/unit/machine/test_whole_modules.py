@@ -15,7 +15,7 @@ import pytest
 from cerebro.data import depots, gpu_memory
 from cerebro.machine import environment, flags, generators
 from cerebro.machine.libraries import present_settings, settings_of_run
-from cerebro.machine.whole_modules import whole_module
+from cerebro.machine.whole_modules import find_whole_module
 from cerebro.worker import held_arrays
 
 
@@ -38,14 +38,14 @@ def begun(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def test_a_unit_does_not_use_a_library_before_it_is_whole(begun: str) -> None:
-    assert whole_module(begun) is None
+    assert find_whole_module(begun) is None
     assert present_settings()[begun] == {}
     with flags.compute_settings(1, True), settings_of_run({}):
         pass
-    flags.kept_choices()()
+    flags.keep_choices()()
     if begun == "torch":
         assert not generators.uses_torch(NumpyModel())
-        assert held_arrays._counts(np.zeros(3))
+        assert held_arrays._may_be_lost(np.zeros(3))
         assert environment.cuda() is None and environment.torch_libraries() == {}
         assert depots.device_name("cuda") == "cuda:0"
         assert not gpu_memory.is_short_of_gpu_memory(ValueError())
@@ -66,14 +66,14 @@ def test_a_library_is_used_once_its_import_is_over(
     begun, end = threading.Event(), threading.Event()
     events.events = begun, end  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "slow_library_events", events)
-    assert whole_module("slow_library") is None
+    assert find_whole_module("slow_library") is None
     importing = threading.Thread(target=__import__, args=("slow_library",))
     importing.start()
     try:
         assert begun.wait(60)
-        assert "slow_library" in sys.modules and whole_module("slow_library") is None
+        assert "slow_library" in sys.modules and find_whole_module("slow_library") is None
     finally:
         end.set()
         importing.join()
-    assert whole_module("slow_library") is sys.modules["slow_library"]
+    assert find_whole_module("slow_library") is sys.modules["slow_library"]
     del sys.modules["slow_library"]

@@ -352,16 +352,16 @@ def test_without_cudnn_the_gpu_is_refused(
 
 
 def test_pictures_are_drawn_alike_and_of_every_figure() -> None:
-    first, second = proof.pictures(40), proof.pictures(40)
+    first, second = proof.draw_pictures(40), proof.draw_pictures(40)
     assert first["x"].tobytes() == second["x"].tobytes()
     assert first["x"].shape == (40, 1, 16, 16) and first["x"].dtype == np.uint8
     assert np.bincount(first["y"]).tolist() == [10] * len(proof.FIGURES)
 
 
 def test_the_first_difference_is_named() -> None:
-    assert proof.differing({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) is None
-    assert proof.differing({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b"
-    assert proof.differing({"a": "1"}, {"a": "1", "b": "3"}) == "b"
+    assert proof.find_difference({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) is None
+    assert proof.find_difference({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b"
+    assert proof.find_difference({"a": "1"}, {"a": "1", "b": "3"}) == "b"
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_what_is_wrong_is_said(
     hopped = ({"trial 0 after epoch 0": "f"}, 1.0)
     monkeypatch.setattr(proof, "devices", lambda: (["cpu"], ""))
     monkeypatch.setattr(
-        proof, "states", lambda data, run, workers, device: [inline, hopped][workers > 0]
+        proof, "train_states", lambda data, run, workers, device: [inline, hopped][workers > 0]
     )
     lines: list[str] = []
     assert proof.main(lines.append) == 1

@@ -20,7 +20,7 @@ import pytest
 
 import cerebro
 from cerebro.cluster.blobs import Blob
-from cerebro.cluster.compatibility import differences
+from cerebro.cluster.compatibility import find_differences
 from cerebro.cluster.mailbox import Mailbox
 from cerebro.cluster.messages import Traffic
 from cerebro.cluster.opaque_pickle import Sent
@@ -34,7 +34,13 @@ from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
 from cerebro.machine.wake_pipe import WakePipe
 from cerebro.ray.cluster import autoscaler, connection
-from cerebro.ray.cluster.connection import ClusterNode, _no_cluster, cause_of, connect, spread
+from cerebro.ray.cluster.connection import (
+    ClusterNode,
+    _explain_no_cluster,
+    connect,
+    describe_cause,
+    spread_workers,
+)
 from cerebro.ray.cluster.executor import RayAgent
 
 # --- which shards lie where ---------------------------------------------------------
@@ -49,40 +55,40 @@ def placed(rows, places):
 
 def test_shards_are_dealt_by_the_workers_of_a_place():
     placement = placed([10] * 9, "abb")
-    dealt = placement.deal()
+    dealt = placement.assign_lots()
     assert sorted(dealt["a"] + dealt["b"]) == list(range(9))
     assert (len(dealt["a"]), len(dealt["b"])) == (3, 6)
     assert placement.holders()[dealt["b"][0]] == [1, 2]
 
 
 def test_unequal_shards_are_dealt_by_their_rows():
-    dealt = placed([60, 10, 10, 10, 10, 20], "ab").deal()
+    dealt = placed([60, 10, 10, 10, 10, 20], "ab").assign_lots()
     assert dealt == {"a": [0], "b": [1, 2, 3, 4, 5]}
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 7])
 def test_replicas_lie_at_different_places(replicas):
     placement = placed([10] * 8, "abc")
-    placement.deal(replicas)
+    placement.assign_lots(replicas)
     counts = {len({*holders}) for holders in placement.holders().values()}
     assert counts == {min(replicas, 3)}
 
 
 def test_what_a_place_has_from_before_it_keeps():
-    dealt = placed([10] * 6, "abc").deal(1, {"a": [4, 5], "b": [0], "c": []})
+    dealt = placed([10] * 6, "abc").assign_lots(1, {"a": [4, 5], "b": [0], "c": []})
     assert {4, 5} <= set(dealt["a"])
     assert 0 in dealt["b"]
     assert {len(shards) for shards in dealt.values()} == {2}
 
 
 def test_a_place_that_has_everything_gets_no_more_than_its_share():
-    dealt = placed([10] * 6, "abc").deal(1, {"b": range(6)})
+    dealt = placed([10] * 6, "abc").assign_lots(1, {"b": range(6)})
     assert {len(shards) for shards in dealt.values()} == {2}
 
 
 def relieve(placement, speeds=None):
     copies = []
-    while (wish := placement.relief(speeds)) is not None:
+    while (wish := placement.choose_lot_to_copy(speeds)) is not None:
         copies.append(wish)
         placement.add_lot(wish[1], wish[0])
     return copies
@@ -90,13 +96,13 @@ def relieve(placement, speeds=None):
 
 def test_equal_places_need_no_relief():
     placement = placed([10] * 8, "abcd")
-    placement.deal()
+    placement.assign_lots()
     assert relieve(placement) == []
 
 
 def test_a_slow_place_is_helped_and_nothing_is_taken_away():
     placement = placed([10] * 8, "abcd")
-    dealt = placement.deal()
+    dealt = placement.assign_lots()
     copies = relieve(placement, {0: 0.5})
     assert {shard for shard, _ in copies} <= {*dealt["a"]}
     assert 0 < len(copies) <= 4
@@ -105,7 +111,7 @@ def test_a_slow_place_is_helped_and_nothing_is_taken_away():
 
 def test_a_place_that_joins_gets_its_share():
     placement = placed([10] * 12, "abc")
-    placement.deal()
+    placement.assign_lots()
     placement.add_worker(3, "d")
     copies = relieve(placement)
     assert {place for _, place in copies} == {"d"}
@@ -115,7 +121,7 @@ def test_a_place_that_joins_gets_its_share():
 
 def test_a_place_that_is_gone_holds_nothing():
     placement = placed([10] * 4, "ab")
-    dealt = placement.deal()
+    dealt = placement.assign_lots()
     placement.remove_place("a")
     assert all(placement.holders()[shard] == [] for shard in dealt["a"])
     assert all(placement.holders()[shard] == [1] for shard in dealt["b"])
@@ -145,9 +151,9 @@ def test_the_newest_state_and_the_newest_elsewhere_are_kept():
     held = HeldStates()
     for position, node in enumerate("aabbba", 1):
         held.add(3, state(position, node))
-    assert held.newest(3) == state(6, "a")
-    assert held.at(3, 5) == state(5, "b")
-    assert held.at(3, 4) is None
+    assert held.find_newest(3) == state(6, "a")
+    assert held.find_state(3, 5) == state(5, "b")
+    assert held.find_state(3, 4) is None
     assert held.nbytes == 2 * 10**6
 
 
@@ -155,49 +161,51 @@ def test_on_one_node_the_newest_of_another_agent_is_kept():
     held = HeldStates()
     for position, agent in enumerate("aabba", 1):
         held.add(0, HeldState(position, None, "node", agent, 0, "hash", 10**6))
-    assert [held.at(0, position) is not None for position in (1, 2, 3, 4, 5)] == 3 * [False] + [
+    assert [held.find_state(0, position) is not None for position in (1, 2, 3, 4, 5)] == 3 * [
+        False
+    ] + [
         True,
         True,
     ]
-    held.lose_agent("a")
-    assert held.newest(0).position == 4
+    held.remove_agent("a")
+    assert held.find_newest(0).position == 4
 
 
 def test_a_lost_node_takes_a_trial_back_to_the_other_state():
     held = HeldStates()
     for position, node in enumerate("abb", 1):
         held.add(0, state(position, node))
-    held.lose_agent("agent of b")
-    assert held.at(0, 3) is None
-    assert held.lose(0, 3) == 1
-    assert held.at(0, 1) == state(1, "a")
-    held.lose_agent("agent of a")
-    assert held.lose(0, 1) is None
+    held.remove_agent("agent of b")
+    assert held.find_state(0, 3) is None
+    assert held.remove_lost_state(0, 3) == 1
+    assert held.find_state(0, 1) == state(1, "a")
+    held.remove_agent("agent of a")
+    assert held.remove_lost_state(0, 1) is None
 
 
 def test_small_states_lie_with_the_coordinator():
     held = HeldStates()
     held.add(0, state(1, "a", CARRIED_BYTES))
-    held.lose_agent("agent of a")
-    assert held.at(0, 1) is not None
+    held.remove_agent("agent of a")
+    assert held.find_state(0, 1) is not None
 
 
 def test_states_that_were_handed_over_survive_their_node():
     held = HeldStates()
     blob = Blob("a:1", 7)
     held.add(0, HeldState(1, blob, "a", "agent of a", 0, "hash", 10**6))
-    assert not held.at(0, 1).is_here
+    assert not held.find_state(0, 1).is_here
     blob.packed = b"state"
-    held.lose_agent("agent of a")
-    assert held.at(0, 1).is_here
+    held.remove_agent("agent of a")
+    assert held.find_state(0, 1).is_here
 
 
 def test_ended_trials_hold_no_states():
     held = HeldStates()
     held.add(0, state(1, "a"))
     held.forget(0)
-    assert held.newest(0) is None
-    assert held.lose(0, 1) is None
+    assert held.find_newest(0) is None
+    assert held.remove_lost_state(0, 1) is None
 
 
 # --- nodes ----------------------------------------------------------------------------
@@ -209,23 +217,23 @@ def node(name, cpus, **resources):
 
 def test_workers_are_dealt_in_turn_and_begin_with_the_coordinators_node():
     nodes = [node("a", 2.0), node("b", 1.0), node("c", 0.0), node("d", 4.0)]
-    chosen = spread(nodes, {"CPU": 1.0}, 5, "d")
+    chosen = spread_workers(nodes, {"CPU": 1.0}, 5, "d")
     assert [n.id for n in chosen] == ["d", "a", "b", "d", "a"]
-    assert len(spread(nodes, {"CPU": 1.0}, None, "a")) == 7
-    assert [n.id for n in spread(nodes, {"CPU": 2.0}, None, "a")] == ["a", "d", "d"]
+    assert len(spread_workers(nodes, {"CPU": 1.0}, None, "a")) == 7
+    assert [n.id for n in spread_workers(nodes, {"CPU": 2.0}, None, "a")] == ["a", "d", "d"]
 
 
 def test_workers_that_do_not_fit_are_refused():
     nodes = [node("a", 2.0), node("b", 1.0, GPU=1.0)]
     with pytest.raises(InputError, match=r"4 worker.* 1 CPU each do not fit .* 2 CPU; 1 CPU"):
-        spread(nodes, {"CPU": 1.0}, 4, "a")
+        spread_workers(nodes, {"CPU": 1.0}, 4, "a")
     with pytest.raises(InputError, match="fewer workers= or resources="):
-        spread(nodes, {"CPU": 2.0, "GPU": 1.0}, None, "a")
+        spread_workers(nodes, {"CPU": 2.0, "GPU": 1.0}, None, "a")
 
 
 def test_another_version_of_ray_on_the_cluster_says_what_to_install():
     error = RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1.0")
-    told = str(_no_cluster("10.0.0.1:6379", error))
+    told = str(_explain_no_cluster("10.0.0.1:6379", error))
     assert told.startswith("Version mismatch")
     assert told.endswith("install the same versions of Ray and Python on every node")
     assert "\n" not in told
@@ -234,7 +242,7 @@ def test_another_version_of_ray_on_the_cluster_says_what_to_install():
 def test_a_cluster_that_wants_a_token_is_not_taken_for_a_missing_one():
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = RuntimeError("InvalidAuthToken: Authentication token is missing")
-    told = str(_no_cluster("10.0.0.1:6379", error))
+    told = str(_explain_no_cluster("10.0.0.1:6379", error))
     assert "requires a token" in told and "RAY_AUTH_MODE=token" in told
 
 
@@ -291,18 +299,18 @@ def test_an_actor_that_outlives_the_connection_starts_no_new_cluster():
 
 def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(monkeypatch):
     asked, joined = [], [node("a", 0.0), node("b", 2.0), node("c", 4.0)]
-    monkeypatch.setattr(autoscaler, "request", asked.append)
+    monkeypatch.setattr(autoscaler, "request_nodes", asked.append)
     monkeypatch.setattr(autoscaler, "STEP_SECONDS", 0.0)
     one = {"CPU": 1.0}
-    assert autoscaler.choose_some(lambda: joined, one, 6) == (joined, 6)
-    assert autoscaler.choose_some(lambda: joined, one, 2) == (joined, 2)
+    assert autoscaler.find_room(lambda: joined, one, 6) == (joined, 6)
+    assert autoscaler.find_room(lambda: joined, one, 2) == (joined, 2)
     assert asked == []
     with pytest.warns(UserWarning, match="room for 6 of 7 workers with 1 CPU each.* begins with 6"):
-        assert autoscaler.choose_some(lambda: joined, one, 7) == (joined, 6)
+        assert autoscaler.find_room(lambda: joined, one, 7) == (joined, 6)
     assert asked == [[one] * 7]
     seen = iter([[], joined[:1], joined[:2]])  # nodes join one by one
     with pytest.warns(UserWarning, match="room for 0 of 3 workers .* waits for the first"):
-        assert autoscaler.choose_some(lambda: next(seen), one, 3) == (joined[:2], 2)
+        assert autoscaler.find_room(lambda: next(seen), one, 3) == (joined[:2], 2)
     assert asked[1:] == [[one] * 3]
 
 
@@ -310,14 +318,14 @@ def test_a_node_without_room_for_the_data_says_so():
     class RayTaskError(Exception):
         cause = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
 
-    cluster = SimpleNamespace(errors=(RayTaskError,), cause_of=cause_of)
+    cluster = SimpleNamespace(errors=(RayTaskError,), describe_cause=describe_cause)
     supply = Supply(cluster, None, [], None, Traffic())
     job = Future()
     job.set_exception(RayTaskError())
     with pytest.raises(
         InputError, match=r"cannot store the data.* No space left .*: is there room"
     ):
-        supply._finished(job)
+        supply._await_transfer(job)
 
 
 def test_bad_arguments_are_refused():
@@ -352,7 +360,7 @@ def altered(here, path, value):
 )  # fmt: skip
 def test_what_changes_results_is_refused(path):
     here = environment.describe(1)
-    refused, noted = differences(here, altered(here, path, "another"))
+    refused, noted = find_differences(here, altered(here, path, "another"))
     assert len(refused) == 1
     assert path[-1] in refused[0]
     assert not noted
@@ -360,12 +368,12 @@ def test_what_changes_results_is_refused(path):
 
 def test_what_is_likely_to_change_nothing_is_noted():
     here = environment.describe(1)
-    assert differences(here, here) == ([], [])
-    refused, noted = differences(here, altered(here, ("cpu", "model"), "another"))
+    assert find_differences(here, here) == ([], [])
+    refused, noted = find_differences(here, altered(here, ("cpu", "model"), "another"))
     assert not refused
     assert "here and another there" in noted[0]
-    assert differences(here, altered(here, ("packages", "pillow"), "0")) == ([], [])
-    assert differences(here, altered(here, ("variables", "OMP_NUM_THREADS"), "8")) == ([], [])
+    assert find_differences(here, altered(here, ("packages", "pillow"), "0")) == ([], [])
+    assert find_differences(here, altered(here, ("variables", "OMP_NUM_THREADS"), "8")) == ([], [])
 
 
 # --- a dataset in parts ------------------------------------------------------------------
@@ -451,7 +459,7 @@ def test_folds_of_a_dataset_in_parts_are_those_of_the_whole(data, tmp_path):
     (data.path / "shard-00002").rename(tmp_path / "part" / "shard-00002")
     there.data._check_sizes(2)  # what comes later is there for every fold
     for fold in range(4):
-        for view, expected in zip(there.of_trial(fold), folds.of_trial(fold), strict=True):
+        for view, expected in zip(there.get_views(fold), folds.get_views(fold), strict=True):
             assert view._generation == there.data._generation > 0
             assert view.checksum == expected.checksum
             for shard in range(4):
@@ -731,8 +739,10 @@ class Judge:
         self.version = self.seen = 0
         self.fits = True
         self.requests = []
-        monkeypatch.setattr(autoscaler, "request", lambda bundles: self.requests.append(bundles))
-        monkeypatch.setattr(autoscaler, "_versions", self.versions)
+        monkeypatch.setattr(
+            autoscaler, "request_nodes", lambda bundles: self.requests.append(bundles)
+        )
+        monkeypatch.setattr(autoscaler, "_read_versions", self.versions)
 
     def versions(self):
         self.version += 1
@@ -746,10 +756,10 @@ class Judge:
 
 def demanded(judge, workers, room):
     demand = autoscaler.Demand({"CPU": 2.0}, workers)
-    demand.look()  # before the request: nothing to judge
-    demand.make(room)
+    demand.adjust_request()  # before the request: nothing to judge
+    demand.make_request(room)
     for _ in range(100):
-        demand.look()
+        demand.adjust_request()
     return judge.asked()
 
 
@@ -776,4 +786,4 @@ def test_a_request_of_which_nothing_fits_stays_to_be_seen(monkeypatch):
 def test_a_cluster_that_does_not_tell_is_not_an_error(monkeypatch):
     internal_kv = pytest.importorskip("ray.experimental.internal_kv")
     monkeypatch.setattr(internal_kv, "internal_kv_get_gcs_client", lambda: None)
-    assert autoscaler._versions() == (0, 0, True)
+    assert autoscaler._read_versions() == (0, 0, True)

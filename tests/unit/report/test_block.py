@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cerebro.report import displays, progress
-from cerebro.report.block import CURVE_POINTS, MAX_SETTINGS, Block, curve
+from cerebro.report.block import CURVE_POINTS, MAX_SETTINGS, Block, draw_curve
 from cerebro.report.displays import in_notebook
 from cerebro.report.notebook import MAX_CAUSES, Notebook
 from cerebro.report.snapshot import Snapshot, TrialRow
@@ -138,12 +138,15 @@ def points(svg: str) -> list[tuple[float, float]]:
 
 
 def test_a_curve_is_on_common_axes_and_bounded() -> None:
-    drawn = points(curve([0.0, 0.5, 1.0], 3, 5, 0.0, 1.0))
+    drawn = points(draw_curve([0.0, 0.5, 1.0], 3, 5, 0.0, 1.0))
     assert drawn == [(3.0, 17.0), (25.5, 10.0), (48.0, 3.0)]  # half of the five epochs
-    assert points(curve([9.0, -9.0], 1, 2, 0.0, 1.0)) == [(3.0, 3.0), (93.0, 17.0)]
-    assert points(curve([0.5, math.nan, None, 0.5], 1, 4, 0.5, 0.5)) == [(3.0, 10.0), (93.0, 10.0)]
-    assert curve([math.inf, None], None, 2, 0.0, 1.0) == ""
-    long = points(curve([float(i) for i in range(1001)], 1001, 1001, 0.0, 1000.0))
+    assert points(draw_curve([9.0, -9.0], 1, 2, 0.0, 1.0)) == [(3.0, 3.0), (93.0, 17.0)]
+    assert points(draw_curve([0.5, math.nan, None, 0.5], 1, 4, 0.5, 0.5)) == [
+        (3.0, 10.0),
+        (93.0, 10.0),
+    ]
+    assert draw_curve([math.inf, None], None, 2, 0.0, 1.0) == ""
+    long = points(draw_curve([float(i) for i in range(1001)], 1001, 1001, 0.0, 1000.0))
     assert len(long) <= CURVE_POINTS + 1 and long[-1] == (93.0, 3.0)
 
 

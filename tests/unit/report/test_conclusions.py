@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from cerebro.report import noise, summary
-from cerebro.report.conclusions import Facts, conclude, end_of, named, separating
+from cerebro.report.conclusions import (
+    Facts,
+    conclude,
+    find_end,
+    find_separating_settings,
+    name_trials,
+)
 from cerebro.report.more_trials import chance_of_a_new_best, expected_best, more_trials
 from cerebro.report.ranges import Range
 
@@ -42,37 +48,37 @@ def trial(number: int, values: list[float], metric: str = "accuracy", **changes:
 def of(trials: list[Any], facts: Facts = ROWS, **changes: Any) -> Any:
     fields = {"metric": "accuracy", "mode": "max", "select": "best", "status": "finished"}
     result = SimpleNamespace(**{**fields, "trials": trials, "path": "runs/x", **changes})
-    return conclude(result, summary.ranked(result), facts)
+    return conclude(result, summary.rank_trials(result), facts)
 
 
 # --- noise ---
 
 
 def test_an_accuracy_is_a_number_of_rows() -> None:
-    assert noise.counted_rows("accuracy", [261 / 270, 0.0, 1.0], 270) == [261, 0, 270]
-    assert noise.counted_rows("top5_accuracy", [0.1], 270) == [27]
+    assert noise.count_correct_rows("accuracy", [261 / 270, 0.0, 1.0], 270) == [261, 0, 270]
+    assert noise.count_correct_rows("top5_accuracy", [0.1], 270) == [27]
     # of float32, which is what models return
-    assert noise.counted_rows("error", [0.03333333507180214], 270) == [9]
+    assert noise.count_correct_rows("error", [0.03333333507180214], 270) == [9]
     for name, value in (
         ("accuracy", 0.9665),  # not a whole number of rows: weighted, or over tokens
         ("balanced_accuracy", 0.9),
         ("auc", 0.9),
         ("accuracy", 9.0),  # in percent
     ):
-        assert noise.counted_rows(name, [value], 270) is None
-    assert noise.counted_rows("accuracy", [0.5], 0) is None
+        assert noise.count_correct_rows(name, [value], 270) is None
+    assert noise.count_correct_rows("accuracy", [0.5], 0) is None
     # With so many rows, half of all numbers are close to a whole number of them.
     for name in ("mean_absolute_error", "max_error", "token_accuracy", "word_error_rate"):
-        assert noise.counted_rows(name, [0.5], 10**6) is None
-    assert noise.counted_rows("top5_error", [0.5], 10**6) == [500_000]
+        assert noise.count_correct_rows(name, [0.5], 10**6) is None
+    assert noise.count_correct_rows("top5_error", [0.5], 10**6) == [500_000]
 
 
 def test_binomial_error_and_interval() -> None:
     assert noise.binomial_error(0.9, 100) == pytest.approx(0.03)
-    low, high = noise.wilson(9, 10)
+    low, high = noise.wilson_interval(9, 10)
     assert (low, high) == (pytest.approx(0.59585, abs=1e-5), pytest.approx(0.98212, abs=1e-5))
-    assert noise.wilson(0, 10)[0] == pytest.approx(0.0, abs=1e-15)
-    assert noise.wilson(10, 10)[1] == 1.0
+    assert noise.wilson_interval(0, 10)[0] == pytest.approx(0.0, abs=1e-15)
+    assert noise.wilson_interval(10, 10)[1] == 1.0
     # The ends are where the score test is just not significant.
     z = 1.959963984540054
     assert abs(0.9 - low) == pytest.approx(z * math.sqrt(low * (1 - low) / 10))
@@ -106,11 +112,11 @@ def test_quantiles_of_students_t() -> None:
 
 def test_movement_is_that_around_a_trend() -> None:
     line = [3.0 - 0.5 * i for i in range(6)]
-    assert noise.movement(line) == pytest.approx(0.0, abs=1e-12)
+    assert noise.estimate_movement(line) == pytest.approx(0.0, abs=1e-12)
     zigzag = [v + (0.1 if i % 2 else -0.1) for i, v in enumerate(line)]
-    assert noise.movement(zigzag) == pytest.approx(0.4 / math.sqrt(6))
-    assert noise.movement(line[:4]) is None
-    assert noise.movement([*line, math.nan]) is None
+    assert noise.estimate_movement(zigzag) == pytest.approx(0.4 / math.sqrt(6))
+    assert noise.estimate_movement(line[:4]) is None
+    assert noise.estimate_movement([*line, math.nan]) is None
 
 
 # --- more trials ---
@@ -208,7 +214,7 @@ def test_a_loss_has_no_invented_error() -> None:
     values = [1.0, 0.8, 0.6, 0.5, 0.4, 0.3, 0.2]
     trials = [trial(0, values, "loss"), trial(1, [0.9] * 7, "loss"), trial(2, [0.2] * 7, "loss")]
     found = of(trials, metric="loss", mode="min")
-    moved = noise.movement(values[-6:])
+    moved = noise.estimate_movement(values[-6:])
     assert moved is not None
     assert found.sure == [
         "loss 0.2000 on 270 validation rows: the noise of these rows is unknown, because a run "
@@ -293,17 +299,17 @@ def test_only_independent_draws_tell_about_more_trials() -> None:
 
 def test_the_end_of_a_range() -> None:
     log = Range(1e-4, 1e-1, is_log=True)
-    assert end_of(log, [0.09, 0.03, 0.05], [0.09, 0.03, 0.05, 1e-3]) == 1
-    assert end_of(log, [1e-4, 2e-4, 5e-4], []) == -1
-    assert end_of(log, [0.09, 0.03, 1e-3], []) == 0
-    assert end_of(log, [0.09, 0.03], []) == 0
+    assert find_end(log, [0.09, 0.03, 0.05], [0.09, 0.03, 0.05, 1e-3]) == 1
+    assert find_end(log, [1e-4, 2e-4, 5e-4], []) == -1
+    assert find_end(log, [0.09, 0.03, 1e-3], []) == 0
+    assert find_end(log, [0.09, 0.03], []) == 0
     # Three trials further out were worse: the best value is inside the range.
-    assert end_of(log, [0.03, 0.03, 0.03], [0.05, 0.06, 0.07]) == 0
-    assert end_of(Range(0.0, 1.0), [0.8, 0.76, 0.9], []) == 1
-    assert end_of(Range(options=(16, 64, 256)), [256, 256, 256], []) == 1
-    assert end_of(Range(options=(16, 64, 256)), [64, 64, 64], []) == 0
-    assert end_of(Range(options=(64, 256)), [256, 256, 256], []) == 0
-    assert end_of(Range(options=("a", "b", "c")), [], []) == 0
+    assert find_end(log, [0.03, 0.03, 0.03], [0.05, 0.06, 0.07]) == 0
+    assert find_end(Range(0.0, 1.0), [0.8, 0.76, 0.9], []) == 1
+    assert find_end(Range(options=(16, 64, 256)), [256, 256, 256], []) == 1
+    assert find_end(Range(options=(16, 64, 256)), [64, 64, 64], []) == 0
+    assert find_end(Range(options=(64, 256)), [256, 256, 256], []) == 0
+    assert find_end(Range(options=("a", "b", "c")), [], []) == 0
 
 
 def test_a_range_that_is_too_narrow_is_named() -> None:
@@ -352,12 +358,12 @@ def test_what_failed_trials_have_in_common() -> None:
 
     good = [made(0.01 * i, "relu", "finished") for i in range(1, 6)]
     bad = [made(0.1 * i, "boom", "failed") for i in range(1, 4)]
-    assert separating(bad, good) == {"lr": "of 0.1 or more", "act": "= boom"}
+    assert find_separating_settings(bad, good) == {"lr": "of 0.1 or more", "act": "= boom"}
     low = [made(1e-3 * i, "relu", "failed") for i in range(1, 4)]
-    assert separating(low, good) == {"lr": "of 0.003 or less"}
+    assert find_separating_settings(low, good) == {"lr": "of 0.003 or less"}
     # 2 / C(4, 2) = 1/3: such a split is likely by chance.
-    assert separating(bad[:2], good[:2]) == {}
-    assert separating([], good) == {} == separating(bad, [])
+    assert find_separating_settings(bad[:2], good[:2]) == {}
+    assert find_separating_settings([], good) == {} == find_separating_settings(bad, [])
     for number, one in enumerate([*good, *bad]):
         one.number = number
     line = "all 3 failed trials, and no others, have act = boom: change it, or repair build"
@@ -370,14 +376,14 @@ def test_categories_that_separate_by_chance_are_not_named() -> None:
         return [SimpleNamespace(config={"act": value}) for value in values]
 
     # Any of five pairs could have failed: 5 of C(10, 2) = 45 choices, not 2.
-    assert separating(trials("aa"), trials("bbccddee")) == {}
-    assert separating(trials("aa"), trials("bbbbbbbb")) == {"act": "= a"}  # 1 of 45
+    assert find_separating_settings(trials("aa"), trials("bbccddee")) == {}
+    assert find_separating_settings(trials("aa"), trials("bbbbbbbb")) == {"act": "= a"}  # 1 of 45
 
 
 def test_names() -> None:
-    assert named([3]) == "trial 3"
-    assert named([0, 2, 10]) == "trials 0, 2 and 10"
-    assert named(list(range(8))) == "trials 0, 1, 2, 3, 4 and 3 more"
+    assert name_trials([3]) == "trial 3"
+    assert name_trials([0, 2, 10]) == "trials 0, 2 and 10"
+    assert name_trials(list(range(8))) == "trials 0, 1, 2, 3, 4 and 3 more"
 
 
 def test_the_summary_wraps_and_titles_the_lines() -> None:

@@ -41,7 +41,7 @@ def of(trials: list[Any], events: list[dict[str, Any]] | None = None, **changes:
     result = SimpleNamespace(**{**fields, **changes})
     result.units = list
     result.events = lambda: events or []
-    ranked = summary.ranked(result)
+    ranked = summary.rank_trials(result)
     result.best = ranked[0] if ranked else None
     return result
 

@@ -55,7 +55,7 @@ def make_result(trials: list[Any], units: list[dict[str, Any]] | None = None) ->
     )
     result.units = lambda: units or []
     result.events = list
-    ranked = summary.ranked(result)
+    ranked = summary.rank_trials(result)
     result.best = ranked[0] if ranked else None
     return result
 
@@ -181,7 +181,7 @@ def test_duration(seconds: float | None, text: str) -> None:
 
 def test_about() -> None:
     values = [0.2, 4.01, 59.5, 3601, None]
-    assert [fmt.about(v) for v in values] == ["1 s", "5 s", "1:00", "1:00:01", "-"]
+    assert [fmt.rough_duration(v) for v in values] == ["1 s", "5 s", "1:00", "1:00:01", "-"]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def render(shot: Snapshot, width: int = 100) -> str:
     from rich.console import Console
 
     console = Console(file=io.StringIO(), width=width)
-    console.print(table.picture(shot, console))
+    console.print(table.make_picture(shot, console))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -319,7 +319,7 @@ def table_text(shown: Snapshot) -> str:
 
     console = Console(file=io.StringIO(), width=120, height=40)
     with console.capture() as capture:
-        console.print(table.picture(shown, console))
+        console.print(table.make_picture(shown, console))
     return capture.get()
 
 
@@ -487,10 +487,10 @@ def test_gantt_draws_each_worker_and_counts(result: Any, matplotlib: Any) -> Non
 
 def test_gantt_joins_neighbours_of_one_trial(matplotlib: Any) -> None:
     units = make_units(2, 1)
-    stretches = gantt._stretches(units, ("trial",), gap=0.01)
+    stretches = gantt._find_stretches(units, ("trial",), gap=0.01)
     assert [(units[a]["trial"], b - a + 1) for a, b in stretches] == [(0, 4), (1, 4)] * 2
     apart = [{**unit, "start": unit["start"] + 1.0 * i} for i, unit in enumerate(units)]
-    assert len(gantt._stretches(apart, ("trial",), gap=0.01)) > 4
+    assert len(gantt._find_stretches(apart, ("trial",), gap=0.01)) > 4
 
 
 def test_gantt_of_a_long_run_has_few_artists(matplotlib: Any) -> None:
@@ -665,18 +665,18 @@ def test_a_tie_is_said() -> None:
     assert summary.best_lines(tied)[-1] == said
     assert said in summary.render(tied) and said in html.render_html(tied)
     rows = [row(n, 1, value) for n, value in enumerate([0.5, 0.7, 0.6, 0.7])]
-    assert progress.closing(snapshot(rows, best=1)).endswith(f"best: trial 1 ({said})")
-    assert progress.closing(snapshot(rows[:3], best=1)).endswith("best: trial 1")
-    assert fmt.tie([4, 0, 9, 2]) == "trials 0, 2, 4 and 9 tie: the lowest number is taken"
-    many = fmt.tie(list(range(3, 10)))
+    assert progress.describe_end(snapshot(rows, best=1)).endswith(f"best: trial 1 ({said})")
+    assert progress.describe_end(snapshot(rows[:3], best=1)).endswith("best: trial 1")
+    assert fmt.describe_tie([4, 0, 9, 2]) == "trials 0, 2, 4 and 9 tie: the lowest number is taken"
+    many = fmt.describe_tie(list(range(3, 10)))
     assert many == "trials 3, 4, 5, 6 and 3 others tie: the lowest number is taken"
     assert "tie" not in summary.render(make_result(trials[:3]))
 
 
 def test_nothing_is_said_of_workers_before_there_are_any():
     nobody = snapshot([], workers=0)
-    assert progress.busy(nobody) == "" and "worker" not in progress.closing(nobody)
-    assert progress.busy(snapshot([], busy=0.5)) == "2 workers 50% busy"
+    assert progress.describe_load(nobody) == "" and "worker" not in progress.describe_end(nobody)
+    assert progress.describe_load(snapshot([], busy=0.5)) == "2 workers 50% busy"
 
 
 def test_the_best_trial_is_shown_after_the_epoch_that_ranks_it():

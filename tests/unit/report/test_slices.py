@@ -17,8 +17,8 @@ from cerebro.report.plots import plot
 from cerebro.report.plots.importance import _groups
 from cerebro.report.plots.labels import wrap
 from cerebro.report.plots.look import DARK, LIGHT
-from cerebro.report.plots.parallel import LEAST_GAP, NOT_USED, _position
-from cerebro.report.plots.values import ABSENT, varying
+from cerebro.report.plots.parallel import LEAST_GAP, NOT_USED, _position_values
+from cerebro.report.plots.values import ABSENT, find_varying
 from cerebro.report.ranges import Range
 
 RANGES = {
@@ -136,11 +136,11 @@ def test_plots_have_the_color_of_their_page(kind: str) -> None:
 
 
 def test_values_that_would_overlap_beside_an_axis_give_way_to_marks() -> None:
-    _, ticks = _position([1.0, 1.01, 2.0])
+    _, ticks = _position_values([1.0, 1.01, 2.0])
     places = sorted(place for place, _ in ticks)
     gaps = [b - a for a, b in itertools.pairwise(places)]
     assert min(gaps) >= LEAST_GAP and len(ticks) == 5
-    assert [text for _, text in _position([1.0, 1.5, 2.0])[1]] == ["1", "1.5", "2"]
+    assert [text for _, text in _position_values([1.0, 1.5, 2.0])[1]] == ["1", "1.5", "2"]
 
 
 def test_a_run_of_which_every_metric_is_nan_is_drawn() -> None:
@@ -239,27 +239,29 @@ def test_many_categories_do_not_overlap() -> None:
     labels = axes.get_xticklabels()
     assert len(labels) == 24 and {label.get_rotation() for label in labels} == {90.0}
     assert axes.get_xlim() == (-0.5, 119.5)
-    places, ticks = _position([f"net{n}" for n in range(100)])
+    places, ticks = _position_values([f"net{n}" for n in range(100)])
     assert len(set(places)) == 100 and len(ticks) == 25
 
 
 def test_the_parallel_axes_are_those_of_the_space() -> None:
     numbers = [0.001, 0.002, 0.004, 0.9]
-    middle = {known: _position(numbers, RANGES[known])[0][2] for known in ("lr", "momentum")}
+    middle = {known: _position_values(numbers, RANGES[known])[0][2] for known in ("lr", "momentum")}
     assert middle["momentum"] == pytest.approx(0.003 / 0.899)
     assert middle["lr"] == pytest.approx(math.log(4) / math.log(900))
-    assert _position([0.01, 0.02, 0.03], RANGES["lr"])[0][1] == pytest.approx(
+    assert _position_values([0.01, 0.02, 0.03], RANGES["lr"])[0][1] == pytest.approx(
         math.log(2) / math.log(3)
     )
-    places, ticks = _position(["relu", "tanh", "relu"], RANGES["act"])
+    places, ticks = _position_values(["relu", "tanh", "relu"], RANGES["act"])
     assert places == [1.0, 0.0, 1.0] and ticks == [(0.0, "tanh"), (1.0, "relu")]
 
 
 def test_none_is_a_value_and_not_an_absent_setting() -> None:
-    places, ticks = _position(["relu", None, "tanh", ABSENT], Range(options=("relu", "tanh", None)))
+    places, ticks = _position_values(
+        ["relu", None, "tanh", ABSENT], Range(options=("relu", "tanh", None))
+    )
     assert places == [0.0, 1.0, 0.5, NOT_USED]
     assert ticks == [(0.0, "relu"), (0.5, "tanh"), (1.0, "None"), (NOT_USED, "not used")]
-    assert varying([{"act": None, "lr": 1}, {"lr": 1}]) == ["act"]
+    assert find_varying([{"act": None, "lr": 1}, {"lr": 1}]) == ["act"]
     # Numbers are grouped into four ranges; neither None nor an absent setting belongs to them.
     groups = _groups([*range(8), None, ABSENT])
     assert groups == [*"00112233", "None", "absent"]

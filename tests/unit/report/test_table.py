@@ -60,7 +60,7 @@ def a_thousand() -> Snapshot:
 def render(shown: Snapshot, width: int, height: int = 24) -> list[str]:
     console = Console(file=io.StringIO(), width=width, height=height)
     with console.capture() as captured:
-        console.print(table.picture(shown, console))
+        console.print(table.make_picture(shown, console))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -252,7 +252,7 @@ def test_a_setting_takes_one_line_and_no_room_of_others(value: str) -> None:
         file=io.StringIO(), width=110, height=20, force_terminal=True, color_system=None
     )
     with console.capture() as captured:
-        console.print(table.picture(shown, console))
+        console.print(table.make_picture(shown, console))
     lines = captured.get().splitlines()
     assert lines[0].split()[:3] == ["trial", "state", "epoch"] and "\x1b" not in captured.get()
     assert lines[2].split()[:3] == ["★", "3", "running"] and "name=" in lines[2]

@@ -12,12 +12,12 @@ from cerebro.run.records import (
     EpochRecord,
     Status,
     TrialRecord,
-    clash,
-    configuration,
-    gather,
+    find_clash,
+    gather_configurations,
+    make_configuration,
     mean_and_std,
     mean_epoch,
-    update,
+    update_configuration,
 )
 
 
@@ -62,14 +62,14 @@ def test_means_of_odd_values(values: list[float], mean: float, std: float) -> No
 
 def test_a_configuration_is_as_far_as_its_last_fold() -> None:
     folds = [fold(6, 2), fold(7, 3), fold(8, 2)]
-    whole = configuration(folds)
+    whole = make_configuration(folds)
     assert (whole.number, whole.done, whole.status) == (2, 2, "running")
     assert [record.metrics["loss"] for record in whole.epochs] == [7.0, 8.0]
     assert [record.fold for record in whole.folds] == [0, 1, 2]
     folds[0].epochs.append(epoch(2, loss=0.0))
-    assert update(whole) == []
+    assert update_configuration(whole) == []
     folds[2].epochs.append(epoch(2, loss=3.0))
-    (new,) = update(whole)
+    (new,) = update_configuration(whole)
     assert new is whole.epochs[2]
     assert new.metrics["loss"] == 4.0
     assert whole.best_epoch("loss", "min") == 2
@@ -92,7 +92,7 @@ def test_a_configuration_is_as_far_as_its_last_fold() -> None:
 )
 def test_status_of_a_configuration(statuses: list[Status], status: str) -> None:
     folds = [fold(number, 1, each) for number, each in enumerate(statuses)]
-    assert configuration(folds).status == status
+    assert make_configuration(folds).status == status
 
 
 def test_the_first_fold_to_fail_is_named_by_epoch_and_number() -> None:
@@ -102,7 +102,7 @@ def test_the_first_fold_to_fail_is_named_by_epoch_and_number() -> None:
         fold(2, 2, "diverged", error="the loss (a.py:1)", traceback="there"),
         fold(3, 2, "failed", error="second"),
     ]
-    whole = configuration(folds)
+    whole = make_configuration(folds)
     assert whole.status == "diverged"
     assert whole.error == "the loss (a.py:1); in fold 2"
     assert whole.traceback == "there"
@@ -110,8 +110,8 @@ def test_the_first_fold_to_fail_is_named_by_epoch_and_number() -> None:
 
 def test_an_open_configuration_can_go_on() -> None:
     folds = [fold(0, 1, "stopped", resumable=True), fold(1, 1, "stopped", resumable=True)]
-    assert configuration(folds).is_open
-    assert not configuration([fold(0, 1, "stopped"), fold(1, 1, "failed")]).is_open
+    assert make_configuration(folds).is_open
+    assert not make_configuration([fold(0, 1, "stopped"), fold(1, 1, "failed")]).is_open
 
 
 def test_a_clone_counts_on() -> None:
@@ -119,17 +119,20 @@ def test_a_clone_counts_on() -> None:
         TrialRecord(4 + n, {}, parent=n, parent_epoch=1, epochs=[epoch(2, loss=1.0)])
         for n in range(2)
     ]
-    whole = configuration(folds)
+    whole = make_configuration(folds)
     assert (whole.parent, whole.parent_epoch, whole.done) == (0, 1, 3)
 
 
 def test_what_is_incomplete_is_left_out() -> None:
-    assert [whole.number for whole in gather([fold(n) for n in range(8)], 3)] == [0, 1]
+    assert [whole.number for whole in gather_configurations([fold(n) for n in range(8)], 3)] == [
+        0,
+        1,
+    ]
 
 
 def test_metrics_that_clash() -> None:
-    assert clash(["loss", "std", "a_std"]) is None
-    said = clash(["val_loss_std", "val_loss"])
+    assert find_clash(["loss", "std", "a_std"]) is None
+    said = find_clash(["val_loss_std", "val_loss"])
     assert said is not None
     assert "the model reports 'val_loss' and 'val_loss_std'" in said
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cerebro.run.folder import sweep
+from cerebro.run.folder import sweep_states
 from cerebro.run.store import Store
 
 NEEDED = {
@@ -51,9 +51,9 @@ def test_what_nothing_names_is_deleted_and_nothing_else(tmp_path):
     states = tmp_path / "states"
     states.mkdir()
     make_run(tmp_path, [f"states/{name}" for name in NEEDED | LEFT_OVER])
-    assert set(sweep(tmp_path, states)) == LEFT_OVER
+    assert set(sweep_states(tmp_path, states)) == LEFT_OVER
     assert names(states) == NEEDED
-    assert sweep(tmp_path, states) == []
+    assert sweep_states(tmp_path, states) == []
 
 
 def test_slots_elsewhere_are_looked_for_there(tmp_path):
@@ -62,6 +62,6 @@ def test_slots_elsewhere_are_looked_for_there(tmp_path):
     make_run(tmp_path / "run", ["states/0.a", "states/0-epoch-2.safetensors"])
     for name in ("0.slots", "1.slots", "0-epoch-2.safetensors"):
         (tmp_path / "fast" / name).write_bytes(b"x")
-    assert sweep(tmp_path / "run", tmp_path / "fast") == ["0-epoch-2.safetensors", "0.slots"]
+    assert sweep_states(tmp_path / "run", tmp_path / "fast") == ["0-epoch-2.safetensors", "0.slots"]
     assert names(tmp_path / "run" / "states") == {"0.a"}
     assert names(tmp_path / "fast") == {"1.slots", "0-epoch-2.safetensors"}

@@ -287,7 +287,7 @@ def test_a_snapshot_that_the_run_has_overtaken_is_taken_again(
     run = resumable.search(tmp_path / "run", data)
     if not has_links:
         monkeypatch.setattr("os.link", refuse)
-    states = module_of_uploads._states
+    states = module_of_uploads._read_states
     asked = []
 
     def outdated(connection):
@@ -295,7 +295,7 @@ def test_a_snapshot_that_the_run_has_overtaken_is_taken_again(
         gone = {} if len(asked) > 1 else {"0-epoch-0.safetensors": "0" * 32}
         return asked[-1] | gone
 
-    monkeypatch.setattr(module_of_uploads, "_states", outdated)
+    monkeypatch.setattr(module_of_uploads, "_read_states", outdated)
     Mirror(url).upload(run)
     assert len(asked) == 2
     download(Objects(url), tmp_path / "copy")

@@ -27,7 +27,7 @@ class Holder:
 
 @pytest.mark.parametrize("function", [build, Holder.build])
 def test_what_can_be_imported_is_found(function):
-    assert Recipe.from_json(Recipe.of(function).to_json()).find() is function
+    assert Recipe.from_json(Recipe.from_build(function).to_json()).find() is function
 
 
 def test_lambdas_and_nested_functions_must_be_passed():
@@ -36,7 +36,7 @@ def test_lambdas_and_nested_functions_must_be_passed():
 
     for function in (lambda config: config, nested):
         with pytest.raises(InputError, match="pass it as build="):
-            Recipe.of(function).find()
+            Recipe.from_build(function).find()
 
 
 class Base:
@@ -68,17 +68,17 @@ def cached(config):
 
 @pytest.mark.parametrize("function", [Base.made, Child.made, Base.function, Base, cached])
 def test_what_has_a_name_is_found(function):
-    assert Recipe.of(function).find() == function
-    assert Recipe.of(StudyBuild(function)).name == Recipe.of(function).name
+    assert Recipe.from_build(function).find() == function
+    assert Recipe.from_build(StudyBuild(function)).name == Recipe.from_build(function).name
 
 
 @pytest.mark.parametrize(
     "given", [functools.partial(build), Base("relu"), Base("relu").method, len([]).bit_length]
 )
 def test_a_partial_an_object_and_a_bound_method_must_be_passed(given):
-    recipe = Recipe.of(given)
+    recipe = Recipe.from_build(given)
     assert not recipe.is_importable
-    assert Recipe.of(StudyBuild(given)).name == recipe.name
+    assert Recipe.from_build(StudyBuild(given)).name == recipe.name
     with pytest.raises(InputError, match=r"was a partial, .* method or another object.* build="):
         recipe.find()
 
@@ -106,10 +106,10 @@ def test_a_program_of_python_m_is_recorded_by_its_modules_name(package, tmp_path
     main.__spec__ = importlib.util.spec_from_file_location(name, package)
     exec(compile("def build(config): return 3", package, "exec"), main.__dict__)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    recipe = Recipe.of(main.build)
+    recipe = Recipe.from_build(main.build)
     assert (recipe.module, recipe.is_importable) == (name, True)
     assert recipe.find() is main.build
-    assert Recipe.of(build).module == __name__
+    assert Recipe.from_build(build).module == __name__
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
     found = dataclasses.replace(recipe, source_hash=None, file_hash=None).find()
     assert found({}) == 3
@@ -131,7 +131,7 @@ def test_a_class_of_a_program_without_a_file_has_a_recipe(monkeypatch):
     main = types.ModuleType("__main__")  # of python -c and of notebooks
     exec("class Made:\n    def __init__(self, config): pass", main.__dict__)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    recipe = Recipe.of(main.Made)
+    recipe = Recipe.from_build(main.Made)
     assert (recipe.qualname, recipe.file, recipe.source_hash) == ("Made", None, None)
 
 
@@ -156,7 +156,7 @@ def test_a_changed_source_warns(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "models_for_recipe.py"
     file.write_text("def build(config):\n    return 1\n")
-    recipe = Recipe.of(importlib.import_module("models_for_recipe").build)
+    recipe = Recipe.from_build(importlib.import_module("models_for_recipe").build)
     recipe.find()
     file.write_text("def build(config):\n    return 2222\n")
     del sys.modules["models_for_recipe"]
@@ -170,9 +170,9 @@ def test_a_file_is_imported_once_by_its_path(tmp_path):
     file.write_text(textwrap.dedent("count = []\ndef build(config): return config\n"))
     first = import_file(file)
     assert import_file(file) is first
-    assert Recipe.of(first.build).find() is first.build
+    assert Recipe.from_build(first.build).find() is first.build
     del sys.modules["experiment_for_recipe"]
-    assert Recipe.of(first.build).find().__code__.co_filename == str(file)
+    assert Recipe.from_build(first.build).find().__code__.co_filename == str(file)
 
 
 @pytest.mark.parametrize("name", ["json", "torch", "data_for_recipe"])
@@ -192,9 +192,9 @@ def test_a_file_called_like_another_module_does_not_take_its_place(tmp_path, mon
     assert sys.modules.get(name) is before
     assert module.build({}) == "{}"
     assert import_file(file) is module
-    assert Recipe.from_json(Recipe.of(module.build).to_json()).find() is module.build
+    assert Recipe.from_json(Recipe.from_build(module.build).to_json()).find() is module.build
     del sys.modules[module.__name__]
-    assert Recipe.of(module.build).find().__code__.co_filename == str(file)
+    assert Recipe.from_build(module.build).find().__code__.co_filename == str(file)
     del sys.modules[module.__name__]
 
 
@@ -214,7 +214,7 @@ def test_a_module_that_cannot_be_imported_any_more_must_be_passed(
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "gone_wrong_for_recipe.py"
     file.write_text(f"import sys\nfrom sys import exit\n{statement}\ndef build(config): pass\n")
-    recipe = dataclasses.replace(Recipe.of(build), module=file.stem, file=str(file))
+    recipe = dataclasses.replace(Recipe.from_build(build), module=file.stem, file=str(file))
     with pytest.raises(InputError, match=rf"cannot be imported here \({why}\): pass it as build="):
         recipe.find()
 

@@ -15,7 +15,7 @@ import cerebro.data
 from cerebro.data.batches import make_loader
 from cerebro.errors import InputError, StateError
 from cerebro.machine import generators
-from cerebro.model import check_model, whole_pass
+from cerebro.model import check_model, get_whole_pass
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import end_training, run_batches
 
@@ -78,7 +78,7 @@ ESTIMATORS = {
 @pytest.fixture(autouse=True)
 def quiet_and_alone():
     # The passive-aggressive estimators are on their way out of scikit-learn.
-    with generators.preserved(False), warnings.catch_warnings():
+    with generators.preserve_generators(False), warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", category=FutureWarning)
         yield
@@ -125,7 +125,7 @@ def train(name, hops, dtype=np.float64, classes=3):
             generators.restore(saved)
         for batch in batches(unit, dtype, classes):
             values.append(model.train_batch(batch))
-        with generators.preserved(False):
+        with generators.preserve_generators(False):
             values.append(model.evaluate(batches(unit + 50, dtype, classes)))
     return values, copy.deepcopy(model.state_dict())
 
@@ -360,7 +360,7 @@ def test_a_whole_pass_computes_metrics_once(tmp_path):
         metrics={"f1": lambda t, p: metrics.f1_score(t, p, average="macro"), "auc": "roc_auc_ovr"},
     )
     check_model(model)
-    assert whole_pass(model) is not None and whole_pass(model_of("GaussianNB")) is None
+    assert get_whole_pass(model) is not None and get_whole_pass(model_of("GaussianNB")) is None
     model.train_batch(batches(0)[0])
     together = {k: np.concatenate([b[k] for b in batches(1)]) for k in ("x", "y")}
     predicted = model.estimator.predict(together["x"])

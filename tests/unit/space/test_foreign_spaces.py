@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cerebro.errors import InputError
-from cerebro.searchers.pbt import perturbed
+from cerebro.searchers.pbt import perturb
 from cerebro.space import Space, choice, integer, loguniform, normal, uniform, when
 
 
@@ -108,8 +108,8 @@ def test_quantised_dimensions_are_stored_and_stay_within_bounds_when_perturbed()
     again = Space.from_json(json.loads(json.dumps(space.to_json())))
     assert [again.sample(3, t) for t in range(9)] == [space.sample(3, t) for t in range(9)]
     lr = space.dimensions["lr"]
-    assert perturbed(lr, 0.1, (0.8, 1.2), up=True) == 0.1
-    assert perturbed(lr, 0.05, (0.8, 1.2), up=False) == pytest.approx(0.04)
+    assert perturb(lr, 0.1, (0.8, 1.2), up=True) == 0.1
+    assert perturb(lr, 0.05, (0.8, 1.2), up=False) == pytest.approx(0.04)
 
 
 def test_bounds_without_a_multiple_between_them_are_refused() -> None:

@@ -14,6 +14,6 @@ def alone() -> Iterator[None]:
     torch = pytest.importorskip("torch")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with generators.preserved(True):
+    with generators.preserve_generators(True):
         yield
     torch.set_num_threads(threads)

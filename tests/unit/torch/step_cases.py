@@ -25,7 +25,7 @@ from torch import nn
 
 import cerebro
 from cerebro.machine import generators
-from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit
+from cerebro.worker.recorded_unit import RecordedStepDiffers, replay_recorded_steps
 
 UNITS, BATCHES = 2, 9
 
@@ -385,7 +385,7 @@ def trained(case: Case, graph: bool | None, replays: collections.Counter[str] | 
             values: list[Any] = []
             try:
                 model.begin_unit([every] * (BATCHES // every))
-                with recorded_unit(model, training=True):
+                with replay_recorded_steps(model, training=True):
                     for batch in its:
                         found = model.train_batch(batch)
                         values += [found["loss"].clone(), torch.as_tensor(found["error"]).clone()]

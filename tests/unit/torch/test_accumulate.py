@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 import cerebro.torch  # noqa: E402
-from cerebro.data.order import Cut, order_of  # noqa: E402
+from cerebro.data.order import Cut, make_order  # noqa: E402
 
 ROWS, SHARDS, EPOCHS, SEED = 403, 6, 4, 5
 
@@ -45,7 +45,7 @@ def build(config):
 def plain_loop(data, shuffle, batch_size, accumulate):
     """Train in a loop that divides each loss by the number of batches of its update."""
     net, optimizer = parts()
-    order = order_of(data, shuffle, SEED)
+    order = make_order(data, shuffle, SEED)
     for epoch in range(EPOCHS):
         batches = iter(data.batches(batch_size, seed=SEED, epoch=epoch, shuffle=shuffle))
         for mix in order.pass_of(0, epoch):
@@ -140,7 +140,7 @@ def test_a_loss_is_divided_by_the_batches_of_its_update(graph):
 
 def test_an_epochs_updates_are_even(data):
     """However its units are cut, an epoch has the updates of one even cut."""
-    order = order_of(data, "rows", SEED)
+    order = make_order(data, "rows", SEED)
     for size in (3, 8, 20, 100):
         for accumulate in (1, 2, 3, 7, 1000):
             cut = Cut(size, accumulate=accumulate)

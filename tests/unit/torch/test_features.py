@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from cerebro.torch import feature_plan, trunk  # noqa: E402
-from cerebro.torch.feature_plan import LayerCost, choose  # noqa: E402
+from cerebro.torch.feature_plan import LayerCost, choose_layers  # noqa: E402
 from cerebro.transforms import Scale, ToCHW  # noqa: E402
 from cerebro.worker.models import make_batches  # noqa: E402
 
@@ -425,7 +425,7 @@ def test_the_plan_is_the_best_of_all_sets() -> None:
             for i, compute in enumerate(computes)
         }
         budget, epochs = int(rng.integers(0, 25)), int(rng.integers(1, 4))
-        keep, seconds = choose(costs, epochs, budget)
+        keep, seconds = choose_layers(costs, epochs, budget)
         sets = [set(each) for n in range(6) for each in itertools.combinations(costs, n)]
         fitting = [s for s in sets if sum(costs[name].nbytes for name in s) <= budget]
         best = min(simulated(costs, kept, epochs) for kept in fitting)
@@ -508,7 +508,7 @@ def test_a_plan_for_a_gpu_counts_its_work(
 
     monkeypatch.setattr(
         feature_plan,
-        "derivation",
+        "make_derivation",
         lambda *_, **options: SimpleNamespace(batches=lambda rows, shard, copy: Loading()),
     )
     net = nn.Sequential(Launched(gpu, 2.0), Launched(gpu, 3.0), Launched(gpu, 90.0))

@@ -8,14 +8,14 @@ torch = pytest.importorskip("torch")
 
 import cerebro._core as _core  # noqa: E402
 from cerebro.torch import elementwise, matmul  # noqa: E402
-from cerebro.torch.native_calls import native_call  # noqa: E402
+from cerebro.torch.native_calls import make_native_call  # noqa: E402
 
 ATEN = torch.ops.aten
 
 
 @pytest.fixture
 def blas():
-    if not matmul._sgemm():
+    if not matmul._find_sgemm():
         pytest.skip("PyTorch's library does not export its BLAS")
 
 
@@ -31,7 +31,7 @@ def factors(rows, inner, columns, transposed=(False, False)):
 
 
 def made(func, args, out, **numbers):
-    return native_call(func, func, args, {"out": out, **numbers})
+    return make_native_call(func, func, args, {"out": out, **numbers})
 
 
 def same(one, two):
@@ -50,7 +50,7 @@ def test_products_have_pytorchs_bits(blas, rows, inner, columns, transposed):
             assert found is not None
             expected = func(*args, out=out).clone()
             out.fill_(torch.nan)
-            found.prepared()()
+            found.prepare()()
             assert same(out, expected)
 
 
@@ -103,7 +103,7 @@ def test_a_product_that_differs_is_left_to_pytorch(blas, monkeypatch):
 
 def test_a_library_without_blas(monkeypatch):
     monkeypatch.setattr(elementwise.ctypes, "CDLL", lambda path: object())
-    assert matmul._sgemm.__wrapped__() == 0
+    assert matmul._find_sgemm.__wrapped__() == 0
 
 
 @pytest.mark.parametrize(

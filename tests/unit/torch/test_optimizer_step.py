@@ -92,7 +92,7 @@ def pytorch(optimizer):
 def compared():
     """Compare every form with PyTorch's first, so that tests count only their own steps."""
     for form in FORMS.values():
-        trained(form, optimizer_step.step, [(3,)], steps=2)
+        trained(form, optimizer_step.make_step, [(3,)], steps=2)
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -108,7 +108,7 @@ def compared():
 def test_steps_have_pytorchs_bits(form, special, monkeypatch):
     made = in_core(monkeypatch)
     shapes = [(7, 3), (5,), (1,), (), (40, 70), (3, 2, 5, 5)]
-    mine = trained(form, optimizer_step.step, shapes, special)
+    mine = trained(form, optimizer_step.make_step, shapes, special)
     require_same(mine, trained(form, pytorch, shapes, special))
     assert made  # until a number is no longer finite
 
@@ -117,7 +117,7 @@ def test_steps_have_pytorchs_bits(form, special, monkeypatch):
 @pytest.mark.parametrize("name", ["adamw", "adam with decay", "nesterov"])
 def test_borders_of_blocks_and_vectors(name, size, monkeypatch):
     made = in_core(monkeypatch)
-    mine = trained(FORMS[name], optimizer_step.step, [(size,)], steps=4)
+    mine = trained(FORMS[name], optimizer_step.make_step, [(size,)], steps=4)
     require_same(mine, trained(FORMS[name], pytorch, [(size,)], steps=4))
     assert len(made) >= 3
 
@@ -126,7 +126,7 @@ def test_borders_of_blocks_and_vectors(name, size, monkeypatch):
 def test_nan_takes_pytorchs_step(special, monkeypatch):
     """Its bits depend on the order of operands, which is PyTorch's; infinity leads to it."""
     made = in_core(monkeypatch)
-    mine = trained(FORMS["adamw"], optimizer_step.step, [(6,)], special)
+    mine = trained(FORMS["adamw"], optimizer_step.make_step, [(6,)], special)
     require_same(mine, trained(FORMS["adamw"], pytorch, [(6,)], special))
     assert made == []
 
@@ -152,7 +152,7 @@ def test_groups_schedules_and_changed_settings(monkeypatch):
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the scheduler must see that the optimizer has stepped
-        mine = run(optimizer_step.step)
+        mine = run(optimizer_step.make_step)
     require_same(mine, run(pytorch))
     assert len(made) == 19
 
@@ -175,7 +175,7 @@ def test_other_layouts(layout, monkeypatch):
             step(optimizer)
         return [parameter], optimizer
 
-    require_same(run(optimizer_step.step), run(pytorch))
+    require_same(run(optimizer_step.make_step), run(pytorch))
     assert len(made) == 4
 
 
@@ -225,7 +225,7 @@ PYTORCHS = {
 def test_other_forms_take_pytorchs_step(form, monkeypatch):
     made = in_core(monkeypatch)
     shapes = [(4, 3), (5,)]
-    require_same(trained(form, optimizer_step.step, shapes), trained(form, pytorch, shapes))
+    require_same(trained(form, optimizer_step.make_step, shapes), trained(form, pytorch, shapes))
     assert made == []
 
 
@@ -235,22 +235,22 @@ def test_float64_takes_pytorchs_step(monkeypatch):
     optimizer = OPTIM.SGD([parameter], lr=0.1)
     parameter.grad = torch.ones(5, dtype=torch.float64)
     before = parameter.detach().clone()
-    optimizer_step.step(optimizer)
+    optimizer_step.make_step(optimizer)
     assert torch.equal(parameter, before - 0.1) and made == []
 
 
 def test_a_global_hook_and_a_replaced_function_take_pytorchs_step(monkeypatch):
     made = in_core(monkeypatch)
-    its, optimizer = trained(FORMS["sgd"], optimizer_step.step, [(4,)], steps=1)
+    its, optimizer = trained(FORMS["sgd"], optimizer_step.make_step, [(4,)], steps=1)
     assert len(made) == 1
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     handle = register_optimizer_step_post_hook(lambda *_: its[0].data.zero_())
-    optimizer_step.step(optimizer)
+    optimizer_step.make_step(optimizer)
     handle.remove()
     assert not its[0].any() and len(made) == 1
     monkeypatch.setattr(OPTIM.SGD, "step", lambda self: its[0].data.fill_(2.0))
-    optimizer_step.step(optimizer)
+    optimizer_step.make_step(optimizer)
     assert (its[0] == 2).all() and len(made) == 1
 
 
@@ -265,7 +265,7 @@ def test_tensors_that_overlap_take_pytorchs_step(monkeypatch):
         step(optimizer)
         return memory
 
-    assert bits(run(optimizer_step.step)) == bits(run(pytorch))
+    assert bits(run(optimizer_step.make_step)) == bits(run(pytorch))
     assert made == []
 
 
@@ -275,7 +275,7 @@ def test_autograd_notices_that_a_parameter_has_changed():
     optimizer = OPTIM.SGD([parameter], lr=0.1)
     loss = (parameter * parameter).sum()
     loss.backward(retain_graph=True)
-    optimizer_step.step(optimizer)
+    optimizer_step.make_step(optimizer)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -286,13 +286,13 @@ def test_another_default_type_changes_nothing(monkeypatch):
     expected = trained(FORMS["momentum"], pytorch, [(5,)])
     torch.set_default_dtype(torch.float64)
     try:
-        optimizer_step._agrees.cache_clear()
-        optimizer_step.rounding.cache_clear()
+        optimizer_step._has_same_bits.cache_clear()
+        optimizer_step.measure_rounding.cache_clear()
         its = [parameter.to(torch.float32) for parameter in expected[0]]
-        assert optimizer_step._agrees(OPTIM.SGD, (True, False, False, True, False))
+        assert optimizer_step._has_same_bits(OPTIM.SGD, (True, False, False, True, False))
     finally:
         torch.set_default_dtype(torch.float32)
-    require_same(trained(FORMS["momentum"], optimizer_step.step, [(5,)]), expected)
+    require_same(trained(FORMS["momentum"], optimizer_step.make_step, [(5,)]), expected)
     assert made and its[0].dtype == torch.float32
 
 

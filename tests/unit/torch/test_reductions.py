@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 import cerebro._core as _core  # noqa: E402
 from cerebro.torch import reductions  # noqa: E402
-from cerebro.torch.native_calls import native_call  # noqa: E402
+from cerebro.torch.native_calls import make_native_call  # noqa: E402
 
 ATEN = torch.ops.aten
 LOSS, GRADIENT = ATEN.nll_loss_forward.output, ATEN.nll_loss_backward.grad_input
@@ -16,7 +16,7 @@ LOSS, GRADIENT = ATEN.nll_loss_forward.output, ATEN.nll_loss_backward.grad_input
 
 @pytest.fixture
 def sums():
-    if not reductions._block():
+    if not reductions._find_block():
         pytest.skip("this PyTorch adds columns up in another order")
 
 
@@ -38,14 +38,14 @@ def same(one, two):
 
 def computed(func, args, **outs):
     """Whether the core takes a call, and writes what PyTorch writes."""
-    found = native_call(func, func, args, outs)
+    found = make_native_call(func, func, args, outs)
     if found is None:
         return False
     func(*args, **outs)
     expected = [out.clone() for out in outs.values()]
     for out in outs.values():
         out.fill_(torch.nan)
-    found.prepared()()
+    found.prepare()()
     assert all(map(same, outs.values(), expected))
     return True
 
@@ -103,10 +103,10 @@ def test_other_losses_are_left_to_pytorch():
 def test_a_target_that_is_no_class_is_refused_as_by_pytorch(losses):
     likelihoods, target = torch.log_softmax(numbers(8, 3), 1), torch.arange(8) % 3
     outs = {"output": torch.empty(()), "total_weight": torch.empty(())}
-    found = native_call(LOSS, LOSS, [likelihoods, target, None, 1, -100], outs).prepared()
+    found = make_native_call(LOSS, LOSS, [likelihoods, target, None, 1, -100], outs).prepare()
     gradient = torch.full((8, 3), 5.0)
     args = [outs["output"], likelihoods, target, None, 1, -100, outs["total_weight"]]
-    back = native_call(GRADIENT, GRADIENT, args, {"grad_input": gradient}).prepared()
+    back = make_native_call(GRADIENT, GRADIENT, args, {"grad_input": gradient}).prepare()
     for wrong in (3, -1, 2**62):
         target[4] = wrong
         with pytest.raises(IndexError, match=rf"Target {wrong} is out of bounds"):
@@ -117,8 +117,8 @@ def test_a_target_that_is_no_class_is_refused_as_by_pytorch(losses):
 
 
 def test_a_pytorch_with_another_order_computes_by_itself(monkeypatch):
-    monkeypatch.setattr(reductions, "same_bits", lambda one, two: False)
-    assert reductions._block.__wrapped__() == 0
+    monkeypatch.setattr(reductions, "have_same_floats", lambda one, two: False)
+    assert reductions._find_block.__wrapped__() == 0
     assert not reductions._adds_losses.__wrapped__()
 
 

@@ -28,9 +28,9 @@ ROWS, EPOCHS = 8, 3
 
 @pytest.fixture(autouse=True)
 def found_again():
-    elementwise.rounding.cache_clear()
+    elementwise.measure_rounding.cache_clear()
     yield
-    elementwise.rounding.cache_clear()
+    elementwise.measure_rounding.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -132,11 +132,11 @@ def test_networks_have_the_states_of_ordinary_steps(net, engine, data, monkeypat
     assert model._recorded[0].refusal is None and model._recorded[0].replays > 10
     program = next(iter(model._recorded[0]._programs.values())).program
     assert bool(program._blocks) == (engine == "native")
-    is_drawn = [run for run, _, _ in program._calls if run is bernoulli_draws._draw]
+    is_drawn = [run for run, _, _ in program._calls if run is bernoulli_draws._draw_bernoulli]
     products = sum(isinstance(item, Product) for item in program._items)
-    assert (products > 0) == (engine == "native" and matmul._sgemm() != 0)
+    assert (products > 0) == (engine == "native" and matmul._find_sgemm() != 0)
     sums = sum(isinstance(item, Reduction) for item in program._items)
-    assert (sums > 0) == (engine == "native" and bool(reductions._block()))
+    assert (sums > 0) == (engine == "native" and bool(reductions._find_block()))
     draws = engine == "native" and bernoulli_draws._equals_pytorch()  # not on Intel's processors
     assert len(is_drawn) == (net == "dropout" and draws)
 
@@ -221,7 +221,7 @@ def test_an_operator_that_pytorch_rounds_otherwise_is_left_to_it(data, monkeypat
     with caplog.at_level(logging.INFO, "cerebro.torch"):
         model = made(True)
         assert train(model, data) == train(made(False), data)
-    assert "lerp" not in elementwise.rounding().names
+    assert "lerp" not in elementwise.measure_rounding().names
     assert "PyTorch rounds lerp differently from the C core" in caplog.text
     assert model._recorded[0].refusal is None
 
@@ -308,13 +308,13 @@ def test_wrong_replays_are_refused(changed, words):
 def test_counts_of_steps_are_added_up_by_the_core():
     call = torch.ops.aten._foreach_add_.Scalar
     counts = [torch.tensor(3.0), torch.tensor(7.0)]
-    found = elementwise.operations(call, [counts, 1], {})
-    if "add_number" in elementwise.rounding().names:
-        elementwise.Block(found, elementwise.rounding()).run()
+    found = elementwise.make_operations(call, [counts, 1], {})
+    if "add_number" in elementwise.measure_rounding().names:
+        elementwise.Block(found, elementwise.measure_rounding()).run()
         assert [count.item() for count in counts] == [4.0, 8.0]
     # A setting may change, and other tensors are not counts.
-    assert elementwise.operations(call, [counts, 0.5], {}) is None
-    assert elementwise.operations(call, [[torch.zeros(2)], 1], {}) is None
+    assert elementwise.make_operations(call, [counts, 0.5], {}) is None
+    assert elementwise.make_operations(call, [[torch.zeros(2)], 1], {}) is None
 
 
 # --- random draws ---------------------------------------------------------------------
@@ -355,13 +355,13 @@ def test_draws_fill_dense_tensors_in_memory_order(generators):
 def test_a_call_with_a_generator_or_another_type_is_left_to_pytorch():
     call = torch.ops.aten.bernoulli_.float
     out = torch.empty(8)
-    taken = bernoulli_draws.bernoulli(call, [out, 0.5], {"generator": None})
+    taken = bernoulli_draws.choose_draw(call, [out, 0.5], {"generator": None})
     assert (taken is not None) == bernoulli_draws._equals_pytorch()
-    assert bernoulli_draws.bernoulli(call, [out, 0.5], {"generator": torch.Generator()}) is None
-    assert bernoulli_draws.bernoulli(call, [out.double(), 0.5], {}) is None
-    assert bernoulli_draws.bernoulli(call, [out[::2], 0.5], {}) is None
-    assert bernoulli_draws.bernoulli(call, [out, math.nan], {}) is None
-    assert bernoulli_draws.bernoulli(torch.ops.aten.uniform_.default, [out], {}) is None
+    assert bernoulli_draws.choose_draw(call, [out, 0.5], {"generator": torch.Generator()}) is None
+    assert bernoulli_draws.choose_draw(call, [out.double(), 0.5], {}) is None
+    assert bernoulli_draws.choose_draw(call, [out[::2], 0.5], {}) is None
+    assert bernoulli_draws.choose_draw(call, [out, math.nan], {}) is None
+    assert bernoulli_draws.choose_draw(torch.ops.aten.uniform_.default, [out], {}) is None
 
 
 def test_draws_refuse_another_generator(generators):

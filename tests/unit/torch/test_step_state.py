@@ -71,12 +71,12 @@ def flip(tensor):
 
 
 def test_every_bit_of_every_tensor_is_compared_and_restored(state):
-    with state.listed():
-        before = state.taken()
+    with state.list_once():
+        before = state.copy_values()
         named = state._tensors()
         expected = [words(tensor) for _, tensor in named]
         state.require(before)
-        assert all(t is u for (_, t), u in zip(named, state._unnamed(), strict=True))
+        assert all(t is u for (_, t), u in zip(named, state._tensors_without_names(), strict=True))
         others = {named[index][0] for index in state._listing._others}
         assert {"turned", "spread"} <= others and not {"conv.weight", "nothing"} & others
         for name, tensor in named:
@@ -86,15 +86,15 @@ def test_every_bit_of_every_tensor_is_compared_and_restored(state):
             with pytest.raises(Different) as raised:
                 state.require(before)
             assert str(raised.value) == f"{name} of the graph differs"
-            after = state.taken()
+            after = state.copy_values()
             with pytest.raises(Different) as raised:
                 state.require_equal(before, after)
             assert str(raised.value) == f"{name} of the graph differs"
-            state.put(before)
+            state.restore(before)
             state.require(before)
-            state.put(after)
+            state.restore(after)
             state.require(after)
-            state.put(before)
+            state.restore(before)
         assert all(
             torch.equal(words(t), bits) for (_, t), bits in zip(named, expected, strict=True)
         )
@@ -105,8 +105,8 @@ def test_gathered_gradients_are_part_of_the_state():
     gradients = Gradients(list(net.parameters()))
     gradients.prepare()
     state = StepState([net], [], gradients)
-    with state.listed():
-        before = state.taken()
+    with state.list_once():
+        before = state.copy_values()
         gradients.tensors()[1][1].fill_(1)
         with pytest.raises(Different, match="the gradient of parameter 1 of the graph differs"):
             state.require(before)
@@ -117,14 +117,14 @@ def test_numbers_of_an_optimizer_in_host_memory(net):
     for number, entries in enumerate(optimizer.state.values()):
         entries["step"] = number
     state = StepState([net], [optimizer], Gradients([]))
-    with state.listed():
-        before = state.taken()
+    with state.list_once():
+        before = state.copy_values()
         first = next(iter(optimizer.state.values()))
         first["step"] = 7
         with pytest.raises(Different, match="counts its steps in host memory"):
             state.require(before)
         assert state.is_as_listed()
-        state.put(before)
+        state.restore(before)
         assert first["step"] == 0
         first["more"] = 1
         assert not state.is_as_listed()
@@ -162,7 +162,7 @@ def test_tensors_without_names_are_those_with_names(make):
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     state = StepState([net, second], [optimizer], Gradients([]))
-    named, unnamed = state._tensors(), state._unnamed()
+    named, unnamed = state._tensors(), state._tensors_without_names()
     assert all(one is two for (_, one), two in zip(named, unnamed, strict=True))
     assert state.places() == [tensor.data_ptr() for tensor in unnamed]
 
@@ -191,12 +191,12 @@ def add_buffer(net):
     "change", [replace_parameter, replace_data, turn_in_place, reinterpret, add_buffer]
 )
 def test_other_tensors_are_noticed(change, net, state):
-    with state.listed():
+    with state.list_once():
         assert state.is_as_listed()
         with torch.no_grad():
             change(net)
         assert not state.is_as_listed()
-    with state.listed():
+    with state.list_once():
         assert state.is_as_listed()
 
 
@@ -205,7 +205,7 @@ def test_other_tensors_are_noticed(change, net, state):
 )
 def test_the_last_list_is_used_again_only_for_the_same_tensors(change, net, state):
     def listing():
-        with state.listed():
+        with state.list_once():
             return state._listing
 
     first = listing()
@@ -214,23 +214,23 @@ def test_the_last_list_is_used_again_only_for_the_same_tensors(change, net, stat
         change(net)
     second = listing()
     assert second is not first and listing() is second
-    assert all(map(is_, second.tensors, state._unnamed()))
+    assert all(map(is_, second.tensors, state._tensors_without_names()))
 
 
 def test_memory_that_a_tensor_has_left_is_not_touched(net, state):
-    with state.listed():
-        before, expected = state.taken(), words(net.halves)
+    with state.list_once():
+        before, expected = state.copy_values(), words(net.halves)
         left = net.halves.data
         net.halves.data = torch.zeros(5).bfloat16()
         left.fill_(3)
-        for wrong in (state.taken, lambda: state.require(before)):
+        for wrong in (state.copy_values, lambda: state.require(before)):
             with pytest.raises(Different, match="the step replaces its tensors"):
                 wrong()
         flip(net.conv.weight)
-        state.put(before)
+        state.restore(before)
         assert torch.equal(words(net.halves), expected) and bool((left == 3).all())
-    with state.listed():
-        assert state._listing.differing(before.tensors) is None
+    with state.list_once():
+        assert state._listing.find_difference(before.tensors) is None
 
 
 GENERATORS = {
@@ -249,46 +249,46 @@ def test_only_generators_that_differ_are_restored(name, state, monkeypatch):
         monkeypatch.setattr(
             module, function, lambda s, other=other, real=real: (set_again.append(other), real(s))
         )
-    with state.listed():
-        before = state.taken()
+    with state.list_once():
+        before = state.copy_values()
         expected = draw()
-        after = state.taken()
+        after = state.copy_values()
         with pytest.raises(Different, match=r"draws from a random generator of the host \("):
             state.require(before)
-        state.put(before, after)
+        state.restore(before, after)
         assert set_again == [name]
         state.require(before)
         assert draw() == expected
-        state.put(before)
+        state.restore(before)
         assert sorted(set_again[1:]) == sorted(GENERATORS)
         assert draw() == expected
 
 
 def test_the_state_of_numpy_is_read_once_while_nothing_is_drawn(state, monkeypatch):
     np.random.seed(1)
-    step_state._read_last.of_numpy()
+    step_state._read_last.read_numpy()
     np.random.seed(2)
     read, reads = np.random.get_state, []
     monkeypatch.setattr(np.random, "get_state", lambda **o: (reads.append(1), read(**o))[1])
-    with state.listed():
-        before = state.taken()
+    with state.list_once():
+        before = state.copy_values()
         state.require(before)
-        assert state.taken().generators["numpy"] is before.generators["numpy"]
+        assert state.copy_values().generators["numpy"] is before.generators["numpy"]
         assert len(reads) == 1
         np.random.rand()
         with pytest.raises(Different, match="a random generator of the host \\(numpy"):
             state.require(before)
         assert len(reads) == 2
-        state.put(before)
+        state.restore(before)
         state.require(before)
         assert len(reads) == 3
-    with state.listed():
-        state.taken()
+    with state.list_once():
+        state.copy_values()
         assert len(reads) == 3
     monkeypatch.setattr(step_state, "_shows_left_normal", lambda: False)
-    with state.listed():
-        state.taken()
-        state.taken()
+    with state.list_once():
+        state.copy_values()
+        state.copy_values()
         assert len(reads) == 4
 
 
@@ -297,30 +297,30 @@ def test_the_state_of_python_is_read_once_while_nothing_is_drawn(state, monkeypa
     read, reads = random.getstate, []
     monkeypatch.setattr(random, "getstate", lambda: (reads.append(1), read())[1])
     for _ in range(2):
-        with state.listed():
-            before = state.taken()
+        with state.list_once():
+            before = state.copy_values()
             state.require(before)
             assert len(reads) == 1
-    with state.listed():
+    with state.list_once():
         for draw in (random.random, lambda: random.gauss(0, 1), lambda: random.gauss(0, 1)):
-            before = state.taken()
+            before = state.copy_values()
             draw()
             with pytest.raises(Different, match="a random generator of the host \\(python"):
                 state.require(before)
-            after = state.taken()
+            after = state.copy_values()
             expected = read()
             assert after.generators["python"] == expected
-            state.put(before, after)
+            state.restore(before, after)
             assert read() == before.generators["python"] != expected
-            state.put(after)
+            state.restore(after)
 
 
 def test_a_memory_that_is_not_the_state_is_not_trusted(state, monkeypatch):
-    monkeypatch.setattr(step_state, "_memory_of", lambda thing, kind=None: b"always this")
+    monkeypatch.setattr(step_state, "_read_memory", lambda thing, kind=None: b"always this")
     assert state  # the generators are read every time
     for _ in range(2):
-        with state.listed():
-            before = state.taken()
+        with state.list_once():
+            before = state.copy_values()
             random.random()
             with pytest.raises(Different, match="a random generator of the host \\(python"):
                 state.require(before)
@@ -334,14 +334,14 @@ def test_a_left_normal_number_is_in_the_memory_of_numpy():
 def test_a_left_normal_number_that_comes_between_two_comparisons(shows, state, monkeypatch):
     monkeypatch.setattr(step_state, "_shows_left_normal", lambda: shows)
     np.random.seed(1)
-    with state.listed():
-        state.taken()
+    with state.list_once():
+        state.copy_values()
     words = np.random.get_state(legacy=False)
     np.random.set_state({**words, "has_gauss": 1, "gauss": 0.25})
-    with state.listed():
-        before = state.taken()
+    with state.list_once():
+        before = state.copy_values()
         assert np.random.standard_normal() == 0.25
-        state.put(before, state.taken())
+        state.restore(before, state.copy_values())
         assert np.random.standard_normal() == 0.25
 
 
@@ -349,14 +349,14 @@ def test_a_normal_number_that_is_left_from_the_last_draw(state):
     """Drawing it moves nothing but itself."""
     np.random.seed(1)
     np.random.standard_normal()
-    with state.listed():
-        before = state.taken()
+    with state.list_once():
+        before = state.copy_values()
         expected = np.random.standard_normal()
-        after = state.taken()
+        after = state.copy_values()
         with pytest.raises(Different, match="a random generator of the host \\(numpy's position"):
             state.require(before)
         state.require(after)
-        state.put(before, after)
+        state.restore(before, after)
         with pytest.raises(Different, match="a random generator of the host \\(numpy's position"):
             state.require(after)
         state.require(before)
@@ -364,9 +364,9 @@ def test_a_normal_number_that_is_left_from_the_last_draw(state):
 
 
 def test_another_generator_of_numpy(state, monkeypatch):
-    monkeypatch.setattr(step_state, "_words_of_numpy", lambda: b"")
-    with state.listed():
-        before = state.taken()
+    monkeypatch.setattr(step_state, "_read_numpy_words", lambda: b"")
+    with state.list_once():
+        before = state.copy_values()
         state.require(before)
         np.random.rand()
         with pytest.raises(Different):

@@ -45,7 +45,7 @@ class Again:
         self.warm_ups += 1
         return work()
 
-    def watched(self, work):
+    def run_watched(self, work):
         return self.warm(work), None
 
     def capture(self, work):
@@ -84,7 +84,7 @@ class Refuses(Again):
 class Waits(Again):
     """A device that is waited for in every step."""
 
-    def watched(self, work):
+    def run_watched(self, work):
         return self.warm(work), "loss.py:3"
 
 

@@ -18,7 +18,7 @@ import cerebro.data
 from cerebro.data.batches import make_loader
 from cerebro.errors import InputError, StateError
 from cerebro.machine import generators
-from cerebro.model import check_model, whole_pass
+from cerebro.model import check_model, get_whole_pass
 from cerebro.transforms import RandomHorizontalFlip, Scale, ToCHW
 
 torch = pytest.importorskip("torch")
@@ -124,7 +124,7 @@ def train(build, hops, units=UNITS, data=batches):
             losses.append(float(model.train_batch(batch)["loss"]))
         model.end_unit()
         if hops == "eval":
-            with generators.preserved(True, seed=unit):
+            with generators.preserve_generators(True, seed=unit):
                 model.evaluate(data(unit + 50))
         if unit % 2:
             model.end_epoch(unit // 2, {"train_loss": 1.0, "val_loss": [0.5, 0.6, 0.7][unit // 2]})
@@ -566,12 +566,12 @@ def test_a_whole_evaluation_weights_by_rows():
         return 2 * hits / ((predicted == 1).sum() + (targets == 1).sum())
 
     model = simple(metrics={"accuracy": accuracy, "half": lambda o, t: (0.5, 3)})
-    assert whole_pass(model) is None
+    assert get_whole_pass(model) is None
     model = simple(
         metrics={"accuracy": accuracy, "half": lambda o, t: (0.5, 3)},
         epoch_metrics={"f1": f1, "mean": lambda o, t: (o.mean(), 1)},
     )
-    assert whole_pass(model) is not None
+    assert get_whole_pass(model) is not None
     uneven = [batches(0)[0], {k: v[:2] for k, v in batches(1)[0].items()}]
     together = {k: torch.cat([b[k] for b in uneven]) for k in ("x", "y")}
     got, wanted = model.evaluate(uneven), model.eval_batch(together)

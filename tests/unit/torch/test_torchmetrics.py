@@ -17,7 +17,7 @@ from torch.nn import functional  # noqa: E402
 from torchmetrics import wrappers  # noqa: E402
 
 import cerebro.torch  # noqa: E402
-from cerebro.torch.torchmetrics import numbers  # noqa: E402
+from cerebro.torch.torchmetrics import extract_numbers  # noqa: E402
 
 UNITS = 3
 TASK = {"task": "multiclass", "num_classes": 3}
@@ -96,7 +96,7 @@ def trained(make, hops, epochs=2):
         if not hops:
             return model
         carried = _core.unpack_state(_core.pack_state(model.state_dict()), "torch")
-        with generators.preserved(True):
+        with generators.preserve_generators(True):
             fresh = make()
         fresh.load_state_dict(carried)
         return fresh
@@ -186,7 +186,7 @@ def test_wrappers_are_computed_like_other_metrics(name):
             if name == "BootStrapper":  # the passes in between draw random numbers, too
                 assert {"m_mean", "m_std"} <= values.keys()
                 continue
-            flat = numbers("m", expected)
+            flat = extract_numbers("m", expected)
             for key, value in flat.items():
                 # The minimum and the maximum are those since the last reset.
                 key_of_value = key.replace("_max", "_raw").replace("_min", "_raw")
@@ -326,7 +326,7 @@ def test_the_epochs_metrics_have_those_that_end_epoch_returns():
     assert end_epoch(live, 0) == expected
     # Also for a reader of the packed state, should the answer be lost.
     packed = _core.pack_state({"progress": live.progress.to_state()})
-    assert type(live.progress).of_packed(packed).epoch_metrics() == expected
+    assert type(live.progress).from_packed(packed).epoch_metrics() == expected
 
 
 def gan_loss(net, real, noise):
@@ -394,7 +394,7 @@ def test_a_step_of_ones_own_is_a_plain_loop_of_it():
 
 
 def build_gan_with_generators_kept():
-    with generators.preserved(True):
+    with generators.preserve_generators(True):
         return build_gan()
 
 
@@ -444,9 +444,9 @@ def computed(metric, of_classes):
 def test_a_threshold_is_reported_too(kind, options):
     metric = getattr(torchmetrics.classification, f"Binary{kind}")(**options)
     value, threshold = map(float, computed(metric, False))
-    assert numbers("m", metric.compute(), metric) == {"m": value, "m_threshold": threshold}
+    assert extract_numbers("m", metric.compute(), metric) == {"m": value, "m_threshold": threshold}
     both = torchmetrics.MetricCollection([metric])
-    found = numbers("all", both.compute(), both)
+    found = extract_numbers("all", both.compute(), both)
     assert found == {f"all_Binary{kind}": value, f"all_Binary{kind}_threshold": threshold}
     network = torch.nn.Linear(5, 1)
     model = cerebro.torch.Model(
@@ -481,17 +481,17 @@ def test_what_is_no_number_is_refused_with_a_cure_that_works(kind, options, cure
     value = computed(metric, of_classes)
     text = f"the metric 'm' computes a .*, which is not a number: .*{cure}"
     with pytest.raises(InputError, match=text):
-        numbers("m", value, metric)
+        extract_numbers("m", value, metric)
     both = torchmetrics.MetricCollection([metric])
     with pytest.raises(InputError, match=f"'all_{kind}' computes .*{cure}"):
-        numbers("all", {kind: value}, both)
+        extract_numbers("all", {kind: value}, both)
 
 
 @pytest.mark.parametrize("value", [[1.0, 2.0], (1.0, 2.0, 3.0), torch.ones(2), None])
 def test_a_function_that_computes_no_number(value):
     with pytest.raises(InputError, match=r"'m' computes a .*: report one of its numbers"):
-        numbers("m", value)
+        extract_numbers("m", value)
 
 
 def test_a_function_may_return_a_number_and_its_weight():
-    assert numbers("m", (torch.tensor(0.5), 3)) == {"m": 0.5}
+    assert extract_numbers("m", (torch.tensor(0.5), 3)) == {"m": 0.5}

@@ -518,12 +518,12 @@ class Wanting(torch.nn.Module):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_values_of_a_collator_are_moved_as_by_the_trainer(device):
-    from cerebro.torch.transformers import _moved
+    from cerebro.torch.transformers import _move_to_device
 
     value = torch.zeros(2)
     targets = [{"boxes": value, "pair": (value, "x"), 3: None}]
     batch = {"input_ids": value, "return_loss": True, "names": ["a", 3], "targets": targets}
-    moved = _moved(batch, torch.device(device))
+    moved = _move_to_device(batch, torch.device(device))
     inner = moved["targets"][0]
     tensors = (moved["input_ids"], inner["boxes"], inner["pair"][0])
     assert {each.device.type for each in tensors} == {device}

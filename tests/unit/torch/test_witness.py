@@ -10,8 +10,8 @@ import torch.nn.functional as F  # noqa: E402
 
 import cerebro  # noqa: E402
 from cerebro.torch.composites import is_reviewed  # noqa: E402
-from cerebro.torch.witness import Unavailable, Witness, difference  # noqa: E402
-from cerebro.worker.recorded_unit import RecordedStepDiffers, recorded_unit  # noqa: E402
+from cerebro.torch.witness import Unavailable, Witness, find_difference  # noqa: E402
+from cerebro.worker.recorded_unit import RecordedStepDiffers, replay_recorded_steps  # noqa: E402
 
 
 class Net(torch.nn.Module):
@@ -84,7 +84,7 @@ def batches(count, rare=0):
 
 def run(model, its):
     told = []
-    with recorded_unit(model, training=True):
+    with replay_recorded_steps(model, training=True):
         told += [model.train_batch(batch)["loss"].item() for batch in its]
     model.end_unit()
     return told, [p.detach().numpy().tobytes() for p in model.net.parameters()]
@@ -160,8 +160,10 @@ def test_a_witness_sees_the_operators_that_compute():
     with Witness() as witness:
         torch.ones(3).view(3, 1).add_(1).mm(torch.zeros(1, 2).clone())
     assert [name for name, _, _ in witness.leaves] == ["aten::add", "aten::mm"]
-    assert difference(witness.leaves, witness) is None
-    assert "mm() only while the step is not recorded" in difference(witness.leaves[:1], witness)
+    assert find_difference(witness.leaves, witness) is None
+    assert "mm() only while the step is not recorded" in find_difference(
+        witness.leaves[:1], witness
+    )
 
 
 # --- between units ----------------------------------------------------------------------

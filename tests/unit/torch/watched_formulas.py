@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from cerebro.torch.cpu_recorder import Recording
-from cerebro.torch.witness import Witness, difference, leaves_of
+from cerebro.torch.witness import Witness, find_difference, leaves_of
 
 FOLDER = Path(__file__).parent / "watched_formulas"
 
@@ -187,7 +187,7 @@ def differing(function: Case) -> str | None:
     recording = Recording([])
     with recording:
         run()
-    return difference(leaves_of(recording), witness)
+    return find_difference(leaves_of(recording), witness)
 
 
 def found() -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cerebro.worker.log import log_path, redirected_streams
+from cerebro.worker.log import log_path, redirect_streams
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def terminal() -> Iterator[io.StringIO]:
 def logged(path: Path, name: str = "of this test") -> str:
     """Return what a unit adds to its log, in which a logger warns."""
     before = path.read_text() if path.exists() else ""
-    with redirected_streams(path):
+    with redirect_streams(path):
         logging.getLogger(name).warning("in the unit")
     return (path.read_text() if path.exists() else "").removeprefix(before)
 
@@ -39,7 +39,7 @@ def test_handlers_are_noticed_whenever_they_come(tmp_path: Path, terminal: io.St
         log = tmp_path / "1.log"
         logger = logging.getLogger("of this test")
         logger.propagate = False
-        with redirected_streams(log):
+        with redirect_streams(log):
             pass  # lists the handlers so far
         logger.addHandler(logging.StreamHandler())
         assert logged(log) == "in the unit\n"
@@ -88,7 +88,7 @@ def test_files_and_other_streams_are_left_alone(tmp_path: Path, terminal: io.Str
 
 def test_handlers_are_not_kept_alive(tmp_path: Path, terminal: io.StringIO) -> None:
     handler = logging.StreamHandler()
-    with redirected_streams(tmp_path / "1.log"):
+    with redirect_streams(tmp_path / "1.log"):
         pass
     gone = weakref.ref(handler)
     del handler
@@ -104,7 +104,7 @@ def test_paths_of_logs(tmp_path: Path) -> None:
 def test_a_descriptor_that_a_trial_has_closed_is_not_pointed_again(tmp_path: Path) -> None:
     """Its number may be that of the user's file since."""
     mine = tmp_path / "mine"
-    with redirected_streams(tmp_path / "1.log"):
+    with redirect_streams(tmp_path / "1.log"):
         number = sys.stdout.fileno()
         os.close(number)
         file = os.open(mine, os.O_WRONLY | os.O_CREAT)
@@ -112,7 +112,7 @@ def test_a_descriptor_that_a_trial_has_closed_is_not_pointed_again(tmp_path: Pat
             os.dup2(file, number)
             os.close(file)
         print("printed")
-    with redirected_streams(tmp_path / "2.log"):
+    with redirect_streams(tmp_path / "2.log"):
         os.write(number, b"of the user")
         os.write(sys.stdout.fileno(), b"of the trial")
     os.close(number)

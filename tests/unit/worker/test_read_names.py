@@ -20,7 +20,7 @@ NAMES = ("lr", "optimizer.name", "optimizer.momentum", "sizes")
 
 def read_by(build: Callable[[Any], object]) -> ReadNames:
     reads = Reads()
-    kept = build(reads.noted(CONFIG))
+    kept = build(reads.note_reads(CONFIG))
     if reads.is_held():
         reads.give_up()
     del kept
@@ -104,7 +104,7 @@ def every_way(config: Any) -> Iterator[Any]:
 
 
 def test_it_is_a_dict_in_every_way() -> None:
-    given = Reads().noted(CONFIG)
+    given = Reads().note_reads(CONFIG)
     assert isinstance(given, dict) and given == CONFIG
     assert repr(given) == repr(CONFIG) and len(given) == 4 and bool(given)
     assert list(given) == list(CONFIG) == list(given.keys()) and next(reversed(given)) == "sizes"
@@ -127,7 +127,7 @@ def test_it_is_a_dict_in_every_way() -> None:
 
 def test_the_configuration_itself_is_not_changed() -> None:
     before = copy.deepcopy(CONFIG)
-    given = Reads().noted(CONFIG)
+    given = Reads().note_reads(CONFIG)
     given["optimizer"]["name"] = "adam"
     given.clear()
     assert before == CONFIG
@@ -135,7 +135,7 @@ def test_the_configuration_itself_is_not_changed() -> None:
 
 def test_nothing_is_unread_once_it_is_given_up() -> None:
     reads = Reads()
-    reads.noted(CONFIG)
+    reads.note_reads(CONFIG)
     reads.give_up()
     assert reads.names(CONFIG) == ReadNames()
 
@@ -144,7 +144,7 @@ def raised(act: Callable[[Any], object]) -> bool:
     """Return whether an error that `act` raises may be due to the dict that it gets."""
     reads = Reads()
     try:
-        act(reads.noted(CONFIG))
+        act(reads.note_reads(CONFIG))
     except Exception as error:
         return reads.may_have_caused(error)
     pytest.fail("nothing was raised")

@@ -53,44 +53,44 @@ def tasks_of(*tasks: Task) -> timeout_tracebacks.LateTasks:
 def test_the_timer_is_that_of_the_task_that_is_late_first(timer, tmp_path):
     one, two = Task("one", tmp_path, 5.0), Task("two", tmp_path, 3.0)
     looking = tasks_of(one, two)
-    looking.look()
+    looking.set_timer()
     assert timer.to == (3.0, "two.log")
     two.seconds_left = None  # it waits for its turn
-    looking.look()
+    looking.set_timer()
     assert timer.to == (5.0, "one.log")
     timer.now, one.seconds_left = 101.0, 4.0
-    looking.look()
+    looking.set_timer()
     assert (timer.to, timer.calls) == ((5.0, "one.log"), 2)  # it still fits
     one.seconds_left, two.seconds_left = None, 2.9
-    looking.look()
+    looking.set_timer()
     assert timer.to == (2.9, "two.log")
     two.seconds_left = None
-    looking.look()
+    looking.set_timer()
     assert timer.to is None and looking._file == -1
 
 
 def test_a_late_task_is_dumped_once(timer, tmp_path):
     one, two = Task("one", tmp_path, 1.0), Task("two", tmp_path, 7.0)
     looking = tasks_of(one, two)
-    looking.look()
+    looking.set_timer()
     timer.now, one.seconds_left, two.seconds_left = 101.5, -0.5, 5.5
-    looking.look()  # the timer has run out for the first one, and may still have to write
+    looking.set_timer()  # the timer has run out for the first one, and may still have to write
     assert timer.to == (1.0, "one.log")
     timer.now, one.seconds_left, two.seconds_left = 102.0, -1.0, 5.0
-    looking.look()
+    looking.set_timer()
     assert timer.to == (5.0, "two.log")
     one.identity, one.seconds_left = "its next", 2.0
-    looking.look()
+    looking.set_timer()
     assert timer.to == (2.0, "one.log")
 
 
 def test_a_log_that_cannot_be_opened_stops_nothing(timer, tmp_path):
     one = Task("one", tmp_path / "missing", 1.0)
     looking = tasks_of(one)
-    looking.look()
+    looking.set_timer()
     assert timer.to is None
     one.log = tmp_path / "one.log"
-    looking.look()
+    looking.set_timer()
     assert timer.to == (1.0, "one.log")
 
 
@@ -122,7 +122,7 @@ def test_the_clock_of_a_unit_stops_while_it_waits_for_its_turn(monkeypatch, tmp_
     clock.limit = 3.0
     assert clock.seconds_left is None  # it has no task
     clock.begin(tmp_path / "0.log")
-    clock.built()
+    clock.note_built()
     before = clock.identity
     page.now += 1.0
     assert clock.seconds_left == pytest.approx(2.0)

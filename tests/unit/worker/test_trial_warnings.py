@@ -10,7 +10,7 @@ import pytest
 
 from cerebro.worker import trial_warnings
 from cerebro.worker.messages import Warned
-from cerebro.worker.trial_warnings import ShownWarnings, Watch, carried_filters, show
+from cerebro.worker.trial_warnings import ShownWarnings, Watch, carry_filters, show
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def category(module, base=UserWarning):
 
 
 def noted(watch, *raised, trial=0):
-    with watch.of(trial) as found:
+    with watch.collect(trial) as found:
         for message, kind in raised:
             warnings.warn(message, kind, stacklevel=1)
     return [each.text for each in found]
@@ -45,7 +45,7 @@ def test_a_filter_holds_for_a_category_that_is_not_imported_yet(monkeypatch):
     odd = category("a_library_of_late")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", odd)
-        carried = carried_filters()
+        carried = carry_filters()
     watch = Watch(carried)
     assert noted(watch, ("a", odd), ("b", UserWarning)) == ["b"]
     monkeypatch.setitem(sys.modules, "a_library_of_late", types.SimpleNamespace(Odd=odd))
@@ -57,7 +57,7 @@ def test_a_filter_holds_for_a_category_that_is_not_imported_yet(monkeypatch):
 def test_a_filter_of_several_categories_travels():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", (UserWarning, DeprecationWarning))
-        carried = carried_filters()
+        carried = carry_filters()
     watch = Watch(carried)
     kinds = (UserWarning, DeprecationWarning, RuntimeWarning)
     assert noted(watch, *((kind.__name__, kind) for kind in kinds)) == ["RuntimeWarning"]
@@ -81,7 +81,7 @@ def test_what_the_users_code_puts_in_place_of_showwarning_stays(monkeypatch):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     seen = []
     watch = Watch()
-    with watch.of(0):
+    with watch.collect(0):
         warnings.showwarning = lambda message, *rest, **more: seen.append(str(message))
         warnings.warn("a", stacklevel=1)
     warnings.warn("b", stacklevel=1)

@@ -19,7 +19,7 @@ from cerebro.worker import dropped_models, jobs
 from cerebro.worker import runner as worker_runner
 from cerebro.worker.hop_check import is_array, walk
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
-from cerebro.worker.pickled import pickled_event
+from cerebro.worker.pickled import pickle_event
 from cerebro.worker.runner import UnitRunner
 
 torch = pytest.importorskip("torch")
@@ -286,7 +286,7 @@ def test_models_that_are_alive_make_room_for_a_unit(context, monkeypatch, error)
 
 @pytest.mark.usefixtures("no_collections")
 def test_models_of_the_other_workers_of_a_process_make_room(context, monkeypatch):
-    monkeypatch.setattr(turns, "alone", lambda: True)  # as in a process of two workers
+    monkeypatch.setattr(turns, "wait_until_alone", lambda: True)  # as in a process of two workers
     monkeypatch.setattr(ShortOfMemory, "shown", 0)
     together: list[UnitRunner] = []
 
@@ -476,7 +476,7 @@ def test_a_worker_that_has_lost_its_gpu_is_given_up(context, monkeypatch):
         runner = UnitRunner(replace(context, device="cuda:0"), worker=0, own_process=own_process)
         with monkeypatch.context() as patch:
             patch.setattr(
-                "cerebro.worker.runner.redirected_descriptors",
+                "cerebro.worker.runner.redirect_descriptors",
                 lambda path: contextlib.nullcontext(),
             )
             failed = runner.run(task(0, 0))
@@ -577,5 +577,5 @@ def test_an_event_may_hold_an_object_of_the_users_code() -> None:
         """As a name that a metric was given in a notebook."""
 
     event = CheckDone(3, (Local("lost"),))
-    back = pickle.loads(pickled_event(event))
+    back = pickle.loads(pickle_event(event))
     assert (back.worker, back.problems) == (3, ("lost",))

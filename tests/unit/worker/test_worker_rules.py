@@ -14,10 +14,10 @@ from cerebro.worker import growth
 from cerebro.worker.growth import Growth
 from cerebro.worker.messages import Task, WorkerLost
 from cerebro.worker.user_errors import (
-    channels_last,
-    known_mistake,
-    short_of_memory,
-    unlike_types,
+    explain_channels_last,
+    explain_known_mistake,
+    explain_memory_shortage,
+    explain_unlike_types,
 )
 
 # --- failures that are alike -----------------------------------------------------
@@ -74,8 +74,8 @@ def test_a_worker_that_has_not_beaten_yet_has_two_minutes():
 
 
 def test_a_worker_is_looked_at_five_times_before_it_is_given_up():
-    assert TaskWatch(10.0, None).patience(None) == 2.0
-    assert TaskWatch(10.0, None).patience(9999.0) == 2.0
+    assert TaskWatch(10.0, None).seconds_to_next_look(None) == 2.0
+    assert TaskWatch(10.0, None).seconds_to_next_look(9999.0) == 2.0
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_worker_is_looked_at_five_times_before_it_is_given_up():
 def test_a_task_is_late_when_its_time_is_over(seconds, late, patience):
     watch = TaskWatch(10.0, 1.5)
     assert watch.is_late(seconds) is late
-    assert watch.patience(seconds) == patience
+    assert watch.seconds_to_next_look(seconds) == patience
     assert not TaskWatch(10.0, None).is_late(seconds)
 
 
@@ -194,7 +194,7 @@ def test_trials_are_told_apart_and_forgotten():
 
 def test_a_unit_that_loaded_its_model_may_keep_some():
     before, after = Usage(0, 100 * MB), Usage(0, 400 * MB)
-    of = growth.unexplained
+    of = growth.measure_unexplained
     assert of(before, after, loaded=False, state_bytes=MB) == 300 * MB
     assert of(after, before, loaded=False, state_bytes=MB) == -300 * MB
     assert of(before, after, loaded=True, state_bytes=50 * MB) == (300 - 150 - 32) * MB
@@ -219,22 +219,22 @@ def test_kills_for_memory_are_counted_where_they_are_told(tmp_path, name):
     (tmp_path / "proc/self").mkdir(parents=True)
     if group is not None:
         (tmp_path / "proc/self/cgroup").write_text(group)
-    assert memory.kills(tmp_path / "cgroup", tmp_path / "proc") == 0
+    assert memory.count_kills(tmp_path / "cgroup", tmp_path / "proc") == 0
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
-    assert memory.kills(tmp_path / "cgroup", tmp_path / "proc") == 3
+    assert memory.count_kills(tmp_path / "cgroup", tmp_path / "proc") == 3
 
 
 def test_memory_of_this_process():
-    used = memory.usage()
+    used = memory.read_usage()
     if used is None:
         pytest.skip("the system does not say what a process uses")
     kept = bytearray(b"x" * (64 * MB))
-    more = memory.usage()
+    more = memory.read_usage()
     assert more.private - used.private > 60 * MB
     assert more.resident - used.resident > 60 * MB
     del kept
-    assert memory.usage("no such process") is None
+    assert memory.read_usage("no such process") is None
 
 
 # --- types that do not fit ------------------------------------------------------
@@ -286,9 +286,9 @@ def test_types_that_pytorch_refuses_are_told_by_column():
     for call, hint in dtype_failures(torch):
         with pytest.raises((RuntimeError, ValueError)) as caught:
             call()
-        assert unlike_types(caught.value, COLUMNS) == hint, caught.value
-    assert unlike_types(KeyError("double float type"), COLUMNS) == ""
-    assert unlike_types(RuntimeError("double trouble"), COLUMNS) == ""
+        assert explain_unlike_types(caught.value, COLUMNS) == hint, caught.value
+    assert explain_unlike_types(KeyError("double float type"), COLUMNS) == ""
+    assert explain_unlike_types(RuntimeError("double trouble"), COLUMNS) == ""
 
 
 def test_hints_on_rows_in_memory_do_not_name_shard():
@@ -296,17 +296,17 @@ def test_hints_on_rows_in_memory_do_not_name_shard():
     for call, hint in dtype_failures(torch):
         with pytest.raises((RuntimeError, ValueError)) as caught:
             call()
-        given = unlike_types(caught.value, COLUMNS, given=True)
+        given = explain_unlike_types(caught.value, COLUMNS, given=True)
         assert (given == "") == (hint == "") and "shard" not in given
     label = ValueError("expected target dtype to be Long or Byte, but got Double")
-    told = unlike_types(label, COLUMNS, given=True)
+    told = explain_unlike_types(label, COLUMNS, given=True)
     assert told == """; column 'y' is float64: give y.astype("int64")"""
     odd = {"my label": Column("my label", "float64")}
-    assert unlike_types(label, odd, given=True).endswith(
+    assert explain_unlike_types(label, odd, given=True).endswith(
         """give data['my label'].astype("int64")"""
     )
-    assert known_mistake(label).endswith("give shard dtypes= with 'int64' for the column")
-    assert known_mistake(label, given=True).endswith("""the column with .astype("int64")""")
+    assert explain_known_mistake(label).endswith("give shard dtypes= with 'int64' for the column")
+    assert explain_known_mistake(label, given=True).endswith("""the column with .astype("int64")""")
 
 
 @pytest.mark.parametrize(
@@ -324,9 +324,9 @@ def test_hints_on_images_of_bytes_name_the_transforms(shape, steps):
     with pytest.raises(RuntimeError) as caught:
         torch.nn.Conv2d(3, 4, 3)(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
     chain = f'with_transforms({{"x": [{steps}]}}), from cerebro.transforms'
-    told = unlike_types(caught.value, columns)
+    told = explain_unlike_types(caught.value, columns)
     assert told == f"; column 'x' is uint8: train on data.{chain}"
-    told = unlike_types(caught.value, columns, given=True)
+    told = explain_unlike_types(caught.value, columns, given=True)
     assert told == f"; column 'x' is uint8: train on cerebro.shard(rows, folder).{chain}"
 
 
@@ -335,13 +335,13 @@ def test_channels_that_come_last_are_told():
     columns = {"x": Column("x", "float32", (16, 16, 3)), "y": Column("y", "int64")}
     with pytest.raises(RuntimeError) as caught:
         torch.nn.Conv2d(3, 4, 3)(torch.zeros(2, 16, 16, 3))
-    assert channels_last(caught.value, columns) == (
+    assert explain_channels_last(caught.value, columns) == (
         """; column 'x' has the channels last: train on data.with_transforms({"x": [ToCHW()]}), """
         "from cerebro.transforms"
     )
     first = {"x": Column("x", "float32", (5, 16, 16))}
-    assert channels_last(caught.value, first) == ""
-    assert channels_last(RuntimeError("something else"), columns) == ""
+    assert explain_channels_last(caught.value, first) == ""
+    assert explain_channels_last(RuntimeError("something else"), columns) == ""
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_channels_that_come_last_are_told():
     ],
 )  # fmt: skip
 def test_a_lack_of_memory_gets_a_cure(error, device, where):
-    hint = short_of_memory(error, device)
+    hint = explain_memory_shortage(error, device)
     assert hint.startswith(f"; {where} is out of memory: give a smaller batch_size")
     assert ("fewer workers" in hint) == (where == "this machine")
 
@@ -371,4 +371,4 @@ def test_a_lack_of_memory_gets_a_cure(error, device, where):
     "error", [RuntimeError("shape mismatch"), ValueError("out of memory"), OSError(2, "no file")]
 )
 def test_other_errors_are_no_lack_of_memory(error):
-    assert short_of_memory(error, "cpu") == ""
+    assert explain_memory_shortage(error, "cpu") == ""

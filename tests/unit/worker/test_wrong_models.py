@@ -748,10 +748,10 @@ def test_wide_rows_are_compared_without_copies():
     rows[3, -1] = 1.0
     tracemalloc.start()
     try:
-        found = list(outputs.of_same_outputs(np.zeros((4, 2), np.float32), [rows]))
+        found = list(outputs.check_same_outputs(np.zeros((4, 2), np.float32), [rows]))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert [finding.code for finding in found] == ["same-output"]
     assert peak < 2 * rows.nbytes
-    assert not list(outputs.of_same_outputs(np.zeros((4, 2), np.float32), [rows[:3]]))
+    assert not list(outputs.check_same_outputs(np.zeros((4, 2), np.float32), [rows[:3]]))
