@@ -116,12 +116,12 @@ def conduct(
             if first is not None:
                 session.progress.phase("trying the first configuration")
                 tried = check_hop(executor, workers, context, make_recordable(first.config)[0])
-                coordinator.note_first_warnings(tried.warned)
-                coordinator.note_findings(find_wrong_ranking(settings.metric, settings.mode))
-                coordinator.note_findings(tried.findings_to_show())
+                coordinator.events.note_first_warnings(tried.warned)
+                coordinator.events.note_findings(find_wrong_ranking(settings.metric, settings.mode))
+                coordinator.events.note_findings(tried.findings_to_show())
                 tried.raise_if_broken()
                 coordinator.words = tried.words
-                coordinator.unread.begin(make_recordable(first.config)[0], tried.read)
+                coordinator.events.unread.begin(make_recordable(first.config)[0], tried.read)
                 if tried.metrics is not None:
                     require_metrics(settings, tried.metrics, tried.words)
                 if settings.workers > 0:

@@ -12,17 +12,18 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import cerebro.control as control
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.commands import Commands
+from cerebro.coordinator.event_book import EventBook
 from cerebro.coordinator.failures import (
     ALIKE_FAILURES,
     LostWorkers,
     asks_to_stop,
     explain_missing_metric,
-    list_not_finite,
     raise_if_alike,
     raise_if_all_failed,
 )
@@ -34,16 +35,12 @@ from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings, SearchLoop
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.coordinator.trials import LiveTrials, TrialSettings
-from cerebro.coordinator.unread import UnreadNames
-from cerebro.data import depots
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Executor, as_placing, as_queueing
 from cerebro.model import Words
-from cerebro.report.findings import UNREAD, Finding
 from cerebro.report.snapshot import Snapshot
 from cerebro.run.records import (
     ENDED,
-    NOT_EXACT,
     NOTHING_RAISED,
     EpochRecord,
     Raised,
@@ -53,7 +50,6 @@ from cerebro.run.records import (
 from cerebro.run.settings import Settings
 from cerebro.run.store import Store
 from cerebro.searchers.base import Searcher, Suggestion, expected_trials
-from cerebro.worker.growth import Growth
 from cerebro.worker.messages import (
     CheckDone,
     News,
@@ -66,11 +62,9 @@ from cerebro.worker.messages import (
     UnitDone,
     UnitFailed,
     WarmTask,
-    Warned,
     WorkerJoined,
     WorkerLost,
 )
-from cerebro.worker.trial_warnings import EVENT, ShownWarnings, show_finding
 
 QUEUED_SECONDS = 0.5
 """Only units shorter than this are queued at a busy worker: a longer one would delay a user's
@@ -110,6 +104,8 @@ class Coordinator:
         self._wall_started = time.time() - before
         self._restored = restored
         self._hooks = hooks
+        folds = None if settings.folds is None else len(settings.folds)
+        self.events = EventBook(store, self._read_clock, settings.build, folds)
         self._overview = Overview(
             settings.ranking,
             settings.folder,
@@ -143,16 +139,14 @@ class Coordinator:
         self._warming: set[int] = set()  # workers that are still importing
         self._libraries: set[str] = set()
         self._lost_workers = LostWorkers(settings.max_retries)
-        self._growth = Growth()
-        self._moved: set[str] = set()  # reasons why PyTorch moves batches to GPUs
-        self._shown_warnings = ShownWarnings()
         self.words = Words()
         """What the model's users call its methods, for messages."""
-        self.unread = UnreadNames()
         # A build that the user has not written may belong to a run that its caller removes.
         self._kept_in = settings.folder if getattr(settings.build, "keeps_run", True) else None
         self.out_of_time = False
-        self._commands = Commands(settings.folder / control.FOLDER, self._note_command)
+        self._commands = Commands(
+            settings.folder / control.FOLDER, partial(self.events.add, "command")
+        )
         if restored is not None:
             self._searched.restore(restored.trials, restored.decisions)
             restored.trials.clear()  # else trials would stay in memory after they end
@@ -215,7 +209,7 @@ class Coordinator:
         if not self.is_stopped:
             self._searched.end_paused()
         self.end_open_trials()
-        self._note_unread_names()
+        self.events.note_unread_names()
         records = [trial.record for trial in self.trials.values()]
         raise_if_all_failed(records, self._searched.forgotten, self._kept_in)
 
@@ -297,7 +291,7 @@ class Coordinator:
         if new and not self._loop.searcher.expects_failures:
             raise_if_alike([trial.record for trial in first], self._kept_in)
         for number in self._searched.forget_ended(self._loop.rounds.expects):
-            self._growth.forget(number)
+            self.events.forget(number)
         return advanced
 
     def _report(self, trial: LiveTrial) -> None:
@@ -340,7 +334,7 @@ class Coordinator:
                 attempt=attempt,
                 origin=trial.origin,
                 clone_of=trial.clone_of if is_first else None,
-                notes_reads=is_first and self.unread.asks_about(trial.record.config),
+                notes_reads=is_first and self.events.unread.asks_about(trial.record.config),
                 ended=self._trials.take_ended(number),
             )
             self._overview.unit_begins(trial_number, number)
@@ -398,7 +392,7 @@ class Coordinator:
         trial = self._trials.by_number[task.trial]
         following = self._finish_in_flight(event.worker)
         trial.unit_seconds = event.seconds
-        self._add_read_names(event)
+        self.events.add_read_names(event)
         self._forget_live_models(event.worker, event.dropped)
         trial.position += 1
         trial.origin = None
@@ -423,12 +417,12 @@ class Coordinator:
         trial.last_worker = event.worker
         self._lost_workers.unit_done(event.worker, task)
         self._libraries.update(event.libraries)
-        self._watch_memory(event)
-        self._note_not_exact(trial, event.not_exact)
-        self._note_moved_batches(event.moved)
+        self.events.watch_memory(event)
+        self.events.note_not_exact(trial, event.not_exact)
+        self.events.note_moved_batches(event.moved)
         if event.unlike:
-            self._note_wrong_step(trial, event.unlike)
-        self._note_warnings(trial, event.warned)
+            self.events.note_wrong_step(trial, event.unlike)
+        self.events.note_warnings(trial, event.warned)
         means = {name: s / w for name, (s, w) in event.sums.items() if w}
         self._hooks.notify_of(trial.record, "on_unit_end", means)
         if event.metrics is not None and event.is_kept:
@@ -479,11 +473,11 @@ class Coordinator:
         before = trial.expected.pop(epoch.epoch, epoch.state_hash)
         if before != epoch.state_hash:
             text = f"epoch {epoch.epoch} was trained again and gave a different state"
-            self.store.add_event(self._read_clock(), "not the same", text, trial.record.number)
+            self.events.add("not the same", text, trial.record.number)
             warnings.warn(f"trial {trial.record.number}: {text}", stacklevel=2)
         trial.lost_states = 0
         self._trials.add_epoch(trial, epoch)
-        self._note_not_finite(trial, epoch.epoch)
+        self.events.note_not_finite(trial, epoch.epoch)
         if report:
             self._report(trial)
 
@@ -496,8 +490,8 @@ class Coordinator:
         self._schedule.unit_failed(worker, self._read_clock())
         self._forget_live_models(event.worker, event.dropped)
         trial.worker = None
-        self._note_warnings(trial, event.warned)
-        self._add_read_names(event)
+        self.events.note_warnings(trial, event.warned)
+        self.events.add_read_names(event)
         if event.kind == "data":
             raise CorruptDataError(event.message)
         if event.kind == "storage":
@@ -570,7 +564,7 @@ class Coordinator:
         verdict = self._lost_workers.add(event, task)
         number = None if task is None else task.trial
         kind = "worker left" if event.has_left else "worker lost"
-        self.store.add_event(self._read_clock(), kind, verdict.text, number)
+        self.events.add(kind, verdict.text, number)
         if task is not None:
             trial = self._trials.by_number[task.trial]
             trial.worker = None
@@ -597,7 +591,7 @@ class Coordinator:
         if not self._schedule_worker and not self._warming:
             raise WorkerError(f"no worker process is left, and none can be started: {cause}")
         text = f"a worker process is missing from now on: {cause}"
-        self.store.add_event(self._read_clock(), "worker not replaced", text)
+        self.events.add("worker not replaced", text)
         warnings.warn(text, stacklevel=2)
 
     def _forget_live_models(self, worker: int, dropped: Sequence[int]) -> None:
@@ -611,7 +605,7 @@ class Coordinator:
     def _handle_cluster_event(self, event: News) -> None:
         """Handle the events that only executors for several machines send."""
         if isinstance(event, WorkerJoined):
-            self.store.add_event(self._read_clock(), "worker joined", f"worker {event.worker}")
+            self.events.add("worker joined", f"worker {event.worker}")
             self._warm_up(event.worker)
         elif isinstance(event, ShardsPlaced):
             self._update_holders()
@@ -623,7 +617,7 @@ class Coordinator:
         elif isinstance(event, StateLost):
             self._handle_state_lost(event)
         elif isinstance(event, Note):
-            self.store.add_event(self._read_clock(), event.kind, event.text)
+            self.events.add(event.kind, event.text)
             warnings.warn(event.text, stacklevel=2)
 
     def _handle_state_lost(self, event: StateLost) -> None:
@@ -644,101 +638,8 @@ class Coordinator:
         self._trials.go_back(trial, event.position)
         lost = before - trial.position
         text = f"{event.reason}; {lost} unit(s) of trial {event.trial} are trained again"
-        self.store.add_event(self._read_clock(), "state lost", text, event.trial)
+        self.events.add("state lost", text, event.trial)
         self._apply_commands(trial)
-
-    # --- warnings and remarks --------------------------------------------
-
-    def note_first_warnings(self, warned: Sequence[Warned]) -> None:
-        """Show and record the warnings of the hop check, which tries trial 0's configuration."""
-        for warning in warned:
-            self.store.add_event(self._read_clock(), EVENT, str(warning))
-        self._shown_warnings.show(warned, self._name_of(0))
-
-    def note_findings(self, findings: Sequence[Finding]) -> None:
-        """Show and record each mistake that the hop check found, once."""
-        for finding in findings:
-            self.store.add_event(self._read_clock(), EVENT, str(finding))
-            show_finding(finding, self.settings.build, f"{self._name_of(0)}: ")
-
-    def _add_read_names(self, event: UnitDone | UnitFailed) -> None:
-        if event.task.notes_reads:
-            self.unread.add(event.task.config, event.read)
-
-    def _note_unread_names(self) -> None:
-        """Show and record that no trial has read a name of the space."""
-        finding = self.unread.make_finding()
-        if finding is not None:
-            self.store.add_event(self._read_clock(), UNREAD, str(finding))
-            show_finding(finding, self.settings.build)
-
-    def _note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
-        """Record a trial's warnings, and show those that no other trial has raised."""
-        number = trial.record.number
-        for warning in warned:
-            if warning not in trial.warned:  # another worker may have raised it before
-                trial.warned.add(warning)
-                self.store.add_event(self._read_clock(), EVENT, str(warning), number)
-        self._shown_warnings.show(warned, self._name_of(number))
-
-    def _name_of(self, number: int) -> str:
-        """Return the user's name for a trial; with folds, it names configuration and fold."""
-        folds = self.settings.folds
-        if folds is None:
-            return f"trial {number}"
-        return f"trial {number // len(folds)}, fold {number % len(folds)}"
-
-    def _note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
-        for name in operations:
-            if name not in trial.not_exact:
-                trial.not_exact.add(name)
-                number = trial.record.number
-                self.store.add_event(self._read_clock(), NOT_EXACT, name, number)
-                warnings.warn(
-                    f"trial {number} is not exact: {name} has no deterministic version on its "
-                    "device, so its states may differ from run to run",
-                    stacklevel=2,
-                )
-
-    def _note_wrong_step(self, trial: LiveTrial, unlike: str) -> None:
-        """Record that a trial's recorded step, which its earlier units used, was wrong."""
-        number = trial.record.number
-        text = (
-            f"{self._name_of(number)}, {unlike}. Earlier units have used that step, so the results "
-            "of this trial may be wrong: run it again with graph=False"
-        )
-        self.store.add_event(self._read_clock(), "recorded step differs", text, number)
-        self.store.add_event(
-            self._read_clock(), NOT_EXACT, "a recorded step that was wrong", number
-        )
-        warnings.warn(text, stacklevel=2)
-
-    def _note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
-        """Record the first epoch in which a trial's validation metric is not finite."""
-        problem = list_not_finite(trial.record.epochs[-1].metrics)
-        if problem and not trial.not_finite:
-            trial.not_finite = True
-            text = f"trial {trial.record.number}, epoch {epoch}: {problem}"
-            self.store.add_event(self._read_clock(), "not finite", text, trial.record.number)
-
-    def _note_moved_batches(self, why: str) -> None:
-        """Warn once per run that PyTorch moves batches to a GPU; record each reason."""
-        if not why or why in self._moved:
-            return
-        self._moved.add(why)
-        self.store.add_event(self._read_clock(), "batches are moved", why)
-        if len(self._moved) == 1:
-            warnings.warn(depots.explain_moving(why), stacklevel=2)
-
-    def _watch_memory(self, event: UnitDone) -> None:
-        """Record that a trial's memory grows in every epoch; see `cerebro.worker.growth`."""
-        task = event.task
-        self._growth.add(task.trial, event.grown)
-        if event.metrics is not None:
-            text = self._growth.end_epoch(task.trial, task.epoch, event.resident)
-            if text is not None:
-                self.store.add_event(self._read_clock(), "memory grows", text, task.trial)
-                warnings.warn(text, stacklevel=2)
 
     # --- the user's commands ---------------------------------------------
 
@@ -800,9 +701,6 @@ class Coordinator:
         elif trial.held and trial.record.status != "paused":
             self._trials.set_status(trial, "paused")
 
-    def _note_command(self, text: str) -> None:
-        self.store.add_event(self._read_clock(), "command", text)
-
     # --- time ------------------------------------------------------------
 
     def _read_clock(self) -> float:
@@ -815,7 +713,7 @@ class Coordinator:
         limit = self.settings.time_limit
         if limit is not None and not self.out_of_time and self._elapsed_seconds() >= limit:
             self.out_of_time = True
-            self.store.add_event(self._read_clock(), "time limit", f"{limit} seconds are over")
+            self.events.add("time limit", f"{limit} seconds are over")
 
     def _seconds_to_wait(self) -> float:
         """Return how long to wait for events before something else is due."""

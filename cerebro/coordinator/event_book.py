@@ -1,0 +1,132 @@
+"""What a run records besides training, and the warnings that it shows."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+from cerebro.coordinator.failures import list_not_finite
+from cerebro.coordinator.trial import LiveTrial
+from cerebro.coordinator.unread import UnreadNames
+from cerebro.data import depots
+from cerebro.report.findings import UNREAD, Finding
+from cerebro.run.records import NOT_EXACT
+from cerebro.run.store import Store
+from cerebro.worker.growth import Growth
+from cerebro.worker.messages import UnitDone, UnitFailed, Warned
+from cerebro.worker.trial_warnings import EVENT, ShownWarnings, show_finding
+
+
+class EventBook:
+    """Records events with the time of the run's clock; shows each warning once."""
+
+    def __init__(
+        self,
+        store: Store,
+        read_clock: Callable[[], float],
+        build: Callable[..., object],
+        folds: int | None,
+    ) -> None:
+        self._store = store
+        self._read_clock = read_clock
+        self._build = build
+        self._folds = folds
+        self.unread = UnreadNames()
+        self._growth = Growth()
+        self._shown = ShownWarnings()
+        self._moved: set[str] = set()  # reasons why PyTorch moves batches to GPUs
+
+    def add(self, kind: str, text: str, trial: int | None = None) -> None:
+        self._store.add_event(self._read_clock(), kind, text, trial)
+
+    def forget(self, trial: int) -> None:
+        """Drop what was kept about a trial that has ended."""
+        self._growth.forget(trial)
+
+    def note_first_warnings(self, warned: Sequence[Warned]) -> None:
+        """Show and record the warnings of the hop check, which tries trial 0's configuration."""
+        for warning in warned:
+            self.add(EVENT, str(warning))
+        self._shown.show(warned, self._name_of(0))
+
+    def note_findings(self, findings: Sequence[Finding]) -> None:
+        """Show and record each mistake that the hop check found, once."""
+        for finding in findings:
+            self.add(EVENT, str(finding))
+            show_finding(finding, self._build, f"{self._name_of(0)}: ")
+
+    def add_read_names(self, event: UnitDone | UnitFailed) -> None:
+        if event.task.notes_reads:
+            self.unread.add(event.task.config, event.read)
+
+    def note_unread_names(self) -> None:
+        """Show and record that no trial has read a name of the space."""
+        finding = self.unread.make_finding()
+        if finding is not None:
+            self.add(UNREAD, str(finding))
+            show_finding(finding, self._build)
+
+    def note_warnings(self, trial: LiveTrial, warned: Sequence[Warned]) -> None:
+        """Record a trial's warnings, and show those that no other trial has raised."""
+        number = trial.record.number
+        for warning in warned:
+            if warning not in trial.warned:  # another worker may have raised it before
+                trial.warned.add(warning)
+                self.add(EVENT, str(warning), number)
+        self._shown.show(warned, self._name_of(number))
+
+    def _name_of(self, number: int) -> str:
+        """Return the user's name for a trial; with folds, it names configuration and fold."""
+        if self._folds is None:
+            return f"trial {number}"
+        return f"trial {number // self._folds}, fold {number % self._folds}"
+
+    def note_not_exact(self, trial: LiveTrial, operations: Sequence[str]) -> None:
+        for name in operations:
+            if name not in trial.not_exact:
+                trial.not_exact.add(name)
+                number = trial.record.number
+                self.add(NOT_EXACT, name, number)
+                warnings.warn(
+                    f"trial {number} is not exact: {name} has no deterministic version on its "
+                    "device, so its states may differ from run to run",
+                    stacklevel=2,
+                )
+
+    def note_wrong_step(self, trial: LiveTrial, unlike: str) -> None:
+        """Record that a trial's recorded step, which its earlier units used, was wrong."""
+        number = trial.record.number
+        text = (
+            f"{self._name_of(number)}, {unlike}. Earlier units have used that step, so the results "
+            "of this trial may be wrong: run it again with graph=False"
+        )
+        self.add("recorded step differs", text, number)
+        self.add(NOT_EXACT, "a recorded step that was wrong", number)
+        warnings.warn(text, stacklevel=2)
+
+    def note_not_finite(self, trial: LiveTrial, epoch: int) -> None:
+        """Record the first epoch in which a trial's validation metric is not finite."""
+        problem = list_not_finite(trial.record.epochs[-1].metrics)
+        if problem and not trial.not_finite:
+            trial.not_finite = True
+            text = f"trial {trial.record.number}, epoch {epoch}: {problem}"
+            self.add("not finite", text, trial.record.number)
+
+    def note_moved_batches(self, why: str) -> None:
+        """Warn once per run that PyTorch moves batches to a GPU; record each reason."""
+        if not why or why in self._moved:
+            return
+        self._moved.add(why)
+        self.add("batches are moved", why)
+        if len(self._moved) == 1:
+            warnings.warn(depots.explain_moving(why), stacklevel=2)
+
+    def watch_memory(self, event: UnitDone) -> None:
+        """Record that a trial's memory grows in every epoch; see `cerebro.worker.growth`."""
+        task = event.task
+        self._growth.add(task.trial, event.grown)
+        if event.metrics is not None:
+            text = self._growth.end_epoch(task.trial, task.epoch, event.resident)
+            if text is not None:
+                self.add("memory grows", text, task.trial)
+                warnings.warn(text, stacklevel=2)
