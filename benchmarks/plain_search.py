@@ -152,7 +152,7 @@ def search(
 def add_plain(bench: Bench, rounds: int, folder: str, *, quick: bool) -> None:
     """Compare searches with the plain loop."""
     for name, network in NETWORKS.items():
-        rows = network.rows // (5 if quick else 1)
+        rows = network.rows // (15 if quick else 1)
         rng = np.random.default_rng(0)
         x = rng.normal(size=(rows, network.features)).astype("float32")
         y = rng.integers(network.classes, size=rows)
