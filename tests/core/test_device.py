@@ -208,7 +208,7 @@ cuda.open_runtime()
 device = cuda.open_device("cuda:0")
 before = device.unpinned
 device.check()
-print(json.dumps([before, device.unpinned, diagnosis._gpus()[0]]))
+print(json.dumps([before, device.unpinned, diagnosis._describe_gpus()[0]]))
 """,
         CEREBRO_CUDART=str(cudart_standin),
         STANDIN_FAIL="cudaHostAlloc:0:304",

@@ -209,7 +209,7 @@ def test_a_worker_that_dies_around_its_commit(data, calm, tmp_path, when):
                         os._exit(1)
                     from cerebro.worker import runner as worker
                     # What a unit does last.
-                    worker.UnitRunner._shrink = lambda self, current: os._exit(1)
+                    worker.UnitRunner._drop_least_used = lambda self, current: os._exit(1)
                 return super().state_dict()
 
         def build(config, info):
@@ -230,7 +230,7 @@ def test_one_unit_after_the_other_is_struck_after_its_commit(data, calm, tmp_pat
             struck.append(True)
             if once("first") or once("second"):
                 from cerebro.worker import runner as worker
-                worker.UnitRunner._shrink = lambda self, current: os._exit(1)
+                worker.UnitRunner._drop_least_used = lambda self, current: os._exit(1)
             elif once("third"):
                 os.kill(os.getpid(), signal.SIGKILL)
         """
