@@ -71,9 +71,19 @@ KILLED = "three"
 """The workload in which a worker is killed."""
 WORKLOADS = {
     "equal": Workload("16 equal configurations", "table", same(16, width=96), TABLE, FEW),
-    "uneven": Workload("16 that differ eightfold in cost", "table", uneven(), TABLE, FEW),
     "three": Workload("3 configurations", "table", same(3, width=96), TABLE, FEW),
     "nine": Workload("9 configurations", "table", same(9, width=96), TABLE, FEW),
+    "large": Workload(
+        "data larger than the memory",
+        "large",
+        same(3, width=16),
+        {"tiny": 16_384, "quick": 98_304, "full": 163_840},
+        {"tiny": 1, "quick": 1, "full": 1},
+        {"tiny": 1000 * MIB, "quick": 1000 * MIB, "full": 1600 * MIB},
+        held_out=1_024,
+        shards=32,
+    ),
+    "uneven": Workload("16 that differ eightfold in cost", "table", uneven(), TABLE, FEW),
     "clicks": Workload(
         "39 columns, 26 of them embedded",
         "clicks",
@@ -97,16 +107,6 @@ WORKLOADS = {
         FEW,
         batch=64,
         held_out=2_048,
-    ),
-    "large": Workload(
-        "data larger than the memory",
-        "large",
-        same(3, width=16),
-        {"tiny": 16_384, "quick": 98_304, "full": 163_840},
-        {"tiny": 1, "quick": 1, "full": 1},
-        {"tiny": 1000 * MIB, "quick": 1000 * MIB, "full": 1600 * MIB},
-        held_out=1_024,
-        shards=32,
     ),
 }
 
