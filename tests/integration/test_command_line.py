@@ -431,7 +431,7 @@ def test_a_file_that_hides_nothing_is_not_blamed(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert "cannot import name 'search'" in done.stderr.splitlines()[-1]
+    assert "has no attribute 'search'" in done.stderr.splitlines()[-1]
 
 
 def test_workers_do_not_look_in_the_working_directory_first(folder: Path, tmp_path: Path) -> None:
