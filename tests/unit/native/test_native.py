@@ -288,7 +288,7 @@ import cerebro
 from cerebro import _core; from cerebro.cli import self_test as proof
 from cerebro.native import Model
 
-data = proof.pictures(48)
+data = proof.draw_pictures(48)
 batches = [
     {"x": data["x"][i : i + 16] / np.float32(255), "y": data["y"][i : i + 16]}
     for i in range(0, 48, 16)

@@ -24,7 +24,7 @@ def read_by(build: Callable[[Any], object]) -> ReadNames:
     if reads.is_held():
         reads.give_up()
     del kept
-    return reads.names(CONFIG)
+    return reads.list_names(CONFIG)
 
 
 def take(**given: Any) -> object:
@@ -137,7 +137,7 @@ def test_nothing_is_unread_once_it_is_given_up() -> None:
     reads = Reads()
     reads.note_reads(CONFIG)
     reads.give_up()
-    assert reads.names(CONFIG) == ReadNames()
+    assert reads.list_names(CONFIG) == ReadNames()
 
 
 def raised(act: Callable[[Any], object]) -> bool:
