@@ -529,7 +529,7 @@ end_unit(search *r, uint32_t worker, double now)
         r->there[worker] = false;
         r->present--;
         memset(r->holds[worker], 0, sizeof r->holds[worker]);
-    } else if (luck <= 2) {
+    } else if (luck == 1 || luck == 2) {
         OK(cer_schedule_unit_failed(r->s, worker, now, &unit, &err));
     } else {
         OK(cer_schedule_unit_done(r->s, worker, now, &unit, &err));
