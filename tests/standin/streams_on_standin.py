@@ -91,7 +91,7 @@ class Stream:
         checked(runtime.cudaStreamCreateWithFlags(ctypes.byref(self.handle), 1))
 
     @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
+    def make_current(self) -> Iterator[None]:
         here.now = self
         yield
         here.now = None
