@@ -94,7 +94,7 @@ def check_real_number(
     finite: bool = False,
     optional: bool = False,
 ) -> float | None:
-    """Return an argument as a float; raise InputError if it is no number or out of bounds.
+    """Return an argument as a float; raise InputError if it is not a number or is out of bounds.
 
     Everything that `float` accepts is a number, except bools. `above` and `below` are exclusive
     bounds, `least` and `most` inclusive ones. `finite` rejects infinity and NaN. With `optional`,

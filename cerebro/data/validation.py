@@ -367,8 +367,8 @@ def find_unfit_columns(
     """Return an error message for each column of `data` that a model trained on `train` misreads.
 
     A column is unfit if it is missing, or if its codes stand for other categories: a dataset
-    numbers only the categories of its own rows. `columns` are those that the model reads; None: all
-    of `train`. `what` names `data` in messages.
+    numbers only the categories of its own rows. `columns` are those that the model reads, by
+    default all of `train`. `what` names `data` in messages.
     """
     if data._manifest.checksum == train._manifest.checksum:
         return {}

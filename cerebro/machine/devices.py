@@ -160,9 +160,9 @@ def name_in_worker(devices: Sequence[str]) -> str:
 def choose_devices(devices: Any, found: Found | None = None) -> tuple[str, ...]:
     """Return the devices that ``devices=`` selects: ``("cpu",)`` or GPUs.
 
-    ``"auto"`` (or None) selects all GPUs, or the CPU if there are none; ``"cuda"`` selects all
-    GPUs. Otherwise `devices` has names. `found` replaces the result of `lookup`. Raises InputError
-    if a name is wrong, or this machine does not have the device.
+    ``"auto"`` (or None) selects all GPUs, or the CPU on a machine without any; ``"cuda"`` selects
+    all GPUs. Otherwise `devices` has names. `found` replaces the result of `lookup`. Raises
+    InputError if a name is wrong, or this machine does not have the device.
     """
     names = name_devices(devices)
     if names == [CPU]:

@@ -39,6 +39,9 @@ class JaxSettings(LibrarySettings):
         self._begun: dict[str, Any] = {}
         """The settings of the last run in this worker process."""
 
+    def is_imported(self) -> bool:
+        return _jax() is not None
+
     def present(self) -> dict[str, Any]:
         jax = _jax()
         if jax is None:

@@ -36,6 +36,9 @@ class KerasSettings(LibrarySettings):
         "dtype_policy": "float32",
     }
 
+    def is_imported(self) -> bool:
+        return _keras() is not None
+
     def present(self) -> dict[str, Any]:
         """Return the current settings, the version and the backend."""
         keras = _keras()

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+from cerebro.machine.whole_modules import find_whole_module
+
 
 class LibrarySettings:
     """The settings of one library. Nothing here imports it, except `apply` for other settings."""
@@ -23,6 +25,10 @@ class LibrarySettings:
         self.imported: dict[str, Any] = {}
         """What modules set while a ``build`` of this run imported them. Python imports a module
         once, so no later ``build`` sets it again."""
+
+    def is_imported(self) -> bool:
+        """Return whether the library is completely imported in this process."""
+        return find_whole_module(self.name) is not None
 
     def present(self) -> dict[str, Any]:
         """Return the current settings as JSON values; empty if the library is not imported."""
@@ -43,7 +49,7 @@ class LibrarySettings:
 
     def restore(self, settings: Mapping[str, Any]) -> None:
         """Undo what a ``build`` of a run with these `settings` has changed."""
-        if self.present():
+        if self.is_imported():
             self.apply(self.of_build(settings))
 
     def begin_build(self, settings: Mapping[str, Any]) -> None:
@@ -52,7 +58,7 @@ class LibrarySettings:
 
     def enter(self, settings: Mapping[str, Any]) -> None:
         """Apply the settings of a run, unless the library is not imported: see `build_model`."""
-        if self.present():
+        if self.is_imported():
             self.apply(settings)
 
     @contextmanager
@@ -66,6 +72,6 @@ class LibrarySettings:
             self.enter(settings)
             yield
         finally:
-            if self.present():
+            if self.is_imported():
                 new = {k: v for k, v in self.imported.items() if imported_before.get(k) != v}
                 self.apply({**(before or self.of_new_process()), **new})

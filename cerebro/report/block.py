@@ -181,7 +181,7 @@ def _make_columns(block: Block) -> list[_Column]:
 def _make_setting_columns(rows: Sequence[TrialRow]) -> list[_Column]:
     """Return columns of the settings that differ between rows; after the first few, one for all."""
     flat = {row.number: flatten(row.config) for row in rows}
-    differ = fmt.find_varying(list(flat.values()))
+    differ = fmt.choose_settings(list(flat.values()))
     columns = []
     for key in differ[:MAX_SETTINGS]:
         texts = {n: _shorten(config[key]) for n, config in flat.items() if key in config}

@@ -110,8 +110,8 @@ def states(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {status}" for status, count in counts.items() if count)
 
 
-def find_varying(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List the settings that differ between configurations, or all of them if none does."""
+def choose_settings(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the settings to show: those that differ between configurations, or all if none does."""
     keys = list(dict.fromkeys(key for config in configs for key in config))
     return [key for key in keys if len({repr(c.get(key)) for c in configs}) > 1] or keys
 

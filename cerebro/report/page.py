@@ -119,7 +119,7 @@ def _render_list(lines: Sequence[str]) -> str:
 
 
 def _render_facts(facts: Mapping[str, Any], title: str = "") -> str:
-    """Write names and values as a table with a title above it; nothing if there are none."""
+    """Write names and values as a table with a title above it; nothing if empty."""
     rows = "".join(
         f'<tr><th scope="row"{_mark_long_name(name)}>{_escape(name)}</th>'
         f"<td>{_escape(_format_value(value))}</td></tr>"

@@ -37,7 +37,7 @@ def tabulate(result: Any, trials: Sequence[Any]) -> tuple[list[str], list[list[s
     names = fmt.metric_columns((trial.metrics for trial in trials), result.metric)
     # A value that all trials share does not distinguish them.
     flat = [flatten(trial.config) for trial in trials]
-    varying = fmt.find_varying(flat)
+    varying = fmt.choose_settings(flat)
     by_best = result.select == "best"
     best_at = [fmt.BEST_AT] if by_best else []
     headings = ["trial", "status", "epochs", *best_at, *(fmt.heading(n) for n in names), *varying]

@@ -75,7 +75,7 @@ class Beacon:
 
 
 def find_holder(key: Key) -> int | None:
-    """Return the number of the process with a run's mark: 0 if unknown, None if there is none."""
+    """Return the ID of the process that holds a run's mark: 0 if unknown, None if none does."""
     if sys.platform != "linux":
         return None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:

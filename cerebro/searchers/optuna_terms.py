@@ -109,7 +109,7 @@ def make_storable(value: Any) -> Any:
 
 
 def distribution(optuna: Any, name: str, dimension: Dimension) -> Any:
-    """Return the Optuna distribution of a dimension; raise InputError if there is none."""
+    """Return the Optuna distribution of a dimension; raise InputError if Optuna has no such one."""
     kinds = optuna.distributions
     if isinstance(dimension, Uniform):
         high = dimension.high

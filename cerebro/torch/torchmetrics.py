@@ -110,7 +110,7 @@ class Metrics:
         return next(names, None)
 
     def metric(self, name: str) -> Any:
-        """Return the metric with a path; raise StateError if there is none."""
+        """Return the metric at a path; raise StateError if the network has none there."""
         if name not in self._metrics:
             raise StateError(
                 f"the state has a metric {name}, which the model lacks: build must make the same "

@@ -129,7 +129,7 @@ class TransformersModel(Model):
         self._labels = [name for name in self._accepted if "label" in name] or [
             name for name in self._accepted if name in ("start_positions", "end_positions")
         ]
-        # Steps are not recorded: nobody has promised that they do the same for every batch.
+        # Do not record steps: nobody has promised that they do the same for every batch.
         super().__init__(model, inputs=inputs or "input_ids", target=None, graph=False, **options)
 
     @property

@@ -179,7 +179,7 @@ def evaluate_model(
 
 
 def convert_metrics(returned: Any) -> dict[str, float]:
-    """Convert the metrics of a model's ``evaluate`` to floats; raise TypeError if they are none."""
+    """Convert the metrics of a model's ``evaluate`` to floats; raise TypeError for others."""
     if not isinstance(returned, Mapping):
         raise TypeError(f"evaluate must return a dict of metrics, not {type(returned).__name__}")
     metrics = {}

@@ -252,7 +252,7 @@ class SwitchedStream(io.TextIOBase):
         return getattr(self.target(), name)
 
     def target(self) -> TextIO | None:
-        """Return the stream to which writes go now; None if there is none."""
+        """Return the stream that receives writes now, or None."""
         if self._path is None:
             stream: Any = getattr(sys, self._name)
             return None if stream is self else stream
