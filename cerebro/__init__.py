@@ -29,7 +29,7 @@ except ImportError as error:
     refuse_uncompiled()
     raise
 
-from cerebro.machine.located import is_being_located
+from cerebro.machine.uncompiled import is_being_located
 
 _PLACES = {
     "api.check": ("Check", "check"),

@@ -32,11 +32,11 @@ from cerebro.executors import fork_server
 from cerebro.executors.received import unpickle
 from cerebro.machine import guard
 from cerebro.machine.imports import Sources, note_imported
-from cerebro.machine.jax_settings import JAX
+from cerebro.machine.libraries import JAX
 from cerebro.machine.turns import Turns
 from cerebro.worker import streams
 from cerebro.worker.jobs import execute
-from cerebro.worker.log import flush_output, log_path, make_streams_last
+from cerebro.worker.log import LateTasks, flush_output, log_path, make_streams_last
 from cerebro.worker.messages import (
     CheckDone,
     Event,
@@ -51,7 +51,6 @@ from cerebro.worker.messages import (
 from cerebro.worker.pickled import pickle_event
 from cerebro.worker.runner import UnitRunner
 from cerebro.worker.streams import CudaStream
-from cerebro.worker.timeout_tracebacks import LateTasks
 from cerebro.worker.user_errors import bases_of, describe
 
 BEAT_MILLISECONDS = 100

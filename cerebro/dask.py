@@ -15,8 +15,8 @@ from typing import Any
 
 from cerebro.cluster.connected_executor import ConnectionExecutor
 from cerebro.cluster.engine import find_own_address, run_agent
-from cerebro.cluster.gpus import count_fitting_workers, format_visible_gpu
 from cerebro.cluster.keys import Ticket
+from cerebro.cluster.placement import count_fitting_workers, format_visible_gpu
 from cerebro.errors import InputError, text_of
 from cerebro.machine.imports import import_extra
 from cerebro.worker.messages import RunContext

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import cerebro._core as _core
-from cerebro.api.idle_workers import idle_advice
 from cerebro.api.settings import devices_of, resolve_mode
-from cerebro.api.workers import worker_count
+from cerebro.api.workers import idle_advice, worker_count
 from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.coordinator.schedule import evaluation_cost, make_schedule
 from cerebro.coordinator.search_loop import LoopSettings

@@ -33,7 +33,7 @@ from cerebro.machine.devices import (
 )
 from cerebro.machine.files import path_of
 from cerebro.machine.guard import refuse
-from cerebro.machine.keras_settings import KERAS
+from cerebro.machine.libraries import KERAS
 from cerebro.machine.objects import Objects, is_url
 from cerebro.report.displays import announce, shows_progress
 from cerebro.results.result import Result

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, ParamSpec
 
 from cerebro.api.check import ask_worker
-from cerebro.api.idle_workers import idle_advice
 from cerebro.api.resume import resume_search
 from cerebro.api.settings import (
     check_callbacks,
@@ -28,7 +27,7 @@ from cerebro.api.settings import (
     resolve_mode,
     seconds_per_unit,
 )
-from cerebro.api.workers import choose_worker_count, worker_count
+from cerebro.api.workers import choose_worker_count, idle_advice, worker_count
 from cerebro.arguments import (
     SEARCH,
     check_one_of,

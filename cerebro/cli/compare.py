@@ -6,8 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cerebro.cli.as_json import json_option, print_json
-from cerebro.cli.options import new_command
+from cerebro.cli.options import json_option, new_command, print_json
 from cerebro.machine.mappings import flatten
 
 WIDTH = 40

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cerebro.cli.as_json import json_option, print_json
-from cerebro.cli.options import new_command
+from cerebro.cli.options import json_option, new_command, print_json
 from cerebro.errors import DeviceError
 from cerebro.machine import cuda, device_check, environment, files, resources
 from cerebro.machine.devices import has_driver

@@ -7,10 +7,9 @@ import inspect
 from dataclasses import asdict
 from typing import Any
 
-from cerebro.cli import search_file
-from cerebro.cli.as_json import json_option, print_json
-from cerebro.cli.options import new_command, parse_count, use_arguments
-from cerebro.cli.search_file import SHUFFLE_HELP
+from cerebro.cli import run
+from cerebro.cli.options import json_option, new_command, parse_count, print_json, use_arguments
+from cerebro.cli.run import SHUFFLE_HELP
 
 COUNTS = {
     "epochs": "epochs per trial",
@@ -51,11 +50,11 @@ def main(options: argparse.Namespace) -> int:
     import cerebro
 
     with use_arguments([options.file]):
-        module = search_file.read_search_file(options.file, ("space", "data"), "plan")
-        settings = search_file.settings_of(module, options.file, options)
+        module = run.read_search_file(options.file, ("space", "data"), "plan")
+        settings = run.settings_of(module, options.file, options)
         parameters = inspect.signature(cerebro.plan).parameters
         plan_settings = {name: value for name, value in settings.items() if name in parameters}
-        plan = cerebro.plan(module.space, search_file.data_of(module), **plan_settings)
+        plan = cerebro.plan(module.space, run.data_of(module), **plan_settings)
     if options.json:
         print_json(asdict(plan))
     else:

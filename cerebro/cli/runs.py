@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cerebro.cli.as_json import json_option, print_json
-from cerebro.cli.options import new_command
+from cerebro.cli.options import json_option, new_command, print_json
 from cerebro.errors import CerebroError, InputError, one_line
 
 MESSAGE_LIMIT = 100

@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from cerebro.cli.as_json import json_option, print_json, run_record, trial_record
-from cerebro.cli.options import new_command, parse_count, trial_of
+from cerebro.cli.options import (
+    json_option,
+    new_command,
+    parse_count,
+    print_json,
+    run_record,
+    trial_of,
+    trial_record,
+)
 
 
 def add(commands: Any) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cerebro.cli.as_json import json_option, print_json
-from cerebro.cli.options import complain, new_command
+from cerebro.cli.options import complain, json_option, new_command, print_json
 from cerebro.errors import CorruptDataError, InputError, one_line
 from cerebro.machine.objects import is_url
 from cerebro.report.output import is_terminal
@@ -62,7 +61,7 @@ def _verify_run(path: Path, as_json: bool) -> int:
 
 def _verify_data(path: Path, as_json: bool) -> int:
     import cerebro
-    from cerebro.data.damage import find_damage
+    from cerebro.data.shard_files import find_damage
     from cerebro.report import format as fmt
 
     damages = find_damage(path)

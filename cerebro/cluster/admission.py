@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cerebro.cluster.agents import Agent, Cluster, Node
-from cerebro.cluster.compatibility import find_differences
 from cerebro.cluster.messages import NodeReport
 from cerebro.cluster.supply import Supply
 from cerebro.errors import InputError
@@ -178,3 +177,31 @@ def _find_existing_parent(folder: Path) -> Path:
 def kill_agents(hired: Hired) -> None:
     for _, agent in hired:
         agent.kill()
+
+
+COMPUTE = ("numpy", "torch", "jax", "jaxlib", "scikit-learn", "scipy", "mkl", "cloudpickle")
+
+REFUSED = ("cerebro", "python", "system", "cpu.features", "blas", "variables.")
+
+NOTED = ("cpu.model", "libc", "gpu")
+
+
+def find_differences(
+    here: Mapping[str, Any], there: Mapping[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Compare a node with the coordinator's; see `cerebro.machine.environment.describe`.
+
+    Returns the differences that are rejected and those that are noted, one line each.
+    """
+    refused, noted = [], []
+    for line in environment.list_differences(here, there):
+        key = line.split(" ", 1)[0]
+        text = line.replace(" was ", " is ", 1).replace(", is ", " here and ", 1) + " there"
+        if key.removeprefix("variables.") in environment.THREAD_VARIABLES:
+            continue  # worker processes get their own
+        package = key.removeprefix("packages.")
+        if package in COMPUTE or key.startswith(REFUSED):
+            refused.append(text)
+        elif key.startswith(NOTED):
+            noted.append(text)
+    return refused, noted

@@ -25,10 +25,9 @@ from functools import partial
 from typing import Any
 
 from cerebro.cluster.blobs import BlobServer, Fetcher
-from cerebro.cluster.gpus import AUTO, find_own_gpu
-from cerebro.cluster.hello import list_versions, read_machine_id
 from cerebro.cluster.keys import Keys, Ticket, import_zmq
-from cerebro.cluster.messages import StateIn
+from cerebro.cluster.messages import StateIn, list_versions, read_machine_id
+from cerebro.cluster.placement import AUTO, find_own_gpu
 from cerebro.cluster.shared_socket import LOAN_SECONDS, SharedSocket
 from cerebro.cluster.states import CARRIED_BYTES
 from cerebro.cluster.supervisor import Supervisor
@@ -62,7 +61,7 @@ class AgentSupervisor(Supervisor):
     """The supervisor in an agent.
 
     `node` is the id of its node: the agent's own, unless nodes can have several agents. `fetcher`
-    fetches the states of other agents. See `cerebro.cluster.gpus.find_own_gpu` for `device`.
+    fetches the states of other agents. See `cerebro.cluster.placement.find_own_gpu` for `device`.
     """
 
     def __init__(self, node: str, fetcher: Fetcher, device: str = AUTO) -> None:

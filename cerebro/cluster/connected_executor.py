@@ -8,9 +8,9 @@ from typing import Any
 
 from cerebro.cluster.engine import Engine, Outside, Processes, collect_variables
 from cerebro.cluster.executor import ClusterExecutor
-from cerebro.cluster.gpus import assign_gpus
 from cerebro.cluster.hub import Hub
 from cerebro.cluster.keys import Keys, Ticket, format_address, parse_address, read_key_file
+from cerebro.cluster.placement import assign_gpus
 from cerebro.errors import InputError
 from cerebro.machine.devices import is_gpu
 from cerebro.machine.files import path_of

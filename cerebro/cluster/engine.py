@@ -10,8 +10,8 @@ import sys
 from dataclasses import replace
 from typing import Protocol
 
-from cerebro.cluster.gpus import VISIBLE
 from cerebro.cluster.keys import Ticket
+from cerebro.cluster.placement import VISIBLE
 from cerebro.errors import InputError, text_of
 from cerebro.machine import environment
 

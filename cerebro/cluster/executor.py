@@ -23,14 +23,12 @@ from typing import Any
 
 from cerebro.arguments import check_whole_number
 from cerebro.cluster.admission import START_SECONDS, Hired, Hiring, kill_agents, remove_old_tokens
-from cerebro.cluster.agents import Agent, Cluster, Node
+from cerebro.cluster.agents import Agent, Call, Cluster, Node, RemoteWorker
 from cerebro.cluster.derived_shards import MadeShards, make_context
-from cerebro.cluster.gpus import check_gpus
 from cerebro.cluster.mailbox import Mailbox
 from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn, Traffic
 from cerebro.cluster.opaque_pickle import Sent
-from cerebro.cluster.placement import Pace, Placement
-from cerebro.cluster.remote import Call, RemoteWorker
+from cerebro.cluster.placement import Pace, Placement, check_gpus
 from cerebro.cluster.states import HeldState, HeldStates
 from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
 from cerebro.data.shard_work import ARRIVING, Order, ShardMakers

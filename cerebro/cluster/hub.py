@@ -18,9 +18,8 @@ from weakref import WeakValueDictionary
 from cerebro.cluster.agents import Node
 from cerebro.cluster.blobs import Blob, Fetcher, Ref
 from cerebro.cluster.engine import Engine
-from cerebro.cluster.hello import list_versions, read_machine_id
 from cerebro.cluster.keys import Keys, format_address, import_zmq
-from cerebro.cluster.messages import JobResult, StateIn
+from cerebro.cluster.messages import JobResult, StateIn, list_versions, read_machine_id
 from cerebro.cluster.shared_socket import SharedSocket
 from cerebro.cluster.states import HeldState, write_checked_state
 from cerebro.cluster.wire import decode_message, encode_message, open_listener, start_authenticator

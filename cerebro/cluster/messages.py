@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from cerebro.machine.environment import version
 from cerebro.worker.messages import Event
 
 
@@ -126,3 +131,24 @@ class Traffic:
     """Bytes of states at epochs' ends, to the coordinator."""
     made_bytes: int = 0
     """Bytes of shards that nodes have made, to the coordinator."""
+
+
+PROTOCOL = 4
+"""Increased when messages change."""
+
+
+def list_versions() -> dict[str, str]:
+    """Return the versions that both ends must share to understand messages."""
+    return {
+        "protocol": str(PROTOCOL),
+        "cerebro": version(),
+        "python": ".".join(platform.python_version_tuple()[:2]),
+    }
+
+
+def read_machine_id() -> str:
+    """Return the identity of this machine since it was started."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return f"{os.uname().nodename} {uuid.getnode()}"

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.cluster.hello import read_machine_id
-from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn
+from cerebro.cluster.messages import Begin, DataAt, JobResult, NodeReport, StateIn, read_machine_id
 from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.states import StateGone
 from cerebro.data import Dataset

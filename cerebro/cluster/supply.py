@@ -22,10 +22,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from cerebro.cluster.agents import Agent, Cluster, Node
+from cerebro.cluster.agents import Agent, Cluster, Node, RemoteWorker
 from cerebro.cluster.messages import DataAt, NodeReport, Traffic
 from cerebro.cluster.placement import Placement
-from cerebro.cluster.remote import RemoteWorker
 from cerebro.data import Dataset
 from cerebro.data.bucket import read_manifest_at
 from cerebro.data.cache import Cache, cache_folder

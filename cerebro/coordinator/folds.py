@@ -18,8 +18,7 @@ import cerebro._core as _core
 from cerebro.coordinator.callbacks import Hooks
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.coordinator.trial_table import TrialTable
-from cerebro.coordinator.trials import LiveTrials, TrialSettings
+from cerebro.coordinator.trials import LiveTrials, TrialSettings, TrialTable
 from cerebro.report.snapshot import TrialRow
 from cerebro.run.records import (
     ENDED,

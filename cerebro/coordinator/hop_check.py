@@ -16,7 +16,7 @@ from cerebro.machine.environment import uses_gpu
 from cerebro.model import Words
 from cerebro.report.findings import Finding
 from cerebro.run.records import TrialRecord
-from cerebro.searchers.metrics import known_mode
+from cerebro.searchers.stopping import known_mode
 from cerebro.worker.diagnosis.layout import CURE
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
 from cerebro.worker.read_names import ReadNames
@@ -43,7 +43,7 @@ class HopCheck:
     words: Words = field(default_factory=Words)
     """What the model's users call its methods."""
     parameter_order: str = ""
-    """The order of the first model's parameters; see `cerebro.worker.structure`."""
+    """The order of the first model's parameters; see `cerebro.worker.models`."""
     warned: list[Warned] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     """Likely mistakes in the first configuration's model and data."""

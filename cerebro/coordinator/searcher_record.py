@@ -28,7 +28,7 @@ from cerebro.machine.imports import module_of
 from cerebro.results.saved_run import SavedRun
 from cerebro.run.records import Ranking, TrialRecord
 from cerebro.run.store import read_decisions, reader
-from cerebro.run.store.encoding import decode, encode
+from cerebro.run.store.schema import decode, encode
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
 from cerebro.searchers.stopping import EarlyStopping
 

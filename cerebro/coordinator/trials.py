@@ -7,16 +7,18 @@ scheduler, its files and the callbacks always agree.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import cerebro._core as _core
-from cerebro.coordinator.kept_states import KeptStates
+from cerebro.coordinator.failures import ALIKE_FAILURES
 from cerebro.coordinator.overview import EndedTrials, Overview
 from cerebro.coordinator.trial import LiveTrial
-from cerebro.coordinator.trial_table import TrialTable
 from cerebro.errors import InputError, StateError
 from cerebro.run.records import (
     ENDED,
@@ -28,10 +30,98 @@ from cerebro.run.records import (
     TrialRecord,
 )
 from cerebro.run.settings import Settings
+from cerebro.run.states import CloneOf, KeptState, remove_slots, remove_state, unpublished_name
 from cerebro.run.store import LastDecision, Store, decode, encode, read_trials, reader
 from cerebro.searchers.base import Suggestion
 from cerebro.worker.log import log_path, remove_if_empty
 from cerebro.worker.messages import RunContext
+
+TrialKind = TypeVar("TrialKind", bound=LiveTrial)
+
+
+class TrialTable(ABC, Generic[TrialKind]):
+    """Trials by number, and the number of forgotten trials by status; subclasses add to `ended`."""
+
+    def __init__(self, ended: EndedTrials) -> None:
+        self.by_number: dict[int, TrialKind] = {}
+        """All trials that are not forgotten; always includes the first `ALIKE_FAILURES` trials."""
+        self.forgotten: Counter[str] = Counter()
+        """The number of forgotten trials, by status."""
+        self.ended = ended
+        self._over: dict[int, None] = {}  # an ordered set: ended, perhaps not needed
+
+    @abstractmethod
+    def end(self, trial: LiveTrial, status: Status) -> None:
+        """End a trial permanently."""
+
+    @abstractmethod
+    def _read(self, number: int) -> TrialKind:
+        """Read a forgotten trial from the store."""
+
+    def _open_trials_of(self, trial: TrialKind) -> list[LiveTrial]:
+        """Return the open trials of an entry: itself, or the folds of a configuration."""
+        return [trial]
+
+    def __len__(self) -> int:
+        return len(self.by_number) + self.forgotten.total()
+
+    def status_of(self, number: Any) -> Status | None:
+        """Return the status of a trial, forgotten or not; None if there is no such trial.
+
+        `number` comes from a searcher and may be any object.
+        """
+        trial = self.by_number.get(number)
+        if trial is not None:
+            return trial.record.status
+        return self.ended.status_of(int(number)) if isinstance(number, Integral) else None
+
+    def find_open(self, number: int, what: str) -> tuple[TrialKind, list[LiveTrial]]:
+        """Return an open trial and the open trials that are trained for it.
+
+        Raise InputError if there is no such trial or it has ended, and so cannot be `what`
+        ("paused").
+        """
+        trial, status = self.by_number.get(number), self.status_of(number)
+        if status is None:
+            raise InputError(f"there is no trial {number}: it cannot be {what}")
+        if trial is None or status in ENDED:
+            raise InputError(f"trial {number} is {status}: it cannot be {what}")
+        return trial, self._open_trials_of(trial)
+
+    def recall(self, number: int) -> TrialKind | None:
+        """Return a trial, from the store if it was forgotten; None if there is no such trial."""
+        if number not in self.by_number and self.status_of(number) is not None:
+            trial = self.by_number[number] = self._read(number)
+            # The trial was forgotten after the searcher had received all its reports.
+            trial.reported = trial.record.done - 1
+            self.forgotten[trial.record.status] -= 1
+            self._over[number] = None
+        return self.by_number.get(number)
+
+    def end_paused(self) -> None:
+        """End the trials that the searcher has paused and will not resume."""
+        for trial in self.by_number.values():
+            if trial.paused_by_searcher and trial.record.status not in ENDED:
+                self.end(trial, "stopped")
+
+    def _forget_unused(
+        self, is_awaited: Callable[[int], bool], is_needed: Callable[[int], bool]
+    ) -> list[TrialKind]:
+        """Forget ended trials that are no longer needed; return them.
+
+        If `is_awaited`, the next call checks a trial again; if `is_needed`, only once it is in
+        `_over` again.
+        """
+        unused = []
+        for number in [n for n in self._over if not is_awaited(n)]:
+            del self._over[number]
+            trial = self.by_number[number]
+            if trial.record.status not in ENDED or number < ALIKE_FAILURES:
+                continue
+            if not trial.paused_by_searcher and not is_needed(number):
+                unused.append(self.by_number.pop(number))
+                self.forgotten[trial.record.status] += 1
+        return unused
 
 
 @dataclass(frozen=True)
@@ -428,3 +518,116 @@ def make_recordable(config: Mapping[str, Any]) -> tuple[dict[str, Any], str | No
             stored[str(name)] = repr(value)
             problem = problem or str(error)
     return stored, problem
+
+
+class KeptStates:
+    """Keeps the states of finished epochs, and removes slots.
+
+    `folder` and `slots` are the folders of kept states and of slots. `keep` is "best", "last" or
+    "all". `best_epoch` returns the epoch whose state ``keep="best"`` keeps. `pinned` has trials and
+    epochs whose states the searcher needs.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        slots: Path,
+        store: Store,
+        keep: str,
+        best_epoch: Callable[[TrialRecord], int | None],
+        pinned: Collection[tuple[int, int]],
+    ) -> None:
+        self._folder = folder
+        self._slots = slots
+        self._store = store
+        self._keep = keep
+        self._kept: dict[int, dict[int, EpochRecord]] = {}
+        self._needed: Counter[tuple[int, int]] = Counter()
+        self._best_epoch = best_epoch
+        self._pinned = pinned
+
+    def add_epoch(
+        self, record: TrialRecord, epoch: EpochRecord, for_clones: int | None = None
+    ) -> None:
+        """Record a finished epoch, publish its state, and delete states that are no longer needed.
+
+        The state of `for_clones`, the last reported epoch, also stays, because a clone would begin
+        with it.
+        """
+        record.epochs.append(epoch)
+        file = epoch.state_file
+        self._store.add_epoch(
+            record.number,
+            epoch.epoch,
+            epoch.metrics,
+            epoch.seconds,
+            epoch.state_hash,
+            file,
+            None if file is None else self._paths_of(file, epoch.state_hash),
+        )
+        self.retire(record, for_clones)
+
+    def clone_of(self, record: TrialRecord, epoch: int) -> CloneOf:
+        """Return a trial's state after an epoch; the state stays on disk until :meth:`release`."""
+        start = next((e for e in record.epochs if e.epoch == epoch), None)
+        if start is None or start.state_file is None:
+            raise StateError(f"trial {record.number} has no state of epoch {epoch}: it was deleted")
+        self._needed[record.number, epoch] += 1
+        return CloneOf(str(self._folder / start.state_file), start.state_hash)
+
+    def find_last_state(self, record: TrialRecord) -> KeptState | None:
+        """Return the state of a trial's last epoch, which always stays; None before any epoch."""
+        if not record.epochs or record.epochs[-1].state_file is None:
+            return None
+        last = record.epochs[-1]
+        return KeptState(str(self._folder / str(last.state_file)), last.state_hash)
+
+    def release(self, record: TrialRecord, epoch: int, for_clones: int | None) -> None:
+        """Release a parent's state once the clone has its own."""
+        self._needed[record.number, epoch] -= 1
+        self._needed += Counter()  # drops counts that are not above 0
+        self.retire(record, for_clones)
+
+    def discard(self, file: str | None, state_hash: str) -> None:
+        """Delete the unpublished state of an epoch that does not count."""
+        if file is not None:
+            remove_state(self._paths_of(file, state_hash)[0])
+
+    def _paths_of(self, file: str, state_hash: str) -> tuple[Path, Path]:
+        """Return the paths of a state before and after it is published."""
+        return self._folder / unpublished_name(file, state_hash), self._folder / file
+
+    def retire(self, record: TrialRecord, for_clones: int | None = None) -> None:
+        """Delete states that `keep` does not require; the state of the last epoch always stays."""
+        if not record.epochs:
+            return
+        epochs = self._kept.setdefault(record.number, {})
+        last = record.epochs[-1]
+        # A resumed trial also has states written by an earlier process.
+        for epoch in record.epochs if not epochs else [last]:
+            if epoch.state_file is not None:
+                epochs[epoch.epoch] = epoch
+        if self._keep == "all":
+            return
+        required = {last.epoch}
+        if self._keep == "best":
+            best = self._best_epoch(record)
+            if best is not None:
+                required.add(best)
+        for number in sorted(set(epochs) - required - {for_clones}):
+            if self._needed[record.number, number] > 0 or (record.number, number) in self._pinned:
+                continue
+            epoch = epochs.pop(number)
+            assert epoch.state_file is not None
+            self._store.retire_state(record.number, number, self._folder / epoch.state_file)
+            epoch.state_file = None
+
+    def is_needed(self, number: int) -> bool:
+        return any(trial == number for trial, _ in self._needed)
+
+    def forget(self, number: int) -> None:
+        """Forget a trial that has ended; its kept states stay as they are."""
+        self._kept.pop(number, None)
+
+    def remove_slots(self, number: int) -> None:
+        remove_slots(self._slots, number)

@@ -14,8 +14,8 @@ import cerebro._core as _core
 import cerebro.transforms as _transforms
 from cerebro.arguments import check_whole_number
 from cerebro.data import copies, depots
+from cerebro.data.depots import MovedBatches
 from cerebro.data.mixing import check_shards
-from cerebro.data.moved import MovedBatches
 from cerebro.data.order import Cut, Mix, Shuffle, make_order, mix_in_order, resolve_shuffle
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda

@@ -19,10 +19,10 @@ from cerebro.data.batches import FRAMEWORKS, Batches
 from cerebro.data.columns import to_storage
 from cerebro.data.copies import MAX_COPIES
 from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
-from cerebro.data.gpu_memory import explain_gpu_memory_errors
 from cerebro.data.manifest import Column, checksum_of
 from cerebro.data.rows import Part, part_rows
 from cerebro.errors import InputError
+from cerebro.machine.devices import explain_gpu_memory_errors
 from cerebro.transforms import compile as compile_transforms
 
 Function = Callable[[Mapping[str, Any]], Mapping[str, Any]]

@@ -46,13 +46,14 @@ from cerebro.data.manifest import (
 from cerebro.data.progress import ByteProgress
 from cerebro.data.rows import Part, part_rows
 from cerebro.data.shard_work import ARRIVING, Arrived, MakesShards, Order, ShardWork
-from cerebro.data.target import is_empty_folder, real_target
 from cerebro.data.unfinished import (
     LOCK,
     check_intact_shard,
+    is_empty_folder,
     open_columns,
     part_folder,
     read_finished_shard,
+    real_target,
 )
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 from cerebro.machine import durable

@@ -24,8 +24,8 @@ from cerebro.data.manifest import Column
 from cerebro.data.number_cells import find_first_text, quote_cell
 from cerebro.data.sharding import shard
 from cerebro.data.sources import is_torch, open_source
+from cerebro.data.sources.arrays import is_pair
 from cerebro.data.sources.base import Source, Table
-from cerebro.data.sources.bunches import is_pair
 from cerebro.data.sources.huggingface import is_huggingface
 from cerebro.errors import InputError
 

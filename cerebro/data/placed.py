@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.data.column_files import write_column
 from cerebro.data.copies import stored_copies
 from cerebro.data.dataset import Dataset
 from cerebro.data.manifest import (
@@ -27,6 +26,7 @@ from cerebro.data.manifest import (
     shard_folder,
 )
 from cerebro.data.rows import Part
+from cerebro.data.shard_work import write_column
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.environment import version

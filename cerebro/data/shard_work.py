@@ -14,15 +14,46 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 import cerebro._core as _core
-from cerebro.data.column_files import write_column
 from cerebro.data.copies import copy_name
 from cerebro.data.derivation import Derivation
+from cerebro.data.dtypes import Array
 from cerebro.data.manifest import Column, FileEntry
 from cerebro.data.rows import part_rows
 from cerebro.errors import InputError
 from cerebro.machine.devices import CPU, are_gpus, is_gpu
 from cerebro.machine.guard import refuse
+
+
+def write_column(column: Column, values: Any, folder: Path) -> dict[str, FileEntry]:
+    """Write rows to a shard's folder; return file entries in the order of `column.file_names`.
+
+    `values` are an array of storage values or, if the column is ragged, an object with ``values``
+    and ``offsets``, such as `cerebro.data.dataset.RaggedRows`.
+    """
+    if not column.ragged:
+        (name,) = column.file_names
+        return {name: _write_file(folder / name, column.dtype, column.shape, values)}
+    values_name, offsets_name = column.file_names
+    return {
+        values_name: _write_file(
+            folder / values_name, column.dtype, column.shape, np.asarray(values.values)
+        ),
+        offsets_name: _write_file(folder / offsets_name, "int64", (), values.offsets),
+    }
+
+
+def _write_file(path: Path, dtype: str, shape: tuple[int, ...], values: Array) -> FileEntry:
+    writer = _core.NpyWriter(os.fspath(path), dtype, shape, len(values))
+    try:
+        writer.write(np.ascontiguousarray(values))
+        return FileEntry(*writer.close())
+    except BaseException:
+        writer.abort()
+        raise
+
 
 ARRIVING = "arriving-"
 """The prefix of folders with the files of a shard that is being received."""

@@ -5,7 +5,7 @@ target is complete or absent. If the path is a link, the target is the folder th
 temporary folder holds a file that is locked while its process lives; the next `shard` to the same
 path removes a folder whose lock is free, left by a dead process.
 
-A dataset in object storage is made in a folder first, then uploaded (`cerebro.data.upload`).
+A dataset in object storage is made in a folder first, then uploaded (`cerebro.data.bucket`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.arguments import SHARD, check_whole_number, explain_keywords, find_stacklevel
+from cerebro.data.bucket import Upload
 from cerebro.data.columns import ColumnData, check_complete
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import TEXT, binary_layout, dtype_name, is_text
@@ -40,8 +41,7 @@ from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
-from cerebro.data.target import is_empty_folder, real_target
-from cerebro.data.upload import Upload
+from cerebro.data.unfinished import is_empty_folder, real_target
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine import durable

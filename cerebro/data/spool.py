@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.data.appending import append
 from cerebro.data.columns import (
     ColumnData,
     cell_at,
@@ -27,6 +26,7 @@ from cerebro.data.dtypes import STORAGE, Array, convert
 from cerebro.data.number_cells import find_first_text, not_a_number_error, quote_cell
 from cerebro.data.progress import ByteProgress
 from cerebro.data.sources.base import Table
+from cerebro.data.writer import append
 from cerebro.errors import InputError
 
 _PIECE_VALUES = 1 << 20

@@ -12,13 +12,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.data.appending import append
 from cerebro.data.columns import ColumnData, offsets_of
 from cerebro.data.dtypes import Array
 from cerebro.data.layout import OutputColumn
@@ -187,3 +187,18 @@ def _slice_rows(rows: Array | slice, start: int, stop: int) -> Array | slice:
     if isinstance(rows, slice):
         return slice(rows.start + start, min(rows.start + stop, rows.stop))
     return rows[start:stop]
+
+
+def append(file: FileIO, path: Path, values: Array) -> None:
+    """Append values to an unbuffered file; an OSError names the file and what to do."""
+    # `ndarray.tofile` would report a full disk without its cause and the file's name.
+    remaining = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    try:
+        while remaining:  # a write may store only a part
+            remaining = remaining[file.write(remaining) :]
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"cannot write {path}, a temporary copy of a column: {error.strerror}: free some space "
+            "there, choose another path, or leave columns out",
+        ) from None

@@ -15,16 +15,45 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import wait as wait_for
 from pathlib import Path
 from typing import Any
 
 from cerebro.arguments import read_switch
 from cerebro.executors.fork_server import receive, send
-from cerebro.executors.program import start_program
 from cerebro.machine.imports import Sources, are_current
 from cerebro.machine.processes import adopt_orphans, is_stopped, read_inherited_attributes
+
+PROGRAM = """
+import sys
+sys.path[:] = filter(None, sys.path)
+import runpy
+try:
+    runpy.run_module("cerebro._worker", run_name="__main__", alter_sys=True)
+except ImportError as error:
+    sys.exit(f"cerebro: a worker process cannot start: {error}")
+"""
+"""Runs ``python -m cerebro._worker``, but without the working directory first on the path:
+otherwise a file there with the name of a library would be imported instead of the library.
+"""
+
+
+def start_program(
+    arguments: Iterable[str], variables: Mapping[str, str], files: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """Start the program as the leader of a new session; it inherits the open descriptors `files`.
+
+    Raise OSError if the system lacks a process, memory or descriptors.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=files,
+        start_new_session=True,
+        env=variables,
+    )
+
 
 VARIABLE = "CEREBRO_FORK"
 """If this variable is 0, every worker is started as a program; forking works only on Linux."""

@@ -25,8 +25,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.errors import WorkerError
 from cerebro.executors.channel import Channel
-from cerebro.executors.forked import UNREAD, Child, ForkServers, forks_workers
-from cerebro.executors.program import start_program
+from cerebro.executors.forked import UNREAD, Child, ForkServers, forks_workers, start_program
 from cerebro.machine import devices, environment, guard
 from cerebro.machine.devices import Device
 from cerebro.machine.imports import PACKAGE, Sources, are_current

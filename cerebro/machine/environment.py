@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 
 from cerebro.machine.flags import TORCH
+from cerebro.machine.imports import find_whole_module
 from cerebro.machine.installation import DISTRIBUTION
-from cerebro.machine.jax_settings import JAX
-from cerebro.machine.keras_settings import BACKEND_VARIABLE, KERAS, keras_backend
+from cerebro.machine.libraries import BACKEND_VARIABLE, JAX, KERAS, keras_backend
 from cerebro.machine.mappings import flatten
 from cerebro.machine.resources import usable_cores
-from cerebro.machine.whole_modules import find_whole_module
 
 # Packages whose versions can change the bits of a run, or determine which data can be read.
 PACKAGES = (

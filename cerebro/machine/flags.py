@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Literal
 
+from cerebro.machine.imports import find_whole_module
 from cerebro.machine.library_settings import LibrarySettings
-from cerebro.machine.whole_modules import find_whole_module
 
 
 @contextmanager

@@ -275,3 +275,10 @@ def describe_shadows(error: BaseException) -> str:
 
 def _describe_shadow(file: str, library: str) -> str:
     return f"{file} hides the library {library}: rename it"
+
+
+def find_whole_module(name: str) -> Any:
+    """Return a module of this name if its import is over, else None."""
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None)
+    return None if getattr(spec, "_initializing", False) else module

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from cerebro.machine.whole_modules import find_whole_module
+from cerebro.machine.imports import find_whole_module
 
 
 class LibrarySettings:

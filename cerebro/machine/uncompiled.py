@@ -8,7 +8,17 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from cerebro.machine.imports import PACKAGE
-from cerebro.machine.located import is_being_located
+
+
+def is_being_located() -> bool:
+    """Return whether Python is still locating the module that ``python -m cerebro`` runs.
+
+    Until it has, the first argument is ``-m``, and no code has used the package yet.
+    """
+    if sys.argv[:1] != ["-m"]:
+        return False
+    at = sys.orig_argv.index("-m") if "-m" in sys.orig_argv else len(sys.orig_argv)
+    return sys.orig_argv[at + 1 : at + 2] == ["cerebro"]
 
 
 def refuse_uncompiled(folder: Path = PACKAGE) -> None:

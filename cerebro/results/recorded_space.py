@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cerebro.errors import InputError
-from cerebro.report.ranges import Range, is_number
+from cerebro.report.format import Range, is_number
 from cerebro.space import Space
 from cerebro.space.dimensions import (
     Choice,

@@ -20,7 +20,7 @@ from cerebro.errors import InputError, text_of
 from cerebro.machine import environment, generators
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import import_extra
-from cerebro.machine.strict_json import strict_json
+from cerebro.machine.mappings import strict_json
 from cerebro.model import stored_column
 from cerebro.results.export import SKLEARN, TORCH, Kept, cause_of, export, traced_inputs
 

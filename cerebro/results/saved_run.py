@@ -25,7 +25,7 @@ from cerebro.machine.environment import hash_seed
 from cerebro.machine.files import path_of, read_bytes
 from cerebro.machine.libraries import recorded_settings
 from cerebro.machine.objects import is_url
-from cerebro.report.ranges import Range
+from cerebro.report.format import Range
 from cerebro.results.recorded_space import ranges_of
 from cerebro.run.owner import owner_of
 from cerebro.run.recipe import Recipe, StudyBuild, check_build

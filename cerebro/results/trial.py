@@ -14,7 +14,7 @@ from cerebro.arguments import check_whole_number, find_stacklevel
 from cerebro.data import Dataset
 from cerebro.data.given_rows import has_names, is_rows, narrow_arrays, write_temporary
 from cerebro.data.order import Cut, mix_in_order
-from cerebro.data.sources.bunches import is_bunch
+from cerebro.data.sources.arrays import is_bunch
 from cerebro.data.validation import find_unfit_columns
 from cerebro.errors import CorruptDataError, InputError, shorten_tracebacks
 from cerebro.machine import generators

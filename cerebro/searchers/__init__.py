@@ -16,13 +16,12 @@ from cerebro.searchers.base import (
     add_defaults,
 )
 from cerebro.searchers.grid import GridSearch
-from cerebro.searchers.hyperband import Hyperband, hyperband_brackets
-from cerebro.searchers.median import MedianStopping
+from cerebro.searchers.hyperband import Hyperband, SuccessiveHalving, hyperband_brackets
 from cerebro.searchers.optuna_samplers import TPE, GaussianProcess
 from cerebro.searchers.pbt import PBT
 from cerebro.searchers.quasi_random import QuasiRandomSearch
 from cerebro.searchers.random import RandomSearch
-from cerebro.searchers.successive_halving import SuccessiveHalving
+from cerebro.searchers.stopping import MedianStopping
 from cerebro.space import Space
 
 __all__ = [

@@ -10,14 +10,17 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from cerebro.errors import InputError
-from cerebro.searchers.adaptive import (
+from cerebro.searchers.base import (
+    DONE,
     AdaptiveSearcher,
+    Decision,
+    Suggested,
     check_rungs,
     decode_value,
     encode_value,
+    require_end,
     rung_epochs,
 )
-from cerebro.searchers.base import DONE, Decision, Suggested, require_end
 
 
 class _Rung:

@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.arguments import check_whole_number
 from cerebro.machine.flags import compute_settings
-from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion, require_end
+from cerebro.searchers.base import (
+    DONE,
+    AdaptiveSearcher,
+    Decision,
+    Suggested,
+    Suggestion,
+    decode_value,
+    encode_value,
+    require_end,
+)
 from cerebro.searchers.optuna_terms import Parameters, import_optuna, quiet
 from cerebro.space import Node
 

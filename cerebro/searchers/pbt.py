@@ -9,8 +9,15 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.errors import InputError
-from cerebro.searchers.adaptive import AdaptiveSearcher, decode_value, encode_value
-from cerebro.searchers.base import DONE, Decision, Suggested, Suggestion
+from cerebro.searchers.base import (
+    DONE,
+    AdaptiveSearcher,
+    Decision,
+    Suggested,
+    Suggestion,
+    decode_value,
+    encode_value,
+)
 from cerebro.space import (
     Choice,
     Dimension,

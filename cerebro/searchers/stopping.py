@@ -2,14 +2,100 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
+from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.errors import InputError
-from cerebro.searchers.metrics import find_nearest, metric_mode
+from cerebro.searchers.base import (
+    DONE,
+    AdaptiveSearcher,
+    Decision,
+    Suggested,
+    decode_value,
+    encode_value,
+    require_end,
+)
+
+Mode = Literal["min", "max"]
+
+_MIN = """
+    loss nll bce cross_entropy crossentropy log_loss logloss hinge kl kl_divergence
+    mse mae rmse rmsle msle mape smape medae mean_squared_error mean_absolute_error
+    root_mean_squared_error mean_absolute_percentage_error huber
+    error error_rate err zero_one_loss perplexity ppl bits_per_byte bpb bits_per_character bpc
+    brier brier_score ece calibration_error wer cer ter fid inertia
+"""
+_MAX = """
+    accuracy acc balanced_accuracy top1 top5 top1_accuracy top5_accuracy
+    binary_accuracy categorical_accuracy
+    auc roc_auc auroc pr_auc auprc average_precision ap map mean_average_precision
+    f1 f1_score f1_macro f1_micro f_score fbeta precision recall sensitivity specificity
+    r2 r2_score explained_variance correlation pearson spearman kendall
+    iou miou mean_iou jaccard dice psnr ssim bleu rouge rouge1 rouge2 rougel meteor
+    ndcg mrr hit_rate recall_at_k precision_at_k mcc kappa cohen_kappa em exact_match
+"""
+
+
+def known_mode(metric: str) -> Mode | None:
+    """Return whether a well-known metric is minimized or maximized; None for others."""
+    name = _normalize_name(metric)
+    if name in _MIN.split():
+        return "min"
+    return "max" if name in _MAX.split() else None
+
+
+def find_nearest(metric: str, names: Iterable[str]) -> str | None:
+    """Return the name that is most like a metric, such as ``accuracy`` for ``acc``; or None."""
+    prefix = next((start for start in ("val_", "train_") if metric.startswith(start)), "")
+    originals = {
+        name.removeprefix(prefix).lower(): name
+        for name in names
+        if (name.startswith(prefix) if prefix else not name.startswith(("val_", "train_")))
+    }
+    stem = metric.removeprefix(prefix).lower()
+    short = [name for name in originals if _abbreviates(name, stem) or _abbreviates(stem, name)]
+    near = short[:1] or difflib.get_close_matches(stem, originals, 1)
+    return originals[near[0]] if near else None
+
+
+def _abbreviates(short: str, name: str) -> bool:
+    """Return whether a name is the beginning of a word of another one, or its initials."""
+    words = re.split(r"[_\W]+", name)
+    initials = "".join(word[:1] for word in words)
+    return len(short) > 1 and (short == initials or any(w.startswith(short) for w in words))
+
+
+def _normalize_name(metric: str) -> str:
+    return metric.lower().removeprefix("val_").removeprefix("train_").replace("-", "_")
+
+
+def metric_mode(metric: str, mode: str | None = None, *, argument: str = "metric") -> Mode:
+    """Return whether `metric` is minimized or maximized; raise InputError if this is unknown."""
+    if mode is not None:
+        if mode not in ("min", "max"):
+            raise InputError(f"mode must be 'min' or 'max', not {mode!r}")
+        return cast(Mode, mode)
+    if not isinstance(metric, str):
+        raise InputError(f"{argument} must be the name of a metric, not {metric!r}")
+    usual = known_mode(metric)
+    if usual is not None:
+        return usual
+    name = _normalize_name(metric)
+    place = "" if argument == "metric" else f"{argument}: "
+    near = difflib.get_close_matches(name, [*_MIN.split(), *_MAX.split()], 1)
+    meant = ": for"
+    if near:  # with the prefix of the given name
+        meant = f"; did you mean {metric[: len(metric) - len(name)] + near[0]!r}? For"
+    raise InputError(
+        f"{place}unknown metric {metric!r}{meant} a metric of your own, pass mode='min' or "
+        "mode='max'"
+    )
 
 
 @dataclass(frozen=True)
@@ -71,3 +157,80 @@ class EarlyStopping:
             else:
                 waited += 1
         return waited >= max(self.patience, 1)
+
+
+class MedianStopping(AdaptiveSearcher):
+    """Random search that stops a trial whose best value so far is worse than the median of
+    the other trials' average values up to the same epoch.
+
+    The rule of Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017,
+    section 3.2.2.
+
+    Parameters
+    ----------
+    grace_epochs
+        The number of epochs before a trial may be stopped.
+    min_trials
+        The number of other trials that must have reached the same epoch.
+    """
+
+    def __init__(self, grace_epochs: int = 1, min_trials: int = 3) -> None:
+        super().__init__()
+        self._grace_epochs = check_whole_number("grace_epochs", grace_epochs, 1, math.inf)
+        self._min_trials = check_whole_number("min_trials", min_trials, 1, math.inf)
+        self._best: dict[int, float] = {}
+        self._sums: dict[int, float] = {}
+        self._averages: list[
+            list[float]
+        ] = []  # by epoch: the averages of all trials so far, sorted
+
+    def _prepare(self) -> None:
+        require_end("median stopping", self._n_trials)
+        self._best, self._sums, self._averages = {}, {}, []
+
+    def suggest(self) -> Suggested:
+        """Return a new trial, which trains to the end unless it is stopped."""
+        assert self._n_trials is not None
+        return self._suggest_new(self._epochs) if self._next < self._n_trials else DONE
+
+    def _decide(self, trial: int, epoch: int, value: float) -> Decision:
+        if not math.isfinite(value):
+            self._forget(trial)
+            return Decision.STOP
+        self._best[trial] = min(value, self._best.get(trial, math.inf))
+        self._sums[trial] = self._sums.get(trial, 0.0) + value
+        while len(self._averages) <= epoch:
+            self._averages.append([])
+        others = self._averages[epoch]
+        judged = epoch + 1 > self._grace_epochs and len(others) >= self._min_trials
+        stops = judged and self._best[trial] > median_of(others)
+        insort(others, self._sums[trial] / (epoch + 1))
+        if stops or epoch + 1 == self._epochs:
+            self._forget(trial)
+        return Decision.STOP if stops else Decision.CONTINUE
+
+    def _forget(self, trial: int) -> None:
+        """Drop values that are needed only while the trial trains."""
+        self._best.pop(trial, None)
+        self._sums.pop(trial, None)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "best": [[t, encode_value(v)] for t, v in self._best.items()],
+            "sums": [[t, v] for t, v in self._sums.items()],
+            "averages": [list(epoch) for epoch in self._averages],
+        }
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        self._best = {t: decode_value(v) for t, v in state["best"]}
+        self._sums = {t: float(v) for t, v in state["sums"]}
+        self._averages = [[float(v) for v in epoch] for epoch in state["averages"]]
+
+    def __repr__(self) -> str:
+        return f"MedianStopping(grace_epochs={self._grace_epochs}, min_trials={self._min_trials})"
+
+
+def median_of(values: Sequence[float]) -> float:
+    """Return the median of sorted values."""
+    half = len(values) // 2
+    return values[half] if len(values) % 2 else (values[half - 1] + values[half]) / 2

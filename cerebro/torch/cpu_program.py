@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from cerebro.torch.bernoulli_draws import choose_draw
 from cerebro.torch.cpu_recorder import HIDDEN_WRITES, Call, Recording, facts, find_written_tensors
 from cerebro.torch.elementwise import Block, Operation, make_operations, measure_rounding
 from cerebro.torch.graph import have_same_bits
-from cerebro.torch.native_calls import NativeCall, make_native_call
+from cerebro.torch.native_calls import NativeCall, choose_draw, make_native_call
 from cerebro.torch.nested_arguments import (
     address_of,
     form_of,

@@ -20,11 +20,10 @@ from cerebro.data.derive import (
     parse_budget,
     write,
 )
-from cerebro.data.gpu_memory import explain_gpu_memory_errors
 from cerebro.data.manifest import FILE_NAME
 from cerebro.data.shard_work import MakesShards, check_executor
 from cerebro.errors import InputError
-from cerebro.machine.devices import use_device
+from cerebro.machine.devices import explain_gpu_memory_errors, use_device
 from cerebro.machine.files import path_of
 from cerebro.model import Columns, column_names
 from cerebro.torch.trunk import SAYS, Trunk, check_images, outputs_of

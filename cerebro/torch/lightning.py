@@ -22,7 +22,7 @@ from cerebro.arguments import (
     check_whole_number,
     explain_keywords,
 )
-from cerebro.data.moved import move_batch
+from cerebro.data.depots import move_batch
 from cerebro.errors import InputError, StateError
 from cerebro.model import (
     BaseModel,

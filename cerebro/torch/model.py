@@ -25,7 +25,7 @@ import torch
 import cerebro._core as _core
 from cerebro.arguments import TORCH_MODEL, check_real_number, check_whole_number, explain_keywords
 from cerebro.data import Dataset
-from cerebro.data.moved import move_batch
+from cerebro.data.depots import move_batch
 from cerebro.errors import InputError, StateError
 from cerebro.machine.devices import build_device
 from cerebro.model import (

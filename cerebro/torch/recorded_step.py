@@ -12,7 +12,7 @@ promise is checked:
   same, except numbers that the optimizer's settings explain (`cerebro.torch.optimizer_numbers`).
 - One more step is compared without a recording.
 - Before each unit, everything that the promise does not cover must be unchanged
-  (`cerebro.torch.surroundings`). After the unit, the program is compared with one more ordinary
+  (`cerebro.torch.step_state`). After the unit, the program is compared with one more ordinary
   step.
 
 If anything differs, all further steps are ordinary, and the log gives the reason.
@@ -43,8 +43,7 @@ from cerebro.torch.graph import (
 )
 from cerebro.torch.optimizer_numbers import Hole, Numbers, Probe, Unexplained, mark_sections
 from cerebro.torch.recorded_program import RecordedProgram, tensors_of
-from cerebro.torch.step_state import Copied, Entries, Gradients, StepState
-from cerebro.torch.surroundings import Surroundings
+from cerebro.torch.step_state import Copied, Entries, Gradients, StepState, Surroundings
 from cerebro.torch.witness import Leaf, Unavailable, Witness, find_difference, leaves_of
 
 WARM_UP = 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cerebro.machine.whole_modules import find_whole_module
+from cerebro.machine.imports import find_whole_module
 
 CONTAINERS = (dict, list, tuple, deque, set, frozenset)
 MAX_DEPTH = 4

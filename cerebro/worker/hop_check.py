@@ -24,11 +24,10 @@ from cerebro.worker.diagnosis import layout
 from cerebro.worker.evaluate import end_training, evaluate_model, run_batches
 from cerebro.worker.held_arrays import as_bytes, has_objects, is_array
 from cerebro.worker.messages import CheckDone
-from cerebro.worker.models import Loader, batch_size_of, end_epoch
+from cerebro.worker.models import Loader, batch_size_of, end_epoch, hash_parameter_order
 from cerebro.worker.own_numbers import OwnNumbers, are_equal, attributes_of
 from cerebro.worker.read_names import Reads
 from cerebro.worker.runner import UnitRunner
-from cerebro.worker.structure import hash_parameter_order
 from cerebro.worker.user_errors import describe
 
 BATCHES = 2

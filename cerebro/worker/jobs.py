@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from cerebro.data.gpu_memory import GpuMemoryError
 from cerebro.data.manifest import shard_folder
 from cerebro.errors import CorruptDataError, DeviceError, InputError, text_of
 from cerebro.machine import cuda, environment
-from cerebro.machine.devices import is_gpu
+from cerebro.machine.devices import GpuMemoryError, is_gpu
 from cerebro.machine.files import is_full
 from cerebro.machine.flags import TORCH
 from cerebro.model import is_cpu_only
@@ -32,8 +31,8 @@ from cerebro.worker.messages import (
     UnitFailed,
     WarmTask,
 )
+from cerebro.worker.models import hash_parameter_order
 from cerebro.worker.runner import UnitRunner
-from cerebro.worker.structure import hash_parameter_order
 from cerebro.worker.user_errors import describe, names_data, traceback_of
 
 

@@ -320,7 +320,7 @@ class CheckDone:
     gain: tuple[float, float] | None = None
     """The seconds of an ordinary training step and of one with ``graph=True``, if measured."""
     parameter_order: str = ""
-    """See `cerebro.worker.structure.hash_parameter_order`."""
+    """See `cerebro.worker.models.hash_parameter_order`."""
     read: ReadNames | None = None
     """What ``build`` has read of the configuration, if it was trained."""
     words: Words = field(default_factory=Words)

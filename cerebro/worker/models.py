@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,26 +14,46 @@ import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import Dataset, depots
 from cerebro.data.batches import make_trusted_loader
-from cerebro.data.gpu_memory import is_short_of_gpu_memory
-from cerebro.data.moved import MovedBatches
+from cerebro.data.depots import MovedBatches
 from cerebro.data.order import Cut, EpochOrder
 from cerebro.data.validation import UnfitDataError, find_unfit_columns
 from cerebro.errors import CerebroError, InputError, text_of
 from cerebro.machine import dynamo, flags, generators
-from cerebro.machine.devices import is_gpu, set_build_device
+from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory, set_build_device
 from cerebro.machine.flags import TORCH, compute_settings
 from cerebro.machine.guard import guard_trial
 from cerebro.machine.libraries import LIBRARIES
 from cerebro.model import BaseModel, Info, check_model, read_columns
 from cerebro.run.recipe import call_build
-from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.epoch_progress import EpochProgress
 from cerebro.worker.evaluate import convert_metrics
 from cerebro.worker.messages import RunContext
 from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.state_arena import StateArena
-from cerebro.worker.structure import Structure, describe_structure
 from cerebro.worker.user_errors import describe
+
+COLLECTED_BYTES = 256 << 20
+"""Dropped models of this size together are freed at once."""
+
+
+class DroppedModels:
+    """Counts the bytes of this process's dropped models that may still be in memory."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def add(self, nbytes: int | None) -> None:
+        self._bytes += COLLECTED_BYTES if nbytes is None else nbytes
+
+    def free(self, *, all_sizes: bool = False) -> None:
+        """Free dropped models if they are large; call this where no frame refers to them."""
+        if all_sizes or self._bytes >= COLLECTED_BYTES:
+            gc.collect()
+            self._bytes = 0
+
+
+DROPPED = DroppedModels()
+
 
 Loader = _core.Loader | MovedBatches
 
@@ -56,7 +78,7 @@ class LiveModel:
     libraries: dict[str, dict[str, Any]] = field(default_factory=dict)
     """The settings of PyTorch, Keras and JAX that ``build`` left; the model computes with them."""
     structure: Structure | None = None
-    """The structure of a state that a model just built can load; see `cerebro.worker.structure`."""
+    """The structure of a state that a model just built can load; see `cerebro.worker.models`."""
     own_numbers: OwnNumbers | None = None
     """The numbers of the user's objects as `build` made them; see `cerebro.worker.lost_numbers`."""
 
@@ -375,3 +397,47 @@ def load_parts(live: LiveModel, tree: Mapping[str, Any]) -> None:
     live.structure = describe_structure(tree["model"])
     live.generators = tree["generators"]
     live.progress = EpochProgress.from_state(tree["progress"])
+
+
+Structure = frozenset[tuple[str, tuple[int, ...]]]
+"""The paths of a state's arrays with their shapes, and of the parameters of its optimizers."""
+
+_NAMES = "parameter_names"
+"""See `cerebro.torch.parameter_order`."""
+
+_VARYING = ("gradients", "lightning", "metrics")
+"""The parts of a model's state that every batch may change, as if they were numbers."""
+
+
+def describe_structure(state: Any) -> Structure:
+    """Return the structure of a model's state, which is made of dicts, lists and arrays."""
+    if isinstance(state, Mapping):
+        state = {key: part for key, part in state.items() if key not in _VARYING}
+    return frozenset(_list_parts(state, ""))
+
+
+def hash_parameter_order(model: Any) -> str:
+    """Return a hash of the order of a network's parameters; empty if the model has no network.
+
+    It differs if ``build`` makes layers in the order of a set, in a process with another hash seed.
+    """
+    net: Any = getattr(model, "net", None)
+    if not hasattr(net, "named_parameters"):
+        return ""
+    names = "\n".join(name for name, _ in net.named_parameters())
+    return hashlib.sha256(names.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _list_parts(value: Any, path: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    if isinstance(value, Mapping):
+        for key, child in value.items():
+            if key == _NAMES:
+                yield f"{path}: {sorted(sorted(map(str, names)) for names in child)}", ()
+            elif isinstance(child, (Mapping, list, tuple)) or hasattr(child, "shape"):
+                yield from _list_parts(child, f"{path}/{key}")
+    elif isinstance(value, (list, tuple)):
+        for place, child in enumerate(value):
+            if isinstance(child, (Mapping, list, tuple)) or hasattr(child, "shape"):
+                yield from _list_parts(child, f"{path}/{place}")
+    elif hasattr(value, "shape"):
+        yield path, tuple(value.shape)

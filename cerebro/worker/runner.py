@@ -30,12 +30,11 @@ import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, check_whole_number
 from cerebro.data import copies, depots
 from cerebro.data.given_rows import was_given
-from cerebro.data.gpu_memory import is_short_of_gpu_memory
 from cerebro.data.order import Cut, mix_in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
 from cerebro.machine import device_check, generators, turns
 from cerebro.machine import resources as memory
-from cerebro.machine.devices import is_gpu
+from cerebro.machine.devices import is_gpu, is_short_of_gpu_memory
 from cerebro.machine.files import ExhaustedError, StorageError, explain_storage_errors, is_full
 from cerebro.machine.flags import (
     TORCH,
@@ -44,16 +43,13 @@ from cerebro.machine.flags import (
     may_be_inexact,
     note_operations,
 )
-from cerebro.machine.jax_settings import JAX
-from cerebro.machine.keras_settings import KERAS
-from cerebro.machine.libraries import apply_settings, present_settings, restore_settings
+from cerebro.machine.libraries import JAX, KERAS, apply_settings, present_settings, restore_settings
 from cerebro.model import Info, read_columns
 from cerebro.run.records import strip_study
 from cerebro.run.states import CloneOf, epoch_state_file, read_state, unpublished_name
 from cerebro.worker import growth
 from cerebro.worker.aside import leave_no_trace
 from cerebro.worker.diagnosis.data import find_not_finite, summarize_texts
-from cerebro.worker.dropped_models import DROPPED
 from cerebro.worker.evaluate import end_training, evaluate_model, evaluation_seed, run_batches
 from cerebro.worker.log import append_text, log_path, redirect_descriptors, redirect_streams
 from cerebro.worker.messages import (
@@ -67,6 +63,7 @@ from cerebro.worker.messages import (
     UnitSums,
 )
 from cerebro.worker.models import (
+    DROPPED,
     LiveModel,
     Loader,
     batch_device,
@@ -74,6 +71,7 @@ from cerebro.worker.models import (
     begin_again,
     build_model,
     describe_left_out,
+    describe_structure,
     end_epoch,
     explain_unfit,
     find_fitting_columns,
@@ -89,7 +87,6 @@ from cerebro.worker.own_numbers import OwnNumbers
 from cerebro.worker.read_names import ReadNames, Reads
 from cerebro.worker.recorded_unit import RecordedStepDiffers, replay_recorded_steps
 from cerebro.worker.state_arena import StateArena
-from cerebro.worker.structure import describe_structure
 from cerebro.worker.trial_warnings import Watch, warn
 from cerebro.worker.user_errors import (
     bases_of,

@@ -17,7 +17,7 @@ from typing import Any
 
 from cerebro.machine import flags, generators, turns
 from cerebro.machine.devices import is_gpu
-from cerebro.machine.whole_modules import find_whole_module
+from cerebro.machine.imports import find_whole_module
 from cerebro.worker.log import flush_output
 from cerebro.worker.trial_warnings import forget_shown
 

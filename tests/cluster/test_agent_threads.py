@@ -23,8 +23,8 @@ from cerebro.cluster import hub as module
 from cerebro.cluster import wire
 from cerebro.cluster.agent import CUT, Agent, AgentSupervisor
 from cerebro.cluster.engine import Outside
-from cerebro.cluster.hello import list_versions
 from cerebro.cluster.keys import Keys, Ticket
+from cerebro.cluster.messages import list_versions
 from cerebro.machine.wake_pipe import wait_for
 from cerebro.worker.messages import Task
 

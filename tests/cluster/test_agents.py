@@ -32,8 +32,8 @@ from cerebro.cluster import executor as executor_module
 from cerebro.cluster import hub as module
 from cerebro.cluster.agent import ENDED, UNHEARD, Agent
 from cerebro.cluster.engine import Outside, Processes
-from cerebro.cluster.hello import list_versions
 from cerebro.cluster.keys import Keys, Ticket, parse_key, read_key_file
+from cerebro.cluster.messages import list_versions
 from cerebro.errors import InputError, WorkerError
 from cerebro.machine import environment
 

@@ -29,8 +29,8 @@ from dialing import end_spark
 import cerebro
 from benchmarks.peers import free_port
 from cerebro.cluster import hub
-from cerebro.cluster.gpus import format_visible_gpu
 from cerebro.cluster.keys import read_key_file
+from cerebro.cluster.placement import format_visible_gpu
 from cerebro.errors import InputError
 from cerebro.machine import devices
 

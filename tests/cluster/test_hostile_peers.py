@@ -19,8 +19,8 @@ from dialing import Apart, AtUnit, same, search  # noqa: E402
 from cerebro.cluster import hub as module  # noqa: E402
 from cerebro.cluster import wire  # noqa: E402
 from cerebro.cluster.blobs import BlobServer, fetch  # noqa: E402
-from cerebro.cluster.hello import list_versions  # noqa: E402
 from cerebro.cluster.keys import Keys  # noqa: E402
+from cerebro.cluster.messages import list_versions  # noqa: E402
 from cerebro.cluster.states import StateGone  # noqa: E402
 from cerebro.cluster.wire import (  # noqa: E402
     MAX_FRAME_BYTES,

@@ -19,7 +19,7 @@ from adaptive_searchers import Halving, Population
 
 import cerebro
 import cerebro.control as control
-import cerebro.report.displays
+import cerebro.report.progress
 from cerebro.errors import InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.report.progress import Progress
@@ -193,7 +193,7 @@ def put(run: Path, command: control.Command) -> None:
 
 def show_on(display: Display, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the display stand for lines."""
-    monkeypatch.setattr(cerebro.report.displays, "Lines", lambda stream: display)
+    monkeypatch.setattr(cerebro.report.progress, "Lines", lambda stream: display)
 
 
 # --- in one process, where the moment is known ------------------------------------

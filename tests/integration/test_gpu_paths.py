@@ -14,7 +14,7 @@ import pytest
 
 import cerebro
 from cerebro.data import batches, depots
-from cerebro.data.moved import MovedBatches
+from cerebro.data.depots import MovedBatches
 from cerebro.worker import evaluate as device_values
 from cerebro.worker import jobs
 from cerebro.worker import state_arena as device_states

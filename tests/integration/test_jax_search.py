@@ -18,7 +18,7 @@ from resumable import hashes
 
 import cerebro
 import cerebro._core as _core
-from cerebro.machine.jax_settings import JAX
+from cerebro.machine.libraries import JAX
 
 
 @pytest.fixture(scope="module", autouse=True)

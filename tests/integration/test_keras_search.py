@@ -17,7 +17,7 @@ with pytest.MonkeyPatch.context() as patch:
 from resumable import hashes  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.machine.keras_settings import KERAS  # noqa: E402
+from cerebro.machine.libraries import KERAS  # noqa: E402
 
 
 def build(config):

@@ -16,8 +16,8 @@ from resumable import hashes, search
 import cerebro
 import cerebro.cli as cli
 from cerebro.errors import InputError
-from cerebro.run.store import Store, open_file
-from cerebro.run.store.open_file import EVENT
+from cerebro.run.store import Store, writing
+from cerebro.run.store.writing import EVENT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs abstract sockets")
 
@@ -128,7 +128,7 @@ def test_a_store_that_is_removed_is_written_again(tmp_path, data, undisturbed, n
 
 
 def test_a_store_without_a_log_is_written_again(tmp_path, data, undisturbed, monkeypatch):
-    monkeypatch.setattr(open_file, "journal_mode", lambda folder: "DELETE")
+    monkeypatch.setattr(writing, "journal_mode", lambda folder: "DELETE")
     run = tmp_path / "run"
     with pytest.warns(UserWarning, match=r"run\.sqlite was removed"):
         result = search(run, data, callbacks=[Remove(run, "run.sqlite")])

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cerebro.data.sources.arrays import ArraysSource
+from cerebro.data.sources.arrays import ArraysSource, bunch_source, is_bunch, is_pair, pair_source
 from cerebro.data.sources.arrow_tables import ArrowFileSource, ArrowSource, ParquetSource
 from cerebro.data.sources.base import Source
-from cerebro.data.sources.bunches import bunch_source, is_bunch, is_pair, pair_source
 from cerebro.data.sources.csv_files import CsvSource
 from cerebro.data.sources.huggingface import HuggingFaceSource, is_huggingface
 from cerebro.data.sources.npz_files import NpzSource

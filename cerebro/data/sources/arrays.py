@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from cerebro.data.columns import ColumnData, from_array, from_list
 from cerebro.data.sources.arrow_tables import whole_column
 from cerebro.data.sources.base import Source, Table, choose_columns
-from cerebro.data.sources.pandas_frames import frame_column, is_frame, series_column
+from cerebro.data.sources.pandas_frames import PandasSource, frame_column, is_frame, series_column
 from cerebro.errors import InputError
 
 
@@ -44,3 +46,69 @@ class ArraysSource(Source):
         if package == "pandas" and hasattr(value, "isna"):
             return series_column(name, value)
         return from_array(name, value)
+
+
+def is_pair(source: Any) -> bool:
+    """Return whether this is ``(x, y)``: two arrays, tables or lists."""
+    return (
+        type(source) is tuple
+        and len(source) == 2
+        and all(isinstance(item, list) or getattr(item, "ndim", 0) > 0 for item in source)
+    )
+
+
+def pair_source(pair: tuple[Any, Any]) -> Source:
+    return ArraysSource({"x": pair[0], "y": pair[1]})
+
+
+def is_bunch(source: Any) -> bool:
+    """Return whether this is a scikit-learn dataset."""
+    return isinstance(source, Mapping) and type(source).__name__ == "Bunch"
+
+
+def bunch_source(bunch: Mapping[str, Any]) -> Source:
+    """Return the importer for a ``Bunch``.
+
+    Raises InputError unless it has ``data`` and a ``target`` with the same number of rows.
+    """
+    x, y = bunch.get("data"), bunch.get("target")
+    if x is None or y is None or np.ndim(y) == 0:
+        raise InputError(
+            f"the Bunch has {', '.join(bunch)}, but not data and target: name the arrays that you "
+            'need, such as {"x": bunch.images}'
+        )
+    if bunch.get("frame") is not None and _is_mixed(x):
+        return PandasSource(bunch["frame"])  # columns of several kinds keep their names
+    return _Bunch(x, y, bunch.get("target_names"))
+
+
+class _Bunch(ArraysSource):
+    """Data and target as ``x`` and ``y``."""
+
+    def __init__(self, x: Any, y: Any, names: Any) -> None:
+        super().__init__({"x": x, "y": y})
+        self._names = None if names is None else list(names)
+
+    def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
+        for table in super().chunks(wanted):
+            if "y" in table and self._are_classes(table["y"]):
+                names = [str(name) for name in self._names or ()]
+                codes = table["y"].values.astype(np.int64)
+                table["y"] = ColumnData(codes, "int64", None, names, ordered=True)
+            yield table
+
+    def _are_classes(self, data: ColumnData) -> bool:
+        """Return whether the target's integers are indices into its names."""
+        names = self._names
+        if not names or not all(isinstance(name, str) for name in names):
+            return False
+        plain = data.names is None and data.offsets is None and not data.row_shape
+        if not plain or not data.dtype.startswith(("int", "uint")) or not data.rows:
+            return False
+        return bool(data.values.min() >= 0 and data.values.max() < len(names))
+
+
+def _is_mixed(value: Any) -> bool:
+    """Return whether a frame or an array has columns of several kinds."""
+    array = value.to_numpy() if is_frame(value) else value
+    return bool(getattr(array, "dtype", np.dtype(float)).kind == "O")

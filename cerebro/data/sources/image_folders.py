@@ -9,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cerebro.data.columns import ColumnData
+from cerebro.data.columns import ColumnData, turn_upright
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import checksum_of
-from cerebro.data.orientation import turn_upright
 from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.errors import InputError
 from cerebro.machine.files import path_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from cerebro.cluster.agent import UNHEARD, Agent, AgentSupervisor
 from cerebro.cluster.blobs import Fetcher
 from cerebro.cluster.engine import PATIENCE_SECONDS
-from cerebro.cluster.gpus import get_gpu
 from cerebro.cluster.keys import Ticket
+from cerebro.cluster.placement import get_gpu
 from cerebro.errors import InputError
 from cerebro.machine import devices
 from cerebro.machine.devices import Device

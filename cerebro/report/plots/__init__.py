@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from cerebro.errors import InputError
 from cerebro.report.plots.curves import draw_curves
-from cerebro.report.plots.fonts import complete_fonts
 from cerebro.report.plots.gantt import draw_gantt
 from cerebro.report.plots.importance import draw_importance
-from cerebro.report.plots.look import DARK, LIGHT, Look, is_style_dark
+from cerebro.report.plots.look import DARK, LIGHT, Look, complete_fonts, is_style_dark
 from cerebro.report.plots.parallel import draw_parallel
 from cerebro.report.plots.slices import draw_slices
 from cerebro.report.plots.values import missing_metric_error, series

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cerebro.report import format as fmt
-from cerebro.report.plots.labels import escape_dollars, wrap
-from cerebro.report.plots.look import Look, figure_of, write_title
+from cerebro.report.plots.look import Look, escape_dollars, figure_of, wrap, write_title
 from cerebro.report.plots.values import (
     axis_label,
     find_selected_point,

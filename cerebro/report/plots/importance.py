@@ -10,8 +10,7 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.labels import cut_middle, escape_dollars, wrap
-from cerebro.report.plots.look import Look, figure_of, write_title
+from cerebro.report.plots.look import Look, cut_middle, escape_dollars, figure_of, wrap, write_title
 from cerebro.report.plots.values import ABSENT, column_values, find_varying, is_numeric, table_of
 
 if TYPE_CHECKING:

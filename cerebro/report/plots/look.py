@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import re
 import warnings
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cerebro.machine.imports import import_extra
+from cerebro.report import format as fmt
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,3 +121,102 @@ def write_title(look: Look, axes: Axes, text: str, detail: str = "") -> None:
     axes.set_title(text, loc="left", fontsize=11, fontweight="bold", color=look.ink, pad=10)
     if detail:
         axes.set_title(detail, loc="right", fontsize=9, color=look.dim, pad=10)
+
+
+def escape_dollars(text: str) -> str:
+    """Return text escaped so that matplotlib draws dollars literally, not as formulas."""
+    return text.replace("$", r"\$")
+
+
+def cut_end(text: str, width: int) -> str:
+    """Shorten text at its end."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Shorten text in its middle, because many names differ only at their ends."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def wrap(text: str, width: int, most: int) -> str:
+    """Break a name after underscores, dots and the like, into at most `most` lines."""
+    text = cut_middle(text, width * most)
+    lines = [""]
+    for part in re.split(r"(?<=[-_./ ])", text):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    if len(lines) > most or max(map(len, lines)) > width:
+        lines = [text[at : at + width] for at in range(0, len(text), width)]
+    return escape_dollars("\n".join(line.strip() for line in lines))
+
+
+def tick_labels(values: Sequence[Any], width: int) -> list[str]:
+    """Write distinct values as distinct labels, as short as possible."""
+    writers: tuple[Callable[[Any], str], ...] = (
+        lambda value: cut_end(fmt.number(value, 3), width),
+        lambda value: cut_middle(str(value), width),
+        lambda value: cut_middle(repr(value), width),
+    )
+    for write in writers:
+        labels = [write(value) for value in values]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [repr(value) for value in values]
+
+
+FAMILIES = (
+    "Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans CJK TC", "Noto Sans CJK KR",
+    "Source Han Sans", "Source Han Sans SC", "Source Han Sans KR", "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei", "Droid Sans Fallback", "Arial Unicode MS", "Hiragino Sans", "PingFang SC",
+    "PingFang HK", "Heiti TC", "Apple SD Gothic Neo", "Noto Sans JP", "Noto Sans SC",
+    "Noto Sans KR", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic", "IPAexGothic",
+    "Noto Serif CJK JP", "SimHei", "NanumGothic",
+)  # fmt: skip
+"""Fonts of Linux, macOS and Windows; those with the characters of all three languages first."""
+
+
+def fallback_families(installed: Collection[str]) -> list[str]:
+    """Return the families among `installed` that have Chinese, Japanese or Korean characters."""
+    return [family for family in FAMILIES if family in installed]
+
+
+def complete_fonts(figure: Any) -> None:
+    """Let texts of a figure fall back to other fonts, and warn if no font has their characters.
+
+    Only the texts that need it change, not matplotlib's settings.
+    """
+    from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
+    from matplotlib.text import Text
+
+    @functools.cache
+    def has(family: str, char: str) -> bool:
+        return bool(get_font(findfont(FontProperties(family=[family]))).get_char_index(ord(char)))
+
+    def lacks(text: Text) -> bool:
+        chars = {char for char in text.get_text() if not char.isascii()}
+        return any(not any(has(family, char) for family in text.get_fontfamily()) for char in chars)
+
+    incomplete = [text for text in figure.findobj(Text) if lacks(text)]
+    fallback = fallback_families(fontManager.get_font_names()) if incomplete else []
+    for text in incomplete:
+        text.set_fontfamily([*text.get_fontfamily(), *fallback])
+    figure.lacks_glyphs = any(map(lacks, incomplete))
+    if figure.lacks_glyphs:
+        warn_once()
+
+
+@functools.cache
+def warn_once() -> None:
+    """Warn, once in a process, that some characters are drawn as boxes."""
+    from matplotlib import get_cachedir
+
+    warnings.warn(
+        "a plot has characters that no font here has, so they are drawn as boxes: install a font, "
+        f"such as Noto Sans CJK, and remove {get_cachedir()}/fontlist-*.json, matplotlib's list "
+        "of fonts",
+        stacklevel=4,
+    )

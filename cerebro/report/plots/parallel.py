@@ -9,8 +9,15 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.plots.labels import escape_dollars, tick_labels, wrap
-from cerebro.report.plots.look import Look, figure_of, write_title
+from cerebro.report.format import Range
+from cerebro.report.plots.look import (
+    Look,
+    escape_dollars,
+    figure_of,
+    tick_labels,
+    wrap,
+    write_title,
+)
 from cerebro.report.plots.values import (
     ABSENT,
     categories,
@@ -22,7 +29,6 @@ from cerebro.report.plots.values import (
     ranges_of,
     table_of,
 )
-from cerebro.report.ranges import Range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,15 @@ import numpy as np
 from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
-from cerebro.report.plots.labels import escape_dollars, tick_labels, wrap
-from cerebro.report.plots.look import Look, clean_axes, empty_figure
+from cerebro.report.format import Range
+from cerebro.report.plots.look import (
+    Look,
+    clean_axes,
+    empty_figure,
+    escape_dollars,
+    tick_labels,
+    wrap,
+)
 from cerebro.report.plots.values import (
     axis_label,
     categories,
@@ -25,7 +32,6 @@ from cerebro.report.plots.values import (
     ranges_of,
     sort_best_first,
 )
-from cerebro.report.ranges import Range
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

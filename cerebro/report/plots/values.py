@@ -11,7 +11,7 @@ import numpy as np
 from cerebro.errors import InputError
 from cerebro.machine.mappings import flatten
 from cerebro.report import format as fmt
-from cerebro.report.ranges import Range
+from cerebro.report.format import Range
 
 _SMALL_IS_GOOD = ("loss", "error", "mse", "mae", "rmse", "perplexity", "nll", "brier", "entropy")
 

@@ -18,7 +18,6 @@ plain SQLite, readable without Cerebro:
 """
 
 from cerebro.run.store.checking import check_meta, check_rows
-from cerebro.run.store.encoding import decode, encode
 from cerebro.run.store.reading import (
     LastDecision,
     check_whole_store,
@@ -37,7 +36,9 @@ from cerebro.run.store.schema import (
     PARTS,
     SCHEMA_VERSION,
     OtherVersionError,
+    decode,
     default_run_path,
+    encode,
     unused_folder,
 )
 from cerebro.run.store.writing import Store

@@ -22,8 +22,14 @@ from cerebro.run.store.checking import (
     check_tables,
     defend_connection,
 )
-from cerebro.run.store.encoding import decode, decode_raised
-from cerebro.run.store.schema import BUSY_SECONDS, FILE, check_version, store_of
+from cerebro.run.store.schema import (
+    BUSY_SECONDS,
+    FILE,
+    check_version,
+    decode,
+    decode_raised,
+    store_of,
+)
 
 READ_AT_ONCE = 500
 """The most trials that one query selects by number."""

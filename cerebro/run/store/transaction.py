@@ -13,7 +13,7 @@ from typing import Any
 
 from cerebro.machine import durable
 from cerebro.run.states import remove_state
-from cerebro.run.store.encoding import escape_surrogates
+from cerebro.run.store.schema import escape_surrogates
 
 Files = tuple[str, str]
 """The temporary and the final path of a state."""

@@ -134,7 +134,7 @@ def test_show_as_json(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_number_that_json_cannot_hold_is_null(capsys: pytest.CaptureFixture[str]) -> None:
-    from cerebro.cli.as_json import print_json
+    from cerebro.cli.options import print_json
 
     print_json({"a": [float("nan"), float("inf"), 1.5], "b": Path("c"), 3: (True, None)})
     assert json.loads(capsys.readouterr().out) == {

@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("zmq")
 
+from cerebro.cluster.agents import Call
 from cerebro.cluster.executor import ClusterExecutor
 from cerebro.cluster.hub import AgentError
-from cerebro.cluster.remote import Call
 from cerebro.errors import CorruptDataError
 
 KEY = "cache", 5

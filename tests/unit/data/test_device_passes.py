@@ -14,7 +14,7 @@ import pytest
 import cerebro
 import cerebro._core as _core
 from cerebro.data import depots
-from cerebro.data.moved import MovedBatches, move_batch
+from cerebro.data.depots import MovedBatches, move_batch
 from cerebro.errors import DeviceError, UnitCancelled
 from cerebro.machine import cuda
 from cerebro.machine.flags import compute_settings, note_operations, operation_of

@@ -24,7 +24,7 @@ import cerebro  # noqa: E402
 import cerebro._core as _core  # noqa: E402
 from cerebro.errors import InputError, StateError  # noqa: E402
 from cerebro.machine import generators  # noqa: E402
-from cerebro.machine.keras_settings import KERAS  # noqa: E402
+from cerebro.machine.libraries import KERAS  # noqa: E402
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(96, 5)).astype("float32")

@@ -307,8 +307,8 @@ def test_a_process_without_jax_imports_it_only_for_settings_that_it_does_not_beg
     pytest.importorskip("jax")
     run_program(
         "import os, sys; from cerebro.machine.environment import describe\n"
-        "from cerebro.machine.jax_settings import JAX\n"
-        "from cerebro.machine.jax_settings import _first_settings\n"
+        "from cerebro.machine.libraries import JAX\n"
+        "from cerebro.machine.libraries import _first_settings\n"
         "first = _first_settings()\n"
         "assert JAX.present() == {} and 'jax' not in describe()\n"
         "JAX.apply({}); JAX.apply(first)\n"
@@ -323,7 +323,7 @@ def test_a_process_without_jax_imports_it_only_for_settings_that_it_does_not_beg
 def test_jax_settings_travel_and_are_restored() -> None:
     pytest.importorskip("jax")
     run_program(
-        "from cerebro.machine.jax_settings import JAX\n"
+        "from cerebro.machine.libraries import JAX\n"
         "other = {'enable_x64': True, 'default_prng_impl': 'rbg', 'debug_nans': True,\n"
         "         'threefry_partitionable': False,\n"
         "         'default_matmul_precision': 'highest', 'numpy_dtype_promotion': 'strict',\n"
@@ -347,7 +347,7 @@ def test_a_setting_that_a_block_of_jax_fixes_is_refused_and_nothing_changes() ->
     pytest.importorskip("jax")
     run_program(
         "import jax; from cerebro import InputError\n"
-        "from cerebro.machine.jax_settings import JAX\n"
+        "from cerebro.machine.libraries import JAX\n"
         "before = JAX.present()\n"
         "with jax.debug_nans(True):\n"
         "    try: JAX.apply({**before, 'enable_x64': True})\n"
@@ -360,7 +360,7 @@ def test_a_setting_that_a_block_of_jax_fixes_is_refused_and_nothing_changes() ->
 def test_a_process_without_keras_does_not_import_it_for_default_settings() -> None:
     program = (
         "import sys; sys.modules['keras'] = None\n"
-        "from cerebro.machine.keras_settings import KERAS\n"
+        "from cerebro.machine.libraries import KERAS\n"
         "KERAS.apply({'version': '3', 'backend': 'torch', **KERAS.FIRST})\n"
         "try:\n"
         "    KERAS.apply({'backend': 'torch', **KERAS.FIRST, 'floatx': 'float16'})\n"

@@ -9,7 +9,7 @@ import pytest
 
 import cerebro._core as _core
 from cerebro.errors import InputError, StateError
-from cerebro.machine import generator_memory, generators
+from cerebro.machine import generators
 from cerebro.model import check_model, framework_of, get_whole_pass
 
 torch = pytest.importorskip("torch")
@@ -36,7 +36,7 @@ def leave_generators_alone():
 def either_way(request, monkeypatch):
     """States of `random` and NumPy are copied as memory, or by the libraries' functions."""
     # On every Python and NumPy that are supported.
-    assert generator_memory.find_memory() is not None
+    assert generators.find_memory() is not None
     if request.param == "functions":
         monkeypatch.setattr(generators, "find_memory", lambda: None)
 
@@ -124,7 +124,7 @@ def test_a_bit_generator_of_the_users_is_left_alone():
     try:
         put_back = generators.make_restorer(False)
         np.random.set_bit_generator(np.random.MT19937(3))
-        assert generator_memory.find_memory() is None
+        assert generators.find_memory() is None
         generators.seed_all(4, False)
         state, wanted = generators.capture(False), functions_state()
         np.random.rand(5)
@@ -134,7 +134,7 @@ def test_a_bit_generator_of_the_users_is_left_alone():
         assert functions_state() != wanted
     finally:
         np.random.set_bit_generator(before)
-    assert generator_memory.find_memory() is not None
+    assert generators.find_memory() is not None
 
 
 @pytest.mark.usefixtures("either_way")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cerebro
-from cerebro.executors.program import PROGRAM
+from cerebro.executors.forked import PROGRAM
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cerebro.data import depots, gpu_memory
-from cerebro.machine import environment, flags, generators
+from cerebro.data import depots
+from cerebro.machine import devices, environment, flags, generators
+from cerebro.machine.imports import find_whole_module
 from cerebro.machine.libraries import present_settings, settings_of_run
-from cerebro.machine.whole_modules import find_whole_module
 from cerebro.worker import held_arrays
 
 
@@ -48,7 +48,7 @@ def test_a_unit_does_not_use_a_library_before_it_is_whole(begun: str) -> None:
         assert held_arrays._may_be_lost(np.zeros(3))
         assert environment.cuda() is None and environment.torch_libraries() == {}
         assert depots.device_name("cuda") == "cuda:0"
-        assert not gpu_memory.is_short_of_gpu_memory(ValueError())
+        assert not devices.is_short_of_gpu_memory(ValueError())
         generators.seed_anew()
 
 

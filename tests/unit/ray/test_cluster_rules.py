@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import cerebro
+from cerebro.cluster.admission import find_differences
 from cerebro.cluster.blobs import Blob
-from cerebro.cluster.compatibility import find_differences
 from cerebro.cluster.mailbox import Mailbox
 from cerebro.cluster.messages import Traffic
 from cerebro.cluster.opaque_pickle import Sent

@@ -14,13 +14,15 @@ import pytest
 from cerebro.report import noise, summary
 from cerebro.report.conclusions import (
     Facts,
+    chance_of_a_new_best,
     conclude,
+    expected_best,
     find_end,
     find_separating_settings,
+    more_trials,
     name_trials,
 )
-from cerebro.report.more_trials import chance_of_a_new_best, expected_best, more_trials
-from cerebro.report.ranges import Range
+from cerebro.report.format import Range
 
 ROWS = Facts(train_rows=1000, validation_rows=270, searcher="random")
 

@@ -16,7 +16,7 @@ import matplotlib
 from matplotlib.text import Text
 
 from cerebro.report import plots
-from cerebro.report.plots import fonts
+from cerebro.report.plots import look
 
 STIX = "STIXGeneral"  # comes with matplotlib
 ONLY_STIX = "⌚"  # of these two fonts
@@ -25,13 +25,13 @@ NEITHER = "学習率"
 
 @pytest.fixture(autouse=True)
 def only_matplotlibs_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(fonts, "FAMILIES", ("Nowhere Sans", STIX))
-    fonts.warn_once.cache_clear()
+    monkeypatch.setattr(look, "FAMILIES", ("Nowhere Sans", STIX))
+    look.warn_once.cache_clear()
     with matplotlib.rc_context(rc={"font.family": ["DejaVu Sans"]}):
         before = dict(matplotlib.rcParams)
         yield
         assert dict(matplotlib.rcParams) == before
-    fonts.warn_once.cache_clear()
+    look.warn_once.cache_clear()
 
 
 def drawn(name: str, kind: str) -> dict[str, list[str]]:
@@ -81,5 +81,5 @@ def test_one_note_says_that_no_font_has_the_characters(kind: str) -> None:
 def test_fonts_for_all_three_languages_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     installed = ["DejaVu Sans", "Malgun Gothic", "Yu Gothic", "Noto Sans CJK JP"]
-    assert fonts.fallback_families(installed) == ["Noto Sans CJK JP", "Yu Gothic", "Malgun Gothic"]
-    assert fonts.fallback_families(["DejaVu Sans"]) == []
+    assert look.fallback_families(installed) == ["Noto Sans CJK JP", "Yu Gothic", "Malgun Gothic"]
+    assert look.fallback_families(["DejaVu Sans"]) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cerebro.report.ranges import Range
+from cerebro.report.format import Range
 from cerebro.results.recorded_space import ranges_of
 from cerebro.space import as_space
 

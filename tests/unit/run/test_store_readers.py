@@ -12,7 +12,7 @@ import threading
 import pytest
 from stored_run import read_run
 
-from cerebro.run.store import FILE, Store, open_file, reader, transaction, writing
+from cerebro.run.store import FILE, Store, reader, transaction, writing
 from cerebro.run.store import writing as log_size
 
 
@@ -130,7 +130,7 @@ def test_a_reader_does_not_touch_what_a_dead_run_left(tmp_path):
 
 
 def test_on_a_network_file_system_a_rollback_journal_is_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_file, "journal_mode", lambda folder: "DELETE")
+    monkeypatch.setattr(writing, "journal_mode", lambda folder: "DELETE")
     store = Store.create(tmp_path, {})
     over = threading.Event()
     seen = []

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cerebro._core as _core  # noqa: E402
-from cerebro.torch import elementwise, matmul  # noqa: E402
+from cerebro.torch import elementwise, native_calls  # noqa: E402
 from cerebro.torch.native_calls import make_native_call  # noqa: E402
 
 ATEN = torch.ops.aten
@@ -15,7 +15,7 @@ ATEN = torch.ops.aten
 
 @pytest.fixture
 def blas():
-    if not matmul._find_sgemm():
+    if not native_calls._find_sgemm():
         pytest.skip("PyTorch's library does not export its BLAS")
 
 
@@ -97,13 +97,13 @@ def test_a_product_that_differs_is_left_to_pytorch(blas, monkeypatch):
             self.compute()
             out[0, 0] = out[0, 0].nextafter(torch.tensor(9.0))
 
-    monkeypatch.setattr(matmul, "_core", type("Core", (), {"MatMul": Rounded}))
+    monkeypatch.setattr(native_calls, "_core", type("Core", (), {"MatMul": Rounded}))
     assert made(ATEN.mm.out, [a, b], out) is None
 
 
 def test_a_library_without_blas(monkeypatch):
     monkeypatch.setattr(elementwise.ctypes, "CDLL", lambda path: object())
-    assert matmul._find_sgemm.__wrapped__() == 0
+    assert native_calls._find_sgemm.__wrapped__() == 0
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from torch.nn import functional  # noqa: E402
 
 import cerebro  # noqa: E402
 import cerebro.torch  # noqa: E402
-from cerebro.torch import bernoulli_draws, elementwise, matmul, reductions  # noqa: E402
-from cerebro.torch.matmul import Product  # noqa: E402
+from cerebro.torch import elementwise, native_calls, reductions  # noqa: E402
+from cerebro.torch.native_calls import Product  # noqa: E402
 from cerebro.torch.reductions import Reduction  # noqa: E402
 from cerebro.worker.evaluate import run_batches  # noqa: E402
 from cerebro.worker.models import make_batches  # noqa: E402
@@ -132,12 +132,12 @@ def test_networks_have_the_states_of_ordinary_steps(net, engine, data, monkeypat
     assert model._recorded[0].refusal is None and model._recorded[0].replays > 10
     program = next(iter(model._recorded[0]._programs.values())).program
     assert bool(program._blocks) == (engine == "native")
-    is_drawn = [run for run, _, _ in program._calls if run is bernoulli_draws._draw_bernoulli]
+    is_drawn = [run for run, _, _ in program._calls if run is native_calls._draw_bernoulli]
     products = sum(isinstance(item, Product) for item in program._items)
-    assert (products > 0) == (engine == "native" and matmul._find_sgemm() != 0)
+    assert (products > 0) == (engine == "native" and native_calls._find_sgemm() != 0)
     sums = sum(isinstance(item, Reduction) for item in program._items)
     assert (sums > 0) == (engine == "native" and bool(reductions._find_block()))
-    draws = engine == "native" and bernoulli_draws._equals_pytorch()  # not on Intel's processors
+    draws = engine == "native" and native_calls._equals_pytorch()  # not on Intel's processors
     assert len(is_drawn) == (net == "dropout" and draws)
 
 
@@ -333,7 +333,7 @@ def drawn(generator, out, p):
 
 @pytest.mark.parametrize("shape", [(), (1,), (313,), (3, 7, 5), (64, 130)])
 def test_draws_have_the_bits_of_pytorch(shape, generators):
-    if not bernoulli_draws._equals_pytorch():
+    if not native_calls._equals_pytorch():
         pytest.skip("on this processor, PyTorch draws with another library")
     mine, its = generators
     for p in (0.8, 0.0, 1e-12, 1.0, 0.3):
@@ -349,19 +349,19 @@ def test_draws_fill_dense_tensors_in_memory_order(generators):
     for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1)):
         expected = torch.empty(4, 5, 6).permute(order).bernoulli_(0.5, generator=its)
         found = drawn(mine, torch.empty(4, 5, 6).permute(order), 0.5)
-        assert torch.equal(found, expected) == bernoulli_draws._equals_pytorch()
+        assert torch.equal(found, expected) == native_calls._equals_pytorch()
 
 
 def test_a_call_with_a_generator_or_another_type_is_left_to_pytorch():
     call = torch.ops.aten.bernoulli_.float
     out = torch.empty(8)
-    taken = bernoulli_draws.choose_draw(call, [out, 0.5], {"generator": None})
-    assert (taken is not None) == bernoulli_draws._equals_pytorch()
-    assert bernoulli_draws.choose_draw(call, [out, 0.5], {"generator": torch.Generator()}) is None
-    assert bernoulli_draws.choose_draw(call, [out.double(), 0.5], {}) is None
-    assert bernoulli_draws.choose_draw(call, [out[::2], 0.5], {}) is None
-    assert bernoulli_draws.choose_draw(call, [out, math.nan], {}) is None
-    assert bernoulli_draws.choose_draw(torch.ops.aten.uniform_.default, [out], {}) is None
+    taken = native_calls.choose_draw(call, [out, 0.5], {"generator": None})
+    assert (taken is not None) == native_calls._equals_pytorch()
+    assert native_calls.choose_draw(call, [out, 0.5], {"generator": torch.Generator()}) is None
+    assert native_calls.choose_draw(call, [out.double(), 0.5], {}) is None
+    assert native_calls.choose_draw(call, [out[::2], 0.5], {}) is None
+    assert native_calls.choose_draw(call, [out, math.nan], {}) is None
+    assert native_calls.choose_draw(torch.ops.aten.uniform_.default, [out], {}) is None
 
 
 def test_draws_refuse_another_generator(generators):
@@ -386,8 +386,8 @@ def test_a_processor_on_which_draws_differ_leaves_them_to_pytorch(monkeypatch):
     def differs(get_state, set_state, address, n, p):
         real(get_state, set_state, address, n, p / 2)
 
-    monkeypatch.setattr(bernoulli_draws._core, "draw_bernoulli", differs)
-    assert not bernoulli_draws._equals_pytorch.__wrapped__()
+    monkeypatch.setattr(native_calls._core, "draw_bernoulli", differs)
+    assert not native_calls._equals_pytorch.__wrapped__()
 
 
 # --- whole units ------------------------------------------------------------------------

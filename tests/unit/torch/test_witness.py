@@ -9,8 +9,12 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 import cerebro  # noqa: E402
-from cerebro.torch.composites import is_reviewed  # noqa: E402
-from cerebro.torch.witness import Unavailable, Witness, find_difference  # noqa: E402
+from cerebro.torch.witness import (  # noqa: E402
+    Unavailable,
+    Witness,
+    find_difference,
+    is_reviewed,
+)
 from cerebro.worker.recorded_unit import RecordedStepDiffers, replay_recorded_steps  # noqa: E402
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cerebro import _worker
 from cerebro.machine.turns import Turns
-from cerebro.worker import timeout_tracebacks
+from cerebro.worker import log
 
 
 class Task:
@@ -38,14 +38,14 @@ def timer(monkeypatch, tmp_path):
         dump_traceback_later=set_timer,
         cancel_dump_traceback_later=lambda: setattr(Timer, "to", None),
     )
-    monkeypatch.setattr(timeout_tracebacks, "faulthandler", faulthandler)
-    monkeypatch.setattr(timeout_tracebacks, "time", SimpleNamespace(monotonic=lambda: Timer.now))
+    monkeypatch.setattr(log, "faulthandler", faulthandler)
+    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: Timer.now))
     return Timer
 
 
-def tasks_of(*tasks: Task) -> timeout_tracebacks.LateTasks:
+def tasks_of(*tasks: Task) -> log.LateTasks:
     """Return what looks at tasks, without a thread that does it often."""
-    found = timeout_tracebacks.LateTasks()
+    found = log.LateTasks()
     found._tasks += tasks
     return found
 

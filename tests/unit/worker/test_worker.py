@@ -15,7 +15,7 @@ import pytest
 import cerebro
 import cerebro._core as _core
 from cerebro.machine import turns
-from cerebro.worker import dropped_models, jobs
+from cerebro.worker import jobs, models
 from cerebro.worker import runner as worker_runner
 from cerebro.worker.hop_check import is_array, walk
 from cerebro.worker.messages import CheckDone, CheckTask, RunContext, Task, UnitDone
@@ -221,7 +221,7 @@ def gpu_runner(context):
 def no_collections():
     """Only what the runner itself collects is freed."""
     there.clear()
-    dropped_models.DROPPED.free(all_sizes=True)
+    models.DROPPED.free(all_sizes=True)
     gc.disable()
     yield
     gc.enable()
@@ -232,7 +232,7 @@ def test_large_models_that_were_dropped_are_freed(context, monkeypatch, no_colle
     for trial in range(3):
         done(runner, task(0, 0, trial=trial))
     assert len(there) == 3  # small ones are left to Python
-    monkeypatch.setattr(dropped_models, "COLLECTED_BYTES", 1)
+    monkeypatch.setattr(models, "COLLECTED_BYTES", 1)
     for trial in range(3, 6):
         done(runner, task(0, 0, trial=trial))
         assert len(there) == 2  # the one before is dropped after the new one's unit
@@ -396,7 +396,7 @@ def test_a_trial_that_failed_makes_room_for_one_that_fits_alone(context, monkeyp
     assert isinstance(runner.run(task(0, 0, trial=1)), UnitDone)
     runner.close()
     # A model that nothing has counted is freed when memory runs short.
-    monkeypatch.setattr(dropped_models.DroppedModels, "add", lambda self, _: None)
+    monkeypatch.setattr(models.DroppedModels, "add", lambda self, _: None)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: len(there))
     there.clear(), gc.collect()
     runner = UnitRunner(replace(context, build=build, device="cuda:0"), worker=0)
