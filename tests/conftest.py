@@ -45,6 +45,9 @@ SLOW = tuple(
 )
 """The tests that take most of the time; see `pytest_collection_modifyitems`."""
 
+SLOW_FOLDERS = {"cluster", "docs", "integration", "sim", "standin", "tune"}
+"""Their tests start clusters, programs or other libraries: they have the mark ``slow``."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
@@ -53,10 +56,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave slow tests to runs with ``--slow``, and to those that name files.
+    """Mark slow tests; leave the slowest to runs with ``--slow``, and to those that name files.
 
-    CI runs another part of them each day.
+    CI runs another part of the slowest each day.
     """
+    for item in items:
+        folder = Path(item.path).relative_to(Path(__file__).parent).parts[0]
+        if folder in SLOW_FOLDERS or _is_slow(item):
+            item.add_marker("slow")
     chosen = config.getoption("--slow")
     if chosen is None and any(".py" in argument for argument in config.args):
         return

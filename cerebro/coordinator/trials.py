@@ -295,7 +295,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.epoch_seconds = 0.0
         trial.history.append(epoch.to_history())
         self.states.add_epoch(trial.record, epoch, self._epoch_for_clones(trial))
-        self._overview.forecaster.epoch_done(trial)
         self._release_clones(trial, epoch.epoch)
         self._drop_parent(trial)  # no longer needed, not even after a power failure
         self._notify_of(trial.record, "on_epoch_end", dict(epoch.metrics))
@@ -307,7 +306,6 @@ class LiveTrials(TrialTable[LiveTrial]):
 
     def pause(self, trial: LiveTrial) -> None:
         self._hold_or_release(trial)
-        self._overview.forecaster.trial_paused(trial)
         self.set_status(trial, "paused")
 
     def shelve(self, trial: LiveTrial) -> None:
@@ -326,7 +324,6 @@ class LiveTrials(TrialTable[LiveTrial]):
         trial.unwritten = self._flushes
         self._schedule.extend_trial(record.number, self._goal(trial))
         self._hold_or_release(trial)
-        self._overview.forecaster.trial_resumed(trial)
         if not trial.held:
             self.set_status(trial, "waiting")
 

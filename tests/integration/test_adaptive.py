@@ -121,20 +121,26 @@ def history(trial):
     return [(e["epoch"], e["metrics"], e["state_hash"]) for e in trial.history]
 
 
-@pytest.mark.parametrize("build", [build_uneven, build_some_bad])
-@pytest.mark.parametrize("make", [Halving, Population])
-@pytest.mark.parametrize("width", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("make", "build", "width"),
+    [
+        (Halving, build_uneven, 1),
+        (Halving, build_some_bad, 8),
+        (Population, build_uneven, 8),
+        (Population, build_some_bad, 3),
+    ],
+)
 def test_the_same_search_with_any_number_of_workers(data, tmp_path, make, build, width):
     found, calls = [], []
-    for workers in (0, 1, 2, 5):
+    for workers in (0, 1, 5):
         searcher = make()
         folder = tmp_path / f"run-{workers}"
         result = run(data, folder, searcher, build, workers=workers, width=width, n_trials=6)
         found.append(everything(result))
         calls.append(searcher.calls)
         assert len(result.trials) >= 6
-    assert repr(found[0]) == repr(found[1]) == repr(found[2]) == repr(found[3])
-    assert repr(calls[0]) == repr(calls[1]) == repr(calls[2]) == repr(calls[3])
+    assert repr(found[0]) == repr(found[1]) == repr(found[2])
+    assert repr(calls[0]) == repr(calls[1]) == repr(calls[2])
 
 
 def test_successive_halving(data, tmp_path):
@@ -281,9 +287,15 @@ def go_on(data, folder, make, build, undisturbed, **settings):
     assert units_of(result) <= units_of(undisturbed)
 
 
-@pytest.mark.parametrize(("before", "after", "every"), [(0, 0, 13), (2, 1, 70)])
-@pytest.mark.parametrize("make", [Halving, Population])
-@pytest.mark.parametrize("build", [build_uneven, build_some_bad])
+@pytest.mark.parametrize(
+    ("make", "build", "before", "after", "every"),
+    [
+        (Halving, build_uneven, 0, 0, 13),
+        (Halving, build_some_bad, 2, 1, 70),
+        (Population, build_uneven, 2, 1, 70),
+        (Population, build_some_bad, 0, 0, 13),
+    ],
+)
 def test_an_interrupted_search_goes_on_as_if_nothing_had_been(
     data, tmp_path, make, build, before, after, every
 ):
@@ -350,8 +362,7 @@ test_adaptive.run(data, sys.argv[3], searcher, build, width=4, workers=2, callba
 """
 
 
-@pytest.mark.parametrize("units", [11, 50])
-@pytest.mark.parametrize("make", [Halving, Population])
+@pytest.mark.parametrize(("make", "units"), [(Halving, 50), (Population, 11)])
 def test_a_killed_search_goes_on_as_if_nothing_had_been(data, tmp_path, make, units):
     undisturbed = run(data, tmp_path / "undisturbed", make(), build_uneven, width=4)
     folder = tmp_path / "run"

@@ -198,9 +198,9 @@ def test_for_samplers_of_optuna_a_trial_that_fails_is_worse_than_all(data, tmp_p
 def test_the_same_search_with_any_number_of_workers(data, tmp_path, name):
     found = [
         everything(run(data, tmp_path / f"run-{workers}", name, workers=workers, width=3))
-        for workers in (0, 1, 2, 5)
+        for workers in (0, 1, 5)
     ]
-    assert found[0] == found[1] == found[2] == found[3]
+    assert found[0] == found[1] == found[2]
     assert {status for _, _, status, _, _ in found[0][1]} <= {"finished", "stopped"}
 
 

