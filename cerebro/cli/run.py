@@ -1,4 +1,4 @@
-"""``run``: search with the definitions in a Python file."""
+"""``run``: search with the definitions in a Python file, which ``plan`` reads too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the executor needs from a cluster: nodes, and an agent on a node for each worker.
+"""What the executor needs from a cluster: nodes, agents on them, and a worker for each agent.
 
 An *agent* is a process on a node that supervises one worker process; see
 `cerebro.cluster.supervisor`. It connects to the coordinator, which calls it through

@@ -1,4 +1,4 @@
-"""The messages between coordinator and agents."""
+"""The messages between coordinator and agents, from the first one of a connection."""
 
 from __future__ import annotations
 

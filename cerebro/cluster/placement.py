@@ -1,4 +1,4 @@
-"""Decide which shards go to which nodes. Pure logic: nothing is moved here.
+"""Decide which shards go to which nodes, and which GPUs to which workers; nothing is moved here.
 
 A *place* holds lots, shards that stay together (`cerebro.cluster.supply`): it is the cache folder
 of a node, which all workers of the node read. Each lot is assigned to the place with the fewest
@@ -8,6 +8,11 @@ give a place more than its share.
 During the run, slow places are relieved, and new ones get work: `choose_lot_to_copy` names
 one lot to copy to a different place, so that its units can also run there. Copies are never
 removed, because they are harmless.
+
+Which GPU a worker of a cluster has, and how many workers share one.
+
+Ray, a batch system or an engine starts an agent and assigns its GPU. Code here never chooses
+between GPUs: an agent that sees several and was not told which one to use is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run records besides training, and the warnings that it shows."""
+"""What a run records besides training, its warnings, and the hyperparameters that nobody reads."""
 
 from __future__ import annotations
 

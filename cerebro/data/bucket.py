@@ -1,8 +1,13 @@
-"""A dataset in object storage, as this machine sees it: its copy in the cache folder.
+"""A dataset in object storage: its copy in this machine's cache folder, and its upload.
 
 Opening reads the manifest. Shards are copied when they are first read, each object once for all
 processes of this machine and for later runs. Training reads the copies: reading batches from the
 storage would be many times slower.
+
+Upload a dataset to object storage: its files, and the manifest last.
+
+Without its manifest there is no dataset, so an interrupted upload leaves only objects that the
+next upload to the same URL removes.
 """
 
 from __future__ import annotations

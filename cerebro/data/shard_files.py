@@ -1,4 +1,10 @@
-"""Open the files of one shard, and compare them with the manifest."""
+"""Open the files of a shard, compare them with the manifest, and find all that are damaged.
+
+Find every file of a dataset that differs from its manifest.
+
+`Dataset.verify` stops at the first such file. This module checks each file separately, even if the
+dataset can no longer be opened.
+"""
 
 from __future__ import annotations
 

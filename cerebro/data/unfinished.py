@@ -1,4 +1,4 @@
-"""The folder of an unfinished `Dataset.derive`: lock it, find it again, reuse intact shards."""
+"""The folder in which a dataset is made: find it, lock it, reuse intact shards of a derivation."""
 
 from __future__ import annotations
 

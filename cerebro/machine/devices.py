@@ -1,4 +1,4 @@
-"""Find and assign training devices: their names, which exist, and which worker uses which.
+"""Find and assign training devices: names, which exist, which worker uses which, full memory.
 
 Nothing here starts CUDA in the calling process: a separate program lists the GPUs, once, and only
 if a driver is loaded. A GPU worker sees no GPU other than its own (``CUDA_VISIBLE_DEVICES``), so

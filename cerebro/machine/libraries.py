@@ -1,4 +1,16 @@
-"""The settings of PyTorch, Keras and JAX together, by the library's name."""
+"""The process-wide settings of Keras and JAX, and of all libraries together, by name.
+
+Handle Keras's process-wide settings and numbering, which change models and their names.
+
+Keras numbers layers and metrics without a name in the order in which a process creates them: the
+second model's ``dense`` is ``dense_1``, and its metric ``auc`` is ``auc_1``. Nothing here imports
+Keras unless its settings differ from the defaults.
+
+Handle JAX's process-wide settings, which change types, random numbers and errors.
+
+They are often set at the top of a script, which workers do not run. Nothing here imports JAX unless
+its settings differ from those with which it begins.
+"""
 
 from __future__ import annotations
 

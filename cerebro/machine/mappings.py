@@ -1,4 +1,4 @@
-"""Convert nested mappings to flat ones."""
+"""Convert nested mappings to flat ones, and to JSON that other programs can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Report that the C core does not load, usually in a checkout where it was never built."""
+"""Report that the C core does not load, unless Python only looks for the package's program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Format numbers, times, configurations and metrics in the same way for all outputs."""
+"""Format numbers, times, ranges, configurations and metrics in the same way for all outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the interface of searchers.
+"""Define the interface of searchers, and the base class of Cerebro's adaptive ones.
 
 A searcher decides what to suggest next, until which epoch it trains, and whether a trial continues.
 It uses no models, files or clocks: its decisions are a pure function of its setup and its reports.

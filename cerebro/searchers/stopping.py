@@ -1,4 +1,4 @@
-"""Stop trials that no longer improve."""
+"""Stop trials that no longer improve, or that are worse than half of the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Redirect a trial's output to the trial's log.
+"""Redirect a trial's output to the trial's log, and write a late unit's tracebacks there.
 
 In a worker process, file descriptors 1 and 2 point to the trial's log while its unit runs. The log
 receives the output of ``print``, ``logging``, warnings, C libraries and subprocesses, and the
@@ -9,6 +9,13 @@ In the user's process, the descriptors stay unchanged. `sys.stdout`, `sys.stderr
 handlers that write to them are redirected to the log, including writes to their bytes and to their
 descriptors (``subprocess.run(..., stdout=sys.stdout)``). Other output of C code and subprocesses is
 not captured.
+
+Write the tracebacks of a process to the log of its late unit, if several units overlap in it.
+
+`faulthandler` has one timer for a process, which works even if a unit never lets go of the GIL. A
+unit's clock stops while the unit waits for its turn (`cerebro.machine.turns`), so a thread looks at
+all clocks again and again, and sets the timer for the unit that will be late first. Setting it at
+every change of turn would cost more than short units take.
 """
 
 from __future__ import annotations

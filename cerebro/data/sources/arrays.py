@@ -1,4 +1,9 @@
-"""A mapping of column names to arrays or lists."""
+"""A mapping of column names to arrays or lists, and pairs ``(x, y)`` and bunches of them.
+
+Pairs ``(x, y)``, and the return values of scikit-learn's ``load_iris()`` and similar functions.
+
+The columns are ``x`` and ``y``. Class names that belong to integer labels are kept.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define the style of plots on white and on dark pages."""
+"""Define the style of plots on white and on dark pages: colors, fonts, short labels."""
 
 from __future__ import annotations
 

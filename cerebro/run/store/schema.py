@@ -1,4 +1,4 @@
-"""Define the tables of a run store, its version and its files.
+"""Define the tables of a run store, its version, its files and how values are encoded.
 
 SQLite's ``user_version`` holds the store's version. A store of any version but `SCHEMA_VERSION` is
 refused.
