@@ -38,11 +38,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("same cases", derandomize=True)
 hypothesis.settings.load_profile("same cases")
 
-SLOW = tuple(
+SLOW = {
     line
     for line in Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()
     if line and not line.startswith("#")
-)
+}
 """The tests that take most of the time; see `pytest_collection_modifyitems`."""
 
 SLOW_FOLDERS = {"cluster", "docs", "integration", "sim", "standin", "tune"}
@@ -81,8 +81,10 @@ def _is_in_part(item: pytest.Item, chosen: str) -> bool:
 
 
 def _is_slow(item: pytest.Item) -> bool:
+    """Return whether the test, its function or its file is in `SLOW`."""
     path = Path(item.path).relative_to(Path(__file__).parent.parent).as_posix()
-    return f"{path}::{item.nodeid.partition('::')[2]}".startswith(SLOW)
+    test = f"{path}::{item.nodeid.partition('::')[2]}"
+    return not SLOW.isdisjoint((test, test.partition("[")[0], path))
 
 
 def pytest_configure(config: pytest.Config) -> None:
