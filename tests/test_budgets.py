@@ -20,35 +20,38 @@ LINES = {
     "_worker.py": 350,
     "api": 2_400,
     "arguments.py": 480,
-    "callbacks": 650,
+    "callbacks": 640,
     "cli": 2_400,
-    "cluster": 4_800,
+    "cluster": 4_750,
     "control.py": 180,
-    "coordinator": 5_600,
+    "coordinator": 5_450,
     "dask.py": 230,
-    "data": 9_700,
+    "data": 9_550,
     "errors.py": 200,
     "executors": 2_050,
-    "jax": 900,
-    "keras": 800,
+    "jax": 880,
+    "keras": 760,
     "machine": 4_700,
-    "model.py": 600,
+    "model.py": 590,
     "native.py": 290,
     "optuna.py": 650,
     "ray": 2_700,
     "report": 4_500,
-    "results": 3_400,
+    "results": 3_350,
     "run": 3_800,
     "searchers": 2_400,
     "sklearn": 1_650,
     "space": 1_450,
     "spark.py": 340,
     "testing.py": 190,
-    "torch": 10_300,
+    "torch": 10_250,
     "transforms.py": 460,
     "worker": 6_200,
 }
 """The most lines of Python in each folder and file of the package, a little above today's."""
+
+MOST_FILES = 325
+"""Of the package, a little above today's."""
 
 MOST_LINES = 700
 LONGER = {
@@ -171,13 +174,17 @@ def private_uses(tree: ast.Module) -> Iterator[str]:
             yield from [node.attr] * (ast.unparse(node.value) not in ("self", "cls"))
 
 
-def test_every_folder_keeps_to_its_lines() -> None:
+def test_every_folder_keeps_its_line_budget() -> None:
     lines: Counter[str] = Counter()
     for path in trees():
         lines[place_of(path)] += len((PACKAGE / path).read_text(encoding="utf-8").splitlines())
     assert set(lines) == set(LINES), "give each folder and file at the top a budget, and no other"
     over = {place: count for place, count in lines.items() if count > LINES[place]}
     assert not over, f"over budget; look for lines that can go, then raise it: {over}"
+
+
+def test_there_are_few_files() -> None:
+    assert len(trees()) <= MOST_FILES, "too many files; join those that are about one thing"
 
 
 def test_files_are_short() -> None:

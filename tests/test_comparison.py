@@ -31,7 +31,7 @@ def test_readme_says_what_the_record_says(found: record.Record) -> None:
     assert page.sentence(found) in readme
 
 
-def test_every_measured_figure_of_readme_is_of_the_record() -> None:
+def test_every_measured_figure_in_the_readme_is_marked_as_a_claim() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     marked = claims.MARK.findall(readme)
     assert sorted(marked) == sorted(claims.CLAIMS)
@@ -89,7 +89,7 @@ def test_the_formulas_give_the_papers_example(monkeypatch: pytest.MonkeyPatch) -
     }
 
 
-def test_figures_of_a_cell() -> None:
+def test_the_figures_of_a_cell_are_computed_from_its_log() -> None:
     """Two trials of one epoch, 2 s and 4 s: at least 4 s on two cores."""
     lines = [
         [10.0, "begin", 0, 0, 7], [12.0, "epoch", 0, 0, 7, 0.5], [12.0, "final", 0, "aa"],

@@ -39,7 +39,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     broken = []
     for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
         if re.match(r"[a-z]+:", link):

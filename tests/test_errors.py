@@ -77,7 +77,7 @@ class Interrupting:
         raise KeyboardInterrupt
 
 
-def test_a_variable_keeps_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_keeps_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CEREBRO_TRACEBACK", "1")
     with pytest.raises(InputError) as caught:
         cerebro.plan({}, "no data", epochs=0)

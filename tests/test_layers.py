@@ -311,7 +311,7 @@ def test_binding_has_no_static_objects() -> None:
     assert {name: lines for name, lines in found.items() if lines} == {}
 
 
-def test_functions_are_called_as_what_they_are() -> None:
+def test_only_methods_with_keywords_are_cast() -> None:
     """Methods take PyObjects; only methods with keywords are cast, through void (*)(void)."""
     problems = []
     for file in c_files(BINDING):
@@ -325,7 +325,7 @@ def test_functions_are_called_as_what_they_are() -> None:
     assert problems == []
 
 
-def test_c_files_say_what_they_are() -> None:
+def test_c_files_begin_with_a_comment() -> None:
     """For a pair, only the header has it."""
     files = c_files(CORE) + c_files(CUDA) + c_files(BINDING)
     heads = [file for file in files if file.suffix == ".h" or not file.with_suffix(".h").exists()]
@@ -468,7 +468,7 @@ def circles(package: Path = PACKAGE) -> list[set[str]]:
     return [set(group) for group in sorted(groups, key=sorted)]
 
 
-def test_every_module_has_a_row() -> None:
+def test_every_top_level_module_is_in_the_import_table() -> None:
     tops = {module.partition(".")[0] for module in modules() if module}
     assert tops == {name for row in PYTHON_ROWS for name in row}
 
@@ -488,7 +488,7 @@ def test_the_top_of_the_package_is_small() -> None:
     assert (len(files), len(folders)) <= (13, 19)
 
 
-def test_each_folder_says_what_it_is() -> None:
+def test_each_package_folder_has_a_docstring() -> None:
     silent = [
         module
         for module, file in modules().items()

@@ -111,7 +111,7 @@ def test_only_the_pipe_to_workers_unpickles() -> None:
 
 
 @pytest.mark.parametrize("name", ALLOWED)
-def test_who_unpickles_reads_no_files(name: str) -> None:
+def test_modules_that_unpickle_read_no_files(name: str) -> None:
     source = (PACKAGE / name).read_text()
     reads = [
         ast.unparse(call)

@@ -72,7 +72,7 @@ def described(name: str) -> list[str]:
     return [type(value).__name__, *(str(getattr(value, each, "")) for each in given)]
 
 
-def test_names_are_the_same_where_they_are_imported_on_first_use() -> None:
+def test_names_imported_on_first_use_are_the_same() -> None:
     """Each name is the first that its process uses, so no module needs another one before it."""
     expected = {name: described(name) for name in [*cerebro.__all__, "open"]}
     program = (
@@ -110,7 +110,7 @@ def test_a_command_imports_only_what_it_needs() -> None:
     assert not imported & {"cerebro.api.search", "cerebro.data", "cerebro.searchers"}
 
 
-def test_a_program_has_all_names_at_once() -> None:
+def test_importing_cerebro_in_a_program_loads_all_public_names() -> None:
     program = "import json, cerebro; print(json.dumps([*vars(cerebro)]))"
     assert set(cerebro.__all__) | {"open"} <= set(in_new_process(program)) | {
         "Plan", "Replay", "plan", "refit", "replay",

@@ -65,9 +65,7 @@ class MakesStates(AgentSupervisor):
         return job, np.zeros(1 << 20, np.uint8)
 
 
-def test_a_unit_that_ends_while_its_agent_leaves_is_answered_with_its_state_or_not_at_all(
-    hub, monkeypatch
-):
+def test_a_unit_ending_while_its_agent_leaves_is_answered_only_with_its_state(hub, monkeypatch):
     """Else the coordinator would believe in a state that is gone."""
     with running_agent(hub, MakesStates) as (agent, line):
         MakesStates.may_end.set()
@@ -169,7 +167,7 @@ def test_a_process_is_closed_when_no_thread_waits_for_it(hub):
     assert process.is_closed and len(process.tasks) == 1
 
 
-def test_an_agent_whose_coordinator_dies_as_it_welcomes_it_ends():
+def test_an_agent_ends_if_its_coordinator_dies_during_the_welcome():
     keys = Keys.generate()
     context = zmq.Context()
     guard = wire.start_authenticator(context, keys)

@@ -51,7 +51,9 @@ def hops(result):
     return [before[2] for before, (_, hopped, _) in pairwise(rows) if hopped]
 
 
-def test_states_are_those_of_one_process_and_travel_once(data, tmp_path, expected, elsewhere):
+def test_states_match_those_of_a_single_process_and_are_sent_once(
+    data, tmp_path, expected, elsewhere
+):
     executor = Apart(tmp_path)
     sharing = []
 
@@ -82,9 +84,7 @@ def test_an_agent_that_is_killed_costs_little(data, tmp_path, expected, elsewher
     assert left_over(tmp_path) == []
 
 
-def test_agents_beside_one_that_is_killed_go_on_with_their_shards(
-    data, tmp_path, expected, elsewhere
-):
+def test_agents_beside_a_killed_agent_keep_their_shards(data, tmp_path, expected, elsewhere):
     """Two agents for each of two caches: a cache is in use as long as one of them is left."""
     executor = Apart(tmp_path, workers=4, sharing=2)
     beside = []
@@ -106,7 +106,7 @@ def test_agents_beside_one_that_is_killed_go_on_with_their_shards(
 
 
 @pytest.mark.parametrize("strikes", [False, True])
-def test_pools_are_dealt_and_states_are_those_of_one_process(
+def test_pools_are_dealt_and_states_match_those_of_a_single_process(
     many_shards, tmp_path, elsewhere, strikes
 ):
     """Order and states depend on the data alone, also if an agent dies and its pool moves."""
@@ -138,7 +138,7 @@ def test_pools_are_dealt_and_states_are_those_of_one_process(
     assert left_over(tmp_path) == []
 
 
-def test_an_agent_that_is_told_to_leave_hands_its_states_over(data, tmp_path, expected, elsewhere):
+def test_a_terminated_agent_hands_over_its_states(data, tmp_path, expected, elsewhere):
     """No unit that was done is lost: each is trained once."""
     executor = Apart(tmp_path)
     leave = AtUnit(16, lambda: strike_busiest(executor, signal.SIGTERM))
@@ -152,7 +152,7 @@ def test_an_agent_that_is_told_to_leave_hands_its_states_over(data, tmp_path, ex
     assert left_over(tmp_path) == []
 
 
-def test_units_are_queued_at_agents_whose_processes_die(data, tmp_path, expected, elsewhere):
+def test_queued_units_survive_dying_processes_of_an_agent(data, tmp_path, expected, elsewhere):
     executor = Apart(tmp_path, workers=1)
     queued = []
 
@@ -196,7 +196,7 @@ def test_a_run_ends_when_the_last_agent_is_killed_and_none_can_come(
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143)])
-def test_agents_of_the_command_line_come_and_go(
+def test_a_command_line_agent_can_replace_another_during_a_run(
     data, tmp_path, expected, monkeypatch, capfd, number, status
 ):
     """The run continues with the next, which finds states only if the first was asked to leave."""
@@ -224,7 +224,7 @@ def test_agents_of_the_command_line_come_and_go(
     assert left_over(tmp_path) == []
 
 
-def test_an_agent_in_no_search_that_is_told_to_end_says_so(tmp_path):
+def test_a_terminated_agent_reports_that_it_was_in_no_search(tmp_path):
     address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
     read_key_file(key, create=True)
     line = "import sys, threading, os, signal; from cerebro.cluster import agent; "
@@ -272,7 +272,7 @@ def test_agents_of_another_user_send_their_states(data, tmp_path, expected, monk
     assert left_over(tmp_path) == []
 
 
-def test_an_agent_that_is_given_up_fails(data, tmp_path, expected, monkeypatch):
+def test_an_agent_given_up_by_its_search_exits_with_an_error(data, tmp_path, expected, monkeypatch):
     """Its batch system may start another; the agent that trains to the end succeeds."""
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     address, key = f"127.0.0.1:{free_port()}", tmp_path / "key"
@@ -298,7 +298,7 @@ def test_an_agent_that_is_given_up_fails(data, tmp_path, expected, monkeypatch):
     assert left_over(tmp_path) == []
 
 
-def test_an_agent_of_an_engine_that_is_given_up_does_not_fail(data, tmp_path, expected):
+def test_an_agent_of_an_engine_given_up_by_its_search_exits_normally(data, tmp_path, expected):
     """Its task would fail, for which Spark may end the tasks of all agents."""
     executor = Apart(tmp_path, workers=2)
     ended = []
@@ -315,7 +315,7 @@ def test_an_agent_of_an_engine_that_is_given_up_does_not_fail(data, tmp_path, ex
     assert ended == [0]
 
 
-def test_an_agent_that_is_cut_off_comes_back_as_a_new_one(data, tmp_path, expected, monkeypatch):
+def test_a_disconnected_agent_rejoins_as_a_new_worker(data, tmp_path, expected, monkeypatch):
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     port, key = free_port(), tmp_path / "key"
     read_key_file(key, create=True)
@@ -332,7 +332,7 @@ def test_an_agent_that_is_cut_off_comes_back_as_a_new_one(data, tmp_path, expect
     way.close()
 
 
-def test_an_agent_that_is_cut_off_from_a_coordinator_that_is_gone_ends(hub, capfd):
+def test_a_disconnected_agent_ends_if_its_coordinator_cannot_be_reached(hub, capfd):
     way = Way(hub.port)
     ticket = Ticket(f"127.0.0.1:{way.port}", hub.keys.key, listen="127.0.0.1")
     status = []
@@ -345,7 +345,7 @@ def test_an_agent_that_is_cut_off_from_a_coordinator_that_is_gone_ends(hub, capf
     assert "the connection was lost; reconnecting" in capfd.readouterr().err
 
 
-def test_an_agent_that_differs_is_refused_by_name(data, tmp_path, monkeypatch):
+def test_an_agent_with_a_different_environment_is_refused(data, tmp_path, monkeypatch):
     here = environment.describe(1)
     other = {**here, "packages": {**here["packages"], "numpy": "1.0"}}
     monkeypatch.setattr(environment, "describe", lambda threads=None: other)
@@ -360,7 +360,7 @@ def test_an_agent_that_differs_is_refused_by_name(data, tmp_path, monkeypatch):
     assert left_over(tmp_path) == []
 
 
-def test_an_agent_whose_starter_is_gone_ends(tmp_path):
+def test_an_agent_ends_when_its_starter_closes_its_input(tmp_path):
     """So do all when the coordinator is killed, and those that an engine has started."""
     engine = Processes(1, [{"CEREBRO_CACHE": str(tmp_path)}])
     engine.start(Ticket("127.0.0.1:1", bytes(32)))

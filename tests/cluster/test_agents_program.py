@@ -45,7 +45,9 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("is_removed", [False, True])
-def test_an_agent_that_joins_after_an_edit(data, tmp_path, project, monkeypatch, is_removed):
+def test_an_agent_joining_after_an_edit_uses_the_code_of_the_run(
+    data, tmp_path, project, monkeypatch, is_removed
+):
     build = importlib.import_module("agents_user").build
     expected = search(tmp_path / "here", data, build=build, workers=1)
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))

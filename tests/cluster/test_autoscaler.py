@@ -60,7 +60,7 @@ class AtStart:
         self.do()
 
 
-def test_a_search_begins_with_what_is_there_and_uses_what_comes(
+def test_a_search_starts_with_available_nodes_and_uses_later_ones(
     cluster, asked, data, tmp_path, expected, apart, frequent_looks
 ):
     gate, seen = tmp_path / "gate", []
@@ -95,7 +95,9 @@ def test_a_search_begins_with_what_is_there_and_uses_what_comes(
     assert {unit["worker"] for unit in result.units()} == {0, 1, 2}
 
 
-def test_a_search_that_has_room_asks_for_nothing(cluster, asked, data, tmp_path, recwarn):
+def test_a_search_that_fits_on_the_cluster_requests_no_nodes(
+    cluster, asked, data, tmp_path, recwarn
+):
     seen = []
     autoscaler.request_nodes([ONE] * 5)  # left by a search that was killed
     executor = cluster.executor(workers=1, autoscale=True)
@@ -106,7 +108,9 @@ def test_a_search_that_has_room_asks_for_nothing(cluster, asked, data, tmp_path,
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_a_search_that_fails_or_is_interrupted_takes_it_back(cluster, asked, data, tmp_path, error):
+def test_a_failed_or_interrupted_search_withdraws_its_request(
+    cluster, asked, data, tmp_path, error
+):
     seen = []
 
     def fail():

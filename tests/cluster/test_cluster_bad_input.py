@@ -56,13 +56,13 @@ def test_without_ray_it_says_what_to_install(data, tmp_path):
         ("ray://127.0.0.1:10001", "cannot run through Ray Client"),
     ],
 )
-def test_addresses_without_a_cluster(data, tmp_path, address, match):
+def test_addresses_without_a_cluster_are_refused(data, tmp_path, address, match):
     assert not ray.is_initialized()
     refused(tmp_path, data, cerebro.ray.Executor(address=address), match)
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", None])
-def test_an_address_where_something_else_listens(data, tmp_path, monkeypatch, answer):
+def test_an_address_of_another_service_is_refused(data, tmp_path, monkeypatch, answer):
     monkeypatch.setattr(connection, "CONNECT_SECONDS", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
@@ -80,7 +80,7 @@ def test_an_address_where_something_else_listens(data, tmp_path, monkeypatch, an
         refused(tmp_path, data, cerebro.ray.Executor(address=address), "no Ray cluster at address")
 
 
-def test_a_noted_cluster_that_is_gone(data, tmp_path, monkeypatch):
+def test_a_recorded_cluster_that_no_longer_exists_is_refused(data, tmp_path, monkeypatch):
     noted = tmp_path / "ray" / "ray_current_cluster"
     noted.parent.mkdir()
     noted.write_text("127.0.0.1:1")
@@ -88,13 +88,13 @@ def test_a_noted_cluster_that_is_gone(data, tmp_path, monkeypatch):
     refused(tmp_path, data, cerebro.ray.Executor(address="auto"), "no Ray cluster at address")
 
 
-def test_too_few_processors(cluster, data, tmp_path):
+def test_workers_that_do_not_fit_on_the_cluster_are_refused(cluster, data, tmp_path):
     refused(tmp_path, data, cluster.executor(workers=9), r"9 worker.* do not fit .* 4 node")
     refused(tmp_path, data, cluster.executor(), "more nodes before the search", threads=2)
     refused(tmp_path, data, cluster.executor(resources={"GPU": 1}), "1 GPU each do not fit")
 
 
-def test_processors_that_others_use(cluster, data, tmp_path, monkeypatch):
+def test_a_search_fails_if_other_jobs_use_the_processors(cluster, data, tmp_path, monkeypatch):
     monkeypatch.setattr(admission, "START_SECONDS", 1.0)
     ray.init(address=cluster.address, log_to_driver=False, ignore_reinit_error=True)
     others = [ray.remote(num_cpus=1)(Idle).remote() for _ in range(3)]
@@ -111,13 +111,13 @@ class Idle:
         return True
 
 
-def test_a_shared_folder_that_nodes_do_not_see(cluster, data, tmp_path):
+def test_a_shared_folder_that_nodes_do_not_see_is_refused(cluster, data, tmp_path):
     cerebro.shard({"x": [1.0]}, tmp_path / data.name)  # another one of that name
     executor = cluster.executor(shared_path=tmp_path)
     refused(tmp_path, data, executor, "does not find the dataset .* mount the same folder")
 
 
-def test_a_shared_folder_of_which_nodes_see_a_part(cluster, data, tmp_path):
+def test_a_shared_folder_with_a_missing_file_is_refused(cluster, data, tmp_path):
     shutil.copytree(data, tmp_path / data.name)
     (tmp_path / data.name / "shard-00003" / "x.npy").unlink()
     with pytest.raises(CorruptDataError, match=r"^node .*: cannot open .*shard-00003/x\.npy: No"):
@@ -125,7 +125,7 @@ def test_a_shared_folder_of_which_nodes_see_a_part(cluster, data, tmp_path):
     assert not living_actors()
 
 
-def test_nodes_that_are_not_alike(cluster, data, tmp_path, monkeypatch):
+def test_nodes_with_a_different_environment_are_refused(cluster, data, tmp_path, monkeypatch):
     here = environment.describe(1)
     other = {**here, "packages": {**here["packages"], "torch": "2.99.0", "numpy": "1.0"}}
     monkeypatch.setattr(environment, "describe", lambda threads=None: other)
@@ -133,7 +133,7 @@ def test_nodes_that_are_not_alike(cluster, data, tmp_path, monkeypatch):
     refused(tmp_path, data, cluster.executor(), match)
 
 
-def test_a_node_that_joins_and_is_not_alike_is_not_used(
+def test_a_joining_node_with_a_different_environment_is_not_used(
     cluster, data, tmp_path, monkeypatch, frequent_looks
 ):
     gate = tmp_path / "gate"
@@ -165,7 +165,7 @@ def test_a_node_that_joins_and_is_not_alike_is_not_used(
     assert not living_actors()
 
 
-def test_what_cannot_be_sent_is_found_before_the_cluster_is_asked(data, tmp_path):
+def test_a_build_that_cannot_be_sent_is_refused_before_connecting(data, tmp_path):
     lock = threading.Lock()
 
     def build(config, info):
@@ -175,7 +175,7 @@ def test_what_cannot_be_sent_is_found_before_the_cluster_is_asked(data, tmp_path
     refused(tmp_path, data, executor, "build cannot be sent", build=build)
 
 
-def test_one_search_at_a_time(cluster, data, tmp_path):
+def test_an_executor_runs_one_search_at_a_time(cluster, data, tmp_path):
     executor = cluster.executor()
 
     class Again:
@@ -199,7 +199,7 @@ def test_data_that_are_damaged_here_end_the_search(cluster, tmp_path, data):
     refused(tmp_path, copy, cluster.executor(), "shard-00003", error=(InputError, CorruptDataError))
 
 
-def test_a_node_whose_cache_cannot_be_written(cluster, data, tmp_path):
+def test_a_node_whose_cache_cannot_be_written_is_reported(cluster, data, tmp_path):
     file = tmp_path / "file"
     file.touch()
     node = cluster.cluster.add_node(

@@ -135,9 +135,7 @@ def test_a_process_that_dies_is_replaced_in_its_actor(cluster, data, tmp_path, e
     assert not events(result, "state lost")
 
 
-def test_the_coordinator_dies_and_a_resume_goes_on_with_fewer_nodes(
-    cluster, data, tmp_path, expected
-):
+def test_a_run_resumes_on_fewer_nodes_after_its_coordinator_dies(cluster, data, tmp_path, expected):
     command = [sys.executable, ballast.__file__, tmp_path / "run", data, cluster.address, "40"]
     ended = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -156,7 +154,9 @@ def test_the_coordinator_dies_and_a_resume_goes_on_with_fewer_nodes(
     assert not list((cache / "scratch").iterdir())
 
 
-def test_an_actor_that_stops_is_given_up(cluster, data, tmp_path, expected, apart, monkeypatch):
+def test_an_actor_without_a_heartbeat_is_given_up(
+    cluster, data, tmp_path, expected, apart, monkeypatch
+):
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.5)
     executor = cluster.executor()
 
@@ -196,7 +196,7 @@ def open_when_ready(gate, executor, worker):
     threading.Thread(target=open_gate, daemon=True).start()
 
 
-def test_nodes_join_while_it_runs(cluster, data, tmp_path, expected, apart, frequent_looks):
+def test_nodes_may_join_during_a_search(cluster, data, tmp_path, expected, apart, frequent_looks):
     gate = tmp_path / "gate"
     executor = cluster.executor()
 
@@ -220,7 +220,7 @@ def kill_node_of(cluster, executor, worker):
     cluster.kill(node)
 
 
-def test_an_idle_node_takes_the_place_of_the_last_one(cluster, data, tmp_path, expected, apart):
+def test_an_idle_node_replaces_the_only_node_when_it_dies(cluster, data, tmp_path, expected, apart):
     executor = cluster.executor(workers=1)
     kill = AtUnit(5, lambda: kill_node_of(cluster, executor, 0))
     result = search(tmp_path / "run", data, executor, callbacks=[kill])

@@ -93,7 +93,7 @@ def test_two_workers_share_a_gpu(two_gpus, data, tmp_path, expected):
     assert {unit["worker"] for unit in result.saved.units()} == {0, 1, 2}
 
 
-def test_gpus_that_are_not_to_be_used(two_gpus, data, tmp_path, expected):
+def test_devices_cpu_leaves_the_gpus_of_workers_unused(two_gpus, data, tmp_path, expected):
     executor = cerebro.ray.Executor(workers=1, resources={"GPU": 1})
     result = search(data, tmp_path / "run", executor=executor, devices="cpu")
     assert hashes(result) == expected
@@ -108,13 +108,13 @@ def test_workers_that_asked_for_no_gpu_train_on_the_cpu(two_gpus, data, tmp_path
 
 
 @pytest.mark.parametrize("workers, need", [(3, 1), (5, 0.5)])
-def test_more_workers_than_there_are_gpus(two_gpus, data, tmp_path, workers, need):
+def test_more_workers_than_gpus_are_refused(two_gpus, data, tmp_path, workers, need):
     executor = cerebro.ray.Executor(workers=workers, resources={"GPU": need, "CPU": 0.1})
     with pytest.raises(InputError, match=rf"{workers} worker.s. with 0.1 CPU, {need:g} GPU each"):
         search(data, tmp_path / "run", executor=executor)
 
 
-def test_a_run_goes_on_elsewhere_and_comes_back(two_gpus, data, tmp_path):
+def test_a_gpu_run_resumes_on_the_cpu_and_on_gpus_again(two_gpus, data, tmp_path):
     def resumed(epochs, **options):
         return cerebro.resume(
             tmp_path / "run", gpus_by_name.build, epochs=epochs, progress=False, **options
@@ -162,14 +162,16 @@ def test_a_tuner_trains_on_the_gpus(two_gpus, data, tmp_path, expected, monkeypa
         ({"workers": 1}, 2, 1),
     ],
 )
-def test_what_an_engine_asks_ray_for(two_gpus, data, monkeypatch, options, gpus, cpus):
+def test_an_engine_requests_its_gpus_and_cpus_from_ray(
+    two_gpus, data, monkeypatch, options, gpus, cpus
+):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
     monkeypatch.setattr(devices, "lookup", gpus_by_name.find)
     spec = cerebro.ray.trainable(gpus_by_name.build, data, batch_size=16, **options).spec
     assert (spec.gpus, spec.cpus) == (gpus, cpus)
 
 
-def test_gpus_that_an_engine_cannot_have(two_gpus, data, monkeypatch):
+def test_gpus_that_ray_cannot_give_to_an_engine_are_refused(two_gpus, data, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setattr(devices, "lookup", gpus_by_name.find)
 
@@ -230,7 +232,7 @@ def test_gpus_of_different_kinds_are_noted():
         ("GPU B", ["GPU A"], r"host-0 .* has the GPU 'GPU A' and not 'GPU B'"),
     ],
 )
-def test_gpus_that_derive_are_of_one_kind(wanted, gpus, refused):
+def test_derive_requires_gpus_of_one_kind(wanted, gpus, refused):
     here = Hiring(None, SimpleNamespace(device="cuda:0", threads=1), wanted)
     found = reports(*[(gpu,) for gpu in gpus])
     if refused is None:
@@ -253,7 +255,7 @@ def test_gpus_that_derive_are_of_one_kind(wanted, gpus, refused):
         ("", ["0"], "no NVIDIA driver is loaded"),
     ],
 )
-def test_which_gpu_is_an_actors(monkeypatch, visible, given, found):
+def test_an_actor_finds_its_assigned_gpu(monkeypatch, visible, given, found):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setattr(devices, "lookup", gpus_by_name.find)
     context = SimpleNamespace(get_accelerator_ids=lambda: {"GPU": given})

@@ -18,7 +18,7 @@ def manifest():
     return yaml.safe_load(text)
 
 
-def test_it_is_a_job_with_a_cluster(manifest):
+def test_the_manifest_is_a_ray_job_with_a_cluster(manifest):
     assert manifest["apiVersion"] == "ray.io/v1"
     assert manifest["kind"] == "RayJob"
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", manifest["metadata"]["name"])

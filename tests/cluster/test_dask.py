@@ -55,7 +55,7 @@ def agents(client):
     return [key for key in found if "cerebro-agent" in str(key)]
 
 
-def test_states_are_those_of_one_process(data, tmp_path, caches, client, expected):
+def test_states_match_those_of_a_single_process(data, tmp_path, caches, client, expected):
     result = search(tmp_path / "run", data, cerebro.dask.Executor(client))
     same(result, expected)
     assert {unit["worker"] for unit in result.units()} == {0, 1, 2}
@@ -90,7 +90,7 @@ def test_a_derived_dataset_has_the_files_of_one_process(data, tmp_path, caches, 
     wait_until(lambda: not left_over(caches) and not agents(client))
 
 
-def test_workers_that_are_threads_of_this_process_serve(data, tmp_path, monkeypatch):
+def test_dask_workers_may_be_threads_of_this_process(data, tmp_path, monkeypatch):
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     with distributed.Client(
         processes=False, n_workers=1, threads_per_worker=4, dashboard_address=":0"
@@ -107,7 +107,7 @@ class _Context:
         self.threads = threads
 
 
-def test_what_cannot_serve_is_refused(client, data, tmp_path):
+def test_an_unusable_client_is_refused(client, data, tmp_path):
     with pytest.raises(InputError, match=r"must be a dask.distributed.Client, not str"):
         cerebro.dask.Executor("tcp://10.0.0.1:8786")
     with pytest.raises(InputError, match="workers"):

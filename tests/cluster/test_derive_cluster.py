@@ -48,7 +48,7 @@ def nothing_is_left(folder):
     assert list(folder.glob("cache-*/scratch/*")) == []
 
 
-def test_the_files_are_those_of_one_process(source, tmp_path, expected, elsewhere):
+def test_the_files_match_those_of_a_single_process(source, tmp_path, expected, elsewhere):
     """Each node makes the shards that were sent to it, and keeps them for a search."""
     executor = Apart(tmp_path)
     made = source.derive(tmp_path / "made", norms, executor=executor, **OPTIONS)
@@ -73,14 +73,14 @@ def twice(batch):
     return {"twice": 2 * batch["norm"]}
 
 
-def test_it_is_found_again(source, tmp_path, expected, elsewhere):
+def test_a_complete_dataset_is_reused_without_workers(source, tmp_path, expected, elsewhere):
     """A complete dataset starts no workers, whether one process or a cluster made it."""
     made = source.derive(tmp_path / "here", norms, executor=Apart(tmp_path), **OPTIONS)
     assert content(made.path) == expected
     assert list(tmp_path.glob("cache-*")) == []
 
 
-def test_views_kept_columns_and_what_nodes_read_in_place(source, tmp_path, monkeypatch):
+def test_a_view_with_kept_columns_is_derived_from_data_in_place(source, tmp_path, monkeypatch):
     """Rows of a view keep their order; agents of this machine read the data where it is."""
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "cache"))
     view, _ = source.select(np.random.default_rng(0).permutation(source.num_rows)).split(0.7, 0.3)
@@ -102,7 +102,9 @@ def test_views_kept_columns_and_what_nodes_read_in_place(source, tmp_path, monke
         ("worker", "SIGKILL.*, which was computing shard 4; another worker takes its place"),
     ],
 )
-def test_what_is_killed_costs_a_shard(source, tmp_path, expected, elsewhere, what, match):
+def test_a_killed_worker_or_agent_does_not_change_the_files(
+    source, tmp_path, expected, elsewhere, what, match
+):
     function = Once(first_of(source, 4), what, tmp_path / "flag")
     executor = Apart(tmp_path)
     with pytest.warns(UserWarning, match=match):
@@ -166,7 +168,7 @@ def test_an_exception_names_its_shard_and_the_rest_is_kept(source, tmp_path, exp
     )
 
 
-def test_the_error_of_unfit_results_is_that_of_one_process(source, tmp_path, elsewhere):
+def test_unfit_results_give_the_same_error_as_in_a_single_process(source, tmp_path, elsewhere):
     messages = []
     for executor in (None, Apart(tmp_path, 2)):
         with pytest.raises(cerebro.InputError, match=r"in shard 3, unlike in the first") as caught:
@@ -177,7 +179,7 @@ def test_the_error_of_unfit_results_is_that_of_one_process(source, tmp_path, els
     nothing_is_left(tmp_path)
 
 
-def test_a_worker_that_computes_something_else_is_found(source, tmp_path, elsewhere):
+def test_a_worker_that_computes_different_values_is_detected(source, tmp_path, elsewhere):
     options = {**OPTIONS, "executor": Apart(tmp_path, 1)}
     with pytest.raises(cerebro.InputError, match=r"computes other values of column 'norm'.*shard"):
         source.derive(tmp_path / "made", derivable.of_the_machine, **options)
@@ -187,7 +189,7 @@ def test_a_worker_that_computes_something_else_is_found(source, tmp_path, elsewh
     nothing_is_left(tmp_path)
 
 
-def test_after_the_coordinator_is_killed_the_rest_is_made_here(source, tmp_path, expected):
+def test_shards_made_before_the_coordinator_is_killed_are_reused(source, tmp_path, expected):
     """Its agents end, and what has arrived is used."""
     script = Path(derivable.__file__)
     target, flag = tmp_path / "made", tmp_path / "flag"
@@ -222,7 +224,7 @@ def test_a_damaged_shard_is_sent_again(source, tmp_path, expected, elsewhere):
     assert list(executor.traffic.shards.values()) == [1]
 
 
-def test_features_of_a_network(tmp_path, elsewhere):
+def test_features_of_a_network_match_those_of_a_single_process(tmp_path, elsewhere):
     """With PyTorch, a network that is sent to the workers, and augmented copies."""
     torch = pytest.importorskip("torch")
     from torch import nn
@@ -272,7 +274,7 @@ def same(batch):
     return {"same": batch["x"]}
 
 
-def test_on_a_ray_cluster(source, tmp_path, expected, cluster):
+def test_derive_works_on_a_ray_cluster(source, tmp_path, expected, cluster):
     made = source.derive(tmp_path / "made", norms, executor=cluster.executor(), **OPTIONS)
     assert content(made.path) == expected
     kept = [path.name for path in cluster.folder.glob(f"node-*/data/{made.checksum}/shard-*")]
@@ -309,6 +311,6 @@ def test_a_function_that_cannot_be_sent_is_refused(source, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_the_environment_of_these_tests_has_no_node():
+def test_the_test_process_has_no_node_variable():
     """Else the functions would do to this process what they do to workers."""
     assert "NODE" not in os.environ

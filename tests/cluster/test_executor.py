@@ -58,7 +58,7 @@ def test_a_new_cluster_here_needs_no_address_and_ends_with_the_search(data, tmp_
     assert not ray.is_initialized()
 
 
-def test_a_search_on_three_nodes_is_that_of_two_local_workers(
+def test_a_search_on_three_nodes_matches_two_local_workers(
     cluster, data, tmp_path, expected, apart
 ):
     executor = cluster.executor()
@@ -103,7 +103,7 @@ def test_shards_are_kept_for_the_next_search(cluster, data, tmp_path, expected, 
     assert not shards()
 
 
-def test_it_can_be_opened_replayed_and_resumed_here(cluster, data, tmp_path, apart):
+def test_a_cluster_run_can_be_opened_replayed_and_resumed_locally(cluster, data, tmp_path, apart):
     first = resumable.search(tmp_path / "run", data, executor=cluster.executor(), epochs=2)
     again = cerebro.open(tmp_path / "run", build=resumable.build)
     assert resumable.hashes(again) == resumable.hashes(first)
@@ -113,7 +113,7 @@ def test_it_can_be_opened_replayed_and_resumed_here(cluster, data, tmp_path, apa
     assert cerebro.replay(longer, 2, resumable.build).identical
 
 
-def test_pools_with_replicas(cluster, many_shards, tmp_path, apart):
+def test_replicas_place_each_pool_on_that_many_nodes(cluster, many_shards, tmp_path, apart):
     options = {"shuffle": "shards"}
     executor = cluster.executor(replicas=2, workers=3)
 
@@ -149,7 +149,7 @@ def test_clones_carry_their_parents_states(cluster, data, tmp_path, apart):
     same(found, here)
 
 
-def test_what_a_trial_raises_there_is_known_by_its_bases_here(cluster, data, tmp_path, apart):
+def test_catch_matches_base_classes_of_errors_raised_on_nodes(cluster, data, tmp_path, apart):
     optuna = pytest.importorskip("optuna")
 
     class Mine(ValueError):
@@ -180,7 +180,7 @@ def test_what_a_trial_raises_there_is_known_by_its_bases_here(cluster, data, tmp
     assert first.raised.place in first.error
 
 
-def test_another_dataset_for_validation(cluster, data, tmp_path, apart):
+def test_a_separate_validation_dataset_gives_the_same_states(cluster, data, tmp_path, apart):
     rng = np.random.default_rng(7)
     x = rng.normal(size=(90, 3))
     other = cerebro.shard({"x": x, "y": x.sum(1)}, tmp_path / "other", shards=2)
@@ -190,7 +190,7 @@ def test_another_dataset_for_validation(cluster, data, tmp_path, apart):
     same(found, resumable.search(tmp_path / "here", data, validation=other))
 
 
-def test_what_was_damaged_on_a_node_is_sent_again(cluster, data, tmp_path, expected):
+def test_data_damaged_on_a_node_are_sent_again(cluster, data, tmp_path, expected):
     """A shard with a bit that has changed, and validation rows of which the end is missing."""
     same(resumable.search(tmp_path / "first", data, executor=cluster.executor()), expected)
     whole = cerebro.Dataset(data)._manifest.checksum
@@ -210,7 +210,7 @@ def test_what_was_damaged_on_a_node_is_sent_again(cluster, data, tmp_path, expec
     assert {shard for _, shard in executor.traffic.shards} == {2, EVERYWHERE}
 
 
-def test_folds_stopped_and_resumed_are_those_of_one_machine(cluster, data, tmp_path, apart):
+def test_stopped_and_resumed_folds_match_those_of_one_machine(cluster, data, tmp_path, apart):
     """Every row is held out once, so every node has all of them, each once."""
     cluster.restore()
     first, second = cluster.executor(), cluster.executor()
@@ -327,7 +327,7 @@ def test_tunes_trials_train_on_all_nodes(cluster, data, tmp_path):
     assert len({unit["worker"] for unit in run.units()}) == 2  # each trial stays on its worker
 
 
-def test_a_process_joins_again_at_the_address_of_localhost(cluster):
+def test_a_process_reconnects_to_its_cluster_by_localhost(cluster):
     """Ray has the node's own address for it, with which the second call compares."""
     port = cluster.address.rpartition(":")[2]
     for host in ("localhost", "127.0.0.1"):

@@ -78,7 +78,7 @@ def test_two_agents_share_a_gpu(data, tmp_path, expected, monkeypatch):
     assert {unit["worker"] for unit in result.units()} == {0, 1}
 
 
-def test_gpus_that_are_not_to_be_used(data, tmp_path):
+def test_devices_cpu_leaves_the_gpus_of_agents_unused(data, tmp_path):
     """And agents that have GPUs train on the CPU if the executor was not told of them."""
     given = cerebro.cluster.Executor(1, gpus=1)
     on_cpu = pictures.search(data, tmp_path / "run", executor=given, devices="cpu")
@@ -88,7 +88,7 @@ def test_gpus_that_are_not_to_be_used(data, tmp_path):
     assert {line.split()[1] for line in lines} == {"cpu"}
 
 
-def test_more_workers_than_there_are_gpus(data, tmp_path, monkeypatch):
+def test_more_workers_than_gpus_are_refused(data, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=r"5 worker.s. with 0.5 GPU each do not fit .* has 2"):
         pictures.search(data, tmp_path / "run", executor=cerebro.cluster.Executor(5, gpus=0.5))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -192,7 +192,9 @@ def test_dask_workers_use_their_gpus(data, tmp_path, expected):
         (4, {"GPU": 2.0}, 0.0, 4),
     ],
 )
-def test_how_many_agents_a_dask_worker_has(threads, resources, share, room):
+def test_a_dask_worker_has_as_many_agents_as_threads_and_gpus_allow(
+    threads, resources, share, room
+):
     pytest.importorskip("distributed")
     from cerebro.dask import LongTasks
 
@@ -256,7 +258,7 @@ def test_shards_are_made_on_the_gpus_of_agents(data, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("GPU-*")) == ["GPU-a", "GPU-b"]
 
 
-def test_a_gpu_that_computes_other_bits_is_found(data, tmp_path):
+def test_a_gpu_that_computes_different_bits_is_detected(data, tmp_path):
     done = derived(data, tmp_path, "shifted")
     assert "computes other values of column 'scores' than this process" in done.stderr
     assert "the kind of GPU" in done.stderr
@@ -291,7 +293,7 @@ def test_features_are_computed_on_the_gpus_of_workers(images, tmp_path, case):
         assert place == "cuda:0" and int(work) > 0
 
 
-def test_a_network_that_does_not_fit_in_a_workers_gpu(images, tmp_path):
+def test_out_of_memory_on_a_workers_gpu_names_its_shard_and_node(images, tmp_path):
     """It is named with its shard and its node; the workers are not to blame, so it ends."""
     pytest.importorskip("torch")
     done = featured(images, tmp_path, "memory")
@@ -304,9 +306,11 @@ def test_a_network_that_does_not_fit_in_a_workers_gpu(images, tmp_path):
     assert not (tmp_path / "made").exists()
 
 
-def test_a_batch_that_does_not_fit_in_this_process_gpu(images, tmp_path):
-    """What runs out of memory is the loader."""
+def test_out_of_memory_on_the_gpu_of_this_process_is_reported(images, tmp_path):
+    """What runs out of memory is the loader; the first contact with the GPU needs more."""
     pytest.importorskip("torch")
+    (tmp_path / "before").mkdir()
+    assert featured(images, tmp_path / "before").returncode == 0
     done = featured(images, tmp_path, STANDIN_MEMORY="2000")
     said = done.stderr.splitlines()[-1]
     assert "the GPU is out of memory with batch_size=8 (" in said, said
@@ -356,7 +360,7 @@ def test_an_executor_is_copied_with_its_gpus():
     assert cerebro.cluster.Executor().devices == ("cpu",)
 
 
-def test_a_position_that_is_not_visible():
+def test_an_agent_without_a_visible_gpu_is_refused():
     assert format_visible_gpu(1) == "GPU-b"
     with pytest.raises(
         InputError, match="no GPU 2 for an agent here: CUDA_VISIBLE_DEVICES is 'GPU"

@@ -104,7 +104,7 @@ def refuses(port, keys, payload):
     return event == zmq.EVENT_DISCONNECTED
 
 
-def test_a_search_goes_on_among_hostile_peers(data, tmp_path, apart, monkeypatch):
+def test_a_search_continues_among_hostile_peers(data, tmp_path, apart, monkeypatch):
     """Peers try the coordinator's port and that of an agent's states."""
     monkeypatch.setattr(module, "read_machine_id", lambda: "another one")
     monkeypatch.setenv("CEREBRO_CACHE", str(tmp_path / "coordinator"))
@@ -137,7 +137,7 @@ def pair():
     context.destroy(linger=0)
 
 
-def test_a_peer_with_the_key_that_exceeds_the_limit_is_hung_up_on(pair):
+def test_a_peer_that_exceeds_the_frame_limit_is_disconnected(pair):
     server, port, keys, context = pair
     greedy, modest = (dial(context, keys, f"127.0.0.1:{port}") for _ in range(2))
     greedy.send(bytes(MAX_FRAME_BYTES + 1))
@@ -147,7 +147,7 @@ def test_a_peer_with_the_key_that_exceeds_the_limit_is_hung_up_on(pair):
     assert not server.poll(100)
 
 
-def test_a_hello_that_is_none_is_answered_and_forgotten(pair, tmp_path):
+def test_a_malformed_hello_is_refused_and_forgotten(pair, tmp_path):
     from cerebro.cluster.engine import Outside
 
     *_, keys, context = pair

@@ -83,7 +83,9 @@ def test_nodes_are_started_for_a_search_and_ended_after_it(cluster, data, tmp_pa
     assert events(result, "worker joined") == ["worker 1"]
 
 
-def test_a_search_begins_with_the_nodes_that_there_may_be(cluster, data, tmp_path, expected):
+def test_a_search_starts_with_as_many_nodes_as_the_cluster_allows(
+    cluster, data, tmp_path, expected
+):
     """Of the rare nodes there may be one, and the search wants two.
 
     The second autoscaler starts none until it is asked for one.

@@ -116,7 +116,7 @@ def stage(monkeypatch):
         os.environ.update(before)
 
 
-def test_a_run_like_the_undisturbed_one_is_right(stage, finished):
+def test_a_run_that_matches_the_undisturbed_one_passes(stage, finished):
     stage.judge(finished)
     assert stage.report.problems == []
     assert stage.report.epochs == 6
@@ -131,7 +131,7 @@ def test_results_that_are_spoilt_are_counted(stage, finished, what):
     assert stage.summary.endswith("1 of 1 runs FAILED")
 
 
-def test_what_is_left_in_the_coordinators_cache_is_counted(stage, finished):
+def test_leftover_files_in_the_coordinators_cache_are_counted(stage, finished):
     (stage.soak._coordinator_cache / "scratch" / "worker-1").mkdir(parents=True)
     stage.judge(finished)
     assert stage.counted["stray files"] == "1"

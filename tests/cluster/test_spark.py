@@ -71,7 +71,7 @@ def active_jobs(spark):
     return list(spark.sparkContext.statusTracker().getActiveJobsIds())
 
 
-def test_states_are_those_of_one_process(data, tmp_path, caches, spark, expected):
+def test_states_match_those_of_a_single_process(data, tmp_path, caches, spark, expected):
     result = search(tmp_path / "run", data, cerebro.spark.Executor(spark))
     same(result, expected)
     assert {unit["worker"] for unit in result.units()} == {0, 1}
@@ -125,7 +125,7 @@ def test_a_search_that_is_interrupted_leaves_no_job(data, tmp_path, caches, spar
     wait_until(lambda: not left_over(caches) and not active_jobs(spark))
 
 
-def test_what_cannot_serve_is_refused(spark):
+def test_an_unusable_session_is_refused(spark):
     with pytest.raises(InputError, match=r"must be a pyspark.sql.SparkSession, not str"):
         cerebro.spark.Executor("spark://10.0.0.1:7077")
     with pytest.raises(InputError, match="workers"):

@@ -35,7 +35,7 @@ data, expected, all_come = sparks.data, sparks.expected, sparks.all_come
 # --- executors that Spark starts for the search ---------------------------------------
 
 
-def test_executors_of_another_kind_are_started_for_the_search(
+def test_executors_with_gpus_are_started_for_the_search(
     script, data, tmp_path, tmp_path_factory, expected
 ):
     """The application's own have no GPU."""

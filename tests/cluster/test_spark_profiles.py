@@ -66,7 +66,7 @@ def spark(script, tmp_path_factory):
         (3, 1.0, {"cpus": 3, "gpu": 1}, 1),
     ],
 )
-def test_what_tasks_get(spark, threads, share, tasks, slots):
+def test_tasks_get_the_requested_cores_and_gpus(spark, threads, share, tasks, slots):
     """And how many of them run at once, as Spark counts them."""
     executor = cerebro.spark.Executor(spark, gpus=share or None)
     context = SimpleNamespace(threads=threads, device="cuda:0" if share else "cpu")
@@ -127,7 +127,7 @@ def test_what_is_not_a_profile_is_refused(spark):
         cerebro.spark.Executor(spark, profile={"gpu": 1})
 
 
-def test_a_job_that_fails_says_what_python_says(spark):
+def test_a_failed_job_reports_the_python_error(spark):
     stage = module.PlainStage(spark.sparkContext, 1)
     stage.start(SimpleNamespace(to_json=lambda: "no ticket"))
     wait_until(lambda: stage.failure() is not None)

@@ -55,7 +55,7 @@ def test_host_memory_is_a_device() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "cuda", "cuda:", "cuda:x", "cuda:-1", "cuda:12345", "gpu"])
-def test_names_of_no_device(name: str) -> None:
+def test_invalid_device_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="a device is 'cpu' or 'cuda:0' and so on, not"):
         _core.Device(name)
 
@@ -71,7 +71,7 @@ def test_folders_are_paths(folders: Any, error: type[Exception]) -> None:
         _core.cudnn_find(folders)
 
 
-def test_memory_of_an_allocator_written_in_python() -> None:
+def test_a_python_allocator_gets_its_memory_back() -> None:
     """Blocks come back in the main thread, soon; each where it came from."""
     found = program("""
 device = _core.Device("cpu")
@@ -132,7 +132,7 @@ except Exception as error:
 # --- a GPU ----------------------------------------------------------------------
 
 
-def test_devices_of_the_runtime(cudart_standin: Path) -> None:
+def test_the_runtime_describes_and_opens_its_devices(cudart_standin: Path) -> None:
     found = program(
         """
 runtime = cuda.open_runtime()
@@ -234,7 +234,7 @@ except Exception as error:
     assert said.endswith("see CUDA_VISIBLE_DEVICES and nvidia-smi")
 
 
-def test_a_gpu_is_opened_after_the_runtime(cudart_standin: Path) -> None:
+def test_a_gpu_requires_an_open_runtime(cudart_standin: Path) -> None:
     said = program("""
 said = []
 for action in (lambda: _core.Device("cuda:0"), _core.cuda_devices):
@@ -518,7 +518,7 @@ def test_doctor_tries_each_gpu(cudart_standin: Path, tmp_path: Path) -> None:
     assert rows["mps"].startswith("running: ")
 
 
-def test_doctor_says_what_does_not_work(cudart_standin: Path, tmp_path: Path) -> None:
+def test_doctor_reports_a_gpu_that_does_not_work(cudart_standin: Path, tmp_path: Path) -> None:
     rows = doctor(
         CEREBRO_CUDART=str(cudart_standin),
         CUDA_MPS_PIPE_DIRECTORY=str(tmp_path),

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("deferred", [False, True], ids=["at once", "deferred"])
-def test_on_the_standin(cudart_standin: Path, deferred: bool) -> None:
+def test_device_batches_work_on_the_cuda_standin(cudart_standin: Path, deferred: bool) -> None:
     environment = {
         **os.environ,
         "CEREBRO_CUDART": str(cudart_standin),

@@ -90,7 +90,7 @@ def test_all_dtypes_and_shapes(tmp_path: Path, dtype: str, shape: tuple[int, ...
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(4,), (4, 1, 2), (4, 0, 3)])
-def test_jax(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+def test_jax_gets_all_dtypes_and_shapes(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     x = values_of(dtype, shape)
     with jax.enable_x64(True):
         (batch,) = loader(tmp_path, "jax", x=x)
@@ -149,7 +149,7 @@ def tensor(tmp_path: Path) -> Any:
     return batch["x"]
 
 
-def test_capsules_say_everything(tensor: Any) -> None:
+def test_capsules_describe_their_tensor(tensor: Any) -> None:
     assert tensor.__dlpack_device__() == (1, 0)
     for version, name in [
         (None, b"dltensor"),
@@ -170,7 +170,7 @@ def test_capsules_say_everything(tensor: Any) -> None:
             assert (managed.major, managed.flags) == (1, 0)
 
 
-def test_no_values_have_no_address(tmp_path: Path) -> None:
+def test_empty_tensors_have_no_address(tmp_path: Path) -> None:
     (batch,) = loader(tmp_path, "dlpack", x=np.zeros((4, 0, 2), np.float32))
     _, view = describe(batch["x"].__dlpack__())
     assert view.data is None
@@ -178,7 +178,7 @@ def test_no_values_have_no_address(tmp_path: Path) -> None:
     assert memoryview(batch["x"]).nbytes == 0
 
 
-def test_copy(tensor: Any) -> None:
+def test_a_requested_copy_has_its_own_memory(tensor: Any) -> None:
     shared = describe(tensor.__dlpack__(copy=False))[1].data
     for version in (None, (1, 0)):
         managed, view = describe(capsule := tensor.__dlpack__(max_version=version, copy=True))
@@ -234,7 +234,7 @@ def test_no_buffer_in_fortran_order(tensor: Any) -> None:
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax", "dlpack"])
-def test_buffers_come_back(tmp_path: Path, framework: str) -> None:
+def test_buffers_are_reused_once_released(tmp_path: Path, framework: str) -> None:
     made = loader(tmp_path, framework, 2, x=np.arange(200, dtype=np.float32).reshape(100, 2))
     batches = list(made)  # does not hang
     assert len(batches) == 50
@@ -289,7 +289,7 @@ def test_a_deleter_called_twice_frees_once(tmp_path: Path) -> None:
     assert made.buffers == 2
 
 
-def test_dropped_on_another_thread_and_after_close(tmp_path: Path) -> None:
+def test_batches_may_be_freed_on_another_thread_and_after_close(tmp_path: Path) -> None:
     x = np.arange(2000, dtype=np.float32).reshape(1000, 2)
     for framework in ("numpy", "torch", "jax"):
         made = loader(tmp_path, framework, 2, x=x)
@@ -338,7 +338,9 @@ def test_no_reference_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("framework", ["numpy", "torch", "jax"])
 @pytest.mark.parametrize("dev", [False, True])
-def test_kept_until_the_interpreter_exits(tmp_path: Path, framework: str, dev: bool) -> None:
+def test_batches_may_live_until_the_interpreter_exits(
+    tmp_path: Path, framework: str, dev: bool
+) -> None:
     code = f"""
         import sys
         import numpy as np

@@ -32,7 +32,7 @@ def test_entries_are_compared_by_identity(kind):
     assert not _core.has_entries(given, ("a",), (one,))
 
 
-def test_other_errors_are_raised():
+def test_lookup_and_argument_errors_are_raised():
     class Broken(dict):
         def __getitem__(self, key):
             raise OSError(key)

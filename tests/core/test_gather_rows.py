@@ -45,6 +45,6 @@ def aligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return copy
 
 
-def test_what_the_core_refuses_is_said(gather: Any) -> None:
+def test_oversized_rows_are_refused(gather: Any) -> None:
     with pytest.raises(RuntimeError, match="larger than a kernel supports"):
         gather(0, 0, 2**40, 0, 1)

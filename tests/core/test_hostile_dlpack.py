@@ -79,7 +79,7 @@ def packed(liar: Any) -> Any:
 
 
 @pytest.mark.parametrize("version", [None, (1, 0), (1, 3), (1, 99)])
-def test_what_is_true_is_packed(version: tuple[int, int] | None) -> None:
+def test_valid_tensors_are_packed(version: tuple[int, int] | None) -> None:
     liar = Liar((2, 3), (-3, 1), offset=12, version=version)
     assert packed(liar).tolist() == [[3, 4, 5], [0, 1, 2]]
     assert liar.requested == (1, 3)
@@ -124,7 +124,9 @@ LIES: dict[str, tuple[Callable[..., Liar], str]] = {
 
 @pytest.mark.parametrize("name", LIES)
 @pytest.mark.parametrize("version", [None, (1, 1)])
-def test_lies_are_refused_by_place(name: str, version: tuple[int, int] | None) -> None:
+def test_invalid_tensors_are_refused_with_their_path(
+    name: str, version: tuple[int, int] | None
+) -> None:
     make, message = LIES[name]
     with pytest.raises(StateError, match=f"the tensor at '/t' .*{message}"):
         packed(make(version=version))
@@ -146,7 +148,7 @@ def test_read_only_tensors_are_not_written_to() -> None:
     assert _core.unpack_state(state)["t"].tolist() == [1, 1, 1, 1]
 
 
-def test_capsules_that_are_none() -> None:
+def test_invalid_capsules_are_refused() -> None:
     class Wrong(Liar):
         given: Any = None
 
@@ -163,7 +165,7 @@ def test_capsules_that_are_none() -> None:
         packed(wrong)
 
 
-def test_arrays_whose_strides_lead_nowhere() -> None:
+def test_arrays_with_impossible_strides_are_refused() -> None:
     """NumPy takes any strides; it is not asked to."""
     array = np.lib.stride_tricks.as_strided(np.zeros(1), (2, 2), (2**62, 2**62))
     with pytest.raises(StateError, match="at '/t' has strides that lead outside the address space"):

@@ -61,7 +61,7 @@ def ids_of(made: _core.Loader) -> list[int]:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 2, 3])
-def test_a_pass(parts: Any, threads: int) -> None:
+def test_a_pass_yields_every_row_in_order(parts: Any, threads: int) -> None:
     made = loader(parts, seed=9, threads=threads)
     for epoch in range(3):
         made.begin([[1], [2], [0]], epoch)
@@ -225,7 +225,7 @@ def test_row_lists(parts: Any) -> None:
     assert ids_of(made) == [5, 0, 0, 22]
 
 
-def test_rows_that_are_changed_later_are_those_that_were_checked(parts: Any) -> None:
+def test_later_changes_to_row_lists_have_no_effect(parts: Any) -> None:
     rows = np.array([5, 0, 0, 22], np.uint32)
     frozen = rows.view()
     frozen.setflags(write=False)  # its base can still be written
@@ -252,7 +252,7 @@ def test_rows_that_nobody_can_change_are_not_copied(parts: Any) -> None:
     del made
 
 
-def test_sums_of_weights_that_are_changed_later_are_those_that_were_checked(parts: Any) -> None:
+def test_later_changes_to_weight_sums_have_no_effect(parts: Any) -> None:
     sums = np.array([1, 1, 2, 2], np.uint64)
     sums.setflags(write=False)
     part = (parts[0][0], (0, 4), sums, 0)
@@ -325,7 +325,7 @@ def test_batches_of_no_bytes_on_a_device(tmp_path: Path, residence: str, threads
 
 @pytest.mark.parametrize("ops", [[("scale", 0.013)], [("scale", 0.013), ("cast", "float16")]])
 @pytest.mark.parametrize("threads", [0, 1])
-def test_flushed_denormals_of_the_caller_are_not_a_batchs(
+def test_batches_ignore_the_callers_denormal_flushing(
     tmp_path: Path, ops: list[tuple[Any, ...]], threads: int
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -579,7 +579,7 @@ def run_python(folder: Path, code: str) -> str:
     return result.stdout
 
 
-def test_a_forked_child_is_told(tmp_path: Path) -> None:
+def test_a_loader_raises_in_a_forked_child(tmp_path: Path) -> None:
     code = """
 batch = next(made)
 child = os.fork()

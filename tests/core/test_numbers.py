@@ -65,7 +65,7 @@ def test_the_ends_of_the_range() -> None:
         ("interval_ms", lambda: _core.BeatPage().start_beating(2**32 + 1)),
     ],
 )
-def test_other_numbers(name: str, function: Callable[[], object]) -> None:
+def test_other_numbers_out_of_range_are_refused(name: str, function: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be"):
         function()
 
@@ -77,7 +77,7 @@ def test_numbers_of_more_digits_than_python_prints() -> None:
         _core.Schedule(shards=-(10**5000))
 
 
-def test_an_error_of_the_users_number_is_raised() -> None:
+def test_an_error_in_a_users_index_method_is_raised() -> None:
     class Unlimited:
         def __index__(self) -> int:
             raise OverflowError("no such number")
@@ -88,7 +88,7 @@ def test_an_error_of_the_users_number_is_raised() -> None:
         _core.Schedule(shards=2, live_models=Unlimited())  # type: ignore[arg-type]
 
 
-def test_what_is_no_whole_number() -> None:
+def test_non_integers_are_refused() -> None:
     with pytest.raises(TypeError, match="seed must be a whole number, not float"):
         _core.trial_seed(1.5, 0)  # type: ignore[arg-type]
 

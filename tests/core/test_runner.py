@@ -149,7 +149,7 @@ def test_metrics_may_vary_and_keep_their_order() -> None:
     assert result.sums["a"] == (3.0, 2.0)
 
 
-def test_sums_go_on() -> None:
+def test_sums_continue_from_earlier_sums() -> None:
     rows = [3, 4, 5, 6]
     values = [0.1, 0.2, 0.3, 0.7]
     whole = run(values, rows)
@@ -192,12 +192,12 @@ def test_a_value_that_changes_while_it_is_read(special: str) -> None:
     "value",
     ["0.5", b"1", None, [1.0], np.ones(2), torch.ones(2), torch.ones(0), 1j, (1.0,), (1.0, "x")],
 )
-def test_what_is_no_number_is_named(value: Any) -> None:
+def test_the_error_names_a_metric_that_is_no_number(value: Any) -> None:
     with pytest.raises(TypeError, match="the metric 'm' must be a number"):
         run([value])
 
 
-def test_the_shape_is_named() -> None:
+def test_the_error_names_the_shape_of_a_metric() -> None:
     with pytest.raises(TypeError, match=r"not Tensor of shape torch.Size\(\[2\]\)"):
         run([torch.ones(2)])
 

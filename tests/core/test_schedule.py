@@ -78,7 +78,7 @@ def test_extend_and_drop() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"exclusive": True}, {"stagger": False}])
 @pytest.mark.parametrize("seed", range(20))
-def test_held_trials_get_no_unit_and_go_on_where_they_were(
+def test_held_trials_get_no_unit_and_resume_where_they_were(
     options: dict[str, bool], seed: int
 ) -> None:
     shards, trials, rng = 4, 5, random.Random(seed)
@@ -297,7 +297,7 @@ def test_without_stagger_nobody_is_more_than_one_shard_ahead() -> None:
     assert units == [(0, 2), (0, 3), (3, 0), (3, 1), (3, 2), (3, 3)]
 
 
-def test_one_or_two_shards_are_never_too_many_open() -> None:
+def test_with_two_shards_no_trial_holds_up_another() -> None:
     schedule = new(2, shards=2, stagger=False)
     schedule.add_trial(0, epochs=3)
     schedule.add_trial(1, epochs=1)
@@ -411,7 +411,7 @@ def test_wrong_arguments_of_the_methods() -> None:
         schedule.extend_trial(0, 0)
 
 
-def test_trials_that_end_early_make_room_for_the_others() -> None:
+def test_a_running_trial_is_dropped_when_its_unit_ends() -> None:
     schedule = new(1, shards=2)
     schedule.add_trial(0, epochs=5)
     schedule.next(0.0)
@@ -461,7 +461,7 @@ def test_forgetting_changes_no_decision(options: dict[str, bool]) -> None:
 # --- units that a worker begins by itself -------------------------------------------
 
 
-def test_a_worker_goes_on_with_its_trial() -> None:
+def test_a_worker_continues_with_its_trial() -> None:
     schedule = new(2, shards=3, eval_cost=0.5)
     for trial in range(12):
         schedule.add_trial(trial, epochs=2)
@@ -497,7 +497,7 @@ def test_a_worker_leaves_its_trial_for_one_that_is_longer() -> None:
 
 
 @pytest.mark.parametrize("end", ["hold_trial", "drop_trial"])
-def test_a_unit_that_has_begun_ends_although_its_trial_was_held_or_dropped(end: str) -> None:
+def test_a_begun_unit_ends_even_if_its_trial_is_held_or_dropped(end: str) -> None:
     schedule = new(1, shards=3)
     schedule.add_trial(0, epochs=1)
     schedule.next(0.0)
@@ -513,7 +513,7 @@ def test_a_unit_that_has_begun_ends_although_its_trial_was_held_or_dropped(end: 
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_a_worker_goes_on_only_on_shards_that_it_holds(holds: bool) -> None:
+def test_a_worker_continues_only_on_shards_it_holds(holds: bool) -> None:
     schedule = new(2, shards=2, exclusive=True)
     schedule.set_holders(0, [0])
     schedule.set_holders(1, [0, 1] if holds else [1])
@@ -522,7 +522,7 @@ def test_a_worker_goes_on_only_on_shards_that_it_holds(holds: bool) -> None:
     assert schedule.next_here(0) == ((0, 1, 1) if holds else None)
 
 
-def test_a_wave_lets_no_worker_go_on_by_itself() -> None:
+def test_without_stagger_no_worker_continues_by_itself() -> None:
     schedule = new(1, shards=4, stagger=False)
     schedule.add_trial(0, epochs=1)
     schedule.next(0.0)
@@ -531,7 +531,7 @@ def test_a_wave_lets_no_worker_go_on_by_itself() -> None:
         schedule.unit_continued(0, 1.0)
 
 
-def test_an_idle_worker_has_nothing_to_go_on_with() -> None:
+def test_an_idle_worker_has_nothing_to_continue() -> None:
     schedule = new(1, shards=4)
     for call in (lambda: schedule.next_here(0), lambda: schedule.unit_continued(0, 0.0)):
         with pytest.raises(ValueError, match="worker 0 is not running a unit"):

@@ -145,7 +145,7 @@ def test_rows_are_counted(tmp_path: Path) -> None:
     assert (tmp_path / "a.npy").stat().st_size == 131
 
 
-def test_what_was_not_closed_is_removed(tmp_path: Path) -> None:
+def test_unclosed_files_are_removed(tmp_path: Path) -> None:
     aborted = _core.NpyWriter(tmp_path / "a.npy", "uint8", (), 3)
     aborted.abort()
     aborted.abort()
@@ -198,7 +198,7 @@ def test_impossible_files(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_writer_is_one_threads(tmp_path: Path) -> None:
+def test_threads_that_share_a_writer_never_tear_rows(tmp_path: Path) -> None:
     """Threads that share a writer get an error or their rows in, never a torn row."""
     writer = _core.NpyWriter(tmp_path / "a.npy", "int64", (4096,), 400)
     written: list[int] = []

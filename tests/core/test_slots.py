@@ -43,7 +43,7 @@ def stem(tmp_path: Path) -> Path:
     return tmp_path / "0001"
 
 
-def test_pack_commits_and_flips(stem: Path) -> None:
+def test_commits_alternate_between_two_slots(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     assert slots.committed() is None
     with pytest.raises(StateError, match="no committed state"):
@@ -112,7 +112,7 @@ def test_a_view_outlives_growth_and_close(stem: Path) -> None:
         slots.committed()
 
 
-def test_what_is_committed_is_sealed(stem: Path) -> None:
+def test_committed_states_are_sealed(stem: Path) -> None:
     """Whoever goes on with the trial believes it, though its process died at that moment."""
     slots = _core.Slots(stem, True)
     assert slots.sealed() is None
@@ -256,7 +256,7 @@ def test_a_fence_raised_while_a_state_is_walked(stem: Path) -> None:
     check(slots.view(), 1)
 
 
-def test_a_commit_that_nobody_heard_of_is_taken_back(stem: Path) -> None:
+def test_an_unreported_commit_is_reverted(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     for position in (1, 2):
         commit(slots, {"at": position}, attempt=position, position=position)
@@ -276,7 +276,7 @@ def test_a_commit_that_nobody_heard_of_is_taken_back(stem: Path) -> None:
         slots.revert(attempt=3, position=1)
 
 
-def test_what_cannot_be_packed_changes_nothing(stem: Path) -> None:
+def test_a_failed_pack_changes_nothing(stem: Path) -> None:
     slots = _core.Slots(stem, True)
     commit(slots, state(1), attempt=0, position=1)
     with pytest.raises(StateError, match="'/x'"):
@@ -284,7 +284,7 @@ def test_what_cannot_be_packed_changes_nothing(stem: Path) -> None:
     check(slots.view(), 1)
 
 
-def test_a_page_that_is_missing_or_none(stem: Path) -> None:
+def test_a_missing_or_invalid_page_is_refused(stem: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"0001\.slots"):
         _core.Slots(stem, False)
     page = stem.with_suffix(".slots")

@@ -324,7 +324,7 @@ def test_a_tensor_that_another_one_moves_is_refused(kind: str) -> None:
             call(state)
 
 
-def test_a_module_that_another_thread_is_importing_has_no_tensors(
+def test_a_partially_imported_torch_has_no_tensors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Array:
@@ -399,7 +399,7 @@ def test_views_of_read_only_buffers_are_read_only() -> None:
         assert not _core.unpack_state(data, copy=copy)["n"].flags.writeable
 
 
-def test_read_only_memory_gives_torch_no_views_unless_none_is_written_to(tmp_path: Path) -> None:
+def test_torch_views_of_read_only_memory_require_copy_none(tmp_path: Path) -> None:
     slots = _core.Slots(tmp_path / "0", True)
     slots.pack({"t": torch.ones(3)}, attempt=1)
     slots.commit(1)
@@ -416,7 +416,9 @@ def test_read_only_memory_gives_torch_no_views_unless_none_is_written_to(tmp_pat
     assert _core.unpack_state(writable)["t"].tolist() == [3, 3, 3]
 
 
-def test_a_table_of_ours_behind_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_older_exchange_table_behind_a_newer_one_is_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A torch with DLPack 2 keeps the older table for consumers that know no other."""
     if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
         pytest.skip("this torch has no exchange table")
@@ -567,7 +569,7 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_optimizers_go_on_with_equal_bits(name: str) -> None:
+def test_optimizers_resume_bit_for_bit(name: str) -> None:
     def step(net: torch.nn.Module, opt: Any, seed: int) -> None:
         x = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
 
@@ -617,7 +619,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_schedulers_go_on_with_equal_rates(name: str) -> None:
+def test_schedulers_resume_with_equal_rates(name: str) -> None:
     def make() -> tuple[Any, Any]:
         opt = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
         with warnings.catch_warnings():
@@ -776,7 +778,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("value", "message"), REFUSED, ids=[m for _, m in REFUSED])
-def test_what_cannot_be_packed_is_named(value: Any, message: str) -> None:
+def test_errors_name_values_that_cannot_be_packed(value: Any, message: str) -> None:
     with pytest.raises(StateError, match=r"^cannot pack the state: the \w+ at the top") as caught:
         _core.pack_state(value)
     assert message in str(caught.value)
@@ -785,7 +787,7 @@ def test_what_cannot_be_packed_is_named(value: Any, message: str) -> None:
 
 
 @pytest.mark.parametrize("key", [torch.ones(1), frozenset([1]), Point(1, 2)])
-def test_what_cannot_be_a_key_is_named(key: Any) -> None:
+def test_errors_name_invalid_keys(key: Any) -> None:
     for bad in (key, (1, key)):
         with pytest.raises(StateError, match=r"at '/x.* in a key; keys are made of"):
             _core.pack_state({"x": {bad: 1}})
@@ -1063,7 +1065,7 @@ def test_unhashable_keys_in_a_broken_file() -> None:
         _core.unpack_state(file_of('{"$":"dict","v":[[[1],2]]}'))
 
 
-def test_what_others_may_write_differently() -> None:
+def test_equivalent_headers_of_other_writers_are_read() -> None:
     """Order of members, white space and escapes are free; data need not be aligned."""
     data = with_header(
         b' {"\\u002fa" : {"data_offsets":[1,5], "shape": [ 1 ],"dtype":"F32"},\n'

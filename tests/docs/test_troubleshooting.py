@@ -57,5 +57,5 @@ def test_a_cited_message_stands_in_the_code(cited: str) -> None:
     assert is_message(cited)
 
 
-def test_an_invented_message_does_not() -> None:
+def test_an_invented_message_is_not_in_the_code() -> None:
     assert not is_message("the run ... has been eaten by ...")

@@ -88,7 +88,9 @@ def expected(data: Any, **options: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("threads", [0, 3])
 @pytest.mark.parametrize("residence", ["auto", "resident", "streamed"])
 @pytest.mark.parametrize("chain", CHAINS)
-def test_the_bits_are_the_cpus(data: Any, chain: str, residence: str, threads: int) -> None:
+def test_batches_have_the_bits_of_the_cpu(
+    data: Any, chain: str, residence: str, threads: int
+) -> None:
     view = data.with_transforms(CHAINS[chain])
     batches = view.batches(64, seed=5, device="cuda", residence=residence, threads=threads)
     for epoch in range(3):
@@ -101,7 +103,7 @@ def test_the_bits_are_the_cpus(data: Any, chain: str, residence: str, threads: i
 
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
 @pytest.mark.parametrize("chain", ["moves", "training"])
-def test_views_start_and_drop_last(data: Any, chain: str, residence: str) -> None:
+def test_views_start_and_drop_last_match_the_cpu(data: Any, chain: str, residence: str) -> None:
     view = data.select(np.arange(ROWS - 1, 0, -3)).with_transforms(CHAINS[chain])
     for options in (
         {"drop_last": True},
@@ -113,7 +115,7 @@ def test_views_start_and_drop_last(data: Any, chain: str, residence: str) -> Non
         assert [bits_of(batch) for batch in found] == expected(view, **options)
 
 
-def test_one_training_run_either_way(data: Any) -> None:
+def test_batches_made_on_the_device_train_like_moved_batches(data: Any) -> None:
     """Batches made on the device train as batches that were moved there."""
     view = data.with_transforms({"x": [Scale(1 / 255)]})
     states = []
@@ -149,7 +151,7 @@ def test_buffers_wait_for_a_slow_consumer(data: Any, residence: str, side: bool)
     np.testing.assert_allclose([float(total) for total in sums], want, rtol=1e-9, atol=1e-6)
 
 
-def test_streams_take_turns(data: Any) -> None:
+def test_batches_are_correct_on_streams_that_take_turns(data: Any) -> None:
     streams = [torch.cuda.Stream() for _ in range(6)]
     want = expected(data)
     copies: list[dict[str, Any]] = []
@@ -164,7 +166,7 @@ def test_streams_take_turns(data: Any) -> None:
     assert [bits_of(batch) for batch in copies] == want
 
 
-def test_use_on_another_stream_as_the_guide_says(data: Any) -> None:
+def test_batches_may_be_used_on_another_stream_as_in_the_guide(data: Any) -> None:
     other = torch.cuda.Stream()
     want = expected(data)
     copies = []
@@ -178,7 +180,7 @@ def test_use_on_another_stream_as_the_guide_says(data: Any) -> None:
     assert [bits_of(batch) for batch in copies] == want
 
 
-def test_none_is_given_out_while_a_graph_is_captured(data: Any) -> None:
+def test_no_batch_is_given_out_while_a_graph_is_captured(data: Any) -> None:
     batches = iter(data.batches(64, seed=5, device="cuda", threads=2))
     want = expected(data)
     first = next(batches)
@@ -200,7 +202,7 @@ def test_none_is_given_out_while_a_graph_is_captured(data: Any) -> None:
 # --- DLPack ------------------------------------------------------------------------
 
 
-def test_every_kind_of_stream(data: Any) -> None:
+def test_dlpack_export_accepts_every_kind_of_stream(data: Any) -> None:
     batches = data.batches(64, seed=5, device="cuda", framework="dlpack")
     for batch, want in zip(batches, expected(data), strict=True):
         x = batch["x"]
@@ -249,7 +251,7 @@ print(sum(int(batch["y"].sum()) for batch in data.batches(64, device="cuda")))
 """
 
 
-def test_torch_need_not_have_started(data: Any) -> None:
+def test_batches_work_before_torch_has_started_cuda(data: Any) -> None:
     command = [sys.executable, "-c", ALONE, str(data.path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -257,7 +259,7 @@ def test_torch_need_not_have_started(data: Any) -> None:
 
 
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
-def test_jax(data: Any, residence: str) -> None:
+def test_jax_batches_match_the_host(data: Any, residence: str) -> None:
     jax = pytest.importorskip("jax")
     try:
         gpu = jax.devices("gpu")[0]
@@ -278,7 +280,7 @@ def test_jax(data: Any, residence: str) -> None:
 # --- memory ------------------------------------------------------------------------
 
 
-def test_data_are_there_once(data: Any, depot: _core.Depot) -> None:
+def test_data_are_held_on_the_device_once(data: Any, depot: _core.Depot) -> None:
     first = data.batches(64, seed=5, device="cuda", framework="dlpack")
     list(first)
     once = depot.resident_bytes
@@ -294,7 +296,7 @@ def test_data_are_there_once(data: Any, depot: _core.Depot) -> None:
     assert depot.device.held()["shards"] == 0
 
 
-def test_what_does_not_fit_is_streamed(
+def test_data_that_do_not_fit_are_streamed(
     data: Any, depot: _core.Depot, caplog: pytest.LogCaptureFixture
 ) -> None:
     depot.limit = data.nbytes // 2
@@ -332,7 +334,7 @@ def test_numpy_is_refused(data: Any) -> None:
         list(data.batches(8, device="cuda:9"))
 
 
-def test_a_second_device(data: Any) -> None:
+def test_batches_are_made_on_a_second_device(data: Any) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device")
     found = []
@@ -346,7 +348,7 @@ def test_a_second_device(data: Any) -> None:
 # --- units -------------------------------------------------------------------------
 
 
-def test_units_take_them(data: Any) -> None:
+def test_units_accept_device_batches(data: Any) -> None:
     """`run_unit` counts rows and sums metrics of batches on the device."""
     results = []
     for device in ("cpu", "cuda"):

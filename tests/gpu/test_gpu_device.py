@@ -48,7 +48,7 @@ print(json.dumps([cuda.open_device("cuda:0").unpinned, all(same), len(same)]))
 """
 
 
-def test_the_check_before_the_first_use_finds_nothing() -> None:
+def test_the_device_check_finds_no_problem() -> None:
     assert device_check.find_problem("cuda:0", anew=True) == ""
     assert device_check.find_problem("cuda:0") == ""
 
@@ -67,7 +67,7 @@ def test_every_gpu_works() -> None:
         assert set(device.held().values()) == {0}
 
 
-def test_without_a_framework() -> None:
+def test_devices_are_found_without_a_framework() -> None:
     """The runtime comes from NVIDIA's wheels or the system."""
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def test_without_a_framework() -> None:
     assert len(devices) == torch.cuda.device_count()
 
 
-def test_the_runtime_is_the_framework_s() -> None:
+def test_the_cuda_runtime_is_shared_with_the_framework() -> None:
     torch.cuda.init()
     runtime = cuda.open_runtime()
     assert runtime["version"] // 1000 == int(torch.version.cuda.split(".")[0])
@@ -86,7 +86,7 @@ def test_the_runtime_is_the_framework_s() -> None:
     assert len(runtimes) <= 1
 
 
-def test_where_the_system_pins_no_memory(tmp_path: Path) -> None:
+def test_batches_are_correct_without_pinned_memory(tmp_path: Path) -> None:
     """The runtime but for one call, in front of which there is a library that refuses it."""
     path = cuda.open_runtime()["path"]
     if path is None or shutil.which("cc") is None:
@@ -112,7 +112,7 @@ def test_where_the_system_pins_no_memory(tmp_path: Path) -> None:
     assert done.stderr.count("no pinned host memory") == 1
 
 
-def test_memory_is_pytorch_s() -> None:
+def test_device_memory_comes_from_pytorch() -> None:
     device = cuda.open_device("cuda:0")
     device.check()
     torch.cuda.synchronize()
@@ -124,20 +124,20 @@ def test_memory_is_pytorch_s() -> None:
     assert torch.cuda.memory_allocated(0) <= before
 
 
-def test_the_current_device_stays() -> None:
+def test_a_device_check_keeps_the_current_device() -> None:
     last = torch.cuda.device_count() - 1
     with torch.cuda.device(last):
         cuda.open_device("cuda:0").check()
         assert torch.cuda.current_device() == last
 
 
-def test_a_device_that_is_not_there() -> None:
+def test_a_missing_device_is_refused() -> None:
     cuda.open_runtime()
     with pytest.raises(ValueError, match=r"^cuda:999: there are \d+ CUDA devices, counted from 0"):
         _core.Device("cuda:999")
 
 
-def test_a_graph_that_is_captured_meanwhile() -> None:
+def test_device_calls_do_not_spoil_a_capture_on_another_thread() -> None:
     """Our calls on another thread do not spoil it, though its mode forbids them."""
     cuda.open_runtime()
     device = _core.Device("cuda:0")  # with memory of its own: it allocates and frees
@@ -165,7 +165,7 @@ def test_a_graph_that_is_captured_meanwhile() -> None:
     assert x.eq(2).all()
 
 
-def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_every_gpu_as_working(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gpu")]
     assert len(lines) == torch.cuda.device_count()

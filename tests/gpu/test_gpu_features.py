@@ -54,7 +54,7 @@ def test_agents_compute_the_files_of_this_process(
     assert next(net.parameters()).device == torch.device("cuda:0")
 
 
-def test_a_network_on_the_cpu_is_not_for_workers_with_gpus(images: cerebro.Dataset) -> None:
+def test_a_network_on_the_cpu_is_refused_for_workers_with_gpus(images: cerebro.Dataset) -> None:
     with pytest.raises(cerebro.InputError, match=r"have GPUs, but the network is on cpu"):
         cerebro.torch.features(
             images, make_net().cpu(), layers=["5"], executor=cerebro.cluster.Executor(gpus=1)

@@ -64,7 +64,7 @@ def train(model: Any, some: list[dict[str, Any]]) -> list[float]:
     return [float(model.train_batch(batch)["loss"]) for batch in some]
 
 
-def test_it_trains_on_the_gpu_as_on_the_cpu() -> None:
+def test_a_jax_model_trains_on_the_gpu_as_on_the_cpu() -> None:
     x = batches(1)[0]["x"]
     with jax.default_matmul_precision("highest"):  # not by TF32
         gpu, cpu = make(GPU), make("cpu")

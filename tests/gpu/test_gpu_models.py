@@ -124,7 +124,7 @@ def test_the_network_is_moved_and_its_optimizer_follows(optimizer):
     assert all(v.is_cuda for _, v in a_model.net.state_dict().items())
 
 
-def test_a_network_that_is_somewhere_stays_there():
+def test_a_network_that_is_already_placed_is_not_moved():
     with devices.set_build_device(GPU):
         net = network().to(GPU)
         optimizer = torch.optim.Adam(net.parameters())
@@ -134,7 +134,7 @@ def test_a_network_that_is_somewhere_stays_there():
     assert next(on_cpu.net.parameters()).device.type == "cpu"
 
 
-def test_modules_among_losses_go_along():
+def test_a_loss_module_is_moved_with_the_network():
     with devices.set_build_device(GPU):
         net = network()
         loss = torch.nn.CrossEntropyLoss(weight=torch.ones(5))
@@ -213,7 +213,7 @@ def test_a_state_that_is_loaded_keeps_the_graph():
     assert packed(graphed) == packed(plain) and is_captured(graphed)
 
 
-def test_random_numbers_of_the_host_are_found_out():
+def test_a_step_with_random_numbers_of_the_host_is_not_captured():
     def step(net, batch):
         keep = float(random.random() < 0.5)
         return {"loss": functional.cross_entropy(net(batch["x"] * keep), batch["y"])}
@@ -258,7 +258,7 @@ def test_a_wait_in_the_step_refuses_the_capture_and_the_device_stays_usable(wait
     assert is_captured(another), another._graphed.refusal
 
 
-def test_an_older_graph_that_is_collected_meanwhile_changes_nothing():
+def test_collecting_an_older_graph_during_a_capture_changes_nothing():
     """Models and their graphs are in cycles: Python's collector destroys them when it likes."""
     older, graphed, plain = model(graph=True), model(graph=True), model(graph=True)
     plain._train = plain._compile_graphed(Never())
@@ -293,7 +293,7 @@ def test_an_older_graph_that_is_collected_meanwhile_changes_nothing():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_state_of_the_gpu_has_the_bytes_of_one_in_host_memory(optimizer):
+def test_a_gpu_state_packs_to_the_same_bytes_as_a_host_state(optimizer):
     a_model = model(optimizer)
     train(a_model)
     tree = a_model.state_dict()
@@ -324,7 +324,7 @@ def test_a_hop_changes_nothing(optimizer, graph):
 
 
 @pytest.mark.parametrize("graph", [False, True])
-def test_a_state_goes_to_the_cpu_and_trains_on_there(graph):
+def test_a_gpu_state_can_be_trained_further_on_the_cpu(graph):
     a_model = model(graph=graph)
     train(a_model)
     buffer = _core.pack_state(StateArena().to_host(a_model.state_dict()))

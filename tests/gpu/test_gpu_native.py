@@ -80,7 +80,7 @@ def test_a_state_hops() -> None:
     assert state_bytes(straight) == state_bytes(after)
 
 
-def test_it_learns() -> None:
+def test_the_native_network_learns() -> None:
     model = make_model("cuda", lr=0.05)
     batches = make_batches()
     for _ in range(20):

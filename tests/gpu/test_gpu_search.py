@@ -77,7 +77,7 @@ def test_a_worker_that_is_killed_changes_nothing(one, data, tmp_path):
     assert hashes(result) == hashes(one)
 
 
-def test_a_search_that_is_killed_goes_on_to_the_same_states(one, data, tmp_path):
+def test_a_killed_search_resumes_to_the_same_states(one, data, tmp_path):
     run, program = tmp_path / "run", small_cnns.__file__
     command = [sys.executable, program, str(run), str(data.path), str(EPOCHS * SHARDS + 1)]
     done = subprocess.run(command, timeout=280)
@@ -88,14 +88,14 @@ def test_a_search_that_is_killed_goes_on_to_the_same_states(one, data, tmp_path)
     assert hashes(result) == hashes(one)
 
 
-def test_replay_proves_it(one):
+def test_replay_of_a_gpu_search_is_identical(one):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing is known to differ
         replay = cerebro.replay(one, one.best.number, small_cnns.build)
     assert replay.identical
 
 
-def test_what_computed_is_on_record(one):
+def test_the_gpu_and_its_settings_are_recorded(one):
     record = one.environment
     name = devices.lookup().devices[0].label
     assert record["device"] == "cuda" and record["cuda"]["device"] == name
@@ -104,12 +104,12 @@ def test_what_computed_is_on_record(one):
     assert one.saved.settings["devices"] == ("cuda:0",)
 
 
-def test_the_program_that_looks_says_what_workers_say(one):
+def test_the_coordinator_describes_the_gpu_as_its_workers_do(one):
     """By which `resume` compares them, without starting CUDA."""
     assert devices.describe_device(("cuda:0",)) == one.environment["cuda"]
 
 
-def test_cublas_without_its_setting_is_warned_of(one):
+def test_evaluating_without_the_cublas_setting_warns_once(one):
     script = (
         "import sys, warnings, torch, cerebro\n"
         "torch.ones(2, 2, device='cuda') @ torch.ones(2, 2, device='cuda')\n"
@@ -130,7 +130,7 @@ def test_cublas_without_its_setting_is_warned_of(one):
     assert done.stdout.split()[-1] == "1"
 
 
-def test_a_plan_and_a_check_are_of_the_gpu(data):
+def test_plan_and_check_describe_the_gpu(data):
     its = torch.cuda.get_device_properties(0)
     plan = cerebro.plan(small_cnns.SPACE, data, epochs=1, n_trials=4, devices="cuda:0")
     assert (plan.workers, plan.devices) == (1, ("cuda:0",))
@@ -141,7 +141,7 @@ def test_a_plan_and_a_check_are_of_the_gpu(data):
     assert "val_accuracy" in found.metrics
 
 
-def test_a_model_of_the_cpu_is_trained_there(data, tmp_path):
+def test_a_model_for_the_cpu_is_trained_on_the_cpu(data, tmp_path):
     pytest.importorskip("sklearn")
 
     def build(config):
@@ -230,7 +230,7 @@ def test_evaluation_gives_the_recorded_metrics_bit_for_bit(one):
     assert found == {name: recorded[f"val_{name}"] for name in found}
 
 
-def test_a_state_of_the_cpu_goes_on_on_the_gpu_and_back(data, tmp_path, monkeypatch):
+def test_a_run_can_be_resumed_on_another_device(data, tmp_path, monkeypatch):
     run = tmp_path / "run"
     search(run, data, devices="cpu", workers=1)
     result = search(run, data, if_exists="resume")  # it is over: nothing is trained
@@ -269,7 +269,7 @@ def test_an_operation_without_a_deterministic_version_marks_the_trial(data, tmp_
     assert cerebro.open(tmp_path / "run").trials[0].not_exact == [name]
 
 
-def test_a_check_names_it(data):
+def test_check_names_an_operation_that_is_not_deterministic(data):
     found = cerebro.check(build_bicubic, {}, data, batch_size=32)
     (name,) = found.not_exact
     assert found.ok and "bicubic" in name and str(found).startswith("not exact on cuda:0: ")
@@ -277,7 +277,7 @@ def test_a_check_names_it(data):
         cerebro.check(build_bicubic, {}, data, batch_size=32, deterministic=True)
 
 
-def test_deterministic_true_refuses_it_by_name(data, tmp_path):
+def test_deterministic_true_refuses_an_operation_that_is_not(data, tmp_path):
     with pytest.raises(cerebro.RunError, match="bicubic"):
         cerebro.search(
             build_bicubic, {}, data, epochs=1, validation=0.25, n_trials=1, batch_size=32,
@@ -308,7 +308,7 @@ def test_an_assertion_on_the_gpu_costs_its_trial_alone(one, data, tmp_path):
     ]
 
 
-def test_a_batch_that_is_too_large_fails_with_the_account_of_the_memory(data, tmp_path):
+def test_a_trial_that_runs_out_of_gpu_memory_fails_alone(data, tmp_path):
     def build(config, info):
         model = small_cnns.make(config, info)
         if info.trial == 1:

@@ -68,7 +68,9 @@ def gather_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("width", [1, 4, 156, 512, 4096, 150_528])
-def test_rows_on_the_stream_of_a_framework(gather_library: Path, runtime: str, width: int) -> None:
+def test_rows_are_gathered_on_the_stream_of_a_framework(
+    gather_library: Path, runtime: str, width: int
+) -> None:
     """Between PyTorch's own work, on its stream, without waiting."""
     torch = pytest.importorskip("torch")
     gather = gather_kernel.GatherKernel(gather_library, runtime)

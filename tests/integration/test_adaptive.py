@@ -159,7 +159,7 @@ def test_successive_halving(data, tmp_path):
     assert not list((result.path / "states").glob("*.slots"))
 
 
-def test_a_resumed_trial_is_the_trial_that_was_never_paused(data, tmp_path):
+def test_a_resumed_trial_equals_one_that_never_paused(data, tmp_path):
     straight = run(data, tmp_path / "straight", "random")
     halved = run(data, tmp_path / "halved", Halving(), workers=2)
     for trial in halved.trials:
@@ -174,7 +174,7 @@ def test_reports_come_in_rounds(data, tmp_path):
     assert reported == [(trial, epoch) for epoch in range(EPOCHS) for trial in range(5)]
 
 
-def test_width_trials_are_live_at_a_time(data, tmp_path):
+def test_width_limits_how_many_trials_are_live(data, tmp_path):
     running = []
 
     class Watch:
@@ -224,9 +224,7 @@ class WithoutScore(Clonable):
 
 
 @pytest.mark.parametrize("searcher", ["successive_halving", "hyperband", "asha", "pbt"])
-def test_trials_that_a_comparison_stops_are_stopped_and_not_trained_further(
-    data, tmp_path, searcher
-):
+def test_trials_stopped_by_a_comparison_are_not_trained_further(data, tmp_path, searcher):
     settings = {"metric": "score", "mode": "max", "epochs": 3, "n_trials": 6}
     space = {"lr": 0.01, "score": [None, 1, 2, 3], "batch_size": 10}
     run(data, tmp_path / "run", searcher, WithoutScore, space=space, **settings)
@@ -237,7 +235,7 @@ def test_trials_that_a_comparison_stops_are_stopped_and_not_trained_further(
 
 
 @pytest.mark.parametrize("epochs", [2, EPOCHS])
-def test_a_population_does_not_grow(data, tmp_path, epochs):
+def test_resume_refuses_a_larger_population(data, tmp_path, epochs):
     """Neither a finished one nor one that was interrupted."""
     folder, cut = tmp_path / "run", tmp_path / "cut"
     result = run(data, folder, cerebro.PBT(), n_trials=4, epochs=epochs)
@@ -254,7 +252,7 @@ def test_a_population_does_not_grow(data, tmp_path, epochs):
         assert repr(everything(again)) == repr(everything(result))
 
 
-def test_points_that_nothing_would_try_are_refused_before_a_run_begins(data, tmp_path):
+def test_more_points_than_trials_are_refused_before_a_run_begins(data, tmp_path):
     points = [{"lr": 0.02 + i / 100} for i in range(9)]
     with pytest.raises(InputError, match="PBT begins 8 trials, but there are 9 points"):
         run(data, tmp_path / "run", "pbt", n_trials=None, points=points)
@@ -296,7 +294,7 @@ def go_on(data, folder, make, build, undisturbed, **settings):
         (Population, build_some_bad, 0, 0, 13),
     ],
 )
-def test_an_interrupted_search_goes_on_as_if_nothing_had_been(
+def test_an_interrupted_search_resumes_identically(
     data, tmp_path, make, build, before, after, every
 ):
     undisturbed = run(data, tmp_path / "undisturbed", make(), build, width=4)
@@ -309,7 +307,7 @@ def test_an_interrupted_search_goes_on_as_if_nothing_had_been(
 
 
 @pytest.mark.parametrize("make", [Halving, Population])
-def test_states_that_are_gone_are_trained_again(data, tmp_path, make):
+def test_missing_states_are_trained_again(data, tmp_path, make):
     """Of all trials that have not ended: reports and decisions stay as they were.
 
     Paused trials and parents of clones that have not begun are among them.
@@ -363,7 +361,7 @@ test_adaptive.run(data, sys.argv[3], searcher, build, width=4, workers=2, callba
 
 
 @pytest.mark.parametrize(("make", "units"), [(Halving, 50), (Population, 11)])
-def test_a_killed_search_goes_on_as_if_nothing_had_been(data, tmp_path, make, units):
+def test_a_killed_search_resumes_identically(data, tmp_path, make, units):
     undisturbed = run(data, tmp_path / "undisturbed", make(), build_uneven, width=4)
     folder = tmp_path / "run"
     here = str(Path(__file__).parent)
@@ -452,7 +450,7 @@ def test_clones_of_torch_models_use_their_own_learning_rate(data, tmp_path):
 
 
 @pytest.mark.parametrize("keep", ["best", "last", "all"])
-def test_no_more_states_stay_than_keep_asks_for(data, tmp_path, keep):
+def test_only_states_that_keep_allows_remain_on_disk(data, tmp_path, keep):
     result = run(data, tmp_path / "run", Population(), keep=keep)
     on_disk = {file.name for file in (result.path / "states").iterdir()}
     recorded = set()
@@ -548,7 +546,7 @@ def test_a_bad_configuration_is_reported_as_worst(data, tmp_path):
     assert worst == [(n, 0) for n in bad]
 
 
-def test_a_search_that_only_time_ends_ends_although_no_trial_can_begin(data, tmp_path):
+def test_the_time_limit_ends_a_search_whose_trials_cannot_start(data, tmp_path):
     class Hopeless(Population):
         def next_suggestion(self):
             self.begun += 1
@@ -565,7 +563,7 @@ def test_a_search_that_only_time_ends_ends_although_no_trial_can_begin(data, tmp
     assert {t.status for t in result.trials[1:]} == {"failed"}
 
 
-def test_if_nothing_can_be_trained_the_first_cause_is_told(data, tmp_path):
+def test_a_run_whose_trials_all_fail_reports_the_first_cause(data, tmp_path):
     def nothing(config):
         raise ValueError("no model today")
 
@@ -580,7 +578,7 @@ def test_if_nothing_can_be_trained_the_first_cause_is_told(data, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_trial_stopped_early_stands_for_what_it_was(data, tmp_path, workers):
+def test_an_early_stopped_trial_keeps_reporting_its_last_value(data, tmp_path, workers):
     """Rungs are complete, so that the search ends, and no epoch is trained for it."""
     searcher = Halving((2, 4, 8))
     stop = cerebro.EarlyStopping("val_loss", patience=1)
@@ -629,7 +627,7 @@ def test_the_searchers_state_is_on_record_with_its_decisions(data, tmp_path):
     assert result.saved.meta["search_loop"]["is_exhausted"]
 
 
-def test_what_a_searcher_said_is_recorded_all_or_nothing(data, tmp_path):
+def test_a_searchers_decisions_are_recorded_atomically(data, tmp_path):
     """A searcher that fails in the middle of what it has to say leaves no half of it."""
 
     class Failing(Halving):
@@ -652,7 +650,7 @@ def test_what_a_searcher_said_is_recorded_all_or_nothing(data, tmp_path):
     assert len(told) < len(result.trials)
 
 
-def test_a_random_search_has_its_place_on_record(data, tmp_path):
+def test_a_random_search_records_its_position(data, tmp_path):
     result = run(data, tmp_path / "run", "random", n_trials=5)
     assert result.saved.meta["searcher"] == {"next": 5}
     assert decisions_of(result) == []
@@ -662,7 +660,7 @@ def test_a_random_search_has_its_place_on_record(data, tmp_path):
 
 
 @pytest.mark.parametrize("make", [Halving, Population])
-def test_asynchronous_reports_do_not_wait(data, tmp_path, make):
+def test_an_asynchronous_search_can_be_repeated_from_its_record(data, tmp_path, make):
     searcher = make()
     result = run(data, tmp_path / "run", searcher, build_uneven, workers=2, asynchronous=True)
     assert result.settings["asynchronous"] is True
@@ -749,7 +747,7 @@ class Says(Recorded):
         (Suggestion({}, parent=0, epochs=2), "until 2 epochs are done, but its parent has done 2"),
     ],
 )
-def test_a_searcher_that_says_nonsense_is_told_what_is_wrong(data, tmp_path, suggestion, message):
+def test_an_invalid_suggestion_raises_an_error_with_the_cause(data, tmp_path, suggestion, message):
     with pytest.raises(InputError, match=f"the searcher Says .*{message}"):
         run(data, tmp_path / "run", Says(suggestion), width=1)
 

@@ -346,7 +346,9 @@ NAMES = [name for name, *_ in SEARCHES]
 
 
 @pytest.mark.parametrize(("name", "extra", "message", "kind"), SEARCHES, ids=NAMES)
-def test_a_search_that_cannot_be(data, tmp_path, capfd, name, extra, message, kind):
+def test_an_invalid_search_fails_with_a_one_line_error(
+    data, tmp_path, capfd, name, extra, message, kind
+):
     file = program(tmp_path, data, extra)
     assert run_file(file, workers=1 if kind is not InputError else 0) == 1
     shown = one_line_error(capfd)
@@ -370,7 +372,7 @@ def test_a_search_that_cannot_be(data, tmp_path, capfd, name, extra, message, ki
             assert not list(folder.glob("states/*.new"))
 
 
-def test_what_cannot_be_sent_to_a_worker_leaves_no_folder(data, tmp_path, capfd):
+def test_an_unpicklable_build_leaves_no_run_folder(data, tmp_path, capfd):
     extra = """
     import threading
     def outer(lock):
@@ -441,7 +443,7 @@ SOURCES = [
 @pytest.mark.parametrize(
     ("name", "arrays", "options", "message"), SOURCES, ids=[name for name, *_ in SOURCES]
 )
-def test_a_dataset_that_cannot_be(tmp_path, capfd, name, arrays, options, message):
+def test_an_invalid_dataset_is_refused(tmp_path, capfd, name, arrays, options, message):
     with pytest.raises(InputError, match=message) as caught:
         cerebro.shard(arrays, tmp_path / "set", **{"shards": 2, **options})
     assert "\n" not in str(caught.value)
@@ -499,7 +501,7 @@ def test_an_existing_run_is_not_touched(finished, capfd):
     assert sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*")) == before
 
 
-def test_commands_on_what_is_no_run(tmp_path, finished, capfd, monkeypatch):
+def test_commands_refuse_missing_and_damaged_runs(tmp_path, finished, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "cut").mkdir()
@@ -534,7 +536,7 @@ def test_commands_on_what_is_no_run(tmp_path, finished, capfd, monkeypatch):
         assert re.search(message, one_line_error(capfd))
 
 
-def test_damaged_states_are_refused_by_name(tmp_path, finished, capfd):
+def test_the_error_names_a_damaged_or_missing_state(tmp_path, finished, capfd):
     run = shutil.copytree(finished[0], tmp_path / "run")
     file = cerebro.open(run).best.state_path()
     content = bytearray(file.read_bytes())
@@ -551,7 +553,7 @@ def test_damaged_states_are_refused_by_name(tmp_path, finished, capfd):
     assert file.name in one_line_error(capfd)
 
 
-def test_a_lambda_after_a_restart(data, tmp_path, capfd):
+def test_a_lambda_build_must_be_passed_again_after_a_restart(data, tmp_path, capfd):
     file = program(tmp_path, data, "build = lambda config: Model(config)")
     assert run_file(file) == 0
     capfd.readouterr()
@@ -626,7 +628,7 @@ def test_data_and_runs_on_a_read_only_disk(data, tmp_path, capfd):
         assert cerebro.open(place / "run").best.load().w.any()
 
 
-def test_odd_names_links_and_other_directories(tmp_path, capfd, monkeypatch):
+def test_unicode_names_links_and_changed_directories_work(tmp_path, capfd, monkeypatch):
     place = tmp_path / "größe ✗ and spaces"
     place.mkdir()
     monkeypatch.chdir(place)
@@ -672,7 +674,8 @@ def test_the_directory_changes_during_a_search(data, tmp_path, monkeypatch):
 DAMAGES = {
     "cut": "os.truncate(file, 100)",
     "missing": "os.unlink(file)",
-    "flipped": "content = bytearray(open(file, 'rb').read()); content[-1] ^= 1; "
+    # Workers import the program, too: what it writes twice must be the same.
+    "changed": "content = bytearray(open(file, 'rb').read()); content[-1] = 1; "
     "open(file, 'r+b').write(content)",
 }
 
@@ -687,7 +690,7 @@ def test_data_damaged_during_the_search(data, tmp_path, capfd, damage, workers):
             for shard in range(4):
                 file = f"{tmp_path}/set/shard-0000{{shard}}/x.npy"
                 {DAMAGES[damage]}
-        if {damage == "flipped"}:
+        if {damage == "changed"}:
             build(dict(lr=1)), act()
         """
     )
@@ -703,7 +706,7 @@ def test_data_damaged_during_the_search(data, tmp_path, capfd, damage, workers):
     assert "x.npy" in one_line_error(capfd)
 
 
-def test_a_worker_that_dies_of_a_cut_file_is_not_to_blame(data, tmp_path, capfd):
+def test_the_error_names_a_truncated_file_that_killed_a_worker(data, tmp_path, capfd):
     shutil.copytree(data.path, tmp_path / "set")
     extra = LATER + textwrap.dedent(
         f"""
@@ -769,6 +772,8 @@ class Process:
 
 
 SPEAKS = """
+import time
+
 def say(text):
     with open(os.environ["FIFO"], "w") as pipe:
         pipe.write(f"{text}\\n")
@@ -822,7 +827,7 @@ def test_a_trial_that_kills_every_worker_fails_alone(data, tmp_path, capfd):
     assert "ended by SIGKILL in epoch 0" in result.trials[2].error
 
 
-def test_what_a_killed_worker_started_goes_with_it(data, tmp_path):
+def test_processes_started_by_a_dead_worker_are_killed(data, tmp_path):
     extra = SPEAKS + textwrap.dedent(
         """
         import subprocess
@@ -840,7 +845,7 @@ def test_what_a_killed_worker_started_goes_with_it(data, tmp_path):
     assert "exited with status 7" in out
 
 
-def test_build_ends_the_first_worker(data, tmp_path, capfd):
+def test_a_build_that_exits_the_worker_fails_the_run(data, tmp_path, capfd):
     file = program(tmp_path, data, "def build(config): os._exit(3)")
     assert run_file(file, workers=2) == 1
     assert "failed in the same way: the worker process exited with status 3" in one_line_error(
@@ -891,7 +896,7 @@ def test_keyboard_interrupt_inline(data, tmp_path):
     assert {trial.status for trial in result.trials} <= {"stopped", "finished"}
 
 
-def test_an_interrupt_asks_for_a_build_without_a_name(data, tmp_path):
+def test_the_interrupt_message_asks_for_build_if_it_is_a_lambda(data, tmp_path):
     """Also in a notebook, which finds other functions by their names."""
     module = import_file(program(tmp_path, data, LATER + "def act(): raise KeyboardInterrupt"))
     module.WHEN = 50
@@ -905,7 +910,7 @@ def test_an_interrupt_asks_for_a_build_without_a_name(data, tmp_path):
     assert cerebro.resume(tmp_path / "run", module.build, progress=False).status == "finished"
 
 
-def test_workers_go_when_the_coordinator_is_killed(data, tmp_path):
+def test_workers_exit_when_the_coordinator_is_killed(data, tmp_path):
     extra = SPEAKS + LATER + "act = stop_here"
     process = Process(program(tmp_path, data, extra), "--workers", "2")
     process.hear()
@@ -916,7 +921,7 @@ def test_workers_go_when_the_coordinator_is_killed(data, tmp_path):
     assert command("show", tmp_path / "run") == 0
 
 
-def test_workers_go_although_a_fork_of_the_coordinator_lives(data, tmp_path):
+def test_workers_exit_even_if_a_fork_of_the_coordinator_lives(data, tmp_path):
     code = """
 import os, signal, sys
 from cerebro.run.recipe import import_file
@@ -986,7 +991,7 @@ def test_no_disk_is_left_for_the_run(data, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_files_may_not_grow(data, tmp_path, workers):
+def test_exceeding_the_file_size_limit_fails_the_run(data, tmp_path, workers):
     file = program(tmp_path, data, "space['size'] = 100_000")
 
     def limit():

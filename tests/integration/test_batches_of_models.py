@@ -41,7 +41,7 @@ def mean_rows(rows: list[int]) -> float:
     return sum(rows) / len(rows)
 
 
-def test_validation_has_256_rows(data: Path, tmp_path: Path) -> None:
+def test_validation_batches_have_256_rows_by_default(data: Path, tmp_path: Path) -> None:
     result = search(tmp_path / "run", data, {"last": [False], "gets": [False]})
     assert result.saved.settings["eval_batch_size"] == 256
     # About as many, in batches of even sizes: of 560 rows two, of 840 rows in batches of 16 52.
@@ -51,7 +51,7 @@ def test_validation_has_256_rows(data: Path, tmp_path: Path) -> None:
     assert cerebro.replay(result, 0).identical
 
 
-def test_validation_has_the_rows_it_is_given(data: Path, tmp_path: Path) -> None:
+def test_validation_batches_follow_eval_batch_size(data: Path, tmp_path: Path) -> None:
     result = search(tmp_path / "run", data, {"last": [False], "gets": [False]}, eval_batch_size=100)
     assert result.best.metrics["val_rows"] == mean_rows([94] * 2 + [93] * 4)
 
@@ -69,13 +69,13 @@ def test_validation_has_the_rows_it_is_given(data: Path, tmp_path: Path) -> None
         ({"x": [[1, 2], [3], [], [4, 5, 6]]}, None),
     ],
 )
-def test_rows_of_which_a_batch_may_be_large_keep_the_trials_batch_size(
+def test_large_rows_keep_the_trials_batch_size_in_validation(
     tmp_path: Path, columns: dict[str, Any], rows: int | None
 ) -> None:
     assert eval_rows(cerebro.shard(columns, tmp_path / "d", shards=1, progress=False)) == rows
 
 
-def test_networks_in_channels_last_get_their_images_so(data: Path, tmp_path: Path) -> None:
+def test_channels_last_networks_get_channels_last_images(data: Path, tmp_path: Path) -> None:
     runs = [
         search(tmp_path / "inline", data, LAST),
         search(tmp_path / "hops", data, LAST, workers=2, live_models=1),
@@ -88,7 +88,7 @@ def test_networks_in_channels_last_get_their_images_so(data: Path, tmp_path: Pat
     )
 
 
-def test_a_resumed_run_keeps_to_its_rows(data: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_eval_batch_size(data: Path, tmp_path: Path) -> None:
     space = {"last": [False], "gets": [False]}
     first = search(tmp_path / "run", data, space, eval_batch_size=100, epochs=1)
     with pytest.raises(InputError, match="eval_batch_size was 100, is 256"):

@@ -96,7 +96,7 @@ def test_every_documented_command_starts() -> None:
             assert {"quick", "json"} <= set(options), f"{command[0]} lacks an option"
 
 
-def test_what_is_wrong_with_a_command_is_found() -> None:
+def test_the_command_check_finds_invalid_commands() -> None:
     """The test of the test."""
     read = options_of([["benchmarks.bench_schedule", "--slow"], ["benchmarks.bench_nothing"]])
     assert read[0] == "exit status 2"

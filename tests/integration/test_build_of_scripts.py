@@ -108,7 +108,7 @@ INTERRUPTED = SCRIPT.replace(
 
 
 @pytest.mark.parametrize("then", ["stop", "edit"])
-def test_who_interrupts_a_script_is_told_the_command_that_goes_on(tmp_path, then):
+def test_an_interrupted_script_prints_the_resume_command(tmp_path, then):
     """The script is named only if the run would not find `build` in it."""
     (tmp_path / "my train.py").write_text(INTERRUPTED)
     (tmp_path / "then").write_text(then)
@@ -122,7 +122,7 @@ def test_who_interrupts_a_script_is_told_the_command_that_goes_on(tmp_path, then
     assert cerebro.open(tmp_path / "runs" / "x").status == "finished"
 
 
-def test_a_script_that_has_changed_is_named(trained):
+def test_the_error_names_a_changed_or_missing_script(trained):
     script = trained / "my first-try.py"
     script.write_text(SCRIPT.replace("print", "# another idea\nprint"))
     for arguments in (

@@ -112,7 +112,7 @@ def written(tmp_path):
 
 
 @pytest.mark.parametrize("build", [named, own])
-def test_columns_that_no_model_reads_do_not_matter(tmp_path, written, build):
+def test_differing_columns_that_no_model_reads_are_ignored(tmp_path, written, build):
     loss = search(build, TRAIN, HELD_OUT, tmp_path / "a").best.metrics["loss"]
     assert loss < 0.6
     in_workers = search(build, TRAIN, HELD_OUT, tmp_path / "b", workers=1).best
@@ -127,7 +127,7 @@ def test_columns_that_no_model_reads_do_not_matter(tmp_path, written, build):
 
 
 @pytest.mark.parametrize("build", [named, own])
-def test_columns_that_a_model_reads_are_refused(tmp_path, written, build):
+def test_differing_columns_that_a_model_reads_are_refused(tmp_path, written, build):
     fewer, unknown = TRAIN[TRAIN.city != "Cairo"], "has 'Cairo' in column 'city', which the train"
     other = HELD_OUT[HELD_OUT.city != "Athens"]
     numbered = "class 0 of column 'city' is 'Berlin' here and 'Athens' in the training data"
@@ -213,7 +213,7 @@ LACK = r"its batches lack the column\(s\) 'name'"
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_columns_that_are_left_out_are_told(tmp_path, written, workers):
+def test_a_warning_names_omitted_columns(tmp_path, written, workers):
     train, held_out = differing(written)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("error")
@@ -239,7 +239,7 @@ def test_columns_that_are_left_out_are_told(tmp_path, written, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_any_error_of_an_evaluation_without_columns_names_them(tmp_path, written, workers):
+def test_evaluation_errors_name_omitted_columns(tmp_path, written, workers):
     train, held_out = differing(written)
 
     def build(config):
@@ -273,7 +273,7 @@ def test_any_error_of_an_evaluation_without_columns_names_them(tmp_path, written
             use(held_out, build=needing)
 
 
-def test_an_error_in_training_is_not_blamed_on_columns_that_are_left_out(tmp_path, written):
+def test_training_errors_do_not_name_omitted_columns(tmp_path, written):
     train, held_out = differing(written)
 
     def build(config):
@@ -294,7 +294,7 @@ def test_an_error_in_training_is_not_blamed_on_columns_that_are_left_out(tmp_pat
     assert "bad step" in str(caught.value) and "lack" not in str(caught.value)
 
 
-def test_predict_of_a_model_that_says_what_it_reads(tmp_path, written):
+def test_predict_checks_only_columns_in_columns_read(tmp_path, written):
     train, held_out = differing(written)
 
     def build(config):
@@ -319,7 +319,7 @@ def test_predict_of_a_model_that_says_what_it_reads(tmp_path, written):
         both.predict(frame)
 
 
-def test_models_of_folds(tmp_path, written):
+def test_fold_models_map_new_rows_by_name(tmp_path, written):
     trial = search(named, FRAME, cerebro.KFold(2), tmp_path / "a").best
     for fold in trial.folds:
         assert classes(fold.predict(NEW)) == [1, 0]
@@ -327,7 +327,7 @@ def test_models_of_folds(tmp_path, written):
             fold.predict(written(NEW))
 
 
-def test_tables_with_dictionaries_of_their_own(tmp_path):
+def test_arrow_dictionary_labels_are_mapped_by_name(tmp_path):
     """The order of labels in an Arrow dictionary is that of their first rows."""
     pa = pytest.importorskip("pyarrow")
 
@@ -351,7 +351,7 @@ def test_tables_with_dictionaries_of_their_own(tmp_path):
     assert made[1][0].classes == made[1][1].classes
 
 
-def test_numbers_are_not_codes(tmp_path, written):
+def test_text_in_a_numeric_column_is_refused(tmp_path, written):
     """Text where the training data has measurements."""
     frame = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40) % 2})
 

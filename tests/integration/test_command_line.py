@@ -388,14 +388,14 @@ def test_a_module_of_the_working_directory_is_found_by_name(shadowed: Path) -> N
     assert "identical" in cerebro(shadowed, "replay", "runs/named", "--trial", "0").stdout
 
 
-def test_a_file_in_the_place_of_a_library_is_named(shadowed: Path) -> None:
+def test_the_error_names_a_file_that_shadows_a_library(shadowed: Path) -> None:
     search = shadowed.parent / "search"
     (search / "torch.py").write_text("")  # beside the script it comes first, as for `python FILE`
     done = cerebro(search, "run", "search.py", "--run", "run", status=1)
     assert f"{search}/torch.py hides the library torch" in done.stderr
 
 
-def test_numpy_that_is_another_file_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_shadows_numpy(tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("")
     done = subprocess.run(
         [sys.executable, "-m", "cerebro", "doctor"], cwd=tmp_path, capture_output=True, text=True
@@ -407,7 +407,7 @@ def test_numpy_that_is_another_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["random", "statistics"])
 @pytest.mark.parametrize("is_program", [True, False])
-def test_a_file_in_the_place_of_a_module_of_python_is_named(
+def test_the_error_names_a_file_that_shadows_a_standard_module(
     tmp_path: Path, name: str, is_program: bool
 ) -> None:
     """Beside a script, or as the script: also if it would have the names that are looked for."""

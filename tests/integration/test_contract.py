@@ -132,7 +132,7 @@ def test_signatures_begin_as_promised(name):
     assert plain_signature(found(name)).startswith(BEGINNINGS[name])
 
 
-def test_everything_has_its_name():
+def test_every_public_name_exists():
     for name in NAMES.split():
         found(name)
     fields = list(cerebro.Info.__dataclass_fields__)
@@ -283,7 +283,7 @@ def result(data, tmp_path_factory):
 # --- a run afterwards ------------------------------------------------------------
 
 
-def test_a_loaded_torch_model_predicts_evaluates_and_trains_on(result, data):
+def test_a_loaded_torch_model_predicts_evaluates_and_trains(result, data):
     trial, valid = result.best, data.split(0.75, 0.25)[1]
     model = trial.load()
     assert isinstance(model, cerebro.torch.Model)
@@ -311,7 +311,7 @@ def test_any_kept_epoch_can_be_loaded(result):
         trial.load(7)
 
 
-def test_what_cannot_be_loaded_or_evaluated_is_said(data, tmp_path):
+def test_invalid_load_evaluate_and_replay_calls_are_refused(data, tmp_path):
     result = run(data, tmp_path / "run", n_trials=1)
     with pytest.raises(InputError, match="'best', 'last' or an epoch's number, not 'first'"):
         result.best.load("first")
@@ -439,7 +439,7 @@ def test_models_get_the_batches_they_ask_for(data, tmp_path, framework):
     assert np.array_equal(safetensors.load_file(target)["/w"], result.best.load().w)
 
 
-def test_scikit_learn_models_go_the_whole_way(data, tmp_path):
+def test_scikit_learn_models_train_evaluate_export_and_replay(data, tmp_path):
     linear = pytest.importorskip("sklearn.linear_model")
 
     def build(config):
@@ -657,7 +657,7 @@ def test_workers_are_used_again_by_the_next_search(data, tmp_path):
     assert first == second != os.getpid()
 
 
-def test_few_live_models_another_state_folder_and_numpy_numbers_change_nothing(data, tmp_path):
+def test_live_models_state_dir_and_numpy_numbers_change_no_state(data, tmp_path):
     seen = set()
 
     class Watch:
@@ -783,7 +783,7 @@ def test_without_a_name_a_run_goes_below_runs(data, tmp_path, monkeypatch):
     assert cerebro.open().path.resolve() == second.path.resolve()
 
 
-def test_an_empty_folder_is_no_run_and_another_is_refused(data, tmp_path):
+def test_run_accepts_an_empty_folder_and_refuses_an_existing_run(data, tmp_path):
     (tmp_path / "empty").mkdir()
     made = run(data, tmp_path / "empty", n_trials=1, epochs=1)
     with pytest.raises(InputError, match="exists"):
@@ -829,7 +829,7 @@ def test_callbacks_can_load_what_was_just_finished(data, tmp_path):
         assert loss == result.trials[0].history[number]["metrics"]["val_loss"]
 
 
-def test_a_run_can_be_opened_while_it_goes_on_elsewhere(data, tmp_path):
+def test_a_run_can_be_opened_while_another_process_trains_it(data, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(

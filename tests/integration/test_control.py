@@ -19,7 +19,7 @@ from adaptive_searchers import Halving, Population
 
 import cerebro
 import cerebro.control as control
-import cerebro.report.progress
+import cerebro.report.displays
 from cerebro.errors import InputError
 from cerebro.executors.local import LocalExecutor
 from cerebro.report.progress import Progress
@@ -193,7 +193,7 @@ def put(run: Path, command: control.Command) -> None:
 
 def show_on(display: Display, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the display stand for lines."""
-    monkeypatch.setattr(cerebro.report.progress, "Lines", lambda stream: display)
+    monkeypatch.setattr(cerebro.report.displays, "Lines", lambda stream: display)
 
 
 # --- in one process, where the moment is known ------------------------------------
@@ -271,7 +271,7 @@ def test_a_paused_run_can_be_stopped(
     assert events(run) == ["pause", "stop"]
 
 
-def test_time_goes_on_while_a_run_is_paused(module: Any, tmp_path: Path) -> None:
+def test_the_time_limit_includes_pauses(module: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
     counter = After(1, lambda: control.pause(run))
     result = search(module, run, callbacks=[counter], time_limit=1.0)
@@ -312,7 +312,7 @@ def test_a_stopped_run_is_resumed_and_loses_nothing(
     assert sorted(events(run)) == ["pause trial 2", "stop"]
 
 
-def test_a_stopped_trial_goes_on_only_if_it_is_named(
+def test_a_stopped_trial_resumes_only_if_listed_in_trials(
     module: Any, tmp_path: Path, undisturbed: list[list[str]]
 ) -> None:
     run = tmp_path / "run"
@@ -353,7 +353,7 @@ def test_a_waiting_trial_is_stopped_at_once(module: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_paused_trial_goes_on_where_it_was(
+def test_a_paused_trial_resumes_where_it_stopped(
     module: Any,
     tmp_path: Path,
     undisturbed: list[list[str]],

@@ -62,7 +62,7 @@ def assert_same(result, other):
 # --- what users see ----------------------------------------------------------
 
 
-def test_trials_are_configurations(whole):
+def test_each_trial_is_a_configuration_averaged_over_its_folds(whole):
     assert whole.status == "finished"
     assert [trial.number for trial in whole.trials] == [0, 1, 2]
     for trial in whole.trials:
@@ -98,7 +98,7 @@ def data_of(view, name):
     return np.concatenate([np.array(view.shard(i)[name]) for i in range(view.num_shards)])
 
 
-def test_seeds_go_by_the_number_of_the_fold(data, tmp_path):
+def test_seeds_depend_on_the_fold_number(data, tmp_path):
     seen = tmp_path / "seen"
     seen.mkdir()
 
@@ -112,12 +112,12 @@ def test_seeds_go_by_the_number_of_the_fold(data, tmp_path):
     assert {path.name for path in seen.iterdir()} == expected
 
 
-def test_evaluation_is_what_was_recorded(whole):
+def test_evaluate_returns_the_recorded_metric(whole):
     for fold in whole.best.folds:
         assert fold.evaluate(build=resumable.build)["loss"] == fold.metrics["val_loss"]
 
 
-def test_models_are_the_folds(whole, tmp_path):
+def test_models_are_loaded_per_fold(whole, tmp_path):
     trial = whole.best
     model = trial.load("last", resumable.build, fold=2)
     np.testing.assert_array_equal(model.w, trial.folds[2].load("last", resumable.build).w)
@@ -133,7 +133,7 @@ def test_models_are_the_folds(whole, tmp_path):
     assert trial.log == ""
 
 
-def test_how_it_is_shown(whole):
+def test_summaries_show_configurations_with_deviations(whole):
     text = whole.summary()
     assert "±" in text
     assert text.partition("best:")[0].count("\n") < 8  # configurations, not folds
@@ -146,7 +146,7 @@ def test_how_it_is_shown(whole):
     assert "metrics.loss_std" in frame.columns
 
 
-def test_what_a_trial_prints(data, tmp_path):
+def test_logs_separate_the_output_of_each_fold(data, tmp_path):
     def build(config, info):
         print("I am", info.fold)
         return resumable.Model(config, info)
@@ -176,7 +176,7 @@ class Heard:
         self.calls.append(("end", trial.number, trial.status))
 
 
-def test_callbacks_hear_of_configurations_and_of_units_of_folds(data, tmp_path):
+def test_callbacks_receive_configurations_and_fold_units(data, tmp_path):
     heard = Heard()
     search(tmp_path / "run", data, callbacks=[heard])
     count = {kind: [c for c in heard.calls if c[0] == kind] for kind in ("start", "epoch", "end")}
@@ -201,7 +201,7 @@ def test_the_same_with_any_number_of_workers(data, whole, tmp_path, workers):
 
 
 @pytest.mark.parametrize(("at", "workers"), [(2, 0), (30, 3), (106, 2)])
-def test_a_killed_run_goes_on(data, whole, tmp_path, at, workers):
+def test_a_killed_run_resumes(data, whole, tmp_path, at, workers):
     program = struck_search(tmp_path, data, at=at)
     assert program.returncode == -signal.SIGKILL, program.stderr
     left = cerebro.open(tmp_path / "run")
@@ -226,7 +226,7 @@ def struck_search(tmp_path, data, *, at, **more):
     )
 
 
-def test_the_same_arguments_go_on(data, whole, tmp_path):
+def test_resume_requires_the_same_folds(data, whole, tmp_path):
     assert struck_search(tmp_path, data, at=40).returncode == -signal.SIGKILL
     for validation in (KFold(FOLDS, seed=3), KFold(2), 0.2, None):
         with pytest.raises(
@@ -237,7 +237,7 @@ def test_the_same_arguments_go_on(data, whole, tmp_path):
     assert_same(result, whole)
 
 
-def test_a_run_of_another_day_moves_with_its_data(data, tmp_path):
+def test_resume_and_replay_accept_moved_data(data, tmp_path):
     import shutil
 
     shutil.copytree(data.path, tmp_path / "here")
@@ -251,7 +251,7 @@ def test_a_run_of_another_day_moves_with_its_data(data, tmp_path):
     assert replayed.identical
 
 
-def test_trained_further(data, tmp_path):
+def test_resume_trains_one_or_all_trials_further(data, tmp_path):
     result = search(tmp_path / "run", data, epochs=1)
     assert {trial.epoch for trial in result.trials} == {1}
     one = cerebro.resume(result.path, epochs=2, trials=[1], workers=0, progress=False)
@@ -267,7 +267,7 @@ def test_trained_further(data, tmp_path):
     assert_same(full, reference)
 
 
-def test_replay_is_of_all_folds_or_of_one(whole):
+def test_replay_covers_all_folds_or_one(whole):
     both = cerebro.replay(whole, 1, resumable.build, epochs=2)
     assert both.identical
     assert both.first_difference is None
@@ -279,7 +279,7 @@ def test_replay_is_of_all_folds_or_of_one(whole):
     assert [epoch.recorded for epoch in one.epochs] == fold_hashes(whole)[1][2][:1]
 
 
-def test_a_replay_that_differs_says_from_where(data, tmp_path):
+def test_replay_reports_the_first_difference(data, tmp_path):
     result = search(tmp_path / "run", data, n_trials=1)
     with sqlite3.connect(result.path / "run.sqlite") as connection:
         connection.execute(
@@ -324,7 +324,7 @@ class UpAndDown:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_best_epoch_is_that_of_the_mean(data, tmp_path, workers):
+def test_the_best_epoch_is_chosen_by_the_mean(data, tmp_path, workers):
     result = search(
         tmp_path / "run", data, build=build_up_and_down, n_trials=2, epochs=4, workers=workers
     )
@@ -363,7 +363,7 @@ class CloneOfAnEnded(Recorded):
         return Decision.CONTINUE
 
 
-def test_the_best_states_stay_until_the_last_clone_of_a_fold_has_begun(data, tmp_path):
+def test_best_states_are_kept_until_all_folds_of_a_clone_start(data, tmp_path):
     result = search(
         *(tmp_path / "run", data),
         build=build_up_and_down,
@@ -379,7 +379,7 @@ def test_the_best_states_stay_until_the_last_clone_of_a_fold_has_begun(data, tmp
         assert kept == [[1, 3]] * 3
 
 
-def test_the_last_epoch_alone(data, tmp_path):
+def test_keep_last_keeps_one_state_per_fold(data, tmp_path):
     result = search(
         tmp_path / "run", data, build=build_up_and_down, n_trials=1, epochs=4, keep="last",
         select="last",
@@ -402,7 +402,7 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_searchers_hear_of_configurations(data, tmp_path, name):
+def test_searchers_receive_one_report_per_configuration(data, tmp_path, name):
     """One report per configuration and epoch, the mean, whatever the number of workers."""
     runs = []
     for workers in (0, 3):
@@ -438,7 +438,7 @@ def decisions(path):
 
 
 @pytest.mark.parametrize(("name", "at"), [("hyperband", 17), ("asha", 44), ("hyperband", 70)])
-def test_an_adaptive_search_is_killed_and_goes_on(data, tmp_path, name, at):
+def test_a_killed_adaptive_search_resumes(data, tmp_path, name, at):
     settings = {"searcher": name, "n_trials": 5, "epochs": 4, "width": 3}
     reference = search(tmp_path / "reference", data, **settings)
     struck_at = struck(
@@ -532,7 +532,7 @@ def test_a_failed_configuration_is_tried_again(data, tmp_path):
     assert_same(again, search(tmp_path / "reference", data))
 
 
-def test_a_searcher_is_told_of_a_failed_configuration_once(data, tmp_path):
+def test_a_failed_configuration_is_reported_once(data, tmp_path):
     decided = []
     for workers in (0, 3):
         searcher = Halving()
@@ -573,7 +573,7 @@ def test_a_killed_run_with_a_failed_fold_ends_its_configuration(data, tmp_path):
     assert result.verify(), str(result.verify())
 
 
-def test_all_that_fail_alike_end_the_run(data, tmp_path):
+def test_identical_failures_end_the_run(data, tmp_path):
     def build(config, info):
         raise ValueError("never")
 
@@ -583,7 +583,7 @@ def test_all_that_fail_alike_end_the_run(data, tmp_path):
         search(tmp_path / "run", data, build=build, n_trials=5)
 
 
-def test_one_configuration_whose_folds_all_fail_is_not_the_end(data, tmp_path):
+def test_one_failed_configuration_does_not_end_the_run(data, tmp_path):
     def build(config, info):
         if info.trial < FOLDS:
             raise ValueError("the first configuration")
@@ -700,7 +700,7 @@ def test_a_check_takes_the_first_fold(data):
     assert "val_loss" in check.metrics
 
 
-def test_a_study_of_optuna(data, tmp_path):
+def test_an_optuna_study_optimizes_fold_means(data, tmp_path):
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -724,7 +724,7 @@ def test_a_study_of_optuna(data, tmp_path):
         assert fold.evaluate(build=build)["loss"] == fold.metrics["val_loss"]
 
 
-def test_events_are_told_of_configurations_and_folds(data, tmp_path):
+def test_events_give_their_configuration_and_fold(data, tmp_path):
     result = search(tmp_path / "run", data, n_trials=2, epochs=1)
     with sqlite3.connect(result.path / "run.sqlite") as connection:
         rows = [(1.0, "a", 5, "b"), (2.0, "c", None, "")]
@@ -735,7 +735,7 @@ def test_events_are_told_of_configurations_and_folds(data, tmp_path):
     ]
 
 
-def test_a_store_that_lost_a_fold_says_so(data, tmp_path):
+def test_verify_reports_a_fold_missing_from_the_store(data, tmp_path):
     result = search(tmp_path / "run", data, n_trials=2, epochs=1)
     with sqlite3.connect(result.path / "run.sqlite") as connection:
         for table, column in (("trials", "number"), ("epochs", "trial"), ("metrics", "trial")):
@@ -749,7 +749,7 @@ def test_a_store_that_lost_a_fold_says_so(data, tmp_path):
 @pytest.mark.parametrize(
     "folds", [{}, {"name": "x", "folds": []}, {"name": "x", "folds": [3]}, [], "KFold"]
 )
-def test_a_store_whose_folds_are_none(data, tmp_path, folds: Any):
+def test_a_store_with_invalid_folds_is_refused(data, tmp_path, folds: Any):
     from cerebro.run.store import encode
 
     result = search(tmp_path / "run", data, n_trials=1, epochs=1)
@@ -759,7 +759,7 @@ def test_a_store_whose_folds_are_none(data, tmp_path, folds: Any):
         cerebro.open(result.path)
 
 
-def test_a_script_needs_no_guard(tmp_path: Path, data) -> None:
+def test_command_line_settings_accept_folds(tmp_path: Path, data) -> None:
     """The settings of the command line take folds as they are."""
     file = tmp_path / "job.py"
     here = str(Path(__file__).parent)

@@ -43,7 +43,7 @@ def compile_against(headers: Path, ours: Path) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_prototypes_and_numbers_are_cuda_s() -> None:
+def test_prototypes_and_constants_match_the_cuda_headers() -> None:
     done = compile_against(find_headers(), CALLS.parent)
     assert done.returncode == 0, done.stderr
 

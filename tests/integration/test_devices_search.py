@@ -116,7 +116,7 @@ def units(result, kind="train"):
     return [unit for unit in result.saved.units() if unit["kind"] == kind]
 
 
-def test_states_are_those_of_the_cpu_and_shards_stay_where_they_are(two_gpus, pools, tmp_path):
+def test_states_equal_the_cpus_and_shards_stay_on_one_worker(two_gpus, pools, tmp_path):
     options = {"shuffle": "shards"}
     expected = hashes(search(pools, tmp_path / "cpu", devices="cpu", workers=0, **options))
     result = search(pools, tmp_path / "gpus", workers_per_device=2, **options)
@@ -149,7 +149,7 @@ def test_one_gpu_of_two(two_gpus, data, tmp_path):
     assert len({unit["worker"] for unit in units(result)}) == 2
 
 
-def test_a_lost_workers_shards_go_to_who_takes_its_seat(two_gpus, pools, tmp_path):
+def test_a_replacement_worker_takes_the_lost_workers_shards(two_gpus, pools, tmp_path):
     options = {"shuffle": "shards"}
     expected = hashes(search(pools, tmp_path / "cpu", devices="cpu", workers=0, **options))
     result = search(pools, tmp_path / "run", ends=[str(tmp_path / "ended")], **options)
@@ -174,7 +174,7 @@ def test_shards_that_do_not_fit_are_read_by_all(monkeypatch, data, tmp_path):
     assert hashes(result) == expected
 
 
-def test_a_model_on_the_cpu_is_told(two_gpus, data, tmp_path):
+def test_a_cpu_model_on_a_gpu_worker_warns(two_gpus, data, tmp_path):
     with pytest.warns(UserWarning, match=r"computes on the CPU.*devices='cpu'"):
         cerebro.search(
             build, {"rate": 0.1}, data, epochs=1, validation=0.2, batch_size=4, n_trials=1,
@@ -203,7 +203,7 @@ def search_quietly(build, data, run, **options):
         )  # fmt: skip
 
 
-def test_a_model_of_the_cpu_stays_there_unless_gpus_are_asked_for(two_gpus, data, tmp_path):
+def test_a_cpu_model_stays_on_the_cpu_unless_gpus_are_requested(two_gpus, data, tmp_path):
     result = search_quietly(OnTheCpu, data, tmp_path / "auto", threads=2)
     settings = result.saved.settings
     assert (settings["devices"], settings["workers"]) == (("cpu",), max(1, usable_cores() // 2))
@@ -224,7 +224,7 @@ def test_a_model_of_the_cpu_stays_there_unless_gpus_are_asked_for(two_gpus, data
         assert asked.saved.settings["devices"] == ("cuda:0", "cuda:1")
 
 
-def test_models_of_scikit_learn_are_of_the_cpu(two_gpus, data, tmp_path):
+def test_scikit_learn_models_run_on_the_cpu(two_gpus, data, tmp_path):
     pytest.importorskip("sklearn")
 
     def build(config):
@@ -245,7 +245,7 @@ class ByJax(Line):
         environment.jax_backend = lambda: "gpu"
 
 
-def test_jax_on_the_gpu_is_no_model_of_the_cpu(own_workers, two_gpus, data, tmp_path):
+def test_jax_on_a_gpu_is_not_taken_for_a_cpu_model(own_workers, two_gpus, data, tmp_path):
     result = search_quietly(ByJax, data, tmp_path / "gpus", devices="cuda")
     assert result.environment["jax_backend"] == "gpu"
     with pytest.warns(
@@ -263,9 +263,7 @@ class Recorded(Line):
         environment.cuda = lambda: about
 
 
-def test_what_computes_is_compared_before_a_run_goes_on(
-    own_workers, two_gpus, monkeypatch, data, tmp_path
-):
+def test_resume_warns_of_a_changed_cuda_version(own_workers, two_gpus, monkeypatch, data, tmp_path):
     run = tmp_path / "run"
     search(data, run, model=Recorded)
     first, second = GPUS.devices
@@ -275,7 +273,7 @@ def test_what_computes_is_compared_before_a_run_goes_on(
         cerebro.resume(run, Recorded, epochs=EPOCHS + 1, progress=False)
 
 
-def test_gpus_of_two_kinds_are_not_exact_together(monkeypatch, data, tmp_path):
+def test_gpus_of_different_kinds_cause_a_warning(monkeypatch, data, tmp_path):
     other = Device("cuda:1", "GPU B", 10**9, "5")
     monkeypatch.setattr(devices, "lookup", lambda: Found((GPUS.devices[0], other)))
     with pytest.warns(UserWarning, match=r"different kinds \(GPU A, GPU B\)"):
@@ -285,7 +283,7 @@ def test_gpus_of_two_kinds_are_not_exact_together(monkeypatch, data, tmp_path):
         search(data, tmp_path / "one", devices="cuda:1")
 
 
-def test_without_a_gpu_the_argument_is_named_and_no_folder_is_made(monkeypatch, data, tmp_path):
+def test_requesting_a_missing_gpu_fails_and_creates_no_folder(monkeypatch, data, tmp_path):
     monkeypatch.setattr(devices, "lookup", lambda: Found(problem="no NVIDIA driver is loaded"))
     with pytest.raises(InputError, match=r"devices='cuda': no GPU can be used here"):
         search(data, tmp_path / "run", devices="cuda")
@@ -293,7 +291,7 @@ def test_without_a_gpu_the_argument_is_named_and_no_folder_is_made(monkeypatch, 
     assert search(data, tmp_path / "run").saved.settings["devices"] == ("cpu",)
 
 
-def test_a_run_goes_on_without_its_gpus_and_says_so_first(two_gpus, monkeypatch, data, tmp_path):
+def test_a_gpu_run_resumes_on_the_cpu_with_a_warning(two_gpus, monkeypatch, data, tmp_path):
     run = tmp_path / "run"
     search(data, run)
     monkeypatch.setattr(devices, "lookup", lambda: Found(problem="no NVIDIA driver is loaded"))
@@ -306,7 +304,7 @@ def test_a_run_goes_on_without_its_gpus_and_says_so_first(two_gpus, monkeypatch,
         assert cerebro.replay(run, 1, build).identical
 
 
-def test_a_run_goes_on_with_its_gpus_in_the_same_environment(two_gpus, data, tmp_path):
+def test_a_gpu_run_resumes_on_its_gpus_without_a_warning(two_gpus, data, tmp_path):
     run = tmp_path / "run"
     search(data, run)
     with warnings.catch_warnings():
@@ -315,14 +313,14 @@ def test_a_run_goes_on_with_its_gpus_in_the_same_environment(two_gpus, data, tmp
     assert all(trial.epoch == EPOCHS + 1 for trial in result.trials)
 
 
-def test_a_run_of_the_cpu_stays_there(two_gpus, data, tmp_path):
+def test_a_resumed_cpu_run_stays_on_the_cpu(two_gpus, data, tmp_path):
     run = tmp_path / "run"
     search(data, run, devices="cpu", workers=1)
     result = cerebro.resume(run, build, epochs=EPOCHS + 1, progress=False)
     assert "cuda" not in "".join(trial.log for trial in result.trials)
 
 
-def test_the_script_that_goes_on_may_be_on_another_machine(two_gpus, data, tmp_path):
+def test_a_cpu_run_can_be_resumed_on_a_machine_with_gpus(two_gpus, data, tmp_path):
     run = tmp_path / "run"
     before = hashes(search(data, run, devices="cpu", workers=1))
     with warnings.catch_warnings():
@@ -353,7 +351,7 @@ def test_a_check_tries_the_model_where_a_search_would(two_gpus, data, wanted, de
     assert "survives a hop" in str(found)
 
 
-def test_a_check_of_devices_that_are_not_there(monkeypatch, data):
+def test_check_refuses_missing_devices(monkeypatch, data):
     monkeypatch.setattr(devices, "lookup", lambda: Found(problem="no NVIDIA driver is loaded"))
     with pytest.raises(InputError, match=r"devices='cuda': no GPU can be used here"):
         cerebro.check(build, {"rate": 0.1}, data, devices="cuda")

@@ -145,7 +145,7 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_hop_keeps_what_an_epoch_has_set(data, tmp_path, name):
+def test_a_hop_keeps_changes_made_by_epoch_hooks(data, tmp_path, name):
     build = BUILDS[name]
     straight = search(build, data, tmp_path / "a", workers=0)
     dropped = search(build, data, tmp_path / "b", workers=0, live_models=1)
@@ -167,7 +167,7 @@ def test_output_of_begin_epoch_is_logged_once(data, tmp_path):
     assert result[0].log.count("epoch 2 begins") == 1
 
 
-def test_a_state_has_flags_of_parameters_only_if_they_differ_from_those_of_build(data):
+def test_a_state_stores_requires_grad_only_if_it_differs_from_build(data):
     """And a load restores those of build, also after an epoch has changed them."""
     models = [made(Unfrozen, 0.1, frozen()) for _ in range(2)]
     for model in models:
@@ -220,6 +220,6 @@ def test_the_check_finds_what_epochs_accumulate(data, kind):
 
 
 @pytest.mark.parametrize("kind", [Annealed, Unfrozen, Remembering, Counting, Whole])
-def test_the_check_accepts_other_epochs(data, kind):
+def test_the_check_accepts_harmless_epoch_hooks(data, kind):
     found = cerebro.check(lambda config: made(kind, config["lr"], frozen()), {"lr": [0.1]}, data)
     assert found.problems == []

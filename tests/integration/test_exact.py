@@ -104,7 +104,7 @@ def test_states_do_not_depend_on_the_number_of_workers(data, inline, tmp_path, w
     assert torch.get_num_threads() == before
 
 
-def test_unequal_shards_are_what_is_tested(data):
+def test_the_test_data_has_unequal_shards(data):
     train, _ = data.split(0.8, 0.2)
     assert len(set(train._shard_rows())) > 1
     assert data.num_shards == 7
@@ -154,7 +154,7 @@ def plain_loop(train, config, number):
     return net
 
 
-def test_replay_proves_it(inline):
+def test_replay_is_identical(inline):
     replay = cerebro.replay(inline, 2)
     assert replay.identical
     assert replay.first_difference is None
@@ -162,7 +162,7 @@ def test_replay_proves_it(inline):
     assert cerebro.replay(inline.path, 0, build, epochs=1).identical
 
 
-def test_groups_of_shards_are_as_exact(data, tmp_path):
+def test_shuffling_by_shards_is_exact_with_any_number_of_workers(data, tmp_path):
     runs = [run_search(data, tmp_path / f"{w}", w, shuffle="shards") for w in (0, 2, 7)]
     assert hashes(runs[1]) == hashes(runs[2]) == hashes(runs[0])
     assert cerebro.replay(runs[1], 3, epochs=2).identical

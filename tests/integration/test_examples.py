@@ -48,7 +48,7 @@ NEEDS = {
 }
 
 
-def test_every_example_is_here() -> None:
+def test_every_example_is_tested() -> None:
     found = {path.relative_to(EXAMPLES).with_suffix("") for path in EXAMPLES.rglob("*.py")}
     # Those of Ray Tune's kind run on a cluster: tests/tune/test_programs.py. That in PostgreSQL
     # needs a server: test_postgres_workers.py.
@@ -132,7 +132,7 @@ def test_the_readme_without_dtypes_says_which_to_give(tmp_path: Path) -> None:
         assert message in done.stderr.splitlines()[-1]
 
 
-def test_the_example_that_is_killed_goes_on(tmp_path: Path) -> None:
+def test_the_resume_example_continues_after_a_kill(tmp_path: Path) -> None:
     """As its text says: begun, killed while it trains, and called again."""
     for module in NEEDS["optuna/resumed"]:
         pytest.importorskip(module)

@@ -148,7 +148,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.parametrize("format", ["safetensors", "torch"])
-def test_names_types_and_tied_weights_are_the_networks(data, tmp_path, format):
+def test_export_keeps_names_dtypes_and_tied_weights(data, tmp_path, format):
     torch_files = pytest.importorskip("safetensors.torch")
     best = search(lambda config: model(Odd(), config), data, tmp_path / "run").best
     path = best.export(tmp_path / "net", format)
@@ -181,7 +181,7 @@ class Extra(nn.Module):
         assert state == {"words": ["a", "b"]}
 
 
-def test_what_safetensors_cannot_hold_is_named(data, tmp_path):
+def test_the_error_names_values_that_safetensors_cannot_hold(data, tmp_path):
     best = search(lambda config: model(Extra(), config), data, tmp_path / "run").best
     with pytest.raises(InputError, match=r"state_dict has _extra_state: use format='torch'"):
         best.export(tmp_path / "net.safetensors")
@@ -256,7 +256,7 @@ class Two:
             getattr(self, name).load_state_dict(part)
 
 
-def test_of_other_models_the_whole_state_is_exported(data, tmp_path):
+def test_custom_models_export_their_whole_state(data, tmp_path):
     torch_files = pytest.importorskip("safetensors.torch")
     best = search(lambda config: Two(config["lr"]), data, tmp_path / "run").best
     trained = best.load()
@@ -406,7 +406,7 @@ class Unexportable(nn.Module):
         return self.head(x) if float(x.sum()) > 0 else self.head(-x)
 
 
-def test_what_onnx_cannot_hold_is_said(data, tmp_path):
+def test_the_error_names_a_network_that_onnx_cannot_hold(data, tmp_path):
     pytest.importorskip("onnxscript")
     best = search(lambda config: model(Unexportable(), config), data, tmp_path / "run").best
     with pytest.raises(InputError, match=r"^PyTorch cannot export the Unexportable to ONNX: \S"):
@@ -430,7 +430,7 @@ def test_onnx_with_a_step_needs_inputs(data, tmp_path):
         best.export(tmp_path / "net.onnx", "onnx")
 
 
-def test_missing_packages_are_named(data, tmp_path, monkeypatch):
+def test_the_error_names_a_missing_package(data, tmp_path, monkeypatch):
     best = search(lambda config: model(net(), config), data, tmp_path / "run").best
     for module in ("onnx", "onnxscript"):
         with monkeypatch.context() as patched:

@@ -180,7 +180,7 @@ def test_a_disk_that_lies_about_its_syncs_loses_what_was_synced(stage: Stage) ->
     ("action", "after", "said"),
     [("fail once", 3, "2 F 4 5"), ("fail", 3, "2 F F F"), ("fail once", 9, "2 3 4 5")],
 )
-def test_the_shim_fails_the_operation_it_is_told_to(
+def test_the_shim_fails_the_requested_operation(
     stage: Stage, action: str, after: int, said: str
 ) -> None:
     stage.shim.strike(action, after=after, classes=CLASSES["sync"], error=5)
@@ -201,7 +201,7 @@ def test_the_shim_fails_the_operation_it_is_told_to(
     )
 
 
-def test_the_shim_writes_short_and_runs_full(stage: Stage) -> None:
+def test_the_shim_simulates_short_writes_and_a_full_disk(stage: Stage) -> None:
     program = """
         fd = os.open("a", os.O_CREAT | os.O_WRONLY)
         try:
@@ -290,7 +290,9 @@ class Nowhere:
         (["start 2 0 4", "start 1 0 5", "start 3 0 4"], 1, ["repeated"]),
     ],
 )
-def test_positions_are_judged(lines: list[str], killed: int | None, found: list[str]) -> None:
+def test_lost_repeated_and_wrong_units_are_reported(
+    lines: list[str], killed: int | None, found: list[str]
+) -> None:
     """Trial 0 had begun unit 4, of which 4 were committed; trial 1 unit 5, and all 6 are."""
     with subprocess.Popen(["true"]) as process:
         before = Progress(highest={0: 4, 1: 5}, floor={0: 4, 1: 5})
@@ -326,7 +328,7 @@ class InTwoBreaths(Nowhere):
         return self.breaths.pop(0) if self.breaths else []
 
 
-def test_lines_are_heard_in_their_order(tmp_path: Path) -> None:
+def test_event_lines_are_processed_in_order(tmp_path: Path) -> None:
     fault = Fault("coordinator killed, worker deaf", Moment("unit", 1), 0)
     with subprocess.Popen(["sleep", "1000"]) as process:
         place, leg = InTwoBreaths(tmp_path), Leg("resume", 1, (fault,))
@@ -346,13 +348,13 @@ def campaign(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_campaign_notices_what_is_spoilt() -> None:
+def test_the_campaign_detects_every_corruption() -> None:
     done = campaign("--self-test")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(CAUGHT_AS)} ways to corrupt a run, 0 not detected" in done.stdout
 
 
-def test_nobody_waits_for_a_campaign_that_has_gone(
+def test_a_worker_does_not_wait_for_an_ended_campaign(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / "events")

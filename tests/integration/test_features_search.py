@@ -78,7 +78,9 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> cerebro.Dataset:
     return cerebro.shard({"x": x, "y": rng.integers(0, 3, 80)}, folder / "images", shards=4)
 
 
-def test_every_metric_is_equal_with_augmentation(images: cerebro.Dataset, tmp_path: Path) -> None:
+def test_heads_on_augmented_features_match_the_whole_network(
+    images: cerebro.Dataset, tmp_path: Path
+) -> None:
     """Each epoch has its copy; the other layer is a hyper-parameter."""
     epochs = 2
     view = images.with_transforms({"x": [RandomCrop(4), Scale(1 / 255), ToCHW()]})

@@ -58,7 +58,7 @@ def searched(build, data, tmp_path, action="default", **changes):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_search_shows_what_matters_once(data, tmp_path, workers):
+def test_a_search_warns_once_of_an_important_finding(data, tmp_path, workers):
     result, shown = searched(build_twice_softmaxed, data, tmp_path, workers=workers)
     (warning,) = shown
     text = f"{SOFTMAX}: leave softmax out of the network: return logits"
@@ -70,18 +70,18 @@ def test_a_search_shows_what_matters_once(data, tmp_path, workers):
     assert result.status == "finished"
 
 
-def test_errors_for_warnings_do_not_end_a_search(data, tmp_path):
+def test_warnings_turned_into_errors_do_not_end_a_search(data, tmp_path):
     result, shown = searched(build_twice_softmaxed, data, tmp_path, action="error", workers=0)
     assert result.status == "finished"
     assert [SOFTMAX in str(warning.message) for warning in shown] == [True]
 
 
-def test_ignored_warnings_hide_it(data, tmp_path):
+def test_ignored_warnings_hide_the_finding(data, tmp_path):
     result, shown = searched(build_twice_softmaxed, data, tmp_path, action="ignore", workers=0)
     assert (result.status, shown) == ("finished", [])
 
 
-def test_the_bits_do_not_depend_on_it(data, tmp_path, monkeypatch):
+def test_states_do_not_depend_on_the_diagnosis(data, tmp_path, monkeypatch):
     import cerebro.worker.diagnosis.diagnose as diagnosis
 
     with_it, _ = searched(build_right, data, tmp_path / "with", workers=0)
@@ -91,7 +91,7 @@ def test_the_bits_do_not_depend_on_it(data, tmp_path, monkeypatch):
     assert [t.history for t in with_it.trials] != []
 
 
-def test_a_check_shows_hints_too_and_stays_true(data):
+def test_a_check_with_findings_and_hints_still_passes(data):
     found = cerebro.check(build_with_a_loss_of_its_own, {}, data, validation=0.3)
     assert found and found.problems == []
     assert [finding.code for finding in found.findings] == [
@@ -118,7 +118,7 @@ def test_a_metric_ranked_the_wrong_way_round_is_shown(data, tmp_path):
     assert "mode='max' ranks trials with the largest 'loss' first" in str(warning.message)
 
 
-def test_what_pytorch_warns_of_itself_is_not_repeated(data, tmp_path):
+def test_a_search_does_not_repeat_pytorchs_own_warnings(data, tmp_path):
     def build(config):
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=config["lr"])
@@ -142,7 +142,7 @@ def build_small(config):
     return cerebro.torch.Model(net, optimizer=optimizer, loss=loss, graph=config.get("graph"))
 
 
-def test_the_check_says_what_graph_would_bring(data, monkeypatch):
+def test_the_check_reports_the_speedup_of_graph(data, monkeypatch):
     found = cerebro.check(build_small, {}, data, validation=0.3)
     assert found and re.fullmatch(
         r"graph=True would make a training step \d+\.\d times as fast \(\S+ instead of \S+ ms, "
@@ -154,7 +154,7 @@ def test_the_check_says_what_graph_would_bring(data, monkeypatch):
         assert chosen and "graph" not in str(chosen)
 
 
-def test_the_summary_offers_what_saves_a_minute(data, tmp_path, monkeypatch):
+def test_the_summary_suggests_graph_if_it_saves_enough_time(data, tmp_path, monkeypatch):
     result = cerebro.search(
         build_small, {}, data, epochs=1, batch_size=8, validation=0.3, run=tmp_path / "run",
         workers=0, progress=False, n_trials=1,

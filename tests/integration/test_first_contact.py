@@ -54,7 +54,7 @@ def test_a_gpu_that_works_makes_the_batches(said: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("fault", PARTS)
-def test_whatever_fails_the_states_are_the_same(said: dict[str, Any], fault: str) -> None:
+def test_a_failed_gpu_check_warns_and_changes_no_state(said: dict[str, Any], fault: str) -> None:
     """One warning says what failed; the device is left alone."""
     hashes, warnings, lines = said[fault]
     assert hashes == said["cpu"][0]

@@ -84,7 +84,7 @@ def hashes(run, *, kill_once=None, **settings):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_bits_are_the_same_both_ways(tmp_path, monkeypatch, spawned, threads):
+def test_forked_and_started_workers_give_the_same_states(tmp_path, monkeypatch, spawned, threads):
     forked, _ = hashes(tmp_path / "forked", workers=2, threads=threads)
     assert [type(process) for process in spawned] == [Child, Child]
     monkeypatch.setenv("CEREBRO_FORK", "0")
@@ -149,7 +149,7 @@ class Model:
     assert len(fork_servers.processes()) == 1
 
 
-def test_a_variable_that_is_set_between_two_searches_reaches_the_workers(tmp_path, monkeypatch):
+def test_an_environment_variable_set_between_searches_reaches_workers(tmp_path, monkeypatch):
     """Such as the credentials of a storage, which a cell of a notebook sets."""
 
     class Model:

@@ -74,7 +74,7 @@ def test_any_kind_of_rows_is_trained_as_the_dataset_of_them(tmp_path):
         assert (result.path / "data" / "manifest.json").exists()
 
 
-def test_rows_are_taken_by_every_name(tmp_path):
+def test_rows_are_accepted_by_position_and_by_keyword(tmp_path):
     given = {"epochs": 1, "searcher": "grid", "workers": 0, "progress": False, "validation": 0.2}
     calls = [
         lambda run: cerebro.search(build, SPACE, (X, Y), run=run, **given),
@@ -100,7 +100,7 @@ def X_and_dataset(run):
     )
 
 
-def test_workers_and_folds_and_a_resumed_run(tmp_path):
+def test_given_rows_work_with_workers_folds_and_resume(tmp_path):
     result = search((X, Y), cerebro.KFold(3), tmp_path / "a", workers=2)
     assert hashes(result) == hashes(search((X, Y), cerebro.KFold(3), tmp_path / "b"))
     further = cerebro.resume(result, epochs=3)
@@ -161,7 +161,7 @@ def test_validation_rows_that_do_not_fit(tmp_path, rows, message):
     assert not (tmp_path / "a").exists()
 
 
-def test_what_is_none_or_one_array_is_refused_with_the_cure(tmp_path):
+def test_invalid_data_is_refused_with_the_remedy(tmp_path):
     for data, message in (
         (X, r"single array: name it, .* or give a pair \(x, y\)"),
         (3, r"data must be a cerebro.Dataset, not int: .* as \(x, y\) or by name"),
@@ -172,7 +172,7 @@ def test_what_is_none_or_one_array_is_refused_with_the_cure(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_nothing_is_left_of_a_search_that_came_to_nothing(tmp_path):
+def test_a_refused_search_leaves_no_files(tmp_path):
     (tmp_path / "mine").mkdir()
     with pytest.raises(InputError, match="is a tuple"):
         cerebro.search(build, {"lr": (0, 1)}, (X, Y), epochs=1, run=tmp_path / "mine")
@@ -223,7 +223,7 @@ def told(build, rows, run):
     return str(caught.value)
 
 
-def test_hints_can_be_followed_by_who_gave_arrays(tmp_path):
+def test_hints_apply_to_data_given_as_arrays(tmp_path):
     def of_images(config):
         conv, head = torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(64, 2)
         net = torch.nn.Sequential(conv, torch.nn.Flatten(), head)
@@ -247,7 +247,7 @@ def build_of_two(config):
     return cerebro.torch.Model(net, optimizer=optimizer, loss=torch.nn.functional.cross_entropy)
 
 
-def test_a_folder_of_class_folders_names_its_reader(tmp_path):
+def test_the_error_for_class_folders_suggests_cerebro_images(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
     with pytest.raises(InputError) as caught:

@@ -143,7 +143,7 @@ class OwnModel:
         self.optimizer.load_state_dict(state["optimizer"])  # keeps counts of steps as they are
 
 
-def test_an_optimizer_that_keeps_what_it_loads(context, tmp_path, host_as_gpu, monkeypatch):
+def test_an_optimizer_may_keep_the_tensors_it_loads(context, tmp_path, host_as_gpu, monkeypatch):
     """Its numbers are not memory that the next state is packed into."""
     # Adam counts its steps in host memory, wherever the parameters are.
     monkeypatch.setattr(
@@ -188,7 +188,9 @@ def varying(operation):
         ("cuda:0", {"deterministic": False}, False, True),
     ],
 )
-def test_a_first_configuration_that_varies(context, host_as_gpu, device, options, operation, fine):
+def test_the_check_reports_unexplained_nondeterminism(
+    context, host_as_gpu, device, options, operation, fine
+):
     the_context = replace(context, device=device, build=varying(operation), **options)
     found = jobs.check(UnitRunner(the_context, worker=0), CheckTask({"lr": 0.01}))
     assert found.error is None
@@ -196,7 +198,7 @@ def test_a_first_configuration_that_varies(context, host_as_gpu, device, options
     assert "val_loss" in found.metrics
 
 
-def test_what_has_no_deterministic_version_is_told_with_the_unit(context, tmp_path, host_as_gpu):
+def test_a_unit_reports_nondeterministic_operations(context, tmp_path, host_as_gpu):
     def inexact(config, info):
         model = build(config, info)
         net_forward = model.net.forward

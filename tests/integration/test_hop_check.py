@@ -156,7 +156,7 @@ def test_compiled_networks_are_searched(data, tmp_path):
         assert [trial.metrics["loss"] for trial in found.trials] == losses
 
 
-def test_what_dynamo_adds_to_a_network_is_no_state():
+def test_dynamo_attributes_are_not_taken_for_state():
     """Run in a separate process: TorchDynamo stays imported, which prevents recorded steps."""
     code = (
         "import torch; from cerebro.worker.hop_check import walk\n"
@@ -192,7 +192,7 @@ def build_numbered(config):
     return model(Numbered(config["counts"]), config["lr"])
 
 
-def test_a_number_that_each_object_has_is_not_lost(data):
+def test_a_unique_object_number_is_not_reported_as_lost(data):
     space = {"lr": [0.1], "counts": [False]}
     assert cerebro.check(build_numbered, space, data).problems == []
     counting = cerebro.check(build_numbered, {"lr": [0.1], "counts": [True]}, data)
@@ -389,7 +389,7 @@ class Begun(Drawing):
 
 @pytest.mark.filterwarnings("ignore:no validation data")
 @pytest.mark.parametrize(("batch_size", "batches"), [(48, 2), (24, 4)])
-def test_data_of_few_batches_is_checked_like_others(data, batch_size, batches):
+def test_data_with_few_batches_is_checked_fully(data, batch_size, batches):
     def problems(make, **options):
         found = cerebro.check(lambda config: make(), {}, data, batch_size=batch_size, **options)
         return found.problems

@@ -225,7 +225,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("statement", ROWS, ids=[s[:50] for s in ROWS])
-def test_rows_that_cannot_be(run: Path, statement: str) -> None:
+def test_invalid_rows_are_refused(run: Path, statement: str) -> None:
     change(run, statement)
     with pytest.raises(CorruptDataError, match=r"run\.sqlite") as caught:
         read_all(run)
@@ -262,7 +262,7 @@ def test_programs_in_a_store_are_not_run(run: Path, name: str, statements: list[
 ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b2J"
 
 
-def test_what_is_shown_is_no_command_to_a_terminal(
+def test_terminal_escapes_in_a_run_are_not_printed(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = json.dumps({"a" + ESCAPES: ESCAPES, "b": 1})
@@ -285,7 +285,7 @@ def test_what_is_shown_is_no_command_to_a_terminal(
     assert capsys.readouterr().err.strip().isprintable()
 
 
-def test_pages_are_text(run: Path) -> None:
+def test_html_in_a_run_is_escaped(run: Path) -> None:
     config = json.dumps({"<script>alert(1)</script>": "<img src=x onerror=alert(2)>"})
     with contextlib.closing(sqlite3.connect(run / "run.sqlite")) as connection:
         connection.execute("UPDATE trials SET config = ?, error = '<script>'", (config,))
@@ -351,7 +351,7 @@ def test_states_and_logs_are_not_read_through_links(run: Path, tmp_path: Path) -
         _ = result.trials[0].log
 
 
-def test_a_pipe_for_a_state_is_not_waited_for(run: Path) -> None:
+def test_a_named_pipe_in_place_of_a_state_is_refused(run: Path) -> None:
     result = cerebro.open(run)
     file = result.best.state_path()
     file.unlink()
@@ -423,12 +423,12 @@ PROGRESS: list[Any] = [
 
 
 @pytest.mark.parametrize("progress", PROGRESS, ids=range(len(PROGRESS)))
-def test_a_state_that_lies_about_its_place(progress: Any) -> None:
+def test_a_state_with_invalid_progress_is_refused(progress: Any) -> None:
     with pytest.raises(CorruptDataError, match="not the state of a trial"):
         EpochProgress.from_packed(_core.pack_state({"progress": progress}))
 
 
-def test_the_place_of_a_state_cut_anywhere_is_not_believed() -> None:
+def test_progress_of_a_truncated_state_is_refused() -> None:
     good = {"epoch": 1, "step": 2, "training": {"loss": [1.5, 2.0]}, "validation": {"loss": 0.5}}
     packed = bytes(_core.pack_state({"model": {"w": np.ones(3)}, "progress": good}))
     assert EpochProgress.from_packed(packed).to_state() == good

@@ -67,7 +67,7 @@ def build_some_wide(config, info):
     return resumable_jax.build({"lr": 0.01, "dropout": 0.1}, info)
 
 
-def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
+def test_jax_settings_made_in_build_apply_to_its_trial_only(data, tmp_path):
     def ran(name, workers, epochs=2):
         return cerebro.search(
             build_some_wide, {"wide": [True, False]}, data, epochs=epochs, validation=0.2,
@@ -153,7 +153,7 @@ if __name__ == "__main__":
 """
 
 
-def test_settings_at_the_top_of_a_script_are_those_of_workers_and_of_the_run(data, tmp_path):
+def test_jax_settings_of_a_script_apply_to_workers_and_the_run(data, tmp_path):
     for name, text in (("of_settings", MODEL), ("searches", SEARCHES), ("reads", READS)):
         (tmp_path / f"{name}.py").write_text(text)
 
@@ -208,7 +208,7 @@ def test_a_trial_is_loaded_evaluated_and_exported(whole, tmp_path):
         best.export(tmp_path / "net.pt", format="torch")
 
 
-def test_clones_go_on_with_settings_of_their_own(data, tmp_path):
+def test_clones_continue_with_their_own_learning_rate(data, tmp_path):
     result = resumable_jax.search(
         tmp_path / "pbt",
         data,
@@ -251,6 +251,6 @@ def numbered(config, info):
     return model
 
 
-def test_check_takes_the_number_of_a_flax_module_for_no_state(data):
+def test_check_does_not_take_a_flax_modules_number_for_state(data):
     space, data = resumable_jax.SPACE, cerebro.Dataset(data)
     assert cerebro.check(numbered, space, data, batch_size=25).problems == []

@@ -102,7 +102,7 @@ def test_python_state_of_a_layer_is_found(data):
     assert any("count is lost by a hop" in problem for problem in problems), problems
 
 
-def test_a_resumed_run_keeps_its_settings_and_warns_of_none(data, tmp_path):
+def test_a_resumed_run_keeps_its_settings_without_a_warning(data, tmp_path):
     keras.config.set_epsilon(1e-5)
     try:
         whole, part = (searched(data, tmp_path / name, 1) for name in ("whole", "part"))
@@ -128,7 +128,7 @@ def build_some_in_bfloat16(config):
     return cerebro.keras.Model(net)
 
 
-def test_settings_of_build_are_those_of_its_trial(data, tmp_path):
+def test_keras_settings_made_in_build_apply_to_its_trial_only(data, tmp_path):
     before = KERAS.present()
 
     def ran(workers, epochs=2):

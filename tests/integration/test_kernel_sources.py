@@ -54,7 +54,7 @@ def test_builds_have_the_ptx_written_as_c(make_ptx: ModuleType, tmp_path: Path) 
     assert file.stat().st_mtime_ns == 1 and file.read_text() == source
 
 
-def test_c_escapes_what_python_does(make_ptx: ModuleType) -> None:
+def test_c_source_escapes_quotes_tabs_and_newlines(make_ptx: ModuleType) -> None:
     _, _, text = make_ptx.c_source('a "b"\t\\\n\nc\n').partition("[] =\n")
     assert text == '    "a \\"b\\"\\t\\\\\\n"\n    "\\n"\n    "c\\n";\n'
 
@@ -65,7 +65,7 @@ def test_the_oldest_driver_and_gpu_are_as_documented() -> None:
     assert ".target sm_75" in ptx
 
 
-def test_nothing_is_contracted() -> None:
+def test_the_ptx_has_no_fused_or_approximate_operations() -> None:
     """A multiply-add rounds once where the CPU rounds twice; division is the exact one.
 
     One kernel is left out: it calls CUDA's exp and log, which are made of all these.
@@ -110,7 +110,7 @@ def test_a_stale_file_is_found(
     )
 
 
-def test_without_the_compiler_it_says_how_to_get_it(
+def test_the_error_for_a_missing_compiler_says_how_to_install_it(
     make_ptx: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert make_ptx.main(["--nvrtc", str(tmp_path)]) == 1

@@ -106,7 +106,7 @@ def everything(result):
 
 
 @pytest.mark.parametrize("name", ["tpe", "gp"])
-def test_samplers_of_optuna_search_a_name_that_differs_by_condition(data, tmp_path, name):
+def test_optuna_samplers_handle_a_name_with_conditional_ranges(data, tmp_path, name):
     for package in NEEDS[name]:
         pytest.importorskip(package)
     space = {
@@ -172,7 +172,7 @@ class FailsFast(LeastSquares):
         self.batches = state["batches"]
 
 
-def test_for_samplers_of_optuna_a_trial_that_fails_is_worse_than_all(data, tmp_path):
+def test_optuna_samplers_rank_a_failed_trial_last(data, tmp_path):
     """Also if it was good before, and if it failed in an earlier run."""
     pytest.importorskip("optuna")
     space = {"lr": SPACE["lr"]}
@@ -268,7 +268,7 @@ def test_the_same_search_after_a_kill(data, tmp_path, name):
     assert result.saved.meta["searcher"] == undisturbed.saved.meta["searcher"]
 
 
-def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_path, monkeypatch):
+def test_a_searcher_that_does_not_repeat_its_decisions_is_refused(data, tmp_path, monkeypatch):
     from cerebro.coordinator import searcher_record as notes
 
     monkeypatch.setattr(notes, "SMALL_STATE", 0)
@@ -289,7 +289,7 @@ def test_a_searcher_that_does_not_say_again_what_it_said_is_refused(data, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["asha", "hyperband", "median"])
-def test_a_searcher_is_told_again_what_it_was_told_of_folds(data, tmp_path, monkeypatch, name):
+def test_resume_repeats_fold_reports_to_the_searcher(data, tmp_path, monkeypatch, name):
     from cerebro.coordinator import searcher_record as notes
 
     monkeypatch.setattr(notes, "SMALL_STATE", 0)
@@ -310,7 +310,7 @@ def test_a_searcher_is_told_again_what_it_was_told_of_folds(data, tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["asha", "hyperband", "median", "pbt"])
-def test_trials_that_stop_early_change_nothing_of_that(data, tmp_path, name):
+def test_the_same_search_with_early_stopping(data, tmp_path, name):
     """The same search with any number of workers and after interruptions, with a rule."""
     rule = cerebro.EarlyStopping("val_loss", patience=1, min_delta=0.05)
     found = [
@@ -334,7 +334,7 @@ def test_trials_that_stop_early_change_nothing_of_that(data, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["successive halving", "hyperband", "pbt"])
-def test_what_will_not_go_on_is_freed_while_others_train(data, tmp_path, name):
+def test_slots_of_stopped_trials_are_freed_during_the_run(data, tmp_path, name):
     """Slots of paused trials that lost are gone before the run is over."""
     folder = tmp_path / "run"
     stopped = []
@@ -361,7 +361,9 @@ def test_clones_of_pbt_train_with_their_own_learning_rate_and_replay(data, tmp_p
 
 
 @pytest.mark.parametrize("name", ["asha", "hyperband", "median", "pbt", "tpe"])
-def test_the_record_of_an_asynchronous_search_can_be_followed(data, tmp_path, monkeypatch, name):
+def test_an_interrupted_asynchronous_search_resumes_from_its_record(
+    data, tmp_path, monkeypatch, name
+):
     """Interrupted, it is told again what it was told in the order in which that came."""
     from cerebro.coordinator import searcher_record as notes
 

@@ -251,7 +251,7 @@ def searched(data, run, make, *, workers=0, **changes):
 
 
 @pytest.mark.parametrize(("kind", "path"), KINDS)
-def test_a_holder_of_any_kind_is_refused_by_name(data, tmp_path, kind, path):
+def test_the_error_names_a_lost_tensor_in_any_container(data, tmp_path, kind, path):
     with pytest.raises(StateError) as caught:
         searched(data, tmp_path / "run", kind)
     assert f"model.net.{path}" in str(caught.value)
@@ -259,21 +259,21 @@ def test_a_holder_of_any_kind_is_refused_by_name(data, tmp_path, kind, path):
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in KINDS if kind not in (Numbers, Bytes, Array)])
-def test_what_is_first_kept_after_the_check_is_named(data, tmp_path, kind):
+def test_a_warning_names_tensors_first_stored_after_the_check(data, tmp_path, kind):
     shown = searched(data, tmp_path / "run", lambda: kind(LATE, LATE))
     assert shown
     assert all("a hop loses model.net.bank" in text for text in shown)
 
 
 @pytest.mark.parametrize("kind", [Plain, Deque])
-def test_it_is_named_in_workers_too(data, tmp_path, kind):
+def test_workers_warn_of_tensors_first_stored_after_the_check(data, tmp_path, kind):
     shown = searched(data, tmp_path / "run", lambda: kind(LATE, LATE), workers=2, live_models=1)
     assert shown
     assert all("a hop loses model.net.bank" in text for text in shown)
 
 
 @pytest.mark.parametrize("kind", [Plain, Deque, Mapping])
-def test_what_is_used_long_after_it_was_first_kept_is_named(data, tmp_path, kind):
+def test_a_warning_names_tensors_used_long_after_they_were_stored(data, tmp_path, kind):
     shown = searched(data, tmp_path / "run", lambda: kind(LATE, 2 * LATE), epochs=4)
     assert shown
     assert all("a hop loses model.net.bank" in text for text in shown)
@@ -330,5 +330,5 @@ class Generator(Net):
 
 
 @pytest.mark.parametrize("kind", [Cache, LastOutput, Registered, Generator])
-def test_what_a_hop_does_not_lose_is_not_named(data, tmp_path, kind):
+def test_tensors_that_a_hop_does_not_lose_cause_no_warning(data, tmp_path, kind):
     assert searched(data, tmp_path / "run", kind, batch_size=13) == []

@@ -127,7 +127,7 @@ def test_a_store_that_is_removed_is_written_again(tmp_path, data, undisturbed, n
     assert not [file.name for file in run.glob("run.sqlite?*")]
 
 
-def test_a_store_without_a_log_is_written_again(tmp_path, data, undisturbed, monkeypatch):
+def test_a_removed_store_without_a_wal_is_written_again(tmp_path, data, undisturbed, monkeypatch):
     monkeypatch.setattr(writing, "journal_mode", lambda folder: "DELETE")
     run = tmp_path / "run"
     with pytest.warns(UserWarning, match=r"run\.sqlite was removed"):
@@ -183,7 +183,7 @@ def test_a_store_is_found_removed_when_it_is_closed(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
-def test_a_user_who_may_not_write_is_told_what_to_do(tmp_path):
+def test_the_error_for_a_user_without_write_access_says_what_to_do(tmp_path):
     code = """
 import os, sys, cerebro
 from pathlib import Path

@@ -132,9 +132,7 @@ def text(lost):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["Annealed", "Late"])
-def test_a_number_that_training_changes_outside_of_the_state_is_named(
-    data, tmp_path, kind, workers
-):
+def test_a_warning_names_a_number_changed_outside_the_state(data, tmp_path, kind, workers):
     result, shown = searched(data, tmp_path / "run", kind, kind, workers=workers)
     assert [each.replace("trial 2", "trial 1") for each in shown] == [text("model.net.tau")]
     events = [event for event in result.events() if event["kind"] == "warning"]
@@ -142,22 +140,22 @@ def test_a_number_that_training_changes_outside_of_the_state_is_named(
     assert "a hop loses model.net.tau" in result.trials[1].log
 
 
-def test_numbers_on_which_others_depend_are_named(data, tmp_path):
+def test_a_warning_names_numbers_that_others_depend_on(data, tmp_path):
     _, (shown,) = searched(data, tmp_path / "run", "Counting")
     assert "a hop loses model.net.calls, model.net.tau, which training changes" in shown
 
 
-def test_a_number_in_a_closure_is_named(data, tmp_path):
+def test_a_warning_names_a_number_in_a_closure(data, tmp_path):
     _, shown = searched(data, tmp_path / "run", "Annealed", build=build_closure)
     assert shown == [text("model._loss.weight['of_norm']")]
 
 
-def test_numbers_that_are_saved_or_computed_or_without_effect_are_not_named(data, tmp_path):
+def test_saved_computed_and_harmless_numbers_cause_no_warning(data, tmp_path):
     _, shown = searched(data, tmp_path / "run", "Saved", "Computed", "Harmless")
     assert shown == []
 
 
-def test_ignored_warnings_hide_it_and_errors_do_not_end_a_trial(data, tmp_path):
+def test_warning_filters_can_hide_the_warning_but_not_end_a_trial(data, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = cerebro.search(
@@ -277,7 +275,7 @@ def build_noisy(config):
     ("build", "lost"),
     [(build_scaled, "model.net.initialized"), (build_noisy, "model.net.generator")],
 )
-def test_a_flag_and_a_generator_that_a_hop_loses_are_named(data, build, lost):
+def test_the_check_names_a_lost_flag_or_generator(data, build, lost):
     problems = cerebro.check(build, {"lr": [0.1]}, data, batch_size=8).problems
     assert problems[0].startswith("after a hop training continued differently: state_dict()")
     assert problems[1:] == [f"{lost} is lost by a hop: it is not in state_dict()"]

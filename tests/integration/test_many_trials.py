@@ -133,9 +133,7 @@ class AskAndTell(Recorded):
 
 
 @pytest.mark.parametrize("searcher", ["random", AskAndTell])
-def test_what_is_held_does_not_grow_with_the_number_of_trials(
-    data, tmp_path, searcher, coordinators
-):
+def test_memory_does_not_grow_with_the_number_of_trials(data, tmp_path, searcher, coordinators):
     made = searcher if isinstance(searcher, str) else searcher()
     objects = Objects()
     result = search(data, tmp_path / "run", 400, searcher=made, callbacks=[objects])
@@ -158,9 +156,7 @@ def test_only_trials_that_print_have_logs(data, tmp_path):
     assert result.verify()
 
 
-def test_the_share_that_is_done_counts_trials_that_are_not_asked_for_yet(
-    data, tmp_path, coordinators
-):
+def test_share_done_counts_trials_not_yet_suggested(data, tmp_path, coordinators):
     shares, done = [], []
 
     class Share:
@@ -174,7 +170,7 @@ def test_the_share_that_is_done_counts_trials_that_are_not_asked_for_yet(
     assert shares == pytest.approx([n / 40 for n in done])
 
 
-def test_the_disk_is_not_waited_for_by_every_trial(data, tmp_path, monkeypatch):
+def test_trials_share_disk_flushes(data, tmp_path, monkeypatch):
     flushes = []
     flush = Store.flush
     monkeypatch.setattr(Store, "flush", lambda self: (flushes.append(1), flush(self)))
@@ -210,13 +206,13 @@ def test_a_forgotten_trial_can_no_longer_be_commanded(data, tmp_path, coordinato
     ]
 
 
-def test_all_that_failed_are_counted(data, tmp_path):
+def test_the_error_counts_all_failed_trials(data, tmp_path):
     points = [{"lr": 0.1, "units": 1, "bad": 1 + n % 4} for n in range(40)]
     with pytest.raises(RunError, match=r"all 40 trials failed; the first: ValueError: it is bad"):
         search(data, tmp_path / "run", 40, points=points, space={**SPACE, "bad": [0, 1, 2, 3, 4]})
 
 
-def test_one_that_did_not_fail_is_enough(data, tmp_path):
+def test_a_run_with_one_successful_trial_finishes(data, tmp_path):
     points = [{"lr": 0.1, "units": 1, "bad": 1 + n % 4} for n in range(40)]
     points[20]["bad"] = 0
     space = {**SPACE, "bad": [0, 1, 2, 3, 4]}
@@ -287,7 +283,7 @@ class Resumes(AskAndTell):
         (-1, "resumes trial -1, which does not exist"),
     ],
 )
-def test_a_searcher_that_resumes_what_is_over_is_told_so(data, tmp_path, wanted, said):
+def test_a_searcher_that_resumes_an_ended_trial_is_refused(data, tmp_path, wanted, said):
     searcher = Resumes()
     searcher.wanted = wanted
     with pytest.raises(InputError) as caught:
@@ -309,7 +305,7 @@ class Interrupt:
 
 
 @pytest.mark.parametrize("at", [2, 61, 200])
-def test_a_run_of_many_goes_on_as_if_nothing_had_been(data, tmp_path, coordinators, at):
+def test_an_interrupted_run_of_many_trials_resumes_identically(data, tmp_path, coordinators, at):
     whole = search(data, tmp_path / "whole", 60, epochs=2)
     with pytest.raises(KeyboardInterrupt):
         search(data, tmp_path / "run", 60, epochs=2, callbacks=[Interrupt(at)])
@@ -324,7 +320,7 @@ def test_a_run_of_many_goes_on_as_if_nothing_had_been(data, tmp_path, coordinato
     assert len(coordinators[-1].trials) <= 23
 
 
-def test_a_part_of_a_run_does_not_end_a_search_that_had_more_to_suggest(data, tmp_path):
+def test_resuming_some_trials_does_not_end_an_unfinished_search(data, tmp_path):
     whole = search(data, tmp_path / "whole", 60)
     with pytest.raises(KeyboardInterrupt):
         search(data, tmp_path / "run", 60, callbacks=[Interrupt(10)])
@@ -343,9 +339,7 @@ def test_a_part_of_a_run_does_not_end_a_search_that_had_more_to_suggest(data, tm
 
 @pytest.mark.parametrize("select", ["best", "last"])
 @pytest.mark.parametrize("mode", ["min", "max"])
-def test_a_result_that_reads_trials_when_asked_says_the_same(
-    data, tmp_path, monkeypatch, select, mode
-):
+def test_a_lazy_result_equals_one_that_holds_all_trials(data, tmp_path, monkeypatch, select, mode):
     points = [{"lr": 0.1, "units": 1, "bad": n % 3} for n in range(8)]
     space = {**SPACE, "bad": [0, 1, 2]}
     search(

@@ -168,7 +168,7 @@ def search(build, folder, **options):
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_it_is_said_in_the_callers_words_before_training(
+def test_an_unknown_metric_is_refused_before_training(
     tmp_path, monkeypatch, build, metric, cure, workers
 ):
     if workers and build is not build_with_acc:
@@ -201,7 +201,9 @@ def test_it_is_said_in_the_callers_words_before_training(
         ),
     ],
 )
-def test_a_step_of_the_user_is_asked_in_training(tmp_path, monkeypatch, build, metric, cure):
+def test_an_unknown_metric_of_a_custom_step_fails_in_training(
+    tmp_path, monkeypatch, build, metric, cure
+):
     """It may report the metric in other batches or epochs."""
     if build is build_keras_step:
         monkeypatch.setenv("KERAS_BACKEND", os.environ.get("KERAS_BACKEND", "torch"))
@@ -260,7 +262,7 @@ POSITIVE_LATE = (DATA[0], np.arange(60) >= 55)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_metric_of_some_batches_of_the_user(tmp_path, workers):
+def test_a_metric_reported_in_some_batches_ranks_trials(tmp_path, workers):
     x, y = POSITIVE_LATE
     result = cerebro.search(
         OfSomeBatches, {"lr": [0.1, 0.2]}, (x, y), validation=(x + 1, y), epochs=3, batch_size=10,
@@ -271,7 +273,7 @@ def test_a_metric_of_some_batches_of_the_user(tmp_path, workers):
     assert result.best.history[0]["metrics"]["recall"] == 0.5
 
 
-def test_a_metric_of_some_configurations(tmp_path):
+def test_only_trials_that_do_not_report_the_metric_fail(tmp_path):
     x, y = POSITIVE_LATE
     result = cerebro.search(
         OfSomeBatches, {"name": ["recall_", "recall"]}, (x, y), validation=(x + 1, y), epochs=1,
@@ -283,24 +285,24 @@ def test_a_metric_of_some_configurations(tmp_path):
 
 
 @pytest.mark.parametrize("build", [OfSomeEpochs, StepOfTheUser])
-def test_a_metric_of_some_epochs_fails_its_trial(tmp_path, build):
+def test_a_metric_missing_from_some_epochs_fails_its_trial(tmp_path, build):
     with pytest.raises(cerebro.RunError) as caught:
         search(build, tmp_path / "run", metric="probe", mode="max")
     assert "no metric 'probe'" in caught.value.result.trials[0].error
 
 
-def test_the_same_without_validation(tmp_path):
+def test_an_unknown_metric_without_validation_is_refused(tmp_path):
     with pytest.raises(cerebro.RunError, match=r"did you mean metric='acc'\?"):
         search(build_with_acc, tmp_path / "run", metric="accuracy", validation=None)
 
 
-def test_early_stopping_monitors_a_metric_that_there_is(tmp_path):
+def test_early_stopping_on_an_unknown_metric_is_refused(tmp_path):
     stop = cerebro.EarlyStopping("val_accuracy", patience=1)
     with pytest.raises(cerebro.InputError, match=r"did you mean monitor='val_acc'\?"):
         search(build_with_acc, tmp_path / "run", metric="acc", stop=stop)
 
 
-def test_a_metric_that_a_batch_may_lack_is_no_fault(tmp_path):
+def test_a_metric_that_some_batches_lack_is_accepted(tmp_path):
     """In small batches one class may be missing, so that the hop check does not see the metric."""
     pytest.importorskip("sklearn")
     rows = np.zeros(60, np.int64)

@@ -85,12 +85,12 @@ def build_ruined(config):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_model_that_becomes_nan_in_such_a_batch_diverges_in_the_next_that_counts(data, tmp_path):
+def test_nan_from_an_unlabelled_batch_diverges_in_the_next_labelled_batch(data, tmp_path):
     with pytest.raises(cerebro.RunError, match=r"became nan in epoch 0, batch \d+$"):
         searched(build_ruined, data, tmp_path / "run", validation=None)
 
 
-def test_what_lightning_logs_for_no_rows_does_not_count():
+def test_values_that_lightning_logs_for_no_rows_do_not_count():
     from cerebro.torch.logged import Logged
 
     item = Logged("loss", "training_step", "mean", on_step=True, on_epoch=True)

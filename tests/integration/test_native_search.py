@@ -20,7 +20,7 @@ def test_doctor_trains_and_compares(capsys: pytest.CaptureFixture[str]) -> None:
     assert "reproduces its bits: yes, all 16 states on cpu are the same\n" in out
 
 
-def test_replay_and_what_is_loaded(tmp_path: Path) -> None:
+def test_replays_and_loaded_models_match_the_search(tmp_path: Path) -> None:
     arrays = proof.draw_pictures(240)
     data = cerebro.shard(arrays, tmp_path / "data", shards=3, progress=False)
     data = data.with_transforms({"x": [cerebro.transforms.Scale(1 / 255)]})

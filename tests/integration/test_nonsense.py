@@ -150,7 +150,7 @@ def test_a_searcher_that_says_nonsense(data, tmp_path, capfd, name, workers):
         ("settings['points'] = [0.1]", "a point must be a mapping of names to values, not 0.1"),
     ],
 )
-def test_what_is_no_searcher(data, tmp_path, capfd, extra, message):
+def test_an_invalid_searcher_is_refused(data, tmp_path, capfd, extra, message):
     file = program(tmp_path, data, "\nfrom cerebro.searchers import RandomSearch\n" + extra)
     assert run_file(file) == 1
     assert re.search(message, one_line_error(capfd))
@@ -218,7 +218,7 @@ def test_a_configuration_that_cannot_be_recorded_fails_alone(
     )
 
 
-def test_configurations_outside_of_the_space_and_equal_ones_are_trained_as_they_are(
+def test_duplicate_and_out_of_space_configurations_are_trained(
     data,
     tmp_path,
 ):

@@ -45,7 +45,7 @@ def held_out(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_in_training(tmp_path, workers):
+def test_a_training_error_names_the_column_with_nan(tmp_path, workers):
     _, row = held_out(tmp_path)
     named = rf"column 'x' has NaN \(1 value in 240 rows, first in row {row}\), which may be the ca"
     with pytest.raises(RunError, match=rf"loss became nan in epoch 0, batch \d+; {named}"):
@@ -54,7 +54,7 @@ def test_in_training(tmp_path, workers):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_in_validation(tmp_path, workers):
+def test_a_validation_warning_names_the_column_with_nan(tmp_path, workers):
     row, _ = held_out(tmp_path)
     named = rf"column 'x' has NaN \(1 value in 60 rows, first in row {row}\)"
     with pytest.warns(UserWarning, match=f"the validation loss is nan; {named}") as seen:
@@ -69,7 +69,7 @@ def test_in_validation(tmp_path, workers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_validation_loss_under_filters_that_make_errors(tmp_path, workers, value):
+def test_a_non_finite_validation_loss_warns_once_under_error_filters(tmp_path, workers, value):
     def build_wrong(config):
         model = build(config)
         model.eval_batch = lambda batch: {"loss": value, "acc": 0.5}
@@ -97,7 +97,7 @@ def test_infinity_and_separate_validation_data(tmp_path):
         search((x, y), tmp_path / "b", validation=(bad, y))
 
 
-def test_a_target_and_a_model_that_reads_whole_batches(tmp_path):
+def test_nan_in_a_target_is_reported_with_a_loss_and_with_a_step(tmp_path):
     def regression(config):
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), 0.01)
@@ -127,7 +127,7 @@ def test_a_target_and_a_model_that_reads_whole_batches(tmp_path):
         assert "column 'y' has NaN (2 values in 300 rows, first in row 30)" in str(said)
 
 
-def test_a_loss_without_such_data_is_not_blamed_on_them(tmp_path):
+def test_a_non_finite_loss_on_finite_data_names_no_column(tmp_path):
     def wrong(config):
         model = build(config)
         model.eval_batch = lambda batch: {"loss": float("inf")}
@@ -142,7 +142,7 @@ def test_a_loss_without_such_data_is_not_blamed_on_them(tmp_path):
 
 
 @pytest.mark.parametrize("error", [MemoryError("no room"), StorageError("not reached")])
-def test_a_look_that_fails_leaves_the_error_of_the_loss(tmp_path, monkeypatch, error):
+def test_a_failed_data_scan_leaves_the_loss_error(tmp_path, monkeypatch, error):
     looks = []
 
     def failing(data, names):
@@ -166,7 +166,7 @@ def test_a_look_that_fails_leaves_the_error_of_the_loss(tmp_path, monkeypatch, e
     assert result.best.status == "finished"
 
 
-def test_a_divergence_is_not_blamed_on_values_that_the_model_handles(tmp_path):
+def test_nan_that_the_model_handles_is_only_a_possible_cause(tmp_path):
     def diverging(config):
         net = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(net.parameters(), 1e6)
@@ -190,7 +190,7 @@ def test_a_divergence_is_not_blamed_on_values_that_the_model_handles(tmp_path):
     assert "which may be the cause" in str(finding)
 
 
-def test_all_columns_share_what_is_read(tmp_path, monkeypatch):
+def test_columns_share_the_limit_of_bytes_read(tmp_path, monkeypatch):
     wide = np.zeros((50, 6), "float32")
     wide[[3, 40]] = np.nan
     source = {"a": wide, "b": wide[:, 0], "l": [[0.0], [np.nan]] * 25, "n": np.arange(50)}
@@ -206,7 +206,7 @@ def test_all_columns_share_what_is_read(tmp_path, monkeypatch):
     assert "first in row 1)" in ragged and "in 50 rows" not in ragged
 
 
-def test_few_columns_are_named():
+def test_the_message_names_at_most_three_columns():
     found = {name: f"column {name!r} has NaN" for name in "abcde"}
     assert summarize_texts({}) == ""
     assert summarize_texts({"a": found["a"]}) == "column 'a' has NaN"
@@ -215,7 +215,7 @@ def test_few_columns_are_named():
     )
 
 
-def test_where_the_values_are(tmp_path):
+def test_messages_number_rows_as_in_the_source(tmp_path):
     """Rows are numbered as in the source, by views, by shards, in ragged and other columns."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(50, 2, 3))

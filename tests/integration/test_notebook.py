@@ -176,7 +176,7 @@ def test_the_block_of_a_result_and_its_model_are_found_by_name(kernel: Kernel) -
     )
 
 
-def test_errors_are_the_users_line_and_the_message(kernel: Kernel) -> None:
+def test_errors_show_only_the_users_line_and_the_message(kernel: Kernel) -> None:
     cell = kernel.run("a = 1\n" + SEARCH.replace('"runs/a"', "'runs/c', metric='acuracy'"))
     lines = "\n".join(cell.outputs[-1]["traceback"]).splitlines()
     assert "did you mean 'accuracy'" in lines[-1]

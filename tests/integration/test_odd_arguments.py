@@ -101,7 +101,7 @@ def result(data, tmp_path_factory):
         (lambda data, result: result.best.export(None), "path"),
     ],
 )
-def test_what_is_no_path_is_named(data, result, call, name):
+def test_the_error_names_an_argument_that_is_not_a_path(data, result, call, name):
     with pytest.raises(InputError, match=f"^{name} must be a path, not "):
         call(data, result)
 
@@ -130,7 +130,7 @@ def test_trials_are_chosen_by_whole_numbers(result):
         check_real_number("lr", Fraction(10**5000 + 1, 10**4999), most=1)
 
 
-def test_trials_to_plot_may_come_in_any_way(result):
+def test_plot_accepts_any_iterable_of_trials(result):
     pytest.importorskip("matplotlib")
     for trials in ([0], np.array([0]), (number for number in [0]), result.trials[:1]):
         (axes, *_) = result.plot(trials=trials).axes
@@ -164,14 +164,14 @@ def test_a_wrong_build_harms_no_run(data, tmp_path, wrong, message):
     assert {trial.status for trial in cerebro.open(folder).trials} == {"finished"}
 
 
-def test_a_result_knows_the_build_that_made_it(data, tmp_path):
+def test_resuming_a_result_reuses_its_build(data, tmp_path):
     result = search(data, tmp_path / "run", lambda config: build(config))
     further = cerebro.resume(result, epochs=3, workers=0, progress=False)
     assert [trial.epoch for trial in further.trials] == [3, 3]
     assert np.array_equal(cerebro.open(further).best.load().w, further.best.load().w)
 
 
-def test_a_run_goes_on_only_with_rows_that_it_was_begun_with(data, tmp_path):
+def test_resume_requires_the_rows_and_transforms_of_the_run(data, tmp_path):
     train, held_out = data.split(0.75, 0.25)
     scaled = train.with_transforms({"x": cerebro.transforms.Scale(0.5)})
     folder = search(train, tmp_path / "run", validation=held_out).path
@@ -191,7 +191,7 @@ def test_a_run_goes_on_only_with_rows_that_it_was_begun_with(data, tmp_path):
         resume["epochs"] += 1
 
 
-def test_what_was_given_to_search_can_be_given_to_replay(data, tmp_path):
+def test_replay_accepts_the_dataset_given_to_search(data, tmp_path):
     """Also where a fraction of it was held out, so that the run's own data are a part of it."""
     train, held_out = data.split(0.75, 0.25)
     scaled = train.with_transforms({"x": cerebro.transforms.Scale(0.5)})
@@ -218,7 +218,7 @@ class StopsTheSecond:
         cerebro.control.stop(str(self.run), trial=np.int64(1))
 
 
-def test_a_command_names_its_trial_by_any_whole_number(data, tmp_path):
+def test_control_commands_accept_numpy_trial_numbers(data, tmp_path):
     folder = tmp_path / "run"
     result = search(data, folder, epochs=4, callbacks=[StopsTheSecond(folder)])
     assert [trial.status for trial in result.trials] == ["finished", "stopped"]
@@ -236,7 +236,7 @@ def test_a_categorical_is_a_column_like_a_series_of_them(tmp_path):
     assert own.checksum == series.checksum
 
 
-def test_classes_that_were_numbered_apart_are_not_taken_for_each_other(data, tmp_path):
+def test_datasets_with_conflicting_class_numbers_are_refused(data, tmp_path):
     """Datasets written apart each number the names that they have."""
 
     def named(folder, names):
@@ -274,7 +274,7 @@ def test_a_condition_needs_a_space():
             cerebro.Space({"a": [1, 2], "if": cerebro.when("a", 1, wrong)})
 
 
-def test_early_stopping_takes_numbers_of_any_kind_and_names_what_is_none(data, tmp_path):
+def test_early_stopping_accepts_any_number_type_and_names_invalid_values(data, tmp_path):
     rule = cerebro.EarlyStopping("loss", np.int64(1), np.float32(0.5))
     assert rule == cerebro.EarlyStopping("loss", 1, 0.5)
     assert search(data, tmp_path / "run", stop=rule).status == "finished"
@@ -307,7 +307,7 @@ def test_searchers_take_numpy_numbers(data, tmp_path, make):
     assert further.best.epoch == 4
 
 
-def test_options_of_population_based_training_are_named():
+def test_invalid_pbt_options_are_named_in_the_error():
     for wrong, message in (
         ({"quantile": "a"}, "quantile must be a number, not 'a'"),
         ({"resample": None}, "resample must be a number, not None"),

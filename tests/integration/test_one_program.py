@@ -173,7 +173,7 @@ def load(project, layout):
 
 @pytest.mark.parametrize("fork", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_worker_that_is_replaced_trains_the_program_of_the_run(
+def test_a_replacement_worker_uses_the_code_from_the_start_of_the_run(
     data, tmp_path, project, layout, fork
 ):
     build = load(project, layout)
@@ -190,7 +190,7 @@ def test_a_worker_that_is_replaced_trains_the_program_of_the_run(
 
 @pytest.mark.parametrize("disturb", [remove, make_packages])
 @pytest.mark.parametrize("layout", ["helper", "late", "package"])
-def test_files_that_are_gone_are_still_imported(data, tmp_path, project, layout, disturb):
+def test_deleted_or_moved_source_files_are_still_imported(data, tmp_path, project, layout, disturb):
     build = load(project, layout)
     calm = hashes(search(data, tmp_path / "calm", build, workers=0))
     forget()
@@ -201,7 +201,7 @@ def test_files_that_are_gone_are_still_imported(data, tmp_path, project, layout,
     assert hashes(result) == calm
 
 
-def test_a_late_import_in_this_process_is_of_the_program_of_the_run(data, tmp_path, project):
+def test_a_late_inline_import_uses_the_code_from_the_start_of_the_run(data, tmp_path, project):
     write(project, LATE)
     (project / "op_user.py").write_text(
         "def build(config):\n"
@@ -220,7 +220,7 @@ def test_a_late_import_in_this_process_is_of_the_program_of_the_run(data, tmp_pa
     assert hashes(result) == calm
 
 
-def test_the_next_search_takes_the_edited_files_that_were_not_imported(data, tmp_path, project):
+def test_the_next_search_uses_edits_to_files_not_yet_imported(data, tmp_path, project):
     build = load(project, "late")
     first = hashes(search(data, tmp_path / "1", build, (4, lambda: edit(project)), workers=2))
     second = hashes(search(data, tmp_path / "2", build, workers=2))
@@ -281,7 +281,7 @@ def test_a_package_that_a_finder_finds_is_kept(data, tmp_path, project, monkeypa
         sys.meta_path.remove(finder.Finder)
 
 
-def test_a_module_that_is_not_kept_must_not_change(data, tmp_path, project):
+def test_changing_a_module_that_was_not_kept_fails_the_search(data, tmp_path, project):
     """Of a folder with very many files, not all are kept."""
     write(project, LATE)
     for number in range(600):
@@ -311,7 +311,7 @@ def both(data, tmp_path, build):
 
 
 @pytest.mark.parametrize("layout", ["whole", "helper", "package"])
-def test_an_edit_without_a_reload_is_named_and_not_trained(data, tmp_path, project, layout):
+def test_an_edit_without_a_reload_warns_and_is_not_trained(data, tmp_path, project, layout):
     build = load(project, layout)
     first = both(data, tmp_path, build)
     edit(project)
@@ -325,7 +325,7 @@ def test_an_edit_without_a_reload_is_named_and_not_trained(data, tmp_path, proje
         assert both(data, tmp_path, sys.modules["op_user"].build) != first
 
 
-def test_a_file_that_is_touched_is_not_edited(data, tmp_path, project):
+def test_a_touched_but_unchanged_file_does_not_warn(data, tmp_path, project):
     build = load(project, "helper")
     edit(project)
     write(project, HELPER)
@@ -334,7 +334,7 @@ def test_a_file_that_is_touched_is_not_edited(data, tmp_path, project):
         search(data, tmp_path / "run", build, workers=0)
 
 
-def test_an_object_from_before_a_reload_stays_what_it_is(data, tmp_path, project):
+def test_a_build_from_before_a_reload_uses_the_reloaded_model(data, tmp_path, project):
     build = load(project, "whole")
     first = both(data, tmp_path, build)
     edit(project)
@@ -343,7 +343,7 @@ def test_an_object_from_before_a_reload_stays_what_it_is(data, tmp_path, project
     assert first != second == both(data, tmp_path, build)  # it finds the new Model
 
 
-def test_a_reloaded_helper_is_trained(data, tmp_path, project):
+def test_a_reloaded_helper_module_is_used_for_training(data, tmp_path, project):
     write(project, HELPER)
     (project / "op_user.py").write_text(
         "import op_model\ndef build(config):\n    return op_model.Model(config['lr'], 1.0)\n"
@@ -355,7 +355,7 @@ def test_a_reloaded_helper_is_trained(data, tmp_path, project):
     assert both(data, tmp_path, build) != first
 
 
-def test_what_is_left_from_before_a_reload_is_named(data, tmp_path, project):
+def test_objects_left_from_before_a_reload_cause_a_warning(data, tmp_path, project):
     build = load(project, "helper")
     edit(project)
     importlib.reload(sys.modules["op_model"])

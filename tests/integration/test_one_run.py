@@ -176,7 +176,7 @@ def test_a_run_of_an_imported_script_is_found_by_its_name(place: Place, workers:
     assert place.runs == [run]
 
 
-def test_run_takes_what_is_defined_above_the_files_own_search(place: Place, workers: str) -> None:
+def test_run_uses_definitions_above_the_search_call_in_the_file(place: Place, workers: str) -> None:
     told = place.cerebro("run", "train.py", "--epochs", "1", "--n-trials", "2", "--run", "runs/a",
                          "--workers", workers, "--validation", "0.25", "--batch-size", "16",
                          "--progress", "none")  # fmt: skip
@@ -199,7 +199,7 @@ def test_run_refuses_a_file_that_searches_before_all_is_defined(place: Place) ->
     assert place.runs == []
 
 
-def test_a_command_names_the_cure_where_build_comes_later(place: Place) -> None:
+def test_a_command_names_the_fix_if_build_is_defined_after_the_search(place: Place) -> None:
     place.python("train.py", WORKERS="0")
     (run,) = place.runs
     place.write("late.py", SCRIPT.replace("build", "make") + "build = make\n")
@@ -260,7 +260,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_whatever_trains_is_refused_by_name(place: Place, name: str) -> None:
+def test_every_training_call_is_refused_during_import(place: Place, name: str) -> None:
     library = {"optuna": "optuna", "ray": "ray", "SearchCV": "sklearn"}.get(name.partition(".")[0])
     if library is not None:
         pytest.importorskip(library)
@@ -287,7 +287,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("how", MODULES)
-def test_a_module_that_imports_a_script(place: Place, workers: str, how: str) -> None:
+def test_a_module_that_imports_a_script_starts_no_run(place: Place, workers: str, how: str) -> None:
     place.write("models.py", MODULES[how])
     place.python("train.py", WORKERS=workers)
     (run,) = place.runs
@@ -297,7 +297,9 @@ def test_a_module_that_imports_a_script(place: Place, workers: str, how: str) ->
 
 
 @pytest.mark.parametrize("how", MODULES)
-def test_a_search_by_a_module_that_imports_a_script(place: Place, workers: str, how: str) -> None:
+def test_a_search_that_imports_a_script_by_a_module_does_not_repeat_its_run(
+    place: Place, workers: str, how: str
+) -> None:
     place.write("models.py", MODULES[how])
     program = f"""
 import cerebro, models
@@ -310,7 +312,7 @@ print(result.status)
     assert len(place.runs) == 2  # this program's, and the one of the script that it imports
 
 
-def test_a_script_that_build_imports_in_the_worker(place: Place, workers: str) -> None:
+def test_a_script_imported_by_build_in_a_worker_starts_no_run(place: Place, workers: str) -> None:
     place.write(
         "program.py",
         "import cerebro\n"
@@ -365,7 +367,9 @@ def test_no_way_of_calling_defeats_the_guard(place: Place, way: str) -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 @pytest.mark.parametrize("where", ["script", "worker"])
-def test_children_of_multiprocessing(place: Place, method: str, where: str) -> None:
+def test_multiprocessing_children_that_import_a_script_start_no_run(
+    place: Place, method: str, where: str
+) -> None:
     """They import the script, as a module of their own, and begin nothing."""
     child = (
         "def child(lr):\n    return Line(lr)\n\n\n"
@@ -468,7 +472,7 @@ def ray_program(place: Place, lines: Sequence[str], *arguments: str, status: int
     return place.python("program.py", *arguments, status=status, WORKERS="1", PYTHONPATH=path)
 
 
-def test_rays_workers_import_a_script(place: Place) -> None:
+def test_ray_workers_that_import_a_script_start_no_run(place: Place) -> None:
     place.write("train.py", TRIPWIRE + MODEL + ARGUMENTS + SEARCH)
     told = ray_program(place, [
         "import cerebro, cerebro.ray",
@@ -483,7 +487,7 @@ def test_rays_workers_import_a_script(place: Place) -> None:
 
 
 @pytest.mark.parametrize("by", ["name", "value"])
-def test_the_engine_of_tunes_trials_imports_a_script(place: Place, by: str) -> None:
+def test_the_ray_tune_engine_that_imports_a_script_starts_no_run(place: Place, by: str) -> None:
     place.write("train.py", TRIPWIRE + MODEL + ARGUMENTS + SEARCH)
     lines = ["import cerebro.ray", "from ray import tune"]
     if by == "name":  # this is the one run

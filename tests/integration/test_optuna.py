@@ -94,7 +94,7 @@ def content(study):
     ]
 
 
-def test_the_same_study_with_any_number_of_workers(data, tmp_path):
+def test_the_study_is_the_same_with_any_number_of_workers(data, tmp_path):
     found = []
     for workers in (0, 1, 3):
         study = new_study(optuna.pruners.PercentilePruner(30.0, n_startup_trials=2))
@@ -131,7 +131,7 @@ def test_study_and_result_agree(data, tmp_path):
     assert result.best.load().w.shape == (3,)
 
 
-def test_its_run_on_another_day(data, tmp_path):
+def test_an_optuna_run_can_be_reopened_and_replayed(data, tmp_path):
     run = optimize(new_study(), data, n_trials=2, run=tmp_path / "run").path
     for given in (None, build):  # imported again, or handed over: both are called with a trial
         best = cerebro.open(run, build=given).best
@@ -146,7 +146,7 @@ class Interrupting:
             raise KeyboardInterrupt
 
 
-def test_who_interrupts_it_is_told_what_goes_on(data, tmp_path):
+def test_an_interrupt_message_explains_how_to_resume(data, tmp_path):
     run, again = tmp_path / "run", r"cerebro\.optuna\.optimize\(\.\.\.\) as before, with run="
     study = new_study()
     with pytest.raises(KeyboardInterrupt, match=again):
@@ -157,7 +157,7 @@ def test_who_interrupts_it_is_told_what_goes_on(data, tmp_path):
 
 
 @pytest.mark.parametrize("maximise", [False, True])
-def test_the_direction_is_the_studys(data, tmp_path, maximise):
+def test_the_direction_comes_from_the_study(data, tmp_path, maximise):
     study = new_study(direction="maximize" if maximise else "minimize")
     result = optimize(study, data, run=tmp_path / "run")
     values = [trial.value for trial in study.trials]
@@ -165,7 +165,7 @@ def test_the_direction_is_the_studys(data, tmp_path, maximise):
     assert result.best.metrics["loss"] == study.best_value
 
 
-def test_samplers_pruners_and_callbacks_of_all_kinds(data, tmp_path):
+def test_callbacks_stop_studies_of_all_samplers_and_pruners(data, tmp_path):
     seen = []
 
     def callback(study, trial):
@@ -188,7 +188,7 @@ def test_samplers_pruners_and_callbacks_of_all_kinds(data, tmp_path):
         assert all(trial.state.is_finished() for trial in study.trials)
 
 
-def test_max_trials_callback(data, tmp_path):
+def test_max_trials_callback_ends_the_study(data, tmp_path):
     study = new_study()
     stop = optuna.study.MaxTrialsCallback(4)
     optimize(study, data, n_trials=None, callbacks=[stop], width=1, run=tmp_path / "run")
@@ -202,7 +202,7 @@ def test_enqueued_trials_come_first(data, tmp_path):
     assert result.trials[0].config == {"lr": 0.0625, "regularised": False}
 
 
-def test_build_may_ask_for_info_and_define_spares_the_building(data, tmp_path):
+def test_build_may_take_info_and_define_avoids_building_models(data, tmp_path):
     study = new_study()
     optimize(study, data, build_with_info, n_trials=3, run=tmp_path / "info")
     built = []
@@ -233,14 +233,14 @@ def test_failures_are_caught_or_end_the_study(data, tmp_path):
     assert len(states) == 8 and set(states) == {"FAIL", "COMPLETE"}
 
 
-def test_a_time_limit_is_that_of_a_search(data, tmp_path):
+def test_a_time_limit_stops_the_search(data, tmp_path):
     study = new_study()
     result = optimize(study, data, run=tmp_path / "run", time_limit=0.001)
     assert result.status == "stopped"
     assert all(trial.status != "finished" for trial in result.trials)
 
 
-def test_an_end_comes_where_no_trial_can_be_built(data, tmp_path):
+def test_optimize_fails_if_every_trial_is_pruned_in_build(data, tmp_path):
     def pruned(trial):
         raise optuna.TrialPruned
 
@@ -309,7 +309,7 @@ test_optuna.optimize(study, cerebro.Dataset({data!r}), run={run!r}, workers=2,
 """
 
 
-def test_a_killed_study_goes_on_in_the_same_study_without_zombies(data, tmp_path):
+def test_a_killed_study_resumes_and_leaves_no_trial_running(data, tmp_path):
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     script = tmp_path / "script.py"
     script.write_text(
@@ -391,7 +391,7 @@ def build_every_third_is_pruned(trial):
     return model
 
 
-def test_trials_that_are_not_trained_count_as_added(data, tmp_path):
+def test_trials_pruned_in_build_count_toward_n_trials(data, tmp_path):
     study = new_study()
     options = {"the_build": build_every_third_is_pruned, "run": tmp_path / "run"}
     assert len(optimize(study, data, n_trials=6, **options).trials) == 4
@@ -402,7 +402,7 @@ def test_trials_that_are_not_trained_count_as_added(data, tmp_path):
     assert [t.state.name for t in study.trials] == ["COMPLETE", "COMPLETE", "PRUNED"] * 3
 
 
-def test_who_asks_for_fewer_trials_than_there_are_is_told(data, tmp_path):
+def test_n_trials_below_the_existing_number_warns(data, tmp_path):
     study = new_study()
     optimize(study, data, n_trials=3, run=tmp_path / "run")
     with pytest.warns(UserWarning, match=r"n_trials=2, but the run .* has added 3 .*another run="):
@@ -410,7 +410,7 @@ def test_who_asks_for_fewer_trials_than_there_are_is_told(data, tmp_path):
     assert len(study.trials) == 3
 
 
-def test_a_study_that_stopped_itself_goes_on_only_if_it_is_asked_for_another_number(data, tmp_path):
+def test_a_study_that_stopped_itself_resumes_only_with_a_different_n_trials(data, tmp_path):
     def stop(study, trial):
         study.stop()
 
@@ -433,7 +433,7 @@ def test_trials_are_not_added_to_another_study(data, tmp_path):
     assert other.trials == []
 
 
-def test_what_cannot_be_optimised_is_refused(data, tmp_path):
+def test_an_unsupported_study_is_refused(data, tmp_path):
     study = optuna.create_study(directions=["minimize", "maximize"])
     with pytest.raises(InputError, match=r"must be an optuna.Study, not 'study': .*create_study"):
         optimize("study", data)

@@ -112,7 +112,7 @@ def test_an_interruption_leaves_enqueued_trials_where_they_are(data, tmp_path, s
         assert list(trial.intermediate_values) == list(range(EPOCHS))
 
 
-def test_what_goes_on_never_waits_in_the_queue(data, tmp_path, monkeypatch):
+def test_resumed_trials_never_wait_in_the_queue(data, tmp_path, monkeypatch):
     """Another process that asks the same study cannot be given it."""
     study = new_study()
     options = {"n_trials": 2, "width": 2, "run": tmp_path / "run"}
@@ -202,7 +202,7 @@ def test_a_study_is_not_optimised_within_itself(data, tmp_path):
     assert states(study) == ["FAIL"]
 
 
-def test_a_storage_with_a_heartbeat_is_not_warned_of(data, tmp_path, recwarn):
+def test_a_storage_with_a_heartbeat_causes_no_warning(data, tmp_path, recwarn):
     pytest.importorskip("sqlalchemy")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -216,7 +216,7 @@ def test_a_storage_with_a_heartbeat_is_not_warned_of(data, tmp_path, recwarn):
 
 @pytest.mark.parametrize("catch", [(), Mine])
 @pytest.mark.parametrize("where", ["build", "training"])
-def test_callbacks_are_not_called_for_what_ends_the_study(data, tmp_path, where, catch):
+def test_callbacks_are_not_called_for_a_failure_that_ends_the_study(data, tmp_path, where, catch):
     def build(trial):
         trial.suggest_float("x", 0.0, 1.0)
         if trial.number == 0:
@@ -254,7 +254,9 @@ def test_callbacks_are_not_called_for_what_ends_the_study(data, tmp_path, where,
         (SystemExit, Exception, False),
     ],
 )
-def test_what_is_caught_is_known_by_its_bases(data, tmp_path, workers, raised, catch, caught):
+def test_catch_also_matches_base_classes_of_the_error(
+    data, tmp_path, workers, raised, catch, caught
+):
     def build(trial):
         trial.suggest_float("x", 0.0, 1.0)
         return Raises(raised("bad")) if trial.number == 1 else Constant(0.5)
@@ -283,7 +285,7 @@ def test_first_trials_that_fail_alike_may_be_caught(data, tmp_path):
         optimize(new_study(), data, build, n_trials=3, catch=Mine, run=tmp_path / "none")
 
 
-def test_who_failed_is_said_by_both_numbers(data, tmp_path):
+def test_the_error_gives_both_numbers_of_the_failed_trial(data, tmp_path):
     study = new_study()
     study.tell(study.ask(), state=optuna.trial.TrialState.FAIL)
     both = r"trial 1 of the study, 0 of the run, failed: Mine: bad \(test_optuna_loop\.py"
@@ -291,7 +293,7 @@ def test_who_failed_is_said_by_both_numbers(data, tmp_path):
         optimize(study, data, lambda trial: Raises(Mine("bad")), define=build_x, run=tmp_path / "r")
 
 
-def test_memory_that_a_gpu_lacks_is_a_runtime_error(data, tmp_path):
+def test_torch_out_of_memory_is_caught_as_a_runtime_error(data, tmp_path):
     torch = pytest.importorskip("torch")
 
     def build(trial):
@@ -331,7 +333,7 @@ def test_a_trial_prunes_itself(data, tmp_path, workers, where):
     assert all("TrialPruned" in trial.error for trial in result.trials)
 
 
-def test_of_folds_one_prunes_all(data, tmp_path):
+def test_pruning_one_fold_prunes_all_folds(data, tmp_path):
     class PrunesIn(Constant):
         def __init__(self, fold):
             super().__init__(0.5)
@@ -355,7 +357,7 @@ def test_of_folds_one_prunes_all(data, tmp_path):
         assert [fold.status for fold in trial.folds] == ["stopped"] * 3
 
 
-def test_of_folds_that_were_left_while_one_prunes_none_trains_on(data, tmp_path):
+def test_after_a_crash_no_fold_of_a_pruned_trial_trains_on(data, tmp_path):
     """The process dies when one fold's end is on record and those of the others are not."""
 
     class Dies(Exception):
@@ -388,7 +390,7 @@ def test_of_folds_that_were_left_while_one_prunes_none_trains_on(data, tmp_path)
     assert result.status == "finished"
 
 
-def test_a_trial_that_pruned_itself_before_the_study_knew(data, tmp_path):
+def test_resume_reports_a_self_pruned_trial_to_the_study(data, tmp_path):
     """The process dies between the run's record and the study's."""
 
     class Dies(Exception):
@@ -448,7 +450,7 @@ def test_a_trial_has_its_number_and_attributes_everywhere(data, tmp_path, worker
         assert cerebro.replay(run, trial.number, build).identical
 
 
-def test_what_a_worker_cannot_know_of_the_study_is_said(data, tmp_path):
+def test_reading_study_trials_in_a_worker_is_refused(data, tmp_path):
     def build(trial):
         return Constant(len(trial.study.trials))
 
@@ -459,7 +461,7 @@ def test_what_a_worker_cannot_know_of_the_study_is_said(data, tmp_path):
         optimize(new_study(), data, build, define=define, run=tmp_path / "run")
 
 
-def test_attributes_that_cannot_be_recorded_stay_here(data, tmp_path):
+def test_attributes_that_cannot_be_recorded_stay_in_the_study(data, tmp_path):
     def build(trial):
         trial.set_user_attr("array", np.zeros(3))
         trial.set_user_attr("size", 3)
@@ -526,7 +528,7 @@ def test_a_timeout_lets_trials_finish(data, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("pruned", [False, True])
-def test_metrics_that_are_not_finite(data, tmp_path, value, pruned):
+def test_non_finite_metrics_are_handled_as_by_optuna(data, tmp_path, value, pruned):
     """As in Optuna's own loop."""
 
     def define(trial):
@@ -558,7 +560,7 @@ def test_metrics_that_are_not_finite(data, tmp_path, value, pruned):
 
 
 @pytest.mark.parametrize("name", ["n_jobs", "show_progress_bar", "gc_after_trial", "mode"])
-def test_arguments_that_there_are_not(data, tmp_path, name):
+def test_unsupported_arguments_of_study_optimize_are_refused(data, tmp_path, name):
     study = new_study()
     with pytest.raises(TypeError, match=rf"cerebro\.optuna\.optimize\(\) .*\b{name}="):
         optimize(study, data, run=tmp_path / "run", **{name: 1})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import socket
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def pruner():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_trials_are_those_of_the_storage_itself(data, tmp_path, workers):
+def test_trials_behind_the_server_match_those_of_the_storage(data, tmp_path, workers):
     near = f"sqlite:///{tmp_path / 'near.db'}"
     expected = new_study(pruner(), storage=near)
     optimize(expected, data, n_trials=14, run=tmp_path / "near")
@@ -89,7 +90,7 @@ def test_the_trials_are_those_of_the_storage_itself(data, tmp_path, workers):
     assert {trial.state.name for trial in stored.trials} == {"COMPLETE", "PRUNED"}
 
 
-def test_a_server_that_ends_meanwhile_ends_the_search_which_resumes(data, tmp_path):
+def test_a_search_whose_server_stops_ends_and_can_resume(data, tmp_path):
     expected = new_study(storage=f"sqlite:///{tmp_path / 'near.db'}")
     optimize(expected, data, run=tmp_path / "near")
     server = Server(f"sqlite:///{tmp_path / 'far.db'}")
@@ -128,8 +129,9 @@ def test_a_server_that_ends_meanwhile_ends_the_search_which_resumes(data, tmp_pa
 )
 def test_the_advice_fits_the_servers_failure(code, details, is_gone):
     """Which error a call gets when its server ends depends on the moment."""
-    failure = grpc._channel._InactiveRpcError(
-        grpc._channel._RPCState((), (), (), grpc.StatusCode[code], details)
+    channel = importlib.import_module("grpc._channel")  # which `import grpc` may leave out
+    failure = channel._InactiveRpcError(
+        channel._RPCState((), (), (), grpc.StatusCode[code], details)
     )
     with pytest.raises(RunError) as raised, storage_errors(optuna, None, "s", kind=RunError):
         raise failure

@@ -58,7 +58,7 @@ def tilde(home, monkeypatch):
     monkeypatch.chdir(home.parent / "here")
 
 
-def test_what_exists_under_its_very_name_is_meant_before_the_home(home, tilde, monkeypatch):
+def test_an_existing_path_named_tilde_wins_over_the_home(home, tilde, monkeypatch):
     assert path_of("run", "~/x") == home / "x"
     (tilde / "x").mkdir()
     (tilde / "$HOME").symlink_to("nowhere")
@@ -83,7 +83,7 @@ def test_a_tilde_after_a_folder_is_never_the_home(home, tilde):
     assert names(tilde) == {"data", "rows.npz", "again"} and names(home) == set()
 
 
-def test_a_run_in_a_folder_named_tilde(home, tilde):
+def test_a_run_stays_in_a_folder_named_tilde(home, tilde):
     x = np.random.default_rng(0).normal(size=(40, 3))
     cerebro.search(
         resumable.build, {"lr": [0.1]}, {"x": x, "y": x.sum(axis=1)}, epochs=1, batch_size=8,
@@ -100,7 +100,7 @@ def test_a_run_in_a_folder_named_tilde(home, tilde):
     assert names(home) <= {".cache", ".config"}  # Matplotlib's
 
 
-def test_every_path_of_a_run(home, capsys):
+def test_every_path_argument_of_a_run_is_expanded(home, capsys):
     x = np.random.default_rng(0).normal(size=(40, 3))
     np.savez(home / "rows.npz", x=x, y=x.sum(axis=1))
     data = cerebro.shard("~/rows.npz", "$HOME/data", shards=resumable.SHARDS, progress=False)
@@ -143,7 +143,7 @@ def test_every_path_of_a_run(home, capsys):
     assert {"out.safetensors", "r.html", "again"} <= names(home)
 
 
-def test_paths_of_callbacks_clusters_and_caches(home, monkeypatch):
+def test_paths_of_callbacks_clusters_and_caches_are_expanded(home, monkeypatch):
     assert TensorBoard("~/logs").folder == home / "logs"
     assert CSV("$HOME/m.csv").path == home / "m.csv"
     monkeypatch.setenv("CEREBRO_CACHE", "~/cache")

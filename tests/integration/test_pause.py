@@ -81,7 +81,7 @@ def hashes(result):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_paused_trial_goes_on_where_it_was(run, workers):
+def test_a_paused_trial_continues_where_it_stopped(run, workers):
     undisturbed = hashes(run())
     units = []
     paused = []

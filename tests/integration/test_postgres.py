@@ -119,14 +119,14 @@ def test_packed_vectors_are_read_as_they_are(uri, table, expected, tmp_path):
     assert data.checksum == expected.checksum
 
 
-def test_without_an_order_the_rows_are_others(uri, table, expected, tmp_path):
+def test_without_order_by_the_row_order_differs(uri, table, expected, tmp_path):
     """Why the page says ``order by``: a table has no order of its own."""
     data = query(uri, f"select * from {table}", tmp_path / "d", **COLUMNS)
     assert data.checksum != expected.checksum
     assert sorted(np.concatenate([data.shard(i)["y"] for i in range(3)])) == sorted(Y)
 
 
-def test_nulls_are_named_and_numeric_comes_as_text(uri, table, tmp_path):
+def test_nulls_are_refused_and_numeric_is_read_as_text(uri, table, tmp_path):
     with pytest.raises(InputError, match=r"'y'.*missing value"):
         query(uri, f"select nullif(label, 1) as y from {table} order by id", tmp_path / "d")
     few = f"from {table} where id < 3 order by id"

@@ -150,7 +150,7 @@ def expected(tmp_path_factory):
     return states(folder, 0)
 
 
-def test_states_are_those_of_one_process(server, tmp_path, expected):
+def test_states_match_those_of_a_single_process(server, tmp_path, expected):
     process = search(tmp_path, server, 2)
     text, _ = process.communicate(timeout=250)
     assert process.returncode == 0, text
@@ -161,7 +161,7 @@ def test_states_are_those_of_one_process(server, tmp_path, expected):
     assert left_over(folder_of(server)) == []
 
 
-def test_a_search_goes_on_without_a_session_that_is_ended(server, tmp_path):
+def test_a_search_continues_after_a_session_is_terminated(server, tmp_path):
     here = search(tmp_path, server, 0, epochs=MANY)
     text, _ = here.communicate(timeout=250)
     assert here.returncode == 0, text
@@ -215,7 +215,7 @@ def test_a_session_can_be_ended(server, function, failure):
     assert ask(server, "select 1") == 1
 
 
-def test_an_agent_ends_with_a_server_process_that_is_killed(server):
+def test_an_agent_ends_when_its_server_process_is_killed(server):
     """All other sessions end, too: the reason for a warning."""
     process = call_nobody(server)
     wait_until(lambda: left_over(folder_of(server)))
@@ -245,11 +245,11 @@ def call_nobody(uri):
     )  # fmt: skip
 
 
-def test_what_it_returns_without_a_search(server):
+def test_the_function_returns_a_failure_without_a_search(server):
     assert ask(server, "select cerebro_worker($1, $2)", "nowhere", "00").startswith("1: ")
 
 
-def test_others_may_not_call_it(server):
+def test_other_roles_may_not_call_the_function(server):
     with adbc.connect(server) as connection, connection.cursor() as cursor:
         cursor.execute("create role somebody")
         cursor.execute("set role somebody")

@@ -133,7 +133,7 @@ def test_a_queued_unit_follows_without_a_command(executor):
     assert executor.wait(0.0) == []
 
 
-def test_the_states_are_those_of_units_that_are_submitted(executor, context):
+def test_queued_units_give_the_same_states_as_submitted_ones(executor, context):
     executor.submit(0, unit(0))
     executor.queue(0, unit(1, after=0))
     queued = [event.packed_hash for event in events_of(executor, 2)]
@@ -188,7 +188,7 @@ def test_a_killed_worker_loses_the_queued_unit(executor, tmp_path, killed_in):
     assert isinstance(again, UnitDone) and again.task.position == killed_in
 
 
-def test_a_queued_unit_keeps_the_state_until_the_one_before_is_heard_of(executor, tmp_path):
+def test_a_queued_unit_commits_only_after_the_previous_result_is_received(executor, tmp_path):
     """A worker that is lost before its answer is read: its unit can run again."""
     config = noting(tmp_path, 2)
     executor.submit(0, unit(0, **config))
@@ -207,7 +207,7 @@ def test_a_queued_unit_keeps_the_state_until_the_one_before_is_heard_of(executor
         assert isinstance(done, UnitDone), done
 
 
-def test_a_unit_that_waits_to_be_heard_of_is_not_late(context, tmp_path):
+def test_a_unit_whose_result_is_unread_does_not_time_out(context, tmp_path):
     """The coordinator may be in a callback meanwhile."""
     executor = LocalExecutor(1, 1, fresh=True)
     executor.start(replace(context, unit_timeout=0.5))
@@ -220,7 +220,7 @@ def test_a_unit_that_waits_to_be_heard_of_is_not_late(context, tmp_path):
         executor.close(kill=True)
 
 
-def test_a_unit_that_waits_to_be_heard_of_can_be_cancelled(executor, tmp_path):
+def test_a_queued_unit_that_waits_to_commit_can_be_cancelled(executor, tmp_path):
     config = noting(tmp_path, 1)
     executor.submit(0, unit(0, **config))
     executor.queue(0, unit(1, after=0, **config))

@@ -40,7 +40,7 @@ def replayed(result):
 @pytest.mark.parametrize(
     "settings", [{"workers": 2}, {"workers": 1}, {"workers": 0}, {"workers": 2, "live_models": 1}]
 )
-def test_states_are_those_of_ordinary_steps(data, tmp_path, ordinary, settings):
+def test_states_match_those_of_ordinary_steps(data, tmp_path, ordinary, settings):
     result = recorded_torch.search(tmp_path / "run", data, **settings)
     assert hashes(result) == ordinary
     assert max(replayed(result)) > 0
@@ -48,7 +48,7 @@ def test_states_are_those_of_ordinary_steps(data, tmp_path, ordinary, settings):
     assert not [event for event in result.events() if event["kind"] == "recorded step differs"]
 
 
-def test_a_run_that_was_killed_and_resumed(data, tmp_path, ordinary):
+def test_a_killed_and_resumed_run_has_the_same_states(data, tmp_path, ordinary):
     build = recorded_torch.build
     folder = tmp_path / "run"
     command = [sys.executable, recorded_torch.__file__, folder, data, "31", build.__name__]
@@ -75,7 +75,7 @@ def test_a_step_that_cannot_be_recorded_says_why(data, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_a_unit_with_a_wrong_program_runs_again(data, tmp_path, workers):
+def test_a_unit_with_a_wrong_recorded_step_runs_again(data, tmp_path, workers):
     """The promise does not hold; the comparison after the unit finds it out."""
     one, two = (
         recorded_torch.search(tmp_path / build.__name__, data, build=build, workers=workers)

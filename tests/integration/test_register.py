@@ -123,7 +123,7 @@ def test_a_registered_model_predicts_the_same(data, result, client):
     assert np.array_equal(as_function.predict(x.numpy()), expected.numpy())
 
 
-def test_its_version_says_where_it_comes_from(data, result, client):
+def test_a_registered_version_records_its_origin(data, result, client):
     address = result.register("tagged", alias="champion")
     version = client.get_model_version_by_alias("tagged", "champion")
     assert address == f"models:/tagged/{version.version}"
@@ -162,7 +162,7 @@ def test_nothing_is_pickled(result, client):
     assert not [name for name in names if name.endswith((".pth", ".pkl", ".pickle"))]
 
 
-def test_several_inputs_and_own_rows(data, tmp_path, client):
+def test_a_model_with_several_inputs_and_example_rows_is_registered(data, tmp_path, client):
     result = search(data, tmp_path / "pair", build_pair)
     x, scale = rows_of(data), rows_of(data, "scale")
     expected = result.best.load().net(x, scale)
@@ -171,7 +171,7 @@ def test_several_inputs_and_own_rows(data, tmp_path, client):
         assert torch.equal(loaded(x, scale), expected)
 
 
-def test_what_cannot_be_registered_is_refused(data, result, tmp_path, client):
+def test_unregistrable_models_and_arguments_are_refused(data, result, tmp_path, client):
     with pytest.raises(InputError, match=r"needs a cerebro\.torch\.Model.*test_register\.Mean"):
         search(data, tmp_path / "mean", build_mean).register("mean")
     with pytest.raises(InputError, match="positional inputs"):

@@ -83,7 +83,7 @@ def run(tmp_path, monkeypatch):
     sys.modules.pop("model_to_replay", None)
 
 
-def test_nothing_changed(run):
+def test_an_unchanged_run_replays_identically(run):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         replay = cerebro.replay(run.path, 1)
@@ -92,7 +92,7 @@ def test_nothing_changed(run):
     assert "every state identical" in str(replay)
 
 
-def test_settings_of_torch_that_the_run_itself_makes_are_not_a_difference(tmp_path):
+def test_torch_settings_made_by_the_run_are_not_a_difference(tmp_path):
     """``deterministic=True`` changes them while a model is built and trained."""
     torch = pytest.importorskip("torch")
 
@@ -154,13 +154,13 @@ def test_a_changed_source_shows_where_it_begins_to_matter(run, tmp_path):
     assert "differs from epoch 1 on" in str(replay)
 
 
-def test_a_trial_that_does_not_exist(run):
+def test_a_trial_that_does_not_exist_is_refused(run):
     with pytest.raises(cerebro.InputError, match="has no trial 7: it has 0 to 1"):
         cerebro.replay(run.path, 7)
 
 
 @pytest.mark.parametrize("epochs", [0, -1, 1.5])
-def test_a_number_of_epochs_that_makes_no_sense(run, epochs):
+def test_an_invalid_number_of_epochs_is_refused(run, epochs):
     with pytest.raises(cerebro.InputError, match="epochs must be a whole number of at least 1"):
         cerebro.replay(run.path, 0, epochs=epochs)
 
@@ -238,7 +238,7 @@ def search(data, tmp_path, dos, **settings):
     return cerebro.search(build_eventful, space, data, **{**arguments, **settings})
 
 
-def test_a_trial_that_was_stopped_early(data, tmp_path):
+def test_a_trial_that_was_stopped_early_replays(data, tmp_path):
     stop = cerebro.EarlyStopping("epoch", patience=1, mode="min")
     result = search(data, tmp_path, ["nothing", "nothing"], stop=stop)
     assert [t.status for t in result.trials] == ["stopped", "stopped"]
@@ -246,7 +246,7 @@ def test_a_trial_that_was_stopped_early(data, tmp_path):
     assert replay.identical and len(replay.epochs) == result.trials[1].epoch == 2
 
 
-def test_trials_that_failed_or_diverged_later(data, tmp_path):
+def test_trials_that_failed_or_diverged_later_replay(data, tmp_path):
     result = search(data, tmp_path, ["fail", "diverge", "nothing"])
     assert [t.status for t in result.trials] == ["failed", "diverged", "finished"]
     for trial, epochs in zip(result.trials, (2, 2, 4), strict=True):
@@ -254,7 +254,7 @@ def test_trials_that_failed_or_diverged_later(data, tmp_path):
         assert replay.identical and len(replay.epochs) == trial.epoch == epochs
 
 
-def test_a_trial_whose_worker_died(data, tmp_path):
+def test_a_trial_whose_worker_died_replays(data, tmp_path):
     """Once in the run, and in the replay once more."""
     deadly = tmp_path / "deadly"
     deadly.touch()
@@ -268,7 +268,7 @@ def test_a_trial_whose_worker_died(data, tmp_path):
     assert not deadly.exists()
 
 
-def test_a_worker_that_always_dies_in_the_replay_is_told(data, tmp_path):
+def test_a_worker_that_always_dies_in_the_replay_is_reported(data, tmp_path):
     deadly = tmp_path / "deadly"
     result = search(data, tmp_path, [f"die {deadly}"], max_retries=1)
     deadly.touch()
@@ -287,7 +287,7 @@ def events(result, kind):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_was_interrupted_in_the_middle_of_an_epoch(data, tmp_path, workers):
+def test_a_run_interrupted_in_the_middle_of_an_epoch_replays(data, tmp_path, workers):
     class Interrupt:
         def on_unit_end(self, trial, metrics):
             if trial.number == 0 and trial.epoch == 2:
@@ -301,7 +301,7 @@ def test_a_run_that_was_interrupted_in_the_middle_of_an_epoch(data, tmp_path, wo
     assert replay.identical and len(replay.epochs) == 2
 
 
-def test_a_trial_without_an_epoch_says_why(data, tmp_path):
+def test_replay_of_a_trial_without_an_epoch_gives_the_reason(data, tmp_path):
     result = search(data, tmp_path, ["nothing", "fail"], epochs=1)
     assert result.trials[1].epoch == 1  # what goes wrong comes later
     connection = sqlite3.connect(result.path / "run.sqlite")
@@ -317,7 +317,7 @@ def test_a_trial_without_an_epoch_says_why(data, tmp_path):
 # --- what is known to be different ---------------------------------------------
 
 
-def test_differences_are_said_before_anything_is_trained(run, tmp_path, monkeypatch):
+def test_differences_are_reported_before_training(run, tmp_path, monkeypatch):
     """As errors they end the replay before a batch is seen, which would leave a file."""
     trained = tmp_path / "trained"
     source = SOURCE.replace(
@@ -370,7 +370,7 @@ def test_a_variable_set_between_two_searches_reaches_the_workers(data, tmp_path,
     assert "OMP_SCHEDULE" not in result.environment["variables"]
 
 
-def test_another_machine_is_named(run):
+def test_differences_of_the_machine_are_reported(run):
     connection = sqlite3.connect(run.path / "run.sqlite")
     (text,) = connection.execute("SELECT value FROM meta WHERE key = 'environment'").fetchone()
     record = json.loads(text)
@@ -400,7 +400,7 @@ def test_another_machine_is_named(run):
         assert re.search(pattern, text, re.MULTILINE), pattern
 
 
-def test_the_command_says_differences_first(run, tmp_path, capsys, monkeypatch):
+def test_the_command_reports_differences_first(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OMP_DYNAMIC", "true")
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     with warnings.catch_warnings():
@@ -411,7 +411,7 @@ def test_the_command_says_differences_first(run, tmp_path, capsys, monkeypatch):
     assert "every state identical" in captured.out
 
 
-def test_a_run_records_what_its_workers_compute_with(tmp_path):
+def test_a_run_records_the_environment_of_its_workers(tmp_path):
     """Also where PyTorch is imported by workers only."""
     pytest.importorskip("torch")
     program = """

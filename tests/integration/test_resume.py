@@ -48,7 +48,7 @@ def assert_as_whole(result, whole):
 @pytest.mark.parametrize(
     ("at", "workers"), [(1, 0), (9, 1), (20, 3), (21, 0), (37, 0), (UNITS - 1, 0), (UNITS, 0)]
 )
-def test_a_killed_coordinator(data, whole, tmp_path, at, workers):
+def test_a_run_resumes_after_its_coordinator_is_killed(data, whole, tmp_path, at, workers):
     assert struck(tmp_path / "run", data, at=at, workers=2).returncode == -signal.SIGKILL
     left = cerebro.open(tmp_path / "run")
     assert left.status == "interrupted"
@@ -59,7 +59,7 @@ def test_a_killed_coordinator(data, whole, tmp_path, at, workers):
 
 
 @pytest.mark.parametrize("at", [8, 30])
-def test_a_killed_coordinator_and_its_workers(data, whole, tmp_path, at):
+def test_a_run_resumes_after_coordinator_and_workers_are_killed(data, whole, tmp_path, at):
     assert struck(tmp_path / "run", data, at=at, workers=2, all=True).returncode == -signal.SIGKILL
     assert_as_whole(cerebro.resume(tmp_path / "run", progress=False), whole)
 
@@ -101,7 +101,7 @@ def test_a_resumed_run_is_killed_and_resumed(data, whole, tmp_path):
     assert_as_whole(cerebro.resume(folder, workers=2, progress=False), whole)
 
 
-def test_the_clock_goes_on(data, tmp_path):
+def test_the_clock_continues_over_a_resume(data, tmp_path):
     folder = tmp_path / "run"
     struck(folder, data, at=9, number=signal.SIGTERM)  # whatever was trained has a row
     struck(folder, data, at=9, number=signal.SIGTERM, resume=True, workers=0)

@@ -59,7 +59,7 @@ def change(file, at=-1, bits=1):
     file.write_bytes(content)
 
 
-def test_lost_slots(data, whole, tmp_path):
+def test_trials_with_lost_slots_continue_from_their_last_epoch(data, whole, tmp_path):
     """Trials go on from their last finished epochs, or from the beginning."""
     stop(tmp_path / "run", data, at=33)
     lost = 0
@@ -107,7 +107,7 @@ def test_a_torn_slot_is_never_taken_for_whole(data, whole, tmp_path, part):
     go_on(tmp_path / "run", whole, torn, at=34)
 
 
-def test_states_of_another_day(data, whole, tmp_path):
+def test_slots_older_than_the_rows_are_ignored(data, whole, tmp_path):
     """Slots that are older than the rows: the last finished epoch counts."""
     folder = tmp_path / "run"
     stop(folder, data, at=8)
@@ -155,7 +155,7 @@ def test_an_epoch_whose_state_and_row_are_lost_is_trained_again(data, whole, tmp
     go_on(folder, whole)
 
 
-def test_left_over_files(data, whole, tmp_path):
+def test_leftover_files_do_not_disturb_a_resume(data, whole, tmp_path):
     folder = tmp_path / "run"
     trials = stop(folder, data, at=33)
     states = folder / "states"
@@ -175,7 +175,7 @@ def test_left_over_files(data, whole, tmp_path):
     go_on(folder, whole, at=33)
 
 
-def test_a_state_that_was_published_without_its_row(data, whole, tmp_path):
+def test_an_epoch_published_without_its_row_is_not_trained_again(data, whole, tmp_path):
     """Killed between the rename and the commit."""
     folder = tmp_path / "run"
     struck(folder, data, at=UNITS - 7, block_rows=1)
@@ -202,7 +202,7 @@ def test_a_damaged_kept_state_is_refused_by_name_and_can_be_trained_again(data, 
     go_on(folder, whole)
 
 
-def test_damage_that_reading_the_store_does_not_touch_is_refused(data, whole, tmp_path):
+def test_resume_refuses_store_damage_that_reading_does_not_reveal(data, whole, tmp_path):
     """An index is written to and seldom read: the run would go on and spoil it further."""
     folder = tmp_path / "run"
     stop(folder, data, at=33)
@@ -224,7 +224,7 @@ def test_damage_that_reading_the_store_does_not_touch_is_refused(data, whole, tm
     go_on(folder, whole, at=33)
 
 
-def test_an_epoch_that_is_trained_again_and_differs_is_told(data, whole, tmp_path):
+def test_an_epoch_that_differs_when_trained_again_warns(data, whole, tmp_path):
     folder = tmp_path / "run"
     trials = stop(folder, data, at=33)
     going = next(t for t in trials.values() if t.status == "stopped" and t.epoch)
@@ -242,7 +242,7 @@ def test_an_epoch_that_is_trained_again_and_differs_is_told(data, whole, tmp_pat
     assert hashes(cerebro.open(folder)) == hashes(whole)
 
 
-def test_a_state_dir_elsewhere_may_be_lost(data, whole, tmp_path):
+def test_a_run_resumes_after_its_external_state_dir_is_lost(data, whole, tmp_path):
     folder, fast = tmp_path / "run", tmp_path / "fast"
     stop(folder, data, at=33, state_dir=str(fast))
     assert slots_of(fast)
@@ -265,7 +265,7 @@ def test_a_state_dir_that_another_run_uses_now_is_refused(data, tmp_path):
     assert cerebro.resume(tmp_path / "one", progress=False).status == "finished"
 
 
-def test_a_run_that_was_moved(data, whole, tmp_path):
+def test_a_moved_run_resumes(data, whole, tmp_path):
     stop(tmp_path / "run", data, at=33)
     Path(tmp_path / "run").rename(tmp_path / "other")
     go_on(tmp_path / "other", whole, at=33)

@@ -48,7 +48,7 @@ class Interrupt:
             raise KeyboardInterrupt
 
 
-def test_a_run_whose_making_was_cut_off_is_made_again(data, tmp_path):
+def test_a_run_killed_during_its_creation_is_created_again(data, tmp_path):
     """Killed within SQLite's first transaction: its journal is left too."""
     run = tmp_path / "run"
     for name in ("states", "trials", "control"):
@@ -61,7 +61,7 @@ def test_a_run_whose_making_was_cut_off_is_made_again(data, tmp_path):
     assert not list(run.glob("run.sqlite.new*"))
 
 
-def test_a_run_that_was_cut_off_at_its_end_is_tidied(data, tmp_path):
+def test_a_run_killed_during_its_cleanup_is_cleaned_up_on_resume(data, tmp_path):
     """Killed after the last row and before the log and the last files were gone."""
     run, slots = tmp_path / "run", tmp_path / "slots"
     result = search(run, data, n_trials=2, epochs=2, keep="last", state_dir=slots)
@@ -80,7 +80,7 @@ def test_a_run_that_was_cut_off_at_its_end_is_tidied(data, tmp_path):
     assert not list(run.glob("run.sqlite-*")) and not (slots / "1.a").exists()
 
 
-def test_the_name_of_a_run_outlives_a_loss_of_power(data, tmp_path, monkeypatch):
+def test_the_parent_folders_of_a_new_run_are_synced(data, tmp_path, monkeypatch):
     synced = []
 
     def sync(folder):
@@ -126,7 +126,7 @@ def test_a_trial_is_in_the_store_before_its_first_unit(data, tmp_path, monkeypat
     assert known == set(range(len(result.trials)))
 
 
-def test_what_is_wanted_of_a_trial_is_in_the_store_before_it_trains_on(data, tmp_path, monkeypatch):
+def test_a_trials_epoch_target_is_in_the_store_before_it_trains_on(data, tmp_path, monkeypatch):
     """A trial that was paused and is to go on: its slots would be beyond its epochs."""
     known, unwritten = {}, {}
 
@@ -159,7 +159,7 @@ def test_what_is_wanted_of_a_trial_is_in_the_store_before_it_trains_on(data, tmp
 
 @pytest.mark.parametrize("kind", [Halving, Population])
 @pytest.mark.parametrize("at", [1, 7, 18, 24, 31, 40])
-def test_a_searcher_that_listens_is_not_told_twice(data, tmp_path, kind, at):
+def test_resume_does_not_report_results_to_a_searcher_twice(data, tmp_path, kind, at):
     """A resumed trial knows what was reported of it, and whether it is paused."""
     whole = search(tmp_path / "whole", data, searcher=kind(), epochs=4)
     with pytest.raises(KeyboardInterrupt):
@@ -200,7 +200,7 @@ class Lag(Interrupt):
 @pytest.mark.parametrize("kind", [Halving, Population])
 @pytest.mark.parametrize("at", [6, 11, 17, 26])
 @pytest.mark.parametrize("units", [3, 7, 12])
-def test_the_store_lags_behind_the_trials(data, tmp_path, kind, at, units):
+def test_a_run_resumes_if_its_store_lags_behind_the_trials(data, tmp_path, kind, at, units):
     """Trials may be epochs beyond what the searcher is known to have said."""
     whole = search(tmp_path / "whole", data, searcher=kind(), epochs=4, keep="all")
     lag = Lag(tmp_path / "run", at, units)

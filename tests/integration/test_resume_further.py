@@ -75,7 +75,7 @@ def events(folder, kind):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_more_epochs_for_a_finished_run(longer, finished, workers):
+def test_a_finished_run_resumes_with_more_epochs(longer, finished, workers):
     result = cerebro.resume(finished, epochs=EPOCHS + 2, workers=workers, progress=False)
     assert result.status == "finished" and hashes(result) == hashes(longer)
     assert [trial.epochs for trial in result.trials] == [EPOCHS + 2] * 4
@@ -85,19 +85,19 @@ def test_more_epochs_for_a_finished_run(longer, finished, workers):
     assert len(again.saved.units()) == len(result.saved.units())
 
 
-def test_more_epochs_for_an_unfinished_run(data, longer, tmp_path):
+def test_an_unfinished_run_resumes_with_more_epochs(data, longer, tmp_path):
     stop(tmp_path / "run", data)
     result = cerebro.resume(tmp_path / "run", epochs=EPOCHS + 2, progress=False)
     assert hashes(result) == hashes(longer)
 
 
-def test_more_epochs_that_are_interrupted(longer, finished, data):
+def test_an_interrupted_extension_by_epochs_resumes(longer, finished, data):
     assert struck(finished, data, at=9, resume=True, epochs=EPOCHS + 2).returncode == -9
     assert cerebro.open(finished).status == "interrupted"
     assert hashes(cerebro.resume(finished, progress=False)) == hashes(longer)
 
 
-def test_info_says_the_new_number_from_there_on_and_replay_follows(data, tmp_path):
+def test_info_epochs_changes_on_extension_and_replay_follows(data, tmp_path):
     """A model that looks at ``info.epochs``: extended in the middle of an epoch, twice."""
     space = {"lr": [0.02, 0.05], "told": [True]}
     folder = tmp_path / "run"
@@ -121,7 +121,7 @@ def test_info_says_the_new_number_from_there_on_and_replay_follows(data, tmp_pat
     assert result.trials[1].load("last").batches > 0
 
 
-def test_only_some_trials(finished, longer, data, tmp_path):
+def test_resume_extends_only_the_given_trials(finished, longer, data, tmp_path):
     result = cerebro.resume(finished, epochs=EPOCHS + 2, trials=[3, 1], progress=False)
     assert [trial.epoch for trial in result.trials] == [3, 5, 3, 5]
     assert result.status == "finished"
@@ -131,7 +131,7 @@ def test_only_some_trials(finished, longer, data, tmp_path):
     assert all(cerebro.replay(result, trial).identical for trial in (0, 3))
 
 
-def test_some_trials_of_an_unfinished_run(data, whole, tmp_path):
+def test_resume_finishes_only_the_given_trials_of_an_unfinished_run(data, whole, tmp_path):
     folder = tmp_path / "run"
     left = stop(folder, data, at=30)
     rest = [trial.number for trial in left.trials if trial.status == "stopped"]
@@ -155,7 +155,9 @@ def dropped(folder, data, searcher, **options):
 
 @pytest.mark.parametrize("searcher", RUNGS)
 @pytest.mark.parametrize("epochs", [None, EPOCHS, EPOCHS + 2])
-def test_a_trial_that_its_searcher_dropped(data, whole, longer, tmp_path, searcher, epochs):
+def test_a_trial_dropped_by_its_searcher_can_be_resumed(
+    data, whole, longer, tmp_path, searcher, epochs
+):
     folder = tmp_path / "run"
     number = dropped(folder, data, searcher)
     result = cerebro.resume(folder, epochs=epochs, trials=[number], progress=False)
@@ -166,7 +168,7 @@ def test_a_trial_that_its_searcher_dropped(data, whole, longer, tmp_path, search
     assert cerebro.resume(folder).status == "finished"
 
 
-def test_a_configuration_that_its_searcher_dropped(data, tmp_path):
+def test_a_configuration_with_folds_dropped_by_its_searcher_can_be_resumed(data, tmp_path):
     """With folds."""
     folder = tmp_path / "run"
     number = dropped(folder, data, "successive_halving", folds=2)
@@ -177,7 +179,9 @@ def test_a_configuration_that_its_searcher_dropped(data, tmp_path):
 
 @pytest.mark.parametrize("searcher", RUNGS)
 @pytest.mark.parametrize("folds", [None, 2])
-def test_a_trial_that_failed_on_the_way_to_a_rung(data, tmp_path, monkeypatch, searcher, folds):
+def test_a_trial_that_failed_before_a_rung_resumes_on_its_own(
+    data, tmp_path, monkeypatch, searcher, folds
+):
     """Nobody compares it with the others of its rung any more: it trains like one apart."""
     options = {} if folds is None else {"folds": folds}
     folder = tmp_path / "run"
@@ -193,7 +197,7 @@ def test_a_trial_that_failed_on_the_way_to_a_rung(data, tmp_path, monkeypatch, s
 
 @pytest.mark.parametrize("searcher", [*RUNGS, "median"])
 @pytest.mark.parametrize("names", [False, True])
-def test_an_interrupted_resume_of_what_a_searcher_is_done_with(data, tmp_path, searcher, names):
+def test_an_interrupted_resume_of_dropped_trials_resumes_again(data, tmp_path, searcher, names):
     """Going on needs no arguments, as with any interrupted run, and trains each epoch once."""
     if searcher == "median":
         search(tmp_path / "a", data, searcher=searcher)
@@ -212,7 +216,7 @@ def test_an_interrupted_resume_of_what_a_searcher_is_done_with(data, tmp_path, s
     assert len(result.saved.units()) <= len(expected.saved.units())
 
 
-def test_failed_trials_stay_so_unless_they_are_named(data, tmp_path, monkeypatch):
+def test_failed_trials_are_retried_only_if_given_by_number(data, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     first = search(folder, data, build=build_some_fail)
     assert [t.status for t in first.trials] == ["finished", "failed", "finished", "finished"]
@@ -272,14 +276,14 @@ def test_a_build_that_is_an_object_must_be_passed_to_resume(data, longer, tmp_pa
         ({"data": "nowhere", "epochs": 4}, "nowhere"),
     ],
 )
-def test_arguments_that_make_no_sense(finished, arguments, text):
+def test_invalid_arguments_are_refused(finished, arguments, text):
     with pytest.raises(InputError, match=text):
         cerebro.resume(finished, **arguments)
     assert cerebro.open(finished).status == "finished"
     cerebro.resume(finished, epochs=4, progress=False)  # nothing is in the way
 
 
-def test_a_folder_that_is_no_run(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(InputError, match="is not a run"):
         cerebro.resume(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -288,7 +292,7 @@ def test_a_folder_that_is_no_run(tmp_path):
 # --- the same script again ---------------------------------------------------
 
 
-def test_the_same_script_again_and_again(data, whole, tmp_path):
+def test_rerunning_a_killed_script_resumes_its_run_until_it_finishes(data, whole, tmp_path):
     folder = tmp_path / "run"
     options = {"if_exists": "resume"}
     for at in (9, 20, 12):
@@ -300,7 +304,7 @@ def test_the_same_script_again_and_again(data, whole, tmp_path):
     assert len(cerebro.open(folder).saved.units()) == len(result.saved.units())
 
 
-def test_a_killed_beginning_is_no_run_yet(data, whole, tmp_path):
+def test_a_run_killed_during_its_creation_is_started_anew(data, whole, tmp_path):
     folder = tmp_path / "run"
     (folder / "states").mkdir(parents=True)
     (folder / "run.sqlite.new").write_bytes(b"x")
@@ -335,12 +339,12 @@ def test_a_folder_of_something_else_is_refused(data, tmp_path):
         ({"validation": None}, "validation is a different dataset"),
     ],
 )
-def test_what_would_give_other_trials_is_refused_by_name(data, finished, changes, text):
+def test_changes_that_would_alter_trials_are_refused(data, finished, changes, text):
     with pytest.raises(InputError, match=text):
         search(finished, data, if_exists="resume", **changes)
 
 
-def test_what_may_differ(data, finished):
+def test_settings_that_do_not_alter_trials_may_change(data, finished):
     result = search(
         finished,
         data,
@@ -355,7 +359,7 @@ def test_what_may_differ(data, finished):
     assert result.status == "finished"
 
 
-def test_more_trials_and_more_epochs(data, finished, tmp_path):
+def test_a_run_is_extended_by_trials_and_epochs_at_once(data, finished, tmp_path):
     expected = search(tmp_path / "more", data, n_trials=6, epochs=4)
     result = search(finished, data, if_exists="resume", n_trials=6, epochs=4)
     assert hashes(result) == hashes(expected)
@@ -364,7 +368,7 @@ def test_more_trials_and_more_epochs(data, finished, tmp_path):
     assert cerebro.resume(finished).status == "finished"
 
 
-def test_more_trials_and_more_epochs_of_a_searcher_that_compares(data, tmp_path):
+def test_an_adaptive_searcher_adds_epochs_and_trials_in_two_calls(data, tmp_path):
     """One after the other, because new trials are compared by the new number of epochs."""
     folder = tmp_path / "run"
     options = {"searcher": "asha", "if_exists": "resume"}
@@ -389,7 +393,7 @@ resumable.search(sys.argv[1], sys.argv[2], callbacks=[Wait()])
 """
 
 
-def test_a_second_process_is_refused_with_the_firsts_number(data, whole, tmp_path):
+def test_a_second_process_is_refused_with_the_pid_of_the_first(data, whole, tmp_path):
     folder = tmp_path / "run"
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(
@@ -420,7 +424,7 @@ def test_a_second_process_is_refused_with_the_firsts_number(data, whole, tmp_pat
     assert hashes(cerebro.resume(folder, progress=False)) == hashes(whole)
 
 
-def test_two_searches_of_one_process_on_one_folder(data, tmp_path):
+def test_a_second_search_of_the_same_process_is_refused(data, tmp_path):
     folder = tmp_path / "run"
     errors = []
 
@@ -468,7 +472,7 @@ def test_early_stopping_counts_over_a_resume(data, tmp_path):
 
 
 @pytest.mark.parametrize("keep", ["last", "all"])
-def test_keep_over_a_resume(data, tmp_path, keep):
+def test_keep_applies_over_a_resume(data, tmp_path, keep):
     stop(tmp_path / "run", data, at=33, keep=keep)
     result = cerebro.resume(tmp_path / "run", progress=False)
     kept = [[e.epoch for e in t.record.epochs if e.state_file] for t in result.trials]
@@ -476,7 +480,7 @@ def test_keep_over_a_resume(data, tmp_path, keep):
     assert result.verify(), str(result.verify())
 
 
-def test_callbacks_hear_of_the_rest(data, tmp_path):
+def test_callbacks_of_a_resume_receive_only_the_remaining_events(data, tmp_path):
     class Recorder:
         def __init__(self):
             self.calls = []
@@ -536,7 +540,7 @@ def test_the_time_limit_counts_anew(data, whole, tmp_path):
     assert result.status == "finished" and hashes(result) == hashes(whole)
 
 
-def test_trials_without_a_number_of_trials(data, tmp_path):
+def test_a_search_without_n_trials_resumes_its_searcher(data, tmp_path):
     """Only time ends the search: its searcher goes on where it was."""
     folder = tmp_path / "run"
     options = {"n_trials": None, "time_limit": 1e5, "epochs": 1}
@@ -554,7 +558,7 @@ def test_trials_without_a_number_of_trials(data, tmp_path):
 # --- data, code and environment ----------------------------------------------
 
 
-def test_data_that_moved(data, whole, tmp_path):
+def test_resume_takes_the_new_path_of_moved_data(data, whole, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(data, tmp_path / "before")
     stop(folder, tmp_path / "before")
@@ -568,7 +572,7 @@ def test_data_that_moved(data, whole, tmp_path):
     assert result.verify()
 
 
-def test_data_of_a_finished_run_that_moved(data, tmp_path, capsys):
+def test_a_finished_run_takes_the_new_path_of_moved_data(data, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(data, tmp_path / "before")
     metrics = search(folder, tmp_path / "before").best.metrics
@@ -628,7 +632,7 @@ def test_a_changed_source_warns(data, tmp_path, monkeypatch):
         assert cerebro.resume(folder, progress=False).status == "finished"
 
 
-def test_a_build_that_cannot_be_imported_is_asked_for(data, tmp_path):
+def test_a_build_that_cannot_be_imported_must_be_passed(data, tmp_path):
     def build(config, info):
         return resumable.Model(config, info)
 
@@ -640,7 +644,7 @@ def test_a_build_that_cannot_be_imported_is_asked_for(data, tmp_path):
     assert cerebro.resume(folder, build, progress=False).status == "finished"
 
 
-def test_another_environment_is_told_by_name(data, tmp_path):
+def test_a_changed_environment_warns_and_is_recorded(data, tmp_path):
     folder = tmp_path / "run"
     stop(folder, data)
     connection = sqlite3.connect(folder / "run.sqlite")
@@ -676,7 +680,7 @@ if "AT" in os.environ:
 """
 
 
-def test_the_command_line(data, whole, tmp_path):
+def test_the_command_line_resumes_a_run(data, whole, tmp_path):
     (tmp_path / "experiment.py").write_text(FILE.format(data=str(data)))
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(

@@ -25,7 +25,7 @@ def data(tmp_path_factory):
     return folder
 
 
-def test_killed_twice_then_trained_further(data, tmp_path):
+def test_a_torch_run_killed_twice_resumes_and_is_extended(data, tmp_path):
     whole = resumable_torch.search(tmp_path / "whole", data, epochs=5)
     folder = tmp_path / "run"
     for at in (17, 22):

@@ -111,7 +111,7 @@ def test_an_interrupted_run_gives_way_and_its_units_are_kept(tmp_path: Path) -> 
     assert [t.state_hash for t in moved] == [t.state_hash for t in again]
 
 
-def test_what_is_not_only_a_run_stays(tmp_path: Path) -> None:
+def test_a_folder_with_other_content_does_not_give_way(tmp_path: Path) -> None:
     """A folder with other files, with the user's dataset, or a run in training."""
     run = tmp_path / "run"
     data = cerebro.shard(ROWS, run / "data", progress=False)
@@ -157,7 +157,7 @@ def test_results_are_copied_pickled_and_iterated(
         result[2]
 
 
-def test_other_libraries_names_are_answered(tmp_path: Path) -> None:
+def test_attribute_names_of_other_libraries_get_a_hint(tmp_path: Path) -> None:
     result: Any = search(tmp_path / "run")
     for name, ours in (("best_params", "result.best.config"), ("best_model", "best.load()"),
                        ("best_value", "best.metrics[result.metric]")):  # fmt: skip
@@ -169,7 +169,7 @@ def test_other_libraries_names_are_answered(tmp_path: Path) -> None:
     assert not hasattr(result, "no_such_name") and not hasattr(result.best, "shape")
 
 
-def test_build_is_found_where_it_is_defined(
+def test_a_build_defined_at_a_prompt_is_found_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As at a prompt or in a notebook: `__main__` has no file."""
@@ -235,7 +235,7 @@ def test_a_call_that_is_refused_leaves_no_folder(
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_a_module_that_was_loaded_by_its_file_is_the_one_that_workers_train(
+def test_workers_use_a_module_that_was_loaded_by_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
 ) -> None:
     """Also if an import would find another file of this name."""

@@ -97,7 +97,7 @@ def run_program(what, kind, folder, workers, seed=None):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_groups_made_from_sets_go_on_in_another_process(data, tmp_path, workers):
+def test_parameter_groups_made_from_sets_resume_in_another_process(data, tmp_path, workers):
     """With the head as wide as the layers, moments of other parameters would fit, too."""
     full, _ = run_program("full", "groups", tmp_path, workers, seed="1")
     run_program("half", "groups", tmp_path, workers, seed="2")
@@ -121,7 +121,7 @@ def test_workers_keep_the_hash_seed_of_their_run(data, tmp_path):
     assert recorded["PYTHONHASHSEED"] == "7"
 
 
-def test_a_hash_seed_that_cannot_be_kept_is_told(data, tmp_path):
+def test_a_hash_seed_that_cannot_be_kept_warns(data, tmp_path):
     """In the user's process, the first weights and sums depend on its own hash seed."""
     run_program("half", "layers", tmp_path, 0, seed="1")
     _, texts = run_program("resume", "layers", tmp_path, 0, seed="2")
@@ -315,7 +315,9 @@ def test_a_structure_that_depends_on_the_epoch_can_be_resumed(data, tmp_path):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("kind", "epoch"), [("end", 1), ("batch", 2)])
-def test_another_structure_fails_at_its_first_commit(data, tmp_path, kind, epoch, workers):
+def test_an_unexpected_structure_change_fails_at_the_first_commit(
+    data, tmp_path, kind, epoch, workers
+):
     with pytest.raises(RunError, match=f"structure changes at epoch {epoch}: make it depend on"):
         searched(changing(kind), data, tmp_path / "run", workers)
     result = cerebro.open(tmp_path / "run")

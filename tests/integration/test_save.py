@@ -117,7 +117,9 @@ class Bag(nn.Module):
         return self.out((self.embedding(tokens) * mask[..., None]).sum(1))
 
 
-def test_a_network_with_keywords_and_ragged_rows(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_saved_network_takes_keywords_and_ragged_rows(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
     def build(config: dict[str, Any]) -> Any:
         bag = Bag()
         return cerebro.torch.Model(
@@ -178,7 +180,7 @@ class Branching(nn.Module):
         return self.out(x) if x.sum() > 0 else self.out(-x)
 
 
-def test_a_network_that_cannot_be_exported(
+def test_a_network_that_cannot_be_exported_saves_only_its_weights(
     data: cerebro.Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def build(config: dict[str, Any]) -> Any:
@@ -196,7 +198,7 @@ def test_a_network_that_cannot_be_exported(
     )
 
 
-def test_an_estimator(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_saved_estimator_predicts_without_cerebro(data: cerebro.Dataset, tmp_path: Path) -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
 
     def build(config: dict[str, Any]) -> Any:
@@ -219,7 +221,7 @@ def test_an_estimator(data: cerebro.Dataset, tmp_path: Path) -> None:
     )
 
 
-def test_a_transformer_of_rows(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_saved_transformer_works_without_cerebro(data: cerebro.Dataset, tmp_path: Path) -> None:
     decomposition = pytest.importorskip("sklearn.decomposition")
 
     def build(config: dict[str, Any]) -> Any:

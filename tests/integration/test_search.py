@@ -153,7 +153,7 @@ def result(data, tmp_path_factory):
     return run(data, tmp_path_factory.mktemp("runs") / "one", workers=2)
 
 
-def test_the_best_trial_is_the_best(result):
+def test_the_best_trial_has_the_lowest_loss(result):
     losses = [trial.metrics["loss"] for trial in result.trials]
     assert result.best.metrics["loss"] == min(losses)
     assert result.top(2)[0].number == result.best.number
@@ -203,7 +203,7 @@ def test_open_finds_the_newest_run(data, tmp_path, monkeypatch):
     assert cerebro.open().path.resolve() == newest.path.resolve()
 
 
-def test_evaluate_and_predict(result, data):
+def test_evaluate_and_predict_use_the_best_model(result, data):
     valid = data.split(0.8, 0.2)[1]
     assert result.best.evaluate(valid)["loss"] == pytest.approx(result.best.metrics["loss"])
     assert result.best.evaluate() == result.best.evaluate(valid)
@@ -348,7 +348,7 @@ def test_a_time_limit_ends_the_run(data, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("limit", [1e12, float("inf")])
-def test_a_time_limit_may_be_beyond_what_a_system_waits(data, tmp_path, limit):
+def test_a_time_limit_may_exceed_the_longest_system_wait(data, tmp_path, limit):
     result = run(data, tmp_path / "run", n_trials=1, epochs=1, time_limit=limit, workers=1)
     assert result.status == "finished"
 
@@ -434,7 +434,7 @@ def test_bad_arguments_are_refused_before_anything_is_written(data, tmp_path, se
         (build_bad_state, "lock"),
     ],
 )
-def test_models_that_cannot_travel_are_refused(data, tmp_path, build, message):
+def test_models_that_cannot_move_between_workers_are_refused(data, tmp_path, build, message):
     with pytest.raises(RunError, match=message):
         run(data, tmp_path / "run", build)
 
@@ -455,7 +455,7 @@ def test_an_existing_run_is_not_touched(data, tmp_path):
     assert cerebro.open(first.path).trials[0].history == first.trials[0].history
 
 
-def test_a_new_run_beside_an_existing_one(data, tmp_path):
+def test_if_exists_new_creates_a_run_beside_the_existing_one(data, tmp_path):
     names = [run(data, tmp_path / "run", n_trials=1, if_exists="new").path.name for _ in range(3)]
     assert names == ["run", "run-2", "run-3"]
     (tmp_path / "empty").mkdir()
@@ -575,7 +575,7 @@ def test_a_searcher_stops_trials(data, tmp_path):
         (Endless("continue"), r"answered 'continue' to the report of trial \d, epoch 0"),
     ],
 )
-def test_what_a_searcher_cannot_ask_for_is_refused(data, tmp_path, searcher, message):
+def test_invalid_suggestions_of_a_searcher_are_refused(data, tmp_path, searcher, message):
     with pytest.raises(InputError, match=f"the searcher Endless {message}"):
         run(data, tmp_path / "run", searcher=searcher, n_trials=2)
 
@@ -605,9 +605,7 @@ def build(config):
 """
 
 
-def test_workers_that_stayed_warm_do_not_train_with_code_that_was_edited(
-    data, tmp_path, monkeypatch
-):
+def test_warm_workers_do_not_train_with_outdated_code(data, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "edited_between_runs.py"
     losses, workers = [], []

@@ -79,7 +79,7 @@ def search(data: cerebro.Dataset, folder: Path, **settings: Any) -> Any:
     ("select", "keep", "epoch"),
     [("last", "best", 3), ("last", "last", 3), ("last", "all", 3), ("best", "best", 1)],
 )
-def test_the_model_is_that_of_the_metrics(data, tmp_path, select, keep, epoch):
+def test_the_loaded_model_matches_the_reported_metrics(data, tmp_path, select, keep, epoch):
     best = search(data, tmp_path / "run", select=select, keep=keep).best
     assert best.best_epoch == 1
     assert best.metrics["val_loss"] == LOSSES[epoch]
@@ -97,7 +97,7 @@ def test_the_model_is_that_of_the_metrics(data, tmp_path, select, keep, epoch):
     assert exported == same
 
 
-def test_the_epoch_with_the_best_metric_has_its_number(data, tmp_path):
+def test_best_epoch_loads_the_epoch_with_the_best_metric_if_kept(data, tmp_path):
     kept = search(data, tmp_path / "kept", select="last").best
     assert kept.load(kept.best_epoch).epoch == 1
     assert kept.load("last").epoch == 3
@@ -107,7 +107,7 @@ def test_the_epoch_with_the_best_metric_has_its_number(data, tmp_path):
 
 
 @pytest.mark.parametrize(("select", "epoch"), [("last", 3), ("best", 1)])
-def test_folds_go_by_the_epoch_of_their_configuration(data, tmp_path, select, epoch):
+def test_folds_use_the_selected_epoch_of_their_configuration(data, tmp_path, select, epoch):
     folds = cerebro.KFold(3, seed=1)
     best = search(data, tmp_path / "run", select=select, validation=folds).best
     assert best.metrics["val_loss"] == LOSSES[epoch] + 8
@@ -123,7 +123,7 @@ def test_folds_go_by_the_epoch_of_their_configuration(data, tmp_path, select, ep
     np.testing.assert_array_equal(best.out_of_fold(), expected)
 
 
-def test_a_study_gives_the_model_of_its_value(data, tmp_path):
+def test_the_best_model_of_a_study_matches_its_best_value(data, tmp_path):
     optuna = pytest.importorskip("optuna")
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
     best = cerebro.optuna.optimize(
@@ -143,7 +143,9 @@ def test_compare_names_the_epoch_of_the_value(data, tmp_path, capsys):
     assert found["best epoch"] == [2, 4]
 
 
-def test_a_trial_that_diverges_later_counts_with_its_epochs(data: Any, tmp_path: Path) -> None:
+def test_a_trial_that_diverges_later_is_ranked_by_its_finished_epochs(
+    data: Any, tmp_path: Path
+) -> None:
     result = cerebro.search(
         build_some_diverge, {"diverges": [False, True]}, data, epochs=4, validation=data,
         batch_size=8, searcher="grid", run=tmp_path / "run", workers=0, progress=False,

@@ -65,7 +65,7 @@ class Interrupting:
         return float(estimator.score(x, y))
 
 
-def test_an_interrupt_names_nothing_that_cannot_work(digits: Any, tmp_path: Path) -> None:
+def test_an_interrupt_message_suggests_only_what_works(digits: Any, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as caught:
         search_cv(scoring=Interrupting(8)).fit(*digits)
     assert str(caught.value).startswith("interrupted: nothing is kept; SearchCV(run=...)")
@@ -91,7 +91,7 @@ SHARED = ("mean_test_score", "std_test_score", "rank_test_score", "param_alpha")
         {"scoring": lambda estimator, x, y: float((estimator.predict(x) == y)[y > 0].mean())},
     ],
 )
-def test_it_is_a_grid_search_where_batches_do_not_matter(digits: Any, options: Any) -> None:
+def test_results_match_grid_search_cv_if_batches_do_not_matter(digits: Any, options: Any) -> None:
     """Naive Bayes counts: fitted at once or by batch, in any order, it is the same."""
     x, y = digits
     options = {"cv": 3, **options}
@@ -122,7 +122,7 @@ def test_it_is_a_grid_search_where_batches_do_not_matter(digits: Any, options: A
 
 
 @pytest.mark.parametrize("as_objects", [False, True])
-def test_labels_are_the_callers(digits: Any, as_objects: bool) -> None:
+def test_predictions_and_scores_use_the_callers_labels(digits: Any, as_objects: bool) -> None:
     x, y = digits
     names = np.array(["zero", "one", "two", "three"])[y]
     if as_objects:
@@ -147,7 +147,7 @@ def test_groups_stay_together(digits: Any) -> None:
         np.testing.assert_array_equal(ours.cv_results_[name], theirs.cv_results_[name])
 
 
-def test_workers_and_seeds(digits: Any) -> None:
+def test_results_depend_on_the_seed_and_not_on_workers(digits: Any) -> None:
     """The seed decides, and the number of workers does not."""
     x, y = digits
 
@@ -192,7 +192,7 @@ def test_the_best_is_trained_on_all_rows(digits: Any, tmp_path: Path) -> None:
     assert made.refit_time_ > 0
 
 
-def test_without_an_estimator_of_all_rows(digits: Any) -> None:
+def test_refit_false_leaves_no_best_estimator(digits: Any) -> None:
     x, y = digits
     made = search_cv(refit=False).fit(x, y)
     assert made.best_params_["alpha"] in ALPHAS["alpha"]
@@ -211,7 +211,7 @@ def test_without_an_estimator_of_all_rows(digits: Any) -> None:
     assert chosen.best_estimator_.alpha == ALPHAS["alpha"][chosen.best_index_]
 
 
-def test_a_regressor_and_an_adaptive_searcher() -> None:
+def test_a_regressor_works_with_an_adaptive_searcher() -> None:
     x, y = make_regression(150, 5, noise=1.0, random_state=0)
     made = search_cv(
         SGDRegressor(), {"alpha": cerebro.loguniform(1e-6, 1e-1)},
@@ -225,7 +225,9 @@ def test_a_regressor_and_an_adaptive_searcher() -> None:
     assert set(made.cv_results_["status"]) == {"finished", "stopped"}
 
 
-def test_folders_stay_or_go(digits: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_temporary_folders_are_removed_and_given_folders_kept(
+    digits: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
     x, y = digits
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -239,7 +241,7 @@ def test_folders_stay_or_go(digits: Any, tmp_path: Path, monkeypatch: Any) -> No
     assert estimator.predict(x).tolist() == pytest.approx(y.tolist(), abs=3)
 
 
-def test_within_scikit_learn(digits: Any) -> None:
+def test_search_cv_works_with_clone_pipelines_and_cross_validation(digits: Any) -> None:
     x, y = digits
     made = search_cv(SGDClassifier(), {"alpha": [1e-4, 1e-2]}, epochs=2)
     copy = clone(made).set_params(estimator__penalty="l1", epochs=3)
@@ -252,7 +254,7 @@ def test_within_scikit_learn(digits: Any) -> None:
         made.predict(x)
 
 
-def test_names_of_features(digits: Any) -> None:
+def test_feature_names_are_taken_from_a_data_frame(digits: Any) -> None:
     pandas = pytest.importorskip("pandas")
     x, y = digits
     frame = pandas.DataFrame(x, columns=[f"pixel {n}" for n in range(x.shape[1])])
@@ -321,7 +323,7 @@ def test_a_configuration_that_fails_has_no_score(digits: Any) -> None:
         (lambda: search_cv(epochs=0), InputError, "epochs must be"),
     ],
 )
-def test_what_cannot_be_searched(digits: Any, make: Any, error: Any, message: str) -> None:
+def test_invalid_searches_are_refused(digits: Any, make: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make().fit(*digits)
 
@@ -350,7 +352,7 @@ def test_the_space_replaces_a_parameter_that_cannot_be_searched(
     assert found.best_estimator_.predict(digits[0]).shape == digits[1].shape
 
 
-def test_a_choice_is_named_beside_a_base_that_cannot_be_searched(digits: Any) -> None:
+def test_the_error_names_a_bad_choice_before_an_unsearchable_estimator(digits: Any) -> None:
     space = {"alpha": [0.1], "solver": ["lbfgs", "adam"]}
     with pytest.raises(InputError, match=r"^space: solver='lbfgs': MLPClassifier has no partial"):
         search_cv(MLPClassifier(solver="lbfgs"), space).fit(*digits)
@@ -358,7 +360,7 @@ def test_a_choice_is_named_beside_a_base_that_cannot_be_searched(digits: Any) ->
         search_cv(MLPClassifier(solver="lbfgs"), {"alpha": [0.1, 0.2]}).fit(*digits)
 
 
-def test_the_best_configuration_has_not_failed_later(digits: Any) -> None:
+def test_a_configuration_that_fails_later_is_not_the_best(digits: Any) -> None:
     x, y = digits
 
     def score(estimator: Any, *_: Any) -> float:
@@ -373,7 +375,7 @@ def test_the_best_configuration_has_not_failed_later(digits: Any) -> None:
     assert search.cv_results_["rank_test_score"].tolist() == [3, 1, 2]
 
 
-def test_messages_speak_of_what_the_user_has_given(digits: Any, tmp_path: Path) -> None:
+def test_messages_refer_only_to_arguments_the_user_gave(digits: Any, tmp_path: Path) -> None:
     def scoring(estimator: Any, x: Any, y: Any) -> float:
         raise ValueError("no score")
 
@@ -389,7 +391,7 @@ def test_messages_speak_of_what_the_user_has_given(digits: Any, tmp_path: Path) 
         search_cv(scoring=lambda e, x, y: lock.locked(), workers=1).fit(*digits)
 
 
-def test_bad_targets(digits: Any) -> None:
+def test_invalid_targets_are_refused(digits: Any) -> None:
     x, y = digits
     with pytest.raises(InputError, match="only one class"):
         search_cv().fit(x, np.zeros(len(y), int))
@@ -399,7 +401,7 @@ def test_bad_targets(digits: Any) -> None:
         search_cv().fit(x, np.linspace(0, 1, len(y)))
 
 
-def test_scikit_learn_finds_nothing_wrong() -> None:
+def test_scikit_learns_estimator_checks_pass() -> None:
     """The checks that scikit-learn makes of its own estimators."""
     made = search_cv(SGDClassifier(), {"alpha": [1e-3]}, cv=2, epochs=2)
     with warnings.catch_warnings():
@@ -427,7 +429,7 @@ def test_random_search_tries_each_combination_once(digits: Any) -> None:
     assert len(tried) == len(set(tried)) == 6
 
 
-def test_masks_are_folds(digits: Any) -> None:
+def test_boolean_masks_may_define_folds(digits: Any) -> None:
     x, y = digits
     mask = np.arange(len(x)) % 3 == 0
     pairs = [(~mask, mask)], [(np.flatnonzero(~mask), np.flatnonzero(mask))]
@@ -435,7 +437,7 @@ def test_masks_are_folds(digits: Any) -> None:
     assert list(one) == list(two)
 
 
-def test_a_choice_out_of_range_is_refused(digits: Any) -> None:
+def test_a_refit_index_out_of_range_is_refused(digits: Any) -> None:
     with pytest.raises(
         IndexError, match="refit returned the index -1, but there are 3 configurations"
     ):
@@ -444,7 +446,7 @@ def test_a_choice_out_of_range_is_refused(digits: Any) -> None:
         search_cv(refit=lambda results: "best").fit(*digits)
 
 
-def test_scores_that_are_not_finite_are_warned_of(digits: Any) -> None:
+def test_non_finite_scores_warn(digits: Any) -> None:
     search = search_cv(scoring=lambda estimator, x, y: math.nan if estimator.alpha > 1 else 1.0)
     with pytest.warns(UserWarning, match="One or more of the test scores are non-finite"):
         search.fit(*digits)
@@ -460,7 +462,7 @@ def test_several_labels_are_not_promised() -> None:
     assert not get_tags(search_cv(MLPClassifier())).classifier_tags.multi_label
 
 
-def test_what_is_not_taken_is_named(digits: Any) -> None:
+def test_unsupported_arguments_and_estimators_are_named(digits: Any) -> None:
     x, y = digits
     with pytest.raises(InputError, match="takes X, y, groups and sample_weight, not coef_init"):
         search_cv().fit(x, y, coef_init=np.ones(len(x)))
@@ -486,7 +488,7 @@ def test_a_pipeline_is_searched_and_refitted(tmp_path: Path) -> None:
     assert list(search.fit(frame, y).predict(frame)) == expected
 
 
-def test_rows_have_weights(digits: Any) -> None:
+def test_sample_weights_match_those_of_grid_search_cv(digits: Any) -> None:
     """Naive Bayes counts weights: by batch, it is what scikit-learn's search fits at once."""
     x, y = digits
     weights = np.where(y == 3, 5.0, np.linspace(0, 2, len(y)))
@@ -518,7 +520,7 @@ def test_weights_that_cannot_be_used_are_refused(digits: Any) -> None:
         search_cv(balanced, {"alpha": [1e-3]}).fit(x, y)
 
 
-def test_tuples_are_choices_as_they_are(digits: Any) -> None:
+def test_choices_that_are_tuples_stay_tuples(digits: Any) -> None:
     pandas = pytest.importorskip("pandas")
     made = make_pipeline(MinMaxScaler(), MLPClassifier(random_state=0))
     ranges, sizes = [(0, 1), (-1, 1)], ((5,), (4, 3))
@@ -579,7 +581,7 @@ def test_class_weights_are_choices(digits: Any, named: bool, tmp_path: Path) -> 
     assert stored[1] == str(dict.fromkeys(names, 1.0))
 
 
-def test_a_mapping_that_is_no_choice_is_refused(digits: Any) -> None:
+def test_a_bare_mapping_in_the_space_is_refused(digits: Any) -> None:
     space = {"class_weight": {0: 1.0, 1: 20.0}}
     with pytest.raises(
         InputError,

@@ -103,7 +103,7 @@ def facts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("program", [["train.py"], ["-m", "pkg.train"]], ids=["file", "module"])
-def test_a_spawned_process_trains_its_program(facts, program):
+def test_a_search_in_a_spawned_process_matches_the_program_itself(facts, program):
     expected = facts(program, "directly", 0)
     assert expected["replayed"] and expected["errors"][2].startswith("Missing: no such rate")
     assert facts(program, "spawn", 2) == expected

@@ -79,7 +79,7 @@ def test_an_altered_object_ends_the_search_before_it_begins(server, tmp_path, mo
         cerebro.Dataset("s3://bkt/set").verify()
 
 
-def test_a_bucket_that_refuses_is_named(server, monkeypatch):
+def test_an_unreachable_bucket_is_named_in_the_error(server, monkeypatch):
     with pytest.raises(cerebro.InputError, match="no dataset at 's3://bkt/other'"):
         cerebro.Dataset("s3://bkt/other")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -202,7 +202,7 @@ class Stop:
             raise KeyboardInterrupt
 
 
-def test_a_run_goes_on_from_the_bucket_when_its_folder_is_gone(
+def test_a_run_resumes_from_the_bucket_when_its_folder_is_deleted(
     server, tmp_path, local, monkeypatch
 ):
     """Its data are there, too, so the new machine needs nothing but the two URLs."""
@@ -232,7 +232,7 @@ def test_a_run_goes_on_from_the_bucket_when_its_folder_is_gone(
     assert pointers == ["bkt/runs/x/run.json"]
 
 
-def test_a_bucket_that_is_away_delays_the_copy_and_not_the_search(
+def test_an_unavailable_bucket_delays_the_copy_but_not_the_search(
     server, tmp_path, local, monkeypatch
 ):
     """Every write is refused until the last epoch."""
@@ -257,7 +257,7 @@ def test_a_bucket_that_is_away_delays_the_copy_and_not_the_search(
     assert resumable.hashes(again) == resumable.hashes(expected)
 
 
-def test_the_example_goes_on_when_its_pod_is_started_again(server, tmp_path):
+def test_the_cloud_example_resumes_when_its_pod_restarts(server, tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("sklearn")
     program = Path(__file__).parent.parent.parent / "examples" / "cloud" / "search.py"

@@ -35,7 +35,7 @@ def said(cudart_standin: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return found
 
 
-def test_the_searches_of_the_cpu_and_of_one_worker_agree(said: dict[str, Any]) -> None:
+def test_a_search_with_one_gpu_worker_matches_the_cpu(said: dict[str, Any]) -> None:
     assert said["one"]["hashes"] == said["cpu"]["hashes"]
     assert said["one"]["metrics"] == said["cpu"]["metrics"]
     assert len({tuple(trial) for trial in said["cpu"]["hashes"]}) == 5

@@ -87,7 +87,7 @@ def test_a_unit_that_kills_its_process_is_blamed_at_once(said: Search) -> None:
     assert found["foreign"] == []
 
 
-def test_a_unit_that_may_not_be_to_blame_runs_again_by_itself(said: Search) -> None:
+def test_a_unit_not_certainly_to_blame_runs_again_alone(said: Search) -> None:
     """Another unit waited for the device: the second death shows which of them it is."""
     found = said("kills beside")
     check_states(said, found, 1)
@@ -132,7 +132,7 @@ def test_an_interrupt_ends_the_process_and_the_run_can_be_resumed(said: Search) 
 # --- several GPUs ---------------------------------------------------------------------
 
 
-def test_the_units_of_another_gpu_go_on(said: Search) -> None:
+def test_units_on_another_gpu_continue_when_a_process_is_killed(said: Search) -> None:
     found = said("two, killed")
     check_states(said, found, 3)
     events = lost(found)
@@ -141,7 +141,7 @@ def test_the_units_of_another_gpu_go_on(said: Search) -> None:
     assert sum(attempt > 0 for *_, attempt in found["units"]) == 1  # of the killed one's units
 
 
-def test_a_plan_is_of_the_search_that_follows(said: Search) -> None:
+def test_a_plan_matches_the_search_that_follows(said: Search) -> None:
     """The workers of a GPU hold the data once, also if there are two."""
     one, two = said("waits"), said("two, killed")
     assert one["plan"]["units"] == len(one["units"]) == 3 * 2 * 4
@@ -180,7 +180,7 @@ def test_a_unit_that_needs_more_than_the_gpu_has_fails(said: Search) -> None:
 # --- unit_timeout ----------------------------------------------------------------------
 
 
-def test_the_time_in_which_a_unit_waits_for_its_turn_does_not_count(said: Search) -> None:
+def test_waiting_for_a_turn_does_not_count_toward_unit_timeout(said: Search) -> None:
     """Three units keep the turn for 1.6 seconds each; the limit is 3."""
     found = said("waits")
     check_states(said, found)
@@ -188,7 +188,7 @@ def test_the_time_in_which_a_unit_waits_for_its_turn_does_not_count(said: Search
     assert found["foreign"] == []  # no traceback of a unit that only waited
 
 
-def test_a_unit_that_hangs_is_late_and_those_that_wait_for_it_are_not(said: Search) -> None:
+def test_only_the_hanging_unit_times_out_not_those_waiting_for_it(said: Search) -> None:
     found = said("hangs")
     check_states(said, found, 1)
     late = "the unit took longer than unit_timeout=2 seconds"
@@ -202,7 +202,7 @@ def test_a_unit_that_hangs_is_late_and_those_that_wait_for_it_are_not(said: Sear
     assert found["tracebacks"] == [0, 1, 0, 0, 0]
 
 
-def test_a_unit_whose_device_hangs_is_dumped_to_its_own_log(said: Search) -> None:
+def test_the_traceback_of_a_unit_whose_device_hangs_goes_to_its_log(said: Search) -> None:
     """Others run meanwhile, and theirs may be standard error; alone, it is to blame."""
     found = said("hangs on device")
     check_states(said, found, 1)

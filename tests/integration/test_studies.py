@@ -86,7 +86,7 @@ def result(data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_result_as_a_study(result, tmp_path, stored):
+def test_a_result_converts_to_a_study(result, tmp_path, stored):
     storage = f"sqlite:///{tmp_path / 'study.db'}" if stored else None
     study = result.to_study(storage=storage)
     if stored:
@@ -145,7 +145,7 @@ def test_parameters_are_those_of_the_space(result):
         assert theirs.user_attrs["cerebro"]["config"] == ours.config
 
 
-def test_a_point_without_a_logarithm(data, tmp_path):
+def test_a_point_without_a_logarithm_makes_the_scale_linear(data, tmp_path):
     """The scale is then linear, for all trials: a storage has one scale for a name."""
     space = {"lr": cerebro.loguniform(0.003, 0.3), "decay": cerebro.loguniform(1e-5, 1e-1)}
     result = search(
@@ -158,7 +158,7 @@ def test_a_point_without_a_logarithm(data, tmp_path):
     assert all(trial.distributions["decay"] == decay for trial in study.trials)
 
 
-def test_names_that_have_other_values_under_other_conditions(data, tmp_path):
+def test_a_name_with_different_values_per_condition_is_split(data, tmp_path):
     space = {
         "lr": 0.01,
         "kind": ["a", "b"],
@@ -210,7 +210,7 @@ def test_a_study_that_cannot_be_made_leaves_nothing(result, tmp_path, monkeypatc
     assert len(result.to_study(storage=storage).trials) == 24
 
 
-def test_what_is_large_is_maximised_and_what_a_rule_ends_is_complete(data, tmp_path):
+def test_r2_is_maximised_and_early_stopped_trials_are_complete(data, tmp_path):
     rule = cerebro.EarlyStopping("val_r2", patience=1, min_delta=0.01)
     result = search(data, tmp_path / "run", metric="r2", searcher="random", stop=rule, n_trials=9)
     study = result.to_study()
@@ -233,7 +233,7 @@ def test_clones_have_their_parents_on_record(data, tmp_path):
         assert min(theirs.intermediate_values) == clone.parent_epoch + 1
 
 
-def test_of_folds_the_means_are_the_studys(data, tmp_path):
+def test_study_values_are_means_over_folds(data, tmp_path):
     space = {"lr": cerebro.loguniform(0.003, 0.3)}
     result = search(
         *(data, tmp_path / "run"),
@@ -244,7 +244,7 @@ def test_of_folds_the_means_are_the_studys(data, tmp_path):
     assert all(t.datetime_start < t.datetime_complete for t in study.trials)
 
 
-def test_a_study_of_that_name_is_not_added_to(result, tmp_path):
+def test_an_existing_study_of_the_same_name_is_refused(result, tmp_path):
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     result.to_study(storage=storage)
     with pytest.raises(InputError, match="already has a study 'halved': choose another study_name"):
@@ -253,7 +253,7 @@ def test_a_study_of_that_name_is_not_added_to(result, tmp_path):
     assert content(again) == content(result.to_study())
 
 
-def test_a_study_goes_on_from_a_search(data, tmp_path):
+def test_a_study_continues_from_a_search(data, tmp_path):
     space = {"lr": cerebro.loguniform(0.003, 0.4)}
     study = search(data, tmp_path / "run", space=space, batch_size=10).to_study()
     before = len(study.trials)
@@ -295,7 +295,7 @@ def studies(data, result, tmp_path_factory):
 @pytest.mark.parametrize("origin", ["to_study", "optimize"])
 @pytest.mark.parametrize("name", sorted(PLOTS))
 @pytest.mark.parametrize("library", ["matplotlib", "plotly"])
-def test_optunas_plots_draw_it(studies, origin, name, library):
+def test_optunas_plots_draw_the_study(studies, origin, name, library):
     pytest.importorskip("sklearn")  # of param_importances
     if library == "matplotlib":
         pytest.importorskip("matplotlib").use("Agg")
@@ -318,7 +318,7 @@ def test_optunas_plots_draw_it(studies, origin, name, library):
 
 
 @pytest.mark.parametrize("origin", ["to_study", "optimize"])
-def test_the_dashboard_shows_it(data, result, tmp_path, origin):
+def test_the_dashboard_shows_the_study(data, result, tmp_path, origin):
     """What its page asks for: the studies, and one of them with its trials and importances."""
     dashboard = pytest.importorskip("optuna_dashboard")
     storage = f"sqlite:///{tmp_path / 'studies.db'}"
@@ -393,7 +393,7 @@ def no_worker_is_left():
     return not [child for child in children if "cerebro._worker" in words(child)]
 
 
-def test_a_storage_that_another_process_locks(data, tmp_path):
+def test_a_locked_storage_fails_the_run_which_can_resume(data, tmp_path):
     file = tmp_path / "study.db"
     holder = []
 
@@ -421,7 +421,7 @@ def test_a_storage_that_another_process_locks(data, tmp_path):
     assert all(trial.datetime_complete is not None for trial in study.trials)
 
 
-def test_a_storage_that_is_damaged_meanwhile(data, tmp_path):
+def test_a_storage_damaged_during_the_search_fails_the_run(data, tmp_path):
     file = tmp_path / "study.db"
 
     def damage():
@@ -441,7 +441,7 @@ def test_a_storage_that_is_damaged_meanwhile(data, tmp_path):
         ("folder", "unable to open database file: its folder must exist and be writable"),
     ],
 )
-def test_a_storage_that_cannot_be_written_to(result, tmp_path, what, message):
+def test_an_unusable_storage_is_refused(result, tmp_path, what, message):
     file = tmp_path / "study.db"
     if what == "garbage":
         file.write_bytes(b"nothing of the kind" * 100)
@@ -464,7 +464,7 @@ def test_passwords_are_not_shown():
     assert describe_storage(url) == "mysql+pymysql://me:***@host:3306/studies"
 
 
-def test_a_study_of_another_direction(data, tmp_path):
+def test_a_study_with_another_direction_is_refused(data, tmp_path):
     optimize(new_study(), data, n_trials=2, run=tmp_path / "run")
     with (
         pytest.warns(UserWarning, match="'test' is to maximize loss"),
@@ -473,7 +473,7 @@ def test_a_study_of_another_direction(data, tmp_path):
         optimize(new_study(direction="maximize"), data, n_trials=4, run=tmp_path / "run")
 
 
-def test_a_study_that_was_not_the_runs(data, tmp_path):
+def test_resume_refuses_a_study_without_the_runs_trials(data, tmp_path):
     with contextlib.suppress(KeyboardInterrupt):
         optimize(new_study(), data, run=tmp_path / "run", run_callbacks=[Strikes(interrupt)])
     with pytest.raises(
@@ -486,7 +486,7 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def test_a_pruner_that_could_not_prune(data, tmp_path):
+def test_a_pruner_that_can_never_prune_is_reported(data, tmp_path):
     pruner = optuna.pruners.HyperbandPruner(min_resource=9, max_resource=3)
     with pytest.raises(InputError, match="max_resource=3 is below its min_resource=9"):
         optimize(new_study(pruner), data, run=tmp_path / "run")
@@ -495,7 +495,7 @@ def test_a_pruner_that_could_not_prune(data, tmp_path):
         optimize(new_study(pruner), data, n_trials=1, run=tmp_path / "run")
 
 
-def test_what_was_told_before_the_record_knew_of_it_is_not_told_twice(data, tmp_path):
+def test_a_result_reported_to_the_study_before_a_crash_is_not_repeated(data, tmp_path):
     """The process dies between the study's commit and the run's."""
 
     class Dies(Exception):

@@ -128,12 +128,14 @@ def test_equal_trials_are_forecast_exactly(data: Any, clock: Clock, tmp_path: Pa
     search(data, clock, tmp_path / "run").check(1.001, since=0.03)
 
 
-def test_trials_of_different_cost(data: Any, clock: Clock, tmp_path: Path) -> None:
+def test_trials_of_different_cost_are_forecast_within_bounds(
+    data: Any, clock: Clock, tmp_path: Path
+) -> None:
     found = search(data, clock, tmp_path / "run", cost=cerebro.uniform(0.5, 2.0))
     found.check(2.0, since=0.03)
 
 
-def test_folds(data: Any, clock: Clock, tmp_path: Path) -> None:
+def test_folds_are_forecast_within_bounds(data: Any, clock: Clock, tmp_path: Path) -> None:
     found = search(data, clock, tmp_path / "run", validation=cerebro.KFold(3), n_trials=4)
     found.check(1.02, since=0.03)
 
@@ -150,7 +152,7 @@ def test_folds(data: Any, clock: Clock, tmp_path: Path) -> None:
     ],
     ids=repr,
 )
-def test_searchers_that_stop_trials(
+def test_searchers_that_stop_trials_are_forecast_within_bounds(
     data: Any, clock: Clock, tmp_path: Path, searcher: Any, bound: float
 ) -> None:
     trials = 6 if isinstance(searcher, PBT) else 27
@@ -158,7 +160,7 @@ def test_searchers_that_stop_trials(
     found.check(bound, since=0.1)
 
 
-def test_a_resumed_run_knows_at_once(data: Any, clock: Clock, tmp_path: Path) -> None:
+def test_a_resumed_run_is_forecast_at_once(data: Any, clock: Clock, tmp_path: Path) -> None:
     """Its trials' last epochs were timed by the earlier process."""
     settings: dict[str, Any] = {"n_trials": 13, "searcher": Hyperband()}
     with pytest.raises(KeyboardInterrupt):
@@ -176,7 +178,7 @@ def test_further_epochs_are_forecast_at_once(data: Any, clock: Clock, tmp_path: 
     assert further.seen[0][2] == pytest.approx(0.5)
 
 
-def test_a_study_of_optuna(data: Any, clock: Clock, tmp_path: Path) -> None:
+def test_an_optuna_study_is_forecast_within_bounds(data: Any, clock: Clock, tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna")
     import cerebro.optuna
 

@@ -121,7 +121,7 @@ def test_a_run_records_the_settings_of_its_script(data, tmp_path, workers):
     assert hashes(resumed) == hashes(whole)
 
 
-def test_settings_of_a_module_that_build_imports_stay(data, tmp_path, monkeypatch):
+def test_settings_made_by_a_module_imported_in_build_persist(data, tmp_path, monkeypatch):
     Path(tmp_path, "module_that_sets_float64.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     space = {"lr": [0.1, 0.2]}

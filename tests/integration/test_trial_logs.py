@@ -101,7 +101,7 @@ def lines_about(result, trial, epoch):
     return sorted(line.removesuffix(end) for line in log if line.endswith(end))
 
 
-def test_in_workers_everything_is_caught(run, capfd, recwarn):
+def test_workers_capture_all_output_of_a_trial(run, capfd, recwarn):
     _, result = run(2, beyond_python=True)
     for trial in range(3):
         for epoch in range(2):
@@ -115,7 +115,7 @@ def test_in_workers_everything_is_caught(run, capfd, recwarn):
     assert capfd.readouterr() == ("", "")
 
 
-def test_inline_what_python_says_is_caught(run, capsys, recwarn):
+def test_inline_trials_capture_output_of_python(run, capsys, recwarn):
     module, result = run(0, beyond_python=False)
     assert "trial 0: warning trial 0 epoch 0" in [str(warning.message) for warning in recwarn]
     # pytest has handlers of its own, so that logging's last resort is not asked.
@@ -283,7 +283,7 @@ def log_of(result, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_streams_of_the_users_process_are_as_whole_as_a_workers(with_streams, kind):
+def test_inline_streams_behave_like_those_of_a_worker(with_streams, kind):
     inline, worker = (log_of(with_streams[workers], kind) for workers in (0, 1))
     if kind.startswith("faults"):  # their lines differ: these are stacks
         assert b"begin_epoch" in inline and b"begin_epoch" in worker
@@ -324,7 +324,9 @@ def test_a_descriptor_that_a_library_keeps_never_points_to_another_file(tmp_path
 
 
 @pytest.mark.parametrize("behind", [io.StringIO(), None])
-def test_a_stream_over_one_without_a_descriptor_has_one(tmp_path, monkeypatch, behind):
+def test_a_redirected_stream_has_a_descriptor_even_if_the_original_has_none(
+    tmp_path, monkeypatch, behind
+):
     monkeypatch.setattr(sys, "stdout", behind)
     stream = SwitchedStream("stdout")
     with stream.redirect_to(tmp_path / "0.log", []):
@@ -415,7 +417,7 @@ def test_a_warning_of_pytorch_is_shown_once_and_recorded_for_every_trial(search,
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_text_that_changes_does_not_flood(search, workers):
+def test_a_warning_whose_text_changes_does_not_flood(search, workers):
     result, shown = search(build_warning, workers=workers)
     assert [str(warning.message) for warning in shown] == [
         "trial 0: every time",

@@ -144,7 +144,7 @@ def searched(build, space, tmp_path, **options):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_misspelt_name_is_told_once(tmp_path, workers):
+def test_a_misspelt_name_warns_once(tmp_path, workers):
     space = {"lr": [0.1, 0.2], "weight_decy": [1.0, 2.0]}
     result, shown = searched(build_misspelt, space, tmp_path, workers=workers)
     text = "no trial read 'weight_decy': did you mean 'weight_decay'?"
@@ -165,7 +165,7 @@ def test_a_misspelt_name_is_told_once(tmp_path, workers):
         (build_of_a_plain_dict, {"lr": [0.1], "rare": [1]}),
     ],
 )
-def test_what_a_trial_may_have_read_is_no_fault(tmp_path, workers, build, space):
+def test_a_name_that_may_have_been_read_does_not_warn(tmp_path, workers, build, space):
     assert searched(build, space, tmp_path, workers=workers)[1] == []
 
 
@@ -205,14 +205,14 @@ def test_a_build_that_fails_is_not_called_again_for_its_reads(tmp_path):
     assert len(calls) == 2  # in the check before the search, and in the trial
 
 
-def test_names_without_a_likeness_get_another_cure(tmp_path):
+def test_unread_names_without_a_similar_name_get_other_advice(tmp_path):
     space = {"optimizer": {"lr": [0.1, 0.2], "wd": [0.0]}, "tag": "first"}
     _, shown = searched(build_nested, space, tmp_path)
     (text,) = shown
     assert text.startswith("no trial read 'optimizer.wd' or 'tag': read them in build")
 
 
-def test_a_name_that_only_other_trials_have(tmp_path):
+def test_an_unread_name_of_only_some_trials_warns(tmp_path):
     space = {
         "lr": [0.1],
         "optimizer": ["adam", "sgd"],
@@ -223,7 +223,7 @@ def test_a_name_that_only_other_trials_have(tmp_path):
     assert text.startswith("no trial read 'nesterov'")
 
 
-def test_the_states_are_those_of_a_search_that_reads_everything(tmp_path):
+def test_tracking_reads_does_not_change_states(tmp_path):
     def hashes(build, name):
         space = {"lr": [0.1, 0.2], "weight_decy": [1.0]}
         result, _ = searched(build, space, tmp_path / name)
@@ -234,7 +234,7 @@ def test_the_states_are_those_of_a_search_that_reads_everything(tmp_path):
     assert hashes(build_misspelt, "a") == hashes(lambda config: Model(dict(config)["lr"]), "b")
 
 
-def test_folds_and_a_search_that_fails(tmp_path):
+def test_folds_warn_once_and_a_failed_search_does_not_warn(tmp_path):
     space = {"lr": [0.1, 0.2], "weight_decy": [1.0]}
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")

@@ -215,7 +215,7 @@ def test_whatever_is_raised_fails_its_trial_alone(data, tmp_path, workers):
         assert FILE in trial.traceback and FILE in trial.log, do
 
 
-def test_good_trials_between_bad_ones_are_what_they_would_be_alone(data, tmp_path):
+def test_good_trials_are_unaffected_by_failing_ones(data, tmp_path):
     dos = ["good", "train_batch", "recursion", "good", "eval_batch", "good"]
     result = search(data, tmp_path / "run", space={"do": dos}, workers=2)
     assert [t.status for t in result.trials].count("finished") == 3
@@ -276,7 +276,7 @@ def test_what_evaluate_returns_is_checked(data, tmp_path):
     assert "the metric 'loss' must be a number, not str" in result.trials[3].error
 
 
-def test_a_later_batch_size_that_is_none_fails_its_trial_alone(data, tmp_path):
+def test_an_invalid_later_batch_size_fails_its_trial_alone(data, tmp_path):
     space = {"do": ["good"], "batch_size": [8, "many", 0, 16]}
     result = search(data, tmp_path / "run", space=space, batch_size=None)
     assert [t.status for t in result.trials] == ["finished", "failed", "failed", "finished"]
@@ -287,7 +287,7 @@ def test_a_later_batch_size_that_is_none_fails_its_trial_alone(data, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_while_a_failed_run_is_put_away_is_heard(
+def test_an_interrupt_while_a_failed_run_is_closed_is_raised(
     data, tmp_path, monkeypatch, capsys, number
 ):
     def interrupted_close(run, context):
@@ -405,7 +405,7 @@ def hashes(result):
     return [[epoch["state_hash"] for epoch in trial.history] for trial in result.trials]
 
 
-def test_what_a_callback_does_to_metrics_changes_nothing(data, tmp_path):
+def test_a_callback_cannot_change_the_recorded_metrics(data, tmp_path):
     class Meddling:
         def on_epoch_end(self, trial, metrics):
             metrics["loss"] = math.nan
@@ -502,7 +502,7 @@ def build_undefined(config):
     return Undefined(config)
 
 
-def test_validation_that_is_not_finite_is_the_worst_and_goes_on(data, tmp_path):
+def test_a_non_finite_validation_metric_ranks_worst_and_training_continues(data, tmp_path):
     searcher = Listening()
     space = {"do": ["good", "bad"]}
     result = search(data, tmp_path / "run", build_undefined, space=space, searcher=searcher)

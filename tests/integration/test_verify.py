@@ -108,7 +108,7 @@ def verified(run):
     return verify_run(run)
 
 
-def test_a_run_as_it_was_written(run, capsys):
+def test_an_intact_run_verifies(run, capsys):
     found = cerebro.open(run).verify()
     assert found, str(found)
     assert (found.trials, found.epochs, found.states) == (2, 6, 6)
@@ -327,7 +327,7 @@ def test_all_problems_are_found_at_once(run):
     assert len(verified(run).problems) == 5
 
 
-def test_pages_of_the_store_that_are_overwritten(run, capsys):
+def test_overwritten_pages_of_the_store_are_found(run, capsys):
     """SQLite's own check finds them, or cannot read on."""
     connection = sqlite3.connect(run / "run.sqlite")
     (size,) = connection.execute("PRAGMA page_size").fetchone()
@@ -344,7 +344,7 @@ def test_pages_of_the_store_that_are_overwritten(run, capsys):
     assert cli.main(["verify", str(run)]) == 0
 
 
-def test_a_store_that_is_cut_at_any_page(run, capsys):
+def test_a_store_truncated_at_any_page_is_found(run, capsys):
     content = (run / "run.sqlite").read_bytes()
     for size in range(0, len(content), 4096):
         (run / "run.sqlite").write_bytes(content[:size])
@@ -352,7 +352,7 @@ def test_a_store_that_is_cut_at_any_page(run, capsys):
         assert "run.sqlite" in capsys.readouterr().out
 
 
-def test_a_live_run_is_as_it_should_be_at_any_moment(original, tmp_path):
+def test_a_live_run_verifies_at_any_moment(original, tmp_path):
     """Looked at from callbacks, and from another process while everything goes on."""
     found = []
 
@@ -371,7 +371,7 @@ def test_a_live_run_is_as_it_should_be_at_any_moment(original, tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_run_that_was_cut_off_is_as_it_should_be(original, tmp_path, workers):
+def test_an_interrupted_run_verifies(original, tmp_path, workers):
     class Cut:
         def on_unit_end(self, trial, metrics):
             if trial.number == 1 and trial.epoch == 1:
@@ -384,7 +384,7 @@ def test_a_run_that_was_cut_off_is_as_it_should_be(original, tmp_path, workers):
 
 
 @pytest.mark.parametrize("searcher", [Halving(rungs=(1, 2, 4)), Population()])
-def test_trials_that_pause_and_are_cloned_are_as_they_should_be(original, tmp_path, searcher):
+def test_paused_and_cloned_trials_verify(original, tmp_path, searcher):
     settings = {"epochs": 4, "n_trials": 6, "width": 6, "workers": 2, "keep": "best"}
     run = tmp_path / "run"
     data = cerebro.Dataset(original / "data")
@@ -420,7 +420,7 @@ search(Path({folder!r}), run={run!r}, workers=1, keep="best", callbacks=[Kill()]
 
 @pytest.mark.parametrize("after", [1, 2, 4])
 @pytest.mark.parametrize("hook", ["on_unit_end", "on_epoch_end"])
-def test_a_killed_run_is_as_it_should_be(original, tmp_path, hook, after):
+def test_a_killed_run_verifies(original, tmp_path, hook, after):
     program = KILLED.format(
         here=str(Path(__file__).parent),
         hook=hook,
@@ -434,7 +434,7 @@ def test_a_killed_run_is_as_it_should_be(original, tmp_path, hook, after):
     assert found, str(found)
 
 
-def test_a_dataset_with_several_damages(original, tmp_path, capsys):
+def test_every_damaged_file_of_a_dataset_is_listed(original, tmp_path, capsys):
     shutil.copytree(original / "data", tmp_path / "data")
     flip(tmp_path / "data" / "shard-00000" / "x.npy", -1)
     (tmp_path / "data" / "shard-00001" / "x.npy").unlink()
@@ -567,7 +567,7 @@ def test_damaged_slots_are_named(stopped, damage):
         assert verified(run)
 
 
-def test_slots_that_are_gone_are_no_damage(stopped):
+def test_missing_slots_are_not_damage(stopped):
     run, folder = stopped
     for file in folder.glob("1.*"):
         file.unlink()
@@ -590,7 +590,7 @@ def test_slots_of_another_run_are_left_alone(stopped):
         assert found.slots == 0
 
 
-def test_files_beside_the_slots_that_nobody_names_are_found(stopped):
+def test_unknown_files_beside_the_slots_are_found(stopped):
     run, folder = stopped
     (folder / "notes.txt").write_text("?")
     (folder / "77.slots").write_bytes(bytes(4096))
@@ -600,7 +600,7 @@ def test_files_beside_the_slots_that_nobody_names_are_found(stopped):
     }  # fmt: skip
 
 
-def test_slots_that_change_all_the_time_are_in_use_and_not_damaged(stopped, monkeypatch):
+def test_constantly_changing_slots_are_not_damage(stopped, monkeypatch):
     """As in a run that goes on: no page is ever read twice alike."""
     run, folder = stopped
     state, _ = newest(folder, 1)
@@ -617,7 +617,7 @@ def test_slots_that_change_all_the_time_are_in_use_and_not_damaged(stopped, monk
     assert len(reads) > 10
 
 
-def test_a_run_that_goes_on_can_be_verified_all_the_time(tmp_path):
+def test_slots_of_a_live_run_verify_after_every_unit(tmp_path):
     found = []
 
     class Look:

@@ -66,7 +66,7 @@ def inline(views: Any, tmp_path_factory: pytest.TempPathFactory) -> cerebro.Resu
     return search(views, tmp_path_factory.mktemp("inline") / "run", workers=0)
 
 
-def test_a_trial_is_the_plain_loop(views: Any, inline: cerebro.Result) -> None:
+def test_a_trial_matches_a_plain_loop(views: Any, inline: cerebro.Result) -> None:
     """Trial 0 goes through the shards in the order of `Dataset.batches`, with the search's seed."""
     train, valid = views
     net = network()

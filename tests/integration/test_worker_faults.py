@@ -183,7 +183,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fork", [True, False])
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_worker_that_fails_once(data, calm, tmp_path, name, fork):
+def test_a_worker_that_fails_once_changes_nothing(data, calm, tmp_path, name, fork):
     code, reason = FAULTS[name]
     file = program(tmp_path, data, f"def fault(model):\n    if once():\n        {code}")
     result = search(file, executor=local(fork=fork))
@@ -199,7 +199,7 @@ def test_a_worker_that_fails_once(data, calm, tmp_path, name, fork):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_worker_that_dies_around_its_commit(data, calm, tmp_path, when):
+def test_a_worker_that_dies_around_its_commit_changes_nothing(data, calm, tmp_path, when):
     """Before: half of the state is in the slot. After: nobody heard of the commit."""
     extra = f"""
         class Dying(Model):
@@ -220,7 +220,7 @@ def test_a_worker_that_dies_around_its_commit(data, calm, tmp_path, when):
     assert [kind for kind, _ in events(result.path)] == ["worker lost"]
 
 
-def test_one_unit_after_the_other_is_struck_after_its_commit(data, calm, tmp_path):
+def test_successive_deaths_after_commits_change_nothing(data, calm, tmp_path):
     """The unit is done again from the state before, also when that is struck in turn."""
     extra = """
         struck = []
@@ -251,7 +251,7 @@ def test_a_healthy_worker_in_a_long_call_is_left_alone(data, calm, tmp_path):
     assert events(result.path) == []
 
 
-def test_a_coordinator_that_was_stopped_kills_nobody(data, calm, tmp_path):
+def test_a_coordinator_that_was_suspended_kills_no_worker(data, calm, tmp_path):
     """For longer than the workers may be silent, and they were stopped as well."""
     extra = f"""
         def fault(model):
@@ -273,7 +273,7 @@ def test_a_coordinator_that_was_stopped_kills_nobody(data, calm, tmp_path):
 
 
 @pytest.mark.parametrize("code", ["time.sleep(1000)", "ctypes.PyDLL(None).sleep(1000)"])
-def test_a_unit_that_takes_too_long_once(data, calm, tmp_path, code):
+def test_a_unit_that_times_out_once_runs_again(data, calm, tmp_path, code):
     file = program(tmp_path, data, f"def fault(model):\n    if once():\n        {code}")
     result = search(file, unit_timeout=1.5)
     assert hashes(result) == calm
@@ -296,7 +296,7 @@ def test_a_unit_that_always_takes_too_long_fails_its_trial(data, calm, tmp_path)
     assert result.status == "finished"
 
 
-def test_the_time_of_imports_is_not_a_units(data, calm, tmp_path):
+def test_a_slow_first_build_does_not_count_toward_unit_timeout(data, calm, tmp_path):
     """A slow first build is forgiven in every process, also in one that replaces another."""
     extra = """
         def fault(model):
@@ -313,7 +313,7 @@ def test_the_time_of_imports_is_not_a_units(data, calm, tmp_path):
     assert events(result.path) == []
 
 
-def test_the_first_configuration_takes_too_long(data, tmp_path, monkeypatch):
+def test_a_first_configuration_that_times_out_ends_the_run(data, tmp_path, monkeypatch):
     monkeypatch.setattr("cerebro.executors.local.CHECK_SECONDS", 0.25)
     extra = """
         class Slow(Model):
@@ -407,7 +407,7 @@ def kinds_so_far(run):
         return []  # it has not begun
 
 
-def test_a_place_where_workers_die_is_left_empty(data, calm, tmp_path):
+def test_a_worker_whose_replacements_all_die_is_not_replaced_again(data, calm, tmp_path):
     module = import_file(program(tmp_path, data, START_FAILS))
     module.settings["workers"] = 2
 
@@ -426,7 +426,7 @@ def test_a_place_where_workers_die_is_left_empty(data, calm, tmp_path):
     assert kinds == ["worker lost"] * 4 + ["worker not replaced"]
 
 
-def test_another_worker_cannot_be_started(data, calm, tmp_path, monkeypatch):
+def test_a_run_continues_if_a_replacement_cannot_be_started(data, calm, tmp_path, monkeypatch):
     """The run goes on with those that it has."""
     file = program(tmp_path, data, "def fault(model):\n    if once():\n        os._exit(1)")
 
@@ -440,7 +440,7 @@ def test_another_worker_cannot_be_started(data, calm, tmp_path, monkeypatch):
     assert [kind for kind, _ in events(result.path)] == ["worker lost", "worker not replaced"]
 
 
-def test_no_descriptor_is_left_for_a_worker():
+def test_spawning_a_worker_without_free_descriptors_leaks_nothing():
     """Whatever step fails, nothing stays open and no process behind."""
     process = psutil.Process()
     before = process.num_fds(), len(process.children())
@@ -471,7 +471,7 @@ def test_no_descriptor_is_left_for_a_worker():
     assert (process.num_fds(), len(process.children())) == before
 
 
-def test_a_trial_that_leaves_files_open(data, tmp_path):
+def test_a_trial_that_leaks_open_files_fails_and_its_worker_is_replaced(data, tmp_path):
     """It fails as every user error does; the worker has none left and is replaced."""
     extra = """
         import resource
@@ -522,7 +522,7 @@ STAYS = {
         *(("is stopped", thread, "0") for thread in (False, True)),
     ],
 )
-def test_workers_and_what_they_started_go_with_the_coordinator(
+def test_workers_and_their_children_end_with_the_coordinator(
     data, tmp_path, monkeypatch, name, thread, fork
 ):
     monkeypatch.setenv("CEREBRO_FORK", fork)
@@ -581,7 +581,7 @@ def wait_until_stopped(pid):
         time.sleep(0.01)
 
 
-def test_a_worker_is_missed_although_its_child_holds_the_socket(data, calm, tmp_path):
+def test_a_dead_worker_is_noticed_although_its_child_holds_the_socket(data, calm, tmp_path):
     """A fork of the worker keeps a copy of its socket open after its death."""
     extra = """
         def fault(model):
@@ -643,7 +643,9 @@ def wait_until_empty(group):
         time.sleep(0.01)
 
 
-def test_the_kernel_kills_a_worker_for_memory(data, calm, tmp_path, memory_group):
+def test_a_worker_killed_by_the_kernel_for_memory_is_reported_as_such(
+    data, calm, tmp_path, memory_group
+):
     extra = """
         def fault(model):
             if once():
@@ -688,7 +690,7 @@ def test_a_memory_error_fails_its_trial(data, calm, tmp_path, workers):
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not tell")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_trial_that_grows_is_named(data, tmp_path, workers):
+def test_a_trial_whose_memory_grows_is_named(data, tmp_path, workers):
     extra = """
         kept = []
         class Grows(Model):
@@ -708,7 +710,7 @@ def test_a_trial_that_grows_is_named(data, tmp_path, workers):
     assert re.search("after epoch 3" if workers == 0 else "after epoch [3-8]", text)
 
 
-def test_trials_that_keep_nothing_are_not_named(data, tmp_path, recwarn):
+def test_trials_that_keep_no_memory_are_not_named(data, tmp_path, recwarn):
     """They take and free much, and their states are large."""
     extra = """
         class Large(Model):

@@ -97,7 +97,7 @@ def check(simulation: Search, arguments: Arguments) -> None:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_random_searches(block: int) -> None:
+def test_invariants_hold_in_random_searches(block: int) -> None:
     for seed in range(block * 200, block * 200 + 200):
         arguments = random_search(seed)
         check(simulate(**arguments), arguments)  # type: ignore[arg-type]
@@ -136,7 +136,7 @@ def longest_unit(simulation: Search) -> float:
     return max(unit.end - unit.start for unit in simulation.units)
 
 
-def test_makespan_where_every_worker_reads_every_shard() -> None:
+def test_the_makespan_is_near_the_lower_bound_with_shared_shards() -> None:
     """Within 1 % of the lower bound but for one unit, which is never split: so
     within 1 % as soon as a worker has 100 units or more to do."""
     counted = 0
@@ -150,7 +150,7 @@ def test_makespan_where_every_worker_reads_every_shard() -> None:
     assert counted >= 100
 
 
-def test_makespan_where_shards_are_exclusive() -> None:
+def test_the_makespan_is_near_the_lower_bound_with_exclusive_shards() -> None:
     """Within 10 % of the lower bound, where a worker has 50 units or more to do."""
     counted = 0
     for seed in range(300):

@@ -57,7 +57,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("exclusive", [False, True], ids=["shared", "exclusive"])
-def test_makespan_beside_the_optimum(exclusive: bool) -> None:
+def test_the_makespan_exceeds_the_optimum_by_at_most_one_unit(exclusive: bool) -> None:
     """Never more than a unit above the optimum, and nearly always the optimum
     itself, although the costs are not known beforehand and one epoch has few units."""
     best_found = 0

@@ -56,18 +56,20 @@ def first_result(simulations: list[Search]) -> float:
     [(16, 8, 1.003, 0.64), (9, 8, 1.005, 0.99), (100, 8, 1.000, 0.08), (17, 16, 1.003, 1.0),
      (3, 2, 1.002, 1.0)],
 )  # fmt: skip
-def test_shared_shards(trials: int, workers: int, makespan: float, first: float) -> None:
+def test_shared_shards_match_the_table(
+    trials: int, workers: int, makespan: float, first: float
+) -> None:
     simulations = rows(trials, workers, seeds=3 if trials == 100 else 12)
     assert ratio(simulations) <= makespan + TOLERANCE
     assert first_result(simulations) <= first + 0.005
 
 
 @pytest.mark.parametrize(("trials", "workers"), [(16, 8), (100, 8)])
-def test_shared_shards_and_costs_spread_tenfold(trials: int, workers: int) -> None:
+def test_shared_shards_with_spread_costs_match_the_table(trials: int, workers: int) -> None:
     assert ratio(rows(trials, workers, spread=10.0)) <= 1.000 + TOLERANCE
 
 
-def test_live_models_and_hops_with_a_hundred_trials() -> None:
+def test_a_hundred_trials_have_few_live_models_and_hops() -> None:
     simulations = rows(100, 8, seeds=3)
     # 8 are live until the last 12, which share the 8 workers and end together.
     assert max(s.max_live for s in simulations) <= 12
@@ -85,7 +87,7 @@ def test_longest_first_has_all_live_and_hops_all_the_time() -> None:
 @pytest.mark.parametrize(
     ("trials", "workers", "makespan"), [(9, 8, 1.78), (17, 16, 1.88), (3, 2, 1.33)]
 )
-def test_one_trial_per_worker(trials: int, workers: int, makespan: float) -> None:
+def test_one_trial_per_worker_matches_the_table(trials: int, workers: int, makespan: float) -> None:
     simulations = rows(trials, workers, policy=lambda _, shards, __: OneTrialPerWorker(shards))
     assert ratio(simulations) == pytest.approx(makespan, abs=0.015)
 
@@ -94,7 +96,7 @@ def test_one_trial_per_worker(trials: int, workers: int, makespan: float) -> Non
     ("trials", "workers", "spread", "makespan", "published"),
     [(16, 8, 1.0, 1.000, 1.053), (16, 8, 10.0, 1.08, 1.139), (100, 32, 10.0, 1.034, 1.102)],
 )
-def test_exclusive_shards(
+def test_exclusive_shards_match_the_table(
     trials: int, workers: int, spread: float, makespan: float, published: float
 ) -> None:
     seeds = 12 if workers == 8 else 1
@@ -108,5 +110,5 @@ def test_exclusive_shards(
     assert ratio(other) > ratio(ours) + 0.02
 
 
-def test_exclusive_shards_many_equal_trials() -> None:
+def test_many_equal_trials_reach_the_bound_with_exclusive_shards() -> None:
     assert ratio(rows(100, 32, seeds=1, exclusive=True)) <= 1.000 + TOLERANCE

@@ -44,7 +44,7 @@ def test_failed_units_run_again() -> None:
     assert len(simulation.units) == 160 + len(failed)
 
 
-def test_the_lower_bound_knows_who_was_there() -> None:
+def test_the_lower_bound_counts_only_workers_that_are_present() -> None:
     """Two workers for 10 seconds, then one: 40 seconds of work end at 30."""
     simulation = simulate([1.0] * 5, workers=2, shards=4, epochs=2, leaves=[(10.0, 1)])
     assert simulation.lower_bound == 30.0
@@ -64,14 +64,14 @@ def test_a_worker_that_leaves_loses_its_unit() -> None:
     assert simulation.units[1].hopped
 
 
-def test_hops_cost_what_they_are_said_to() -> None:
+def test_a_hop_takes_its_configured_cost() -> None:
     simulation = simulate([1.0] * 3, workers=2, shards=2, epochs=4, hop_cost=0.25)
     for unit in simulation.units:
         assert unit.end - unit.start == (1.25 if unit.hopped else 1.0)
     assert any(unit.hopped for unit in simulation.units)
 
 
-def test_nothing_to_do() -> None:
+def test_a_simulation_without_units_takes_no_time() -> None:
     simulation = simulate([], workers=2)
     assert simulation.makespan == simulation.lower_bound == 0.0
     assert simulation.ratio == 1.0
@@ -97,6 +97,6 @@ def test_costs_are_spread_between_one_and_the_spread() -> None:
         ({"costs": [1.0], "workers": 1, "leaves": [(1.0, 0), (2.0, 0)]}, "not there"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, object], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         simulate(**arguments)  # type: ignore[arg-type]

@@ -196,7 +196,7 @@ def loader(data: Any, size: int = 16, **options: Any) -> _core.Loader:
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
 @pytest.mark.parametrize("chain", CHAINS)
-def test_the_bits_are_the_cpus(
+def test_batches_have_the_bits_of_the_cpu(
     data: Any, consumer: Consumer, chain: str, residence: str, threads: int
 ) -> None:
     view = data.with_transforms(CHAINS[chain])
@@ -259,7 +259,9 @@ def test_without_pinned_memory_the_bits_are_the_same(
 
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
 @pytest.mark.parametrize("consumer", [Elsewhere], indirect=True)
-def test_a_consumer_that_computes_elsewhere(data: Any, consumer: Consumer, residence: str) -> None:
+def test_a_consumer_on_another_stream_gets_correct_batches(
+    data: Any, consumer: Consumer, residence: str
+) -> None:
     batches = data.batches(16, seed=5, framework="dlpack", device="cuda", residence=residence)
     for batch in batches:
         for tensor in batch.values():
@@ -269,7 +271,7 @@ def test_a_consumer_that_computes_elsewhere(data: Any, consumer: Consumer, resid
 
 
 @pytest.mark.parametrize("residence", ["auto", "streamed"])
-def test_models_that_take_turns_each_on_its_own_stream(data: Any, residence: str) -> None:
+def test_models_on_separate_streams_get_correct_batches_in_turn(data: Any, residence: str) -> None:
     models = [Consumer() for _ in range(3)]
     view = data.with_transforms(CHAINS["images"])
     made = [loader(view, residence=residence) for _ in models]  # of one depot: shards, memory
@@ -326,7 +328,9 @@ def whole_pass(view: Any) -> list[bytes]:
     "options",
     [{"drop_last": True}, {"shuffle": False}, {"start": 5}, {"shard": 2}, {"epoch": 3}],
 )
-def test_options_of_a_pass(data: Any, consumer: Consumer, options: dict[str, Any]) -> None:
+def test_options_of_a_pass_match_the_host(
+    data: Any, consumer: Consumer, options: dict[str, Any]
+) -> None:
     view = data.select(np.arange(ROWS - 1, 0, -2))
     for batch in view.batches(8, seed=5, framework="dlpack", device="cuda:0", **options):
         for tensor in batch.values():
@@ -344,7 +348,7 @@ def first_tensor(data: Any, **options: Any) -> tuple[_core.Loader, _core.Tensor,
     return made, next(made)["x"], want[0]
 
 
-def test_every_kind_of_stream(data: Any, consumer: Consumer) -> None:
+def test_dlpack_export_accepts_every_kind_of_stream(data: Any, consumer: Consumer) -> None:
     made, x, want = first_tensor(data)
     for stream in (None, 1, 2, -1, consumer.stream):
         for version in (None, (1, 0)):
@@ -364,7 +368,7 @@ def test_every_kind_of_stream(data: Any, consumer: Consumer) -> None:
     made.close()
 
 
-def test_what_a_device_is_asked(data: Any) -> None:
+def test_dlpack_export_refuses_devices_other_than_its_own_and_the_host(data: Any) -> None:
     made, x, want = first_tensor(data)
     assert repr(x) == "Tensor(shape=(17, 3, 6, 5), dtype='float32', device='cuda:0')"
     assert x.__dlpack__(dl_device=(2, 0)) is not None
@@ -394,7 +398,7 @@ def log() -> list[str]:
     return [runtime.standin_log_line(line).decode() for line in lines]
 
 
-def test_nothing_is_waited_for_on_the_host(tmp_path: Path, consumer: Consumer) -> None:
+def test_the_host_never_waits_for_the_device(tmp_path: Path, consumer: Consumer) -> None:
     """Events alone give the order, and every buffer is reused after its consumer's event."""
     flat = cerebro.data.shard({"v": np.arange(400.0).reshape(100, 4)}, tmp_path / "d", shards=2)
     made = loader(flat, 10, residence="streamed")
@@ -422,7 +426,7 @@ def on_alignment(nbytes: int) -> int:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_what_is_streamed_crosses_as_it_is_on_disk(
+def test_streamed_rows_are_uploaded_as_stored_on_disk(
     tmp_path: Path, consumer: Consumer, threads: int
 ) -> None:
     """Images to be cropped, flipped and cast are uploaded as bytes; ragged rows are not padded."""
@@ -452,7 +456,7 @@ def test_what_is_streamed_crosses_as_it_is_on_disk(
 # --- memory ------------------------------------------------------------------------
 
 
-def test_data_are_there_once(data: Any) -> None:
+def test_data_are_held_on_the_device_once(data: Any) -> None:
     depot = depots.depot("cuda:0")
     made = loader(data)
     made.begin([[0, 2, 3], [1]], 0)
@@ -480,7 +484,7 @@ def test_data_are_there_once(data: Any) -> None:
 
 
 @pytest.mark.parametrize("mixes", [[[0], [1], [2], [3]], [[0, 1], [2, 3]], [[0, 1, 2, 3]]])
-def test_what_does_not_fit_is_streamed(
+def test_data_that_do_not_fit_are_streamed(
     data: Any, consumer: Consumer, mixes: list[list[int]]
 ) -> None:
     """A mix is resident as a whole or not at all."""
@@ -507,7 +511,7 @@ def test_what_does_not_fit_is_streamed(
     made.close()
 
 
-def test_what_does_not_fit_is_told(
+def test_streaming_for_lack_of_memory_is_logged(
     data: Any, consumer: Consumer, caplog: pytest.LogCaptureFixture
 ) -> None:
     depots.depot("cuda:0").limit = data.nbytes // 2
@@ -520,7 +524,7 @@ def test_what_does_not_fit_is_told(
     assert "the others are streamed" in caplog.text and "may be resident" in caplog.text
 
 
-def test_out_of_device_memory(data: Any) -> None:
+def test_a_loader_recovers_from_out_of_device_memory(data: Any) -> None:
     """The error says what is held, and the next pass works when memory is available again."""
     made = loader(data, residence="resident")
     made.begin([[0], [1], [2], [3]], 0)
@@ -559,7 +563,7 @@ def test_batches_outlive_everything(data: Any, consumer: Consumer) -> None:
 
 
 @pytest.mark.parametrize("residence", ["resident", "streamed"])
-def test_every_call_fails_in_turn(data: Any, residence: str) -> None:
+def test_a_loader_survives_the_failure_of_any_cuda_call(data: Any, residence: str) -> None:
     depots.depot("cuda:0").limit = 1 << 30  # opens the device before calls are counted
     failures = 0
     for nth in range(1, 400):
@@ -583,7 +587,7 @@ def test_every_call_fails_in_turn(data: Any, residence: str) -> None:
 # --- the rest ----------------------------------------------------------------------
 
 
-def test_units_take_them(data: Any) -> None:
+def test_units_accept_device_batches(data: Any) -> None:
     """`run_unit` counts the rows and batches of a device loader like those of any other."""
     made = loader(data)
     made.begin([[0, 2], [3]], 1)
@@ -600,7 +604,9 @@ def test_units_take_them(data: Any) -> None:
     made.close()
 
 
-def test_workers_use_them(data: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_make_torch_batches_on_the_device(
+    data: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """A torch model's batches are made on the device, below the worker's limit."""
     model = SimpleNamespace(framework="torch")
     made = make_batches(model, data, 8, "cuda:0", seed=1)
@@ -622,7 +628,7 @@ def test_workers_use_them(data: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert make_batches(SimpleNamespace(framework="numpy"), data, 8, "cuda:0", seed=1).depot is None
 
 
-def test_a_loader_that_goes_waits_without_the_gil(data: Any) -> None:
+def test_destroying_a_loader_waits_without_the_gil(data: Any) -> None:
     """A host callback on the stream may want it."""
     made = loader(data, residence="streamed")
     made.begin([[0]], 0)
@@ -684,7 +690,7 @@ def test_pytorchs_pool_is_taken_when_pytorch_comes_later(
     gc.collect()
 
 
-def test_arguments(data: Any, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(data: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="NumPy has no arrays on cuda:0"):
         data.batches(8, device="cuda", framework="numpy")
     with pytest.raises(InputError, match="residence must be one of"):
@@ -702,7 +708,7 @@ def test_arguments(data: Any, tmp_path: Path) -> None:
         _core.Depot(3)  # type: ignore[arg-type]
 
 
-def test_a_pytorch_without_cuda_is_named(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pytorch_without_cuda_is_refused(data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "start_torch", lambda: False)
     with pytest.raises(DeviceError, match="this PyTorch cannot compute on cuda:0"):
         data.batches(8, device="cuda")

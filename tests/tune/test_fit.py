@@ -141,7 +141,9 @@ def test_hyperband_halves_its_brackets(data: cerebro.Dataset, tmp_path: Path) ->
     assert store.status == "finished"
 
 
-def test_plain_variants_are_tunes_own(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_plain_variants_match_those_of_tunes_generator(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
     """Grids times samples, functions, constants (lists too), points: as BasicVariantGenerator."""
     space = {
         "lr": tune.grid_search([0.01, 0.1]),
@@ -179,7 +181,7 @@ def test_tuples_reach_build_as_tuples(data: cerebro.Dataset, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("stop_after", [3, 9, 14])
-def test_an_interrupted_run_goes_on(stop_after: int, data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes(stop_after: int, data: cerebro.Dataset, tmp_path: Path) -> None:
     def again(run: str, **more: Any) -> cerebro.Result:
         return fit(
             *(build, data), param_space=SPACE, searcher=optuna_search(seed=4),
@@ -191,7 +193,7 @@ def test_an_interrupted_run_goes_on(stop_after: int, data: cerebro.Dataset, tmp_
     assert outcome(again("broken", if_exists="resume")) == outcome(again("whole"))
 
 
-def test_a_search_without_a_seed_cannot_go_on_and_says_so(
+def test_resume_refuses_a_searcher_that_does_not_repeat_itself(
     data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     class Interrupt:
@@ -239,7 +241,7 @@ ASHA = schedulers.ASHAScheduler
         ),
     ],
 )
-def test_a_run_goes_on_only_with_the_same_scheduler(
+def test_a_run_resumes_only_with_the_same_scheduler(
     before: Any, now: Any, message: str, data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     again = functools.partial(
@@ -337,7 +339,7 @@ def test_more_samples_of_a_grid_are_added_in_tunes_order(
         ),
     ],
 )
-def test_schedulers_that_pause_trials_get_no_more_of_them(
+def test_a_run_with_a_pausing_scheduler_cannot_be_given_more_trials(
     scheduler: Any, name: str, data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     def again(**more: Any) -> cerebro.Result:
@@ -354,7 +356,9 @@ def test_schedulers_that_pause_trials_get_no_more_of_them(
     assert outcome(again()) == expected
 
 
-def test_failed_trials_are_told_as_errors(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_failed_trials_are_reported_to_the_searcher_as_errors(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
     told: list[tuple[str, bool]] = []
 
     class Fixed(search.Searcher):  # type: ignore[misc]
@@ -394,9 +398,7 @@ def test_a_concurrency_limiter_limits_live_trials(data: cerebro.Dataset, tmp_pat
     assert len(result.trials) == 6 and watch.most == 2
 
 
-def test_what_searcher_or_scheduler_rank_by_need_not_be_said_again(
-    data: cerebro.Dataset, tmp_path: Path
-) -> None:
+def test_the_metric_is_taken_from_the_scheduler(data: cerebro.Dataset, tmp_path: Path) -> None:
     scheduler = schedulers.ASHAScheduler(metric="train_loss", mode="min", max_t=2)
     result = fit(
         *(build, data), param_space=SPACE, scheduler=scheduler, num_samples=2, run=tmp_path / "a",
@@ -459,7 +461,7 @@ class Own(schedulers.FIFOScheduler):  # type: ignore[misc]
         ),
     ],
 )  # fmt: skip
-def test_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_arguments_are_refused(
     make: Any, message: str, data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     arguments = {"param_space": SPACE, **make()}

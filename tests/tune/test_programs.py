@@ -23,7 +23,7 @@ SMALL = {
 SECONDS = 200
 
 
-def test_every_program_is_here() -> None:
+def test_every_example_program_is_tested() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == SMALL.keys()
 
 
@@ -33,7 +33,7 @@ def finished(process: Any) -> str:
     return text
 
 
-def test_population_based_training(run_program: Any, tmp_path: Path) -> None:
+def test_the_pbt_example_clones_trials(run_program: Any, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     text = finished(
         run_program(EXAMPLES / "pbt_convnet.py", "--storage", "results", "--workers", "2",
@@ -47,7 +47,7 @@ def test_population_based_training(run_program: Any, tmp_path: Path) -> None:
         assert clone.config["lr"] != run.trials[clone.parent].config["lr"]
 
 
-def test_asha_with_optuna(run_program: Any, tmp_path: Path) -> None:
+def test_the_asha_optuna_example_trains_to_the_end(run_program: Any, tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     text = finished(
         run_program(EXAMPLES / "asha_optuna.py", "--storage", "results", "--workers", "2",
@@ -58,7 +58,7 @@ def test_asha_with_optuna(run_program: Any, tmp_path: Path) -> None:
     assert len(run.trials) == 4 and max(trial.epoch for trial in run.trials) == 4
 
 
-def test_a_program_that_is_killed_goes_on(run_program: Any, tmp_path: Path) -> None:
+def test_a_killed_program_resumes_without_retraining(run_program: Any, tmp_path: Path) -> None:
     """Nothing that was trained is trained again, and nothing of it is left running."""
     arguments = ["--storage", "results", "--workers", "2", "--samples", "2", "--iterations", "20"]
     others = {child.pid for child in children()}  # idle workers of tests before

@@ -109,7 +109,9 @@ def test_a_repeated_request_is_answered_from_the_record(
     assert len(cerebro.open(tmp_path / "run").trials) == 2
 
 
-def test_a_run_that_was_left_goes_on(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_run_resumes_in_a_new_engine_for_each_epoch(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
     whole = Engine(tmp_path / "whole", data)
     expected = [whole.get("a", 0.1, 1)] + [whole.get("a", 0.1, k, trial=0) for k in (2, 3, 4)]
     whole.close()
@@ -152,7 +154,7 @@ def test_clones_begin_with_the_state_that_a_checkpoint_names(
     assert files == {"0-epoch-1.safetensors", "0-epoch-3.safetensors"}
 
 
-def test_trials_that_nobody_stands_for_hold_no_slots(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_shelved_trials_hold_no_slots(data: cerebro.Dataset, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "run", data, workers=2)
     states = tmp_path / "run" / "states"
     engine.get("a", 0.1, 1)
@@ -170,7 +172,7 @@ def test_trials_that_nobody_stands_for_hold_no_slots(data: cerebro.Dataset, tmp_
     engine.close()
 
 
-def test_a_trial_that_fails_tells_why_and_may_begin_again(
+def test_a_failed_trial_reports_the_reason_and_may_start_again(
     data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     engine = Engine(tmp_path / "run", data, build=build_or_fail)
@@ -185,7 +187,7 @@ def test_a_trial_that_fails_tells_why_and_may_begin_again(
     ]  # fmt: skip
 
 
-def test_a_stop_is_heard_while_nobody_wants_anything(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_stop_command_ends_an_idle_engine(data: cerebro.Dataset, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "run", data)
     first = engine.get("a", 0.1, 1)
     cerebro.control.pause(tmp_path / "run")
@@ -200,7 +202,7 @@ def test_a_stop_is_heard_while_nobody_wants_anything(data: cerebro.Dataset, tmp_
     engine.close()
 
 
-def test_a_trial_that_failed_goes_on_from_its_checkpoint_as_a_clone(
+def test_a_stopped_trial_resumes_from_its_checkpoint_as_a_clone(
     data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     engine = Engine(tmp_path / "run", data)
@@ -217,7 +219,7 @@ def test_a_trial_that_failed_goes_on_from_its_checkpoint_as_a_clone(
     engine.close()
 
 
-def test_known_epochs_end_a_trial(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_trial_finishes_after_the_given_epochs(data: cerebro.Dataset, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "run", data, epochs=2)
     engine.get("a", 0.1, 1)
     last = engine.get("a", 0.1, 2, trial=0)
@@ -233,7 +235,7 @@ def wants_epochs(config: dict[str, Any], info: Any) -> Any:
     return build({"lr": config["lr"] / info.total_steps})
 
 
-def test_who_asks_how_many_epochs_there_will_be_is_told_to_say_so(
+def test_a_build_that_reads_the_number_of_epochs_needs_epochs_given(
     data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     engine = Engine(tmp_path / "run", data, build=wants_epochs)
@@ -257,7 +259,9 @@ def test_a_checkpoint_of_another_run_is_refused(data: cerebro.Dataset, tmp_path:
     engine.close()
 
 
-def test_what_ends_the_run_is_told_to_everybody(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_an_error_that_ends_the_run_is_raised_for_every_request(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
     engine = Engine(tmp_path / "run", data, options={"batch_size": None})
     with pytest.raises(RunError, match="batch_size is missing"):
         engine.get("a", 0.1, 1)
@@ -277,7 +281,7 @@ sys.stdin.read()
 """
 
 
-def test_an_engine_waits_for_the_process_of_the_one_that_was_killed(
+def test_an_engine_waits_for_the_previous_owner_of_the_run_to_end(
     data: cerebro.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"
@@ -303,7 +307,7 @@ def test_an_engine_waits_for_the_process_of_the_one_that_was_killed(
     engine.close()
 
 
-def test_closing_tells_those_who_wait(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_closing_the_engine_answers_waiting_requests(data: cerebro.Dataset, tmp_path: Path) -> None:
     engine = Engine(tmp_path / "run", data)
     engine.get("a", 0.1, 1)
     waiting = [engine.want("a", 0.1, 2, trial=0), engine.want("b", 0.1, 1)]
@@ -331,7 +335,7 @@ def test_proxies_that_fill_the_memory_are_warned_of_once(
     assert "TuneConfig(max_concurrent_trials=), or use cerebro.ray.fit" in record.getMessage()
 
 
-def test_a_bell_does_not_ring_for_requests_that_have_to_wait() -> None:
+def test_the_wake_pipe_is_not_signalled_for_requests_that_must_wait() -> None:
     import select
 
     trials = RequestedTrials(None, width=1)
@@ -343,7 +347,7 @@ def test_a_bell_does_not_ring_for_requests_that_have_to_wait() -> None:
     trials.close("it is over")
 
 
-def test_a_bell_rings_until_it_is_cleared() -> None:
+def test_the_wake_pipe_stays_signalled_until_it_is_cleared() -> None:
     import select
 
     bell = WakePipe()

@@ -166,7 +166,7 @@ def test_hyperband_pauses_trials_by_their_tokens(
         assert result.metrics["state_hash"] == trial.history[-1]["state_hash"]
 
 
-def test_what_cannot_be_done_is_refused_by_name(
+def test_unsupported_arguments_are_refused(
     cluster: str, data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     for arguments, message in (

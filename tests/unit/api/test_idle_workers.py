@@ -10,7 +10,7 @@ from cerebro.api.workers import idle_advice
 from cerebro.errors import InputError
 
 
-def test_workers_without_a_trial_are_counted_and_cures_fit() -> None:
+def test_idle_workers_are_counted_with_matching_advice() -> None:
     assert idle_advice(8, 8, 1) is None
     assert idle_advice(None, 8, 1) is None
     assert idle_advice(3, 8, 1) == (
@@ -36,7 +36,7 @@ def data(tmp_path):  # type: ignore[no-untyped-def]
     return cerebro.shard({"x": np.zeros((40, 2)), "y": np.zeros(40, np.int64)}, tmp_path / "d")
 
 
-def test_a_plan_advises(data: cerebro.Dataset) -> None:
+def test_a_plan_advises_on_idle_workers(data: cerebro.Dataset) -> None:
     space = {"lr": [0.1, 0.2, 0.3]}
     few = cerebro.plan(space, data, epochs=2, searcher="grid", workers=8)
     assert str(few).splitlines()[-1].startswith("advice      3 trials train at a time on 8 workers")
@@ -47,7 +47,7 @@ def test_a_plan_advises(data: cerebro.Dataset) -> None:
     assert "advice" not in str(cerebro.plan(space, data, epochs=2, searcher="grid", workers=3))
 
 
-def test_a_search_says_so_when_it_starts(
+def test_a_search_reports_idle_workers_when_it_starts(
     data: cerebro.Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def build(config: object, info: object) -> object:

@@ -71,7 +71,7 @@ def stopped(search: Callable[..., cerebro.Result]) -> Path:
     return Path(caught.value.result.path)  # type: ignore[attr-defined]
 
 
-def test_a_number_that_an_executor_ignores_is_warned_of() -> None:
+def test_a_worker_count_that_the_executor_ignores_warns() -> None:
     assert choose_worker_count(None, None) is None
     assert choose_worker_count(0, None) == 0
     assert choose_worker_count(4, Elsewhere(4)) == choose_worker_count(None, Elsewhere(4)) == 4
@@ -86,7 +86,7 @@ def test_a_number_that_an_executor_ignores_is_warned_of() -> None:
         choose_worker_count("4", Elsewhere(None))
 
 
-def test_a_search_and_a_resume_warn_of_it_at_the_users_line(
+def test_the_ignored_worker_count_warning_names_the_callers_line(
     search: Callable[..., cerebro.Result], stopped: Path
 ) -> None:
     for call in (
@@ -136,7 +136,7 @@ def test_a_resume_counts_only_the_executors_workers(
     assert capsys.readouterr().out.splitlines()[0] == shown
 
 
-def test_a_run_records_how_many_an_executor_has_started(
+def test_a_run_records_how_many_workers_its_executor_started(
     search: Callable[..., cerebro.Result], stopped: Path
 ) -> None:
     assert SavedRun(stopped).settings["workers"] == 0

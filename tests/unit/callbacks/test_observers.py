@@ -65,7 +65,9 @@ class Broken(Observer):
         self.closed += 1
 
 
-def test_an_observer_that_fails_is_left_out(data: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_failing_observer_is_dropped_with_a_warning(
+    data: cerebro.Dataset, tmp_path: Path
+) -> None:
     broken, whole = Broken(), CSV()
     with pytest.warns(UserWarning, match="the observer Broken failed in on_epoch_end") as warned:
         result = search(data, tmp_path / "run", broken, whole)
@@ -131,7 +133,7 @@ def test_csv(data: cerebro.Dataset, tmp_path: Path) -> None:
     assert {"train_loss", "val_loss", "seconds"} <= rows[0].keys()
 
 
-def test_csv_does_not_keep_a_run_without_epochs_from_being_replaced(
+def test_a_run_without_epochs_is_replaced_despite_its_csv_file(
     data: cerebro.Dataset, tmp_path: Path
 ) -> None:
     def broken(config: Any) -> Any:
@@ -383,7 +385,7 @@ def test_wandb(data: cerebro.Dataset, tmp_path: Path, monkeypatch: pytest.Monkey
         assert found[str(number)] == [epoch["metrics"]["loss"] for epoch in history]
 
 
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_names_a_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     for observer, package in ((TensorBoard, "tensorboard"), (MLflow, "mlflow"), (WandB, "wandb")):
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(cerebro.InputError, match=f"needs {package}.*{package}"):

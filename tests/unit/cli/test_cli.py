@@ -109,7 +109,9 @@ def write(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_run_says_what_the_file_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_names_the_definitions_the_file_lacks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = write(tmp_path / "lacking.py", "space = {}\n")
     assert cli.main(["run", file]) == 1
     assert error_of(capsys) == f"error: {file} does not define build and data"
@@ -206,7 +208,7 @@ def test_epochs_of_the_demo(
     assert asked == [epochs]  # cerebro.search refuses 0
 
 
-def test_another_broken_pipe_is_an_error(
+def test_a_broken_pipe_other_than_stdout_is_an_error(
     tmp_path: Path, fake: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path / "good_four.py", GOOD)
@@ -270,7 +272,9 @@ def test_dtypes_and_image_size() -> None:
         shard._image_size("big")
 
 
-def test_verify_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_refuses_a_missing_or_empty_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["verify", str(tmp_path / "gone")]) == 1
     assert "no such folder" in error_of(capsys)
     assert cli.main(["verify", str(tmp_path)]) == 1

@@ -229,7 +229,7 @@ def html_time(result: Any) -> str:
     return duration(result.saved.meta["ended"] - result.saved.meta["started"])
 
 
-def test_report_of_data_that_are_gone(
+def test_report_works_without_the_data(
     runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     moved = (runs.parent / "data").rename(runs.parent / "elsewhere")

@@ -10,7 +10,7 @@ from cerebro.cluster.admission import OLD_TOKEN_SECONDS, make_run_token, remove_
 LEFT = ".cerebro-" + 32 * "a"
 
 
-def test_a_token_is_there_while_nodes_are_asked(tmp_path):
+def test_a_token_exists_only_while_nodes_are_probed(tmp_path):
     with make_run_token(tmp_path / "run" / "states") as token:
         assert Path(token).parent == tmp_path and list(Path(token).iterdir()) == []
     assert list(tmp_path.iterdir()) == []

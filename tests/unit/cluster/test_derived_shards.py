@@ -81,13 +81,13 @@ def test_every_worker_takes_the_next_shard_if_all_read_all():
     assert cluster.log == [(0, 0), (1, 1), (0, 2), (1, 3), (0, 4)]
 
 
-def test_a_shard_is_made_where_it_lies():
+def test_a_shard_is_derived_by_a_worker_that_holds_it():
     cluster = Cluster({0: [1, 2], 1: [0, 3]})
     assert make(cluster, [0, 1], [0, 1, 2, 3]) == [0, 1, 2, 3]
     assert cluster.log == [(0, 1), (1, 0), (0, 2), (1, 3)]
 
 
-def test_what_is_finished_is_not_made_again():
+def test_finished_shards_are_not_derived_again():
     cluster = Cluster({0: [0, 1], 1: [2, 3]})
     assert make(cluster, [0, 1], [3]) == [3]
     assert cluster.log == [(1, 3)]
@@ -109,7 +109,7 @@ def test_a_lost_worker_s_shards_are_sent_to_another():
     ]
 
 
-def test_a_worker_that_joins_takes_what_waits_elsewhere():
+def test_a_joining_worker_takes_shards_waiting_elsewhere():
     cluster = Cluster({0: [0, 1, 2], 1: []})
     events, wait = [[WorkerJoined(1), Note("node not used", "a note")]], cluster.wait
     cluster.wait = lambda: events.pop() if events else wait()
@@ -119,7 +119,7 @@ def test_a_worker_that_joins_takes_what_waits_elsewhere():
     assert cluster.log == [(0, 0), ("load", 1, 2), (1, 2), (0, 1)]
 
 
-def test_a_shard_that_ends_its_workers_is_given_up():
+def test_a_shard_that_kills_its_workers_is_given_up():
     cluster = Cluster(None, {n: [lost(n)] for n in range(MAX_LOSSES)})
     cluster.spares = [1, 2, 3, 4]
     with (
@@ -138,14 +138,14 @@ def test_no_worker_is_left():
         make(cluster, [0], [0, 1])
 
 
-def test_a_worker_may_join_in_the_moment_in_which_the_last_is_lost():
+def test_a_worker_can_join_as_the_last_one_is_lost():
     cluster = Cluster(None, {0: [lost(0), WorkerJoined(7)]})
     with pytest.warns(UserWarning, match="continue without it"):
         assert make(cluster, [0], [0, 1]) == [0, 1]
     assert cluster.log == [(0, 0), (7, 0), (7, 1)]
 
 
-def test_workers_that_do_not_begin_are_replaced_a_few_times():
+def test_workers_that_fail_to_start_are_replaced_a_few_times():
     cluster = Cluster(None, {n: [lost(n, began=False)] for n in range(9)})
     cluster.spares = list(range(1, 9))
     with (

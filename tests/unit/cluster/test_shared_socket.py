@@ -88,7 +88,7 @@ def test_a_borrower_handles_messages_itself(peer):
     assert peer.handled[0][1] is threading.current_thread()
 
 
-def test_the_background_thread_goes_on_when_a_borrower_does_not_come_back(peer):
+def test_the_background_thread_resumes_after_the_borrower_stops_waiting(peer):
     peer.shared.wait(0.0, [])
     peer.socket.send(b"1")
     peer.wait_until(lambda: peer.handled)
@@ -99,7 +99,7 @@ def test_the_background_thread_goes_on_when_a_borrower_does_not_come_back(peer):
     assert {thread for _, thread, _ in peer.handled} == {peer.background}
 
 
-def test_a_borrower_hears_of_its_own_descriptors(peer):
+def test_a_borrower_is_woken_by_its_own_descriptors(peer):
     from cerebro.machine.wake_pipe import WakePipe
 
     pipe = WakePipe()
@@ -110,7 +110,7 @@ def test_a_borrower_hears_of_its_own_descriptors(peer):
 
 
 @pytest.mark.parametrize("borrows", [False, True], ids=["background", "borrowed"])
-def test_no_message_is_missed_while_others_are_sent(peer, borrows):
+def test_no_message_is_missed_during_concurrent_sends(peer, borrows):
     """Sending uses up signals of what has come."""
     count = 2000
 
@@ -142,7 +142,7 @@ def test_no_message_is_missed_while_others_are_sent(peer, borrows):
     assert received == {b"a": list(range(count)), b"b": list(range(count))}
 
 
-def test_events_come_before_the_message_that_was_taken_after_them(peer):
+def test_events_are_handled_before_later_messages(peer):
     first = dial(peer.context, peer.keys, peer.address)
     first.send(b"1")
     peer.wait_until(lambda: peer.handled)

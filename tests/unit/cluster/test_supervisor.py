@@ -64,7 +64,7 @@ def one(tmp_path):
     return OneWorker(tmp_path)
 
 
-def test_a_trial_is_forgotten_when_the_process_is_told(one, tmp_path):
+def test_slots_of_ended_trials_are_deleted_once_the_process_knows(one, tmp_path):
     """A task whose state does not come is not passed on: the process keeps its slots."""
     slots = tmp_path / "3.slots"
     slots.touch()
@@ -83,7 +83,7 @@ def test_a_trial_is_forgotten_when_the_process_is_told(one, tmp_path):
     assert one.process.tasks[-1].ended == ()
 
 
-def test_a_state_for_which_the_disk_has_no_room_is_told(one, tmp_path):
+def test_a_full_disk_is_reported_for_an_incoming_state(one, tmp_path):
     one.has_state = True
     (tmp_path / "state.in").symlink_to("/dev/full")
     result, packed = one.run(Task(0, {}, 0, 1, 1, 0, position=1, dispatch=1), StateIn(None, "hash"))
@@ -132,7 +132,7 @@ def test_no_queued_unit_begins_when_the_agent_leaves(one):
     assert one.run(unit(1, after=0), None)[0].event is None
 
 
-def test_a_queued_unit_is_passed_on_while_the_process_runs_the_one_before(one):
+def test_a_queued_unit_is_passed_on_while_the_previous_one_runs(one):
     one.process.succeeds = True
     one.offer(unit(1, after=0))
     assert one.run(unit(0), None)[0].event.task.dispatch == 0
@@ -159,7 +159,7 @@ def test_nothing_is_passed_on_when_the_agent_leaves(one):
     assert one.process.passed == []
 
 
-def test_a_unit_that_was_passed_on_behind_one_that_fails_is_dropped(one):
+def test_a_passed_on_unit_is_dropped_after_a_failed_one(one):
     one.offer(unit(1, after=0))
     one.run(unit(0), None)
     assert one.process.passed and not one.has_queue
@@ -205,7 +205,9 @@ def as_nobody(tmp_path):
     ("mode", "own", "writes"),
     [(0o755, True, True), (0o555, True, False), (0o755, False, False), (0o777, False, False)],
 )
-def test_a_node_shares_a_folder_if_its_files_are_the_owners(tmp_path, as_nobody, mode, own, writes):
+def test_a_node_shares_a_folder_if_it_writes_files_as_its_owner(
+    tmp_path, as_nobody, mode, own, writes
+):
     if not own and not as_nobody:
         pytest.skip("needs root, to be another user")
     if as_nobody:

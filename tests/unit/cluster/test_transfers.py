@@ -44,14 +44,14 @@ class Waiting(ClusterExecutor):
         return self._trouble
 
 
-def test_only_the_agent_that_was_sent_a_shard_is_lost_with_it():
+def test_a_failed_transfer_loses_only_the_receiving_agent():
     executor = Waiting()
     assert executor.fails_with(AgentError("it has closed the connection")) is None
     assert (executor.failed, executor.sent_again) == ([0], [1, 2])
     assert not executor._loading
 
 
-def test_a_full_disk_of_a_node_is_called_that():
+def test_a_full_disk_of_a_node_is_reported_as_such():
     executor = Waiting()
     trouble = executor.fails_with(AgentError("failed", OSError(28, "No space left on device")))
     assert type(trouble) is OSError
@@ -69,6 +69,6 @@ def test_a_full_disk_of_a_node_is_called_that():
         (FileNotFoundError("no x.npy"), "no x.npy"),
     ],
 )
-def test_damaged_data_are_called_that(error, text):
+def test_damaged_data_are_reported_as_corrupt(error, text):
     trouble = Waiting().fails_with(error)
     assert type(trouble) is CorruptDataError and str(trouble) == text

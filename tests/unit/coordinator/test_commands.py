@@ -51,12 +51,12 @@ def test_a_command_is_read_as_it_was_written(command: Command) -> None:
         ('{"command": "stop", "trial": 99999999999}', "its trial must be a number from 0"),
     ],
 )
-def test_what_is_no_command_is_refused(text: str, cause: str) -> None:
+def test_an_invalid_command_is_refused(text: str, cause: str) -> None:
     with pytest.raises(ValueError, match=cause):
         Command.from_json(text)
 
 
-def test_a_file_that_is_no_text_is_refused() -> None:
+def test_a_binary_file_is_refused() -> None:
     with pytest.raises(ValueError, match="not JSON"):
         Command.from_json(b"\xff\xfe\xff")
 
@@ -84,7 +84,7 @@ def test_a_command_is_removed_when_it_took_effect(tmp_path: Path) -> None:
     assert next(commands, None) is None and not second.exists()
 
 
-def test_what_lies_there_at_the_start_and_at_the_end_is_discarded(tmp_path: Path) -> None:
+def test_commands_left_at_start_and_end_are_discarded(tmp_path: Path) -> None:
     control.put(tmp_path, Command("stop"))
     (tmp_path / ".half").touch()
     (tmp_path / "folder").mkdir()
@@ -96,7 +96,7 @@ def test_what_lies_there_at_the_start_and_at_the_end_is_discarded(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_folder_is_made_and_may_go_away(tmp_path: Path) -> None:
+def test_the_inbox_folder_is_created_and_may_be_deleted(tmp_path: Path) -> None:
     folder = tmp_path / "control"
     inbox = Inbox(folder)
     folder.rmdir()
@@ -104,7 +104,7 @@ def test_the_folder_is_made_and_may_go_away(tmp_path: Path) -> None:
     inbox.close()
 
 
-def test_a_folder_that_takes_its_place_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_inbox_is_left_alone(tmp_path: Path) -> None:
     folder, other = tmp_path / "control", tmp_path / "other"
     inbox = Inbox(folder)
     other.mkdir()
@@ -117,7 +117,7 @@ def test_a_folder_that_takes_its_place_is_left_alone(tmp_path: Path) -> None:
     assert len(list(other.iterdir())) == 1
 
 
-def test_an_inbox_closes_what_it_opened(tmp_path: Path) -> None:
+def test_an_inbox_closes_its_descriptors(tmp_path: Path) -> None:
     def count() -> int:
         return len(list(Path("/dev/fd").iterdir()))
 
@@ -159,7 +159,7 @@ def garbage(folder: Path, outside: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_garbage_is_removed_and_told_and_hides_no_command(tmp_path: Path) -> None:
+def test_invalid_files_are_removed_and_reported_and_hide_no_command(tmp_path: Path) -> None:
     outside, folder = tmp_path / "outside", tmp_path / "control"
     outside.mkdir()
     (outside / "target.json").write_text('{"command": "stop"}')
@@ -199,7 +199,7 @@ def test_a_file_that_cannot_be_removed_is_obeyed_once(
     assert drain(inbox) == [Command("pause", 2)]
 
 
-def test_on_a_network_disk_the_folder_is_looked_into_once_a_second(
+def test_on_a_network_disk_the_inbox_is_polled_once_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=100.0)
@@ -215,7 +215,7 @@ def test_on_a_network_disk_the_folder_is_looked_into_once_a_second(
     inbox.close()
 
 
-def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+def test_concurrent_writers_lose_no_commands(tmp_path: Path) -> None:
     """Threads and processes write while somebody reads: each sender's commands, in its order."""
     inbox = Inbox(tmp_path)
     code = (
@@ -297,7 +297,7 @@ def test_a_run_that_is_over_takes_no_commands(run: Path, status: str) -> None:
     assert not (run / "control").exists()
 
 
-def test_a_run_whose_owner_is_gone_takes_no_commands(tmp_path: Path) -> None:
+def test_a_run_whose_owner_died_accepts_no_commands(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     make_run(folder)
     Owner.take(folder).release()
@@ -310,7 +310,7 @@ def test_a_run_whose_owner_is_gone_takes_no_commands(tmp_path: Path) -> None:
     ("trial", "cause"),
     [(3, "no trial 3 yet; it has trials 0 to 2"), (-1, "no trial -1"), (1, "1 is finished")],
 )
-def test_trials_that_cannot_be_commanded(run: Path, trial: int, cause: str) -> None:
+def test_commands_to_invalid_trials_are_refused(run: Path, trial: int, cause: str) -> None:
     with pytest.raises(InputError, match=cause):
         control.stop(run, trial)
 
@@ -325,13 +325,15 @@ def test_only_the_owner_of_a_run_controls_it(run: Path, monkeypatch: pytest.Monk
         control.stop(run)
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is not a run"):
         control.stop(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_line_hands_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cli_commands_are_written_to_the_inbox(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main(["pause", str(run)]) == 0
     assert f"python -m cerebro continue {run}" in capsys.readouterr().out
     assert cli.main(["pause", str(run), "--trial", "0"]) == 0
@@ -434,7 +436,7 @@ def test_commands_to_trials(tmp_path: Path) -> None:
     assert not it.remote.paused and not it.remote.stopping
 
 
-def test_garbage_is_noted_but_not_without_end(tmp_path: Path) -> None:
+def test_the_number_of_notes_about_invalid_files_is_limited(tmp_path: Path) -> None:
     it = Obeyed(tmp_path)
     for n in range(MAX_NOTES + 5):
         (tmp_path / f"{n}.json").touch()

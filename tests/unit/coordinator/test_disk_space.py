@@ -44,7 +44,7 @@ def plan(**changes):
         ({"trials": None}, 4 + 1 + 1, 12 + 2 + 4),
     ],
 )
-def test_what_a_run_needs(changes, least, likely):
+def test_estimated_disk_space_of_a_run(changes, least, likely):
     needed = plan(**changes).estimate_slots() + plan(**changes).estimate_kept()
     assert (needed.least, needed.likely) == (least * 100 * MB, likely * 100 * MB)
 
@@ -119,7 +119,7 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_is_trained(data, tmp_p
     assert files(tmp_path) == []
 
 
-def test_a_run_that_may_not_fit_is_told_so_and_trains(data, tmp_path, monkeypatch):
+def test_a_run_that_may_not_fit_warns_and_trains(data, tmp_path, monkeypatch):
     free(monkeypatch, {"": 8 * MB})
     with pytest.warns(UserWarning, match=r"is likely to need .* 8\.0 MB are free.*keep='last'"):
         result = search(data, tmp_path / "run")
@@ -133,7 +133,7 @@ def test_a_run_that_fits_says_nothing(data, tmp_path, monkeypatch):
         search(data, tmp_path / "run")
 
 
-def test_folders_on_two_disks_are_looked_at_one_by_one(data, tmp_path, monkeypatch):
+def test_folders_on_two_disks_are_checked_separately(data, tmp_path, monkeypatch):
     monkeypatch.setattr(disk_space, "device_of", lambda folder: hash(str(folder)))
     free(monkeypatch, {"fast": 1 * MB, "run": 100 * MB})
     with pytest.raises(InputError, match=r"needs at least 2\.\d MB for states in .*fast") as no:
@@ -152,7 +152,7 @@ def test_a_memory_file_system_has_no_more_room_than_there_is_memory(tmp_path, mo
     assert files_module.free_bytes(tmp_path) == 12_345 < on_disk
 
 
-def test_that_states_take_memory_is_said(data, tmp_path, monkeypatch):
+def test_the_error_says_that_states_take_memory(data, tmp_path, monkeypatch):
     free(monkeypatch, {"": 1 * MB})
     monkeypatch.setattr(disk_space, "is_memory", lambda folder: True)
     with pytest.raises(InputError, match="of memory, which is the disk there"):

@@ -22,7 +22,7 @@ from cerebro.run.records import TrialRecord
         (11, "all 11 trials failed; the first: it is bad"),
     ],
 )
-def test_all_that_failed_are_counted(count: int, said: str) -> None:
+def test_an_error_is_raised_if_all_trials_failed(count: int, said: str) -> None:
     records = [TrialRecord(n, {}, "failed", error="it is bad") for n in range(count)]
     with pytest.raises(RunError) as caught:
         raise_if_all_failed(records)
@@ -37,7 +37,7 @@ def test_all_that_failed_are_counted(count: int, said: str) -> None:
     assert str(caught.value) == said
 
 
-def test_one_that_did_not_fail_is_enough() -> None:
+def test_one_successful_trial_prevents_the_error() -> None:
     records = [TrialRecord(0, {}, "failed", error="it is bad"), TrialRecord(1, {}, "finished")]
     raise_if_all_failed(records)
 
@@ -65,9 +65,7 @@ LOGS = Words("train", "check", "log it in train", "log it in check", by_step=Tru
          "choose another metric="),
     ],
 )  # fmt: skip
-def test_a_metric_that_is_not_reported_is_answered(
-    name: str, metrics: str, words: Words, said: str
-) -> None:
+def test_a_missing_metric_is_explained(name: str, metrics: str, words: Words, said: str) -> None:
     prefixes = ("", "train_", "val_")
     reported = [f"{prefix}{each}" for prefix in prefixes for each in metrics.split()]
     text = explain_missing_metric(name, reported, validated=True, words=words)
@@ -77,7 +75,7 @@ def test_a_metric_that_is_not_reported_is_answered(
                for each in reported)  # fmt: skip
 
 
-def test_a_metric_that_is_reported_in_training_only() -> None:
+def test_a_metric_reported_only_in_training_is_explained() -> None:
     names = ["loss", "train_loss"]
     text = explain_missing_metric("loss", names, validated=True, words=LOGS)
     assert text is not None and text.endswith(

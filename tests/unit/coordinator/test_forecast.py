@@ -105,7 +105,7 @@ def test_the_time_passes_within_a_unit() -> None:
     assert left(900.0) == 500.0  # late: at least the units after it are left
 
 
-def test_a_workers_first_unit_does_not_count_and_lost_units_neither() -> None:
+def test_first_and_lost_units_of_a_worker_are_not_counted() -> None:
     forecaster = Forecaster(EpochParts(1), 10)
     trial = LiveTrial(TrialRecord(0, {}, target_epochs=10))
     forecaster.unit_begins(0, 0, 0.0)
@@ -123,7 +123,7 @@ def test_a_workers_first_unit_does_not_count_and_lost_units_neither() -> None:
     assert forecaster.done == 2.0
 
 
-def test_positions_are_epochs() -> None:
+def test_positions_are_converted_to_epochs() -> None:
     parts = EpochParts(2, 0.5)
     assert [parts.count_epochs(position) for position in range(5)] == [0.0, 0.25, 0.5, 1.0, 1.25]
     assert parts.units == 3 and EpochParts(2).units == 2
@@ -150,7 +150,7 @@ def test_trials_that_are_pruned_train_less() -> None:
     assert exact.epochs == 17.0  # the searcher knows
 
 
-def test_what_is_unknown_is_not_guessed() -> None:
+def test_unknown_remaining_trials_give_no_forecast() -> None:
     forecaster = Forecaster(EpochParts(1), 3)
     trial = LiveTrial(TrialRecord(0, {}, target_epochs=3))
     unknown = forecaster.forecast([trial], ToCome(), 1, 1.0, 1.0)

@@ -63,7 +63,7 @@ def test_a_worker_that_joins_during_the_check_is_used() -> None:
     assert executor.given[3:] == [(3, True)]
 
 
-def test_a_missing_worker_is_named_and_the_last_one_is_needed() -> None:
+def test_lost_workers_warn_and_losing_the_last_one_raises() -> None:
     with pytest.warns(UserWarning, match="missing from now on: node 0 is gone"):
         checked({0}, [0, 1, 2])
     with (

@@ -39,7 +39,7 @@ def test_the_leader_is_the_best_of_all(mode, select):
     assert found.leader[1] in [r.number for r in found.list_rows()]
 
 
-def test_the_best_rows_stay_and_others_go_once_they_were_shown():
+def test_only_the_best_rows_are_kept_once_all_were_shown():
     rng = random.Random(1)
     records = [trial(n, [rng.randrange(100)]) for n in range(500)]
     rng.shuffle(records)
@@ -70,7 +70,7 @@ def test_every_trial_is_counted_and_known_by_number():
     assert dict(found.count_without([row(trial(2))])) == {"failed": 1, "diverged": 1}
 
 
-def test_trials_without_a_finite_metric_are_the_last_to_stay():
+def test_trials_without_a_finite_metric_are_dropped_first():
     records = [trial(n, [float("nan")]) for n in range(KEPT_ROWS)]
     records += [trial(100 + n, [1.0]) for n in range(KEPT_ROWS - 1)]
     found = ended(records)

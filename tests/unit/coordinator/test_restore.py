@@ -67,7 +67,7 @@ def names(folder):
     return {file.name for file in folder.iterdir()}
 
 
-def test_slots_beyond_what_is_wanted(tmp_path):
+def test_slots_beyond_the_target_epochs_are_dropped(tmp_path):
     """The store has lost that the trial was to train on: it waits at its last epoch's end."""
     kept = leave_file(tmp_path, 0, published=True)
     leave_slots(tmp_path, [3, 4])
@@ -79,7 +79,7 @@ def test_slots_beyond_what_is_wanted(tmp_path):
     assert names(tmp_path) == {kept.state_file}
 
 
-def test_the_slots_of_the_epoch_in_progress(tmp_path):
+def test_resume_uses_the_slots_of_the_epoch_in_progress(tmp_path):
     kept = leave_file(tmp_path, 0, published=True)
     leave_slots(tmp_path, [3, 4, 5])
     standing = restorer(tmp_path, {(4, 1, 0): 0.5, (4, 1, 1): 0.25, (4, 1, 2): 9.0}).resume_point(
@@ -93,7 +93,7 @@ def test_the_slots_of_the_epoch_in_progress(tmp_path):
     assert names(tmp_path) == {kept.state_file, "4.a", "4.slots"}
 
 
-def test_a_row_is_made_of_slots_at_an_epochs_end(tmp_path):
+def test_a_lost_row_is_restored_from_slots_at_an_epochs_end(tmp_path):
     leave_slots(tmp_path, [5, 6])
     kept = leave_file(tmp_path, 0, published=True)
     standing = restorer(tmp_path, {(4, 1, step): 0.5 for step in range(3)}).resume_point(
@@ -108,7 +108,7 @@ def test_a_row_is_made_of_slots_at_an_epochs_end(tmp_path):
     assert standing.position == 6 and standing.epoch_seconds == 0.0
 
 
-def test_rows_are_made_of_files_where_the_slots_are_further(tmp_path):
+def test_lost_rows_are_restored_from_files_if_the_slots_are_ahead(tmp_path):
     records = [leave_file(tmp_path, epoch, published=epoch == 1) for epoch in range(3)]
     leave_slots(tmp_path, [9, 10])
     standing = restorer(tmp_path).resume_point(record_of())
@@ -120,7 +120,7 @@ def test_rows_are_made_of_files_where_the_slots_are_further(tmp_path):
     }
 
 
-def test_with_an_epoch_missing_between_the_slots_are_not_used(tmp_path):
+def test_slots_are_not_used_if_an_epoch_before_them_is_missing(tmp_path):
     first = leave_file(tmp_path, 0)
     missing = leave_file(tmp_path, 1)
     (tmp_path / unpublished_name(missing.state_file, missing.state_hash)).unlink()
@@ -133,12 +133,12 @@ def test_with_an_epoch_missing_between_the_slots_are_not_used(tmp_path):
     assert not trials_with_slots(tmp_path)
 
 
-def test_nothing_is_left(tmp_path):
+def test_a_trial_without_states_starts_from_the_beginning(tmp_path):
     standing = restorer(tmp_path).resume_point(record_of())
     assert (standing.position, standing.attempt, standing.origin) == (0, 0, None)
 
 
-def test_epochs_whose_states_are_gone_are_trained_again(tmp_path):
+def test_epochs_with_missing_states_are_trained_again(tmp_path):
     kept = leave_file(tmp_path, 1, published=True)
     gone = EpochRecord(2, {}, 1.0, "0" * 32, "4-epoch-2.safetensors")
     retired = EpochRecord(0, {}, 1.0, "1" * 32, None)
@@ -176,7 +176,7 @@ def test_an_epoch_that_no_clone_needs_stays(tmp_path):
 
 
 @pytest.mark.parametrize("position", [4, 6, 9])
-def test_slots_that_say_other_things_than_their_state(tmp_path, position):
+def test_slots_that_contradict_their_state_are_not_used(tmp_path, position):
     """A page of one trial beside the states of another, say."""
     slots = _core.Slots(str(tmp_path / "4"), True)
     slots.pack(state_at(5), attempt=0)
@@ -224,7 +224,7 @@ def test_moving_slots_survives_a_kill_at_any_step(tmp_path, positions):
         assert names(tmp_path) == {"4.a", "4.slots"}
 
 
-def test_a_late_writer_writes_where_nobody_reads(tmp_path):
+def test_a_late_writer_does_not_change_the_restored_slots(tmp_path):
     late = _core.Slots(str(tmp_path / "4"), True)  # of a worker that was stopped
     for position in (1, 2):
         late.pack(state_at(position), attempt=7)
@@ -249,7 +249,7 @@ def test_files_of_unknown_trials_are_deleted(tmp_path):
     assert names(tmp_path) == {"4.a", "4.slots", "notes.txt"}
 
 
-def test_names(tmp_path):
+def test_kept_files_are_recognized_by_name(tmp_path):
     state_hash = "ab" * 16
     for name in (
         "3-epoch-7.safetensors",
@@ -268,7 +268,7 @@ def test_names(tmp_path):
     )
 
 
-def test_progress_is_read_from_a_packed_state_and_nothing_else_is(tmp_path):
+def test_only_the_progress_is_read_from_a_packed_state(tmp_path):
     progress = EpochProgress(
         3, 4, {"loss": (math.nan, 2.0), "$": (1.5, 1.0), "a": (math.inf, 1e300)}, {"auc": 0.1 + 0.2}
     )
@@ -298,7 +298,7 @@ class Forgetful(RandomSearch):
         super().__init__()
 
 
-def test_searchers_are_described_and_made_again():
+def test_searchers_are_recreated_from_their_description():
     for searcher in (GridSearch(), RandomSearch(), Custom(3, ["x"], scale=0.5)):
         description = describe(searcher)
         again = make_again(description)
@@ -312,7 +312,7 @@ def test_searchers_are_described_and_made_again():
     "searcher",
     [Forgetful(3), Custom(object()), Custom((1, 2), [(1, 2)]), type("Local", (Custom,), {})(1)],
 )
-def test_a_searcher_that_cannot_be_made_again(searcher):
+def test_a_searcher_that_cannot_be_recreated_is_none(searcher):
     if type(searcher).__name__ == "Local":
         assert make_again(describe(searcher)) is None  # no module has it
     else:
@@ -322,7 +322,7 @@ def test_a_searcher_that_cannot_be_made_again(searcher):
     assert make_again(gone) is None
 
 
-def test_no_searcher_suggests_nothing_and_lets_all_go_on():
+def test_no_searcher_suggests_nothing_and_stops_no_trial():
     searcher = NoSearcher()
     assert searcher.suggest() is DONE
     assert searcher.report(0, 0, {}).value == "continue"

@@ -122,7 +122,7 @@ def test_every_epoch_is_reported_once_and_in_order(fates, width, seed, ordered):
 
 
 @given(fates, st.integers(1, 9), st.integers(0, 2**32))
-def test_reports_come_by_round_and_number(fates, width, seed):
+def test_reports_are_delivered_by_round_and_trial_number(fates, width, seed):
     """Within a round numbers rise; a trial has one report in each round that it is live in."""
     simulated = Trials(fates, width)
     rounds: list[tuple[int, int]] = []
@@ -138,7 +138,7 @@ def test_reports_come_by_round_and_number(fates, width, seed):
     assert len(set(rounds)) == len(rounds)
 
 
-def test_a_trial_goes_on_without_waiting_for_the_round():
+def test_a_trial_continues_without_waiting_for_the_round():
     rounds = Rounds()
     for trial in (0, 1, 2):
         rounds.join(trial)
@@ -177,7 +177,7 @@ def test_without_an_order_reports_are_delivered_as_they_arrive():
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_the_state_says_whose_reports_are_to_come(ordered):
+def test_the_state_records_which_reports_are_due(ordered):
     rounds = Rounds(ordered=ordered)
     for trial in (3, 1):
         rounds.join(trial)

@@ -31,7 +31,7 @@ def written(searcher: Any, words: int, size_of: Any) -> list[int]:
     return sizes
 
 
-def test_the_cost_is_proportional_to_what_is_said() -> None:
+def test_saving_cost_is_proportional_to_the_decisions() -> None:
     for words in (1_000, 10_000, 100_000):
         sizes = written(ASHA(), words, lambda word: 40 * word)
         assert sum(sizes) <= words * (CHARACTERS_PER_DECISION + SMALL_STATE + 40)
@@ -44,14 +44,14 @@ def test_small_states_are_always_written_down() -> None:
     assert len(written(ASHA(), 1_000, lambda word: SMALL_STATE)) == 1_000
 
 
-def test_what_is_not_repeatable_is_always_written_down() -> None:
+def test_states_of_unrepeatable_searchers_are_always_saved() -> None:
     class Elsewhere(ASHA):
         repeatable = False
 
     assert len(written(Elsewhere(), 1_000, lambda word: 40 * word)) == 1_000
 
 
-def test_whoever_goes_on_writes_the_state_down_at_once() -> None:
+def test_the_state_is_saved_at_once_on_resume() -> None:
     notes = StateSaving(ASHA(), 500)
     notes.decisions += 1
     assert notes.is_due and not notes.is_complete
@@ -81,7 +81,7 @@ def told(trial: int, epoch: int) -> dict[str, float]:
     return TOLD[trial, epoch]
 
 
-def test_a_searcher_catches_up() -> None:
+def test_replayed_decisions_restore_a_searcher() -> None:
     searcher = ready()
     replay_decisions(searcher, WORDS, reported=told, config_of=config, epochs=9)
     assert searcher.suggest() == Suggestion(config(3), 1)
@@ -105,13 +105,13 @@ def test_a_searcher_catches_up() -> None:
         (6, Stored(3, 0, "begin", 3), "it decided begin trial 3 .* and now Suggestion"),
     ],
 )
-def test_what_is_not_said_again_is_told(at: int, word: Stored, message: str) -> None:
+def test_a_decision_that_is_not_repeated_is_refused(at: int, word: Stored, message: str) -> None:
     words = [*WORDS[:at], word]
     with pytest.raises(InputError, match=f"ASHA does not repeat its stored decisions: {message}"):
         replay_decisions(ready(), words, reported=told, config_of=config, epochs=9)
 
 
-def test_another_configuration_is_told() -> None:
+def test_a_replayed_configuration_that_differs_is_refused() -> None:
     with pytest.raises(InputError, match="it decided begin trial 0"):
         replay_decisions(
             ready(), WORDS, reported=told, config_of=lambda trial: {"lr": 0.5}, epochs=9

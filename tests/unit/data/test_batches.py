@@ -106,7 +106,7 @@ def test_two_passes_at_a_time(data: Any) -> None:
     assert [b for _, b in both] == [b["y"].tolist() for b in second]
 
 
-def test_a_pass_may_be_left(data: Any) -> None:
+def test_an_abandoned_pass_leaves_later_passes_complete(data: Any) -> None:
     batches = Batches(data, 8, framework="numpy", threads=1)
     for batch in batches:
         kept = batch["y"].copy(), batch["y"]
@@ -157,7 +157,7 @@ def test_transforms_of_a_view(data: Any) -> None:
         data.with_transforms({"z": [Scale()]})
 
 
-def test_random_transforms_follow_the_row(data: Any) -> None:
+def test_random_transforms_are_keyed_by_row(data: Any) -> None:
     """Whatever the view, the batch size and the order, a row is flipped or not."""
     flips = {"x": [RandomHorizontalFlip()]}
 
@@ -238,7 +238,7 @@ def test_no_file_is_left_open(data: Any, tmp_path: Path) -> None:
     assert psutil.Process().num_fds() == before
 
 
-def test_asking_whether_it_can_be_iterated_changes_nothing(data: Any) -> None:
+def test_calling_iter_does_not_advance_the_epoch(data: Any) -> None:
     """Lightning calls iter() on what it is given before it asks for a batch."""
     batches = data.batches(16, framework="numpy")
     first = [batch["x"].copy() for batch in data.batches(16, framework="numpy")]
@@ -251,7 +251,7 @@ def test_asking_whether_it_can_be_iterated_changes_nothing(data: Any) -> None:
     assert batches.epoch == 1
 
 
-def test_a_samplers_epoch_is_that_of_the_batches(data: Any) -> None:
+def test_sampler_set_epoch_sets_the_epoch_of_the_batches(data: Any) -> None:
     batches = data.batches(16, framework="numpy")
     batches.sampler.set_epoch(5)
     assert batches.epoch == 5
@@ -268,7 +268,7 @@ def test_copies_begin_with_the_next_pass(data: Any, copied: Any) -> None:
     assert all(np.array_equal(one["x"], two["x"]) for one, two in zip(batches, there, strict=True))
 
 
-def test_batches_that_were_used_work_after_a_fork(data: Any) -> None:
+def test_used_batches_work_after_a_fork(data: Any) -> None:
     batches = data.batches(16, framework="numpy", threads=1)
     expected = [batch["x"].sum() for batch in batches]
     batches.set_epoch(0)

@@ -64,7 +64,7 @@ def stored(data):
     return {n: np.concatenate([data.shard(i)[n] for i in range(data.num_shards)]) for n in "xy"}
 
 
-def test_a_look_for_values_that_are_not_finite_copies_nothing(tmp_path, read):
+def test_scanning_for_nonfinite_values_copies_no_shard(tmp_path, read):
     made = cerebro.shard({"x": np.full(30, np.nan)}, tmp_path / "nan", shards=3)
     data = cerebro.Dataset(f"file://{made.path}")
     assert find_not_finite(data, ["x"]) == {}
@@ -76,7 +76,7 @@ def test_a_look_for_values_that_are_not_finite_copies_nothing(tmp_path, read):
     assert not [name for name in read if "shard" in name]
 
 
-def test_shards_are_copied_when_they_are_read_and_found_again(url, read, cache):
+def test_shards_are_copied_on_first_read_and_reused(url, read, cache):
     data = cerebro.Dataset(url)
     assert (data.num_rows, data.num_shards, data.url) == (30, 3, url)
     assert data.path.parent == cache / "data"
@@ -108,7 +108,7 @@ def test_a_description_copies_nothing(tmp_path, read):
     assert read == ["manifest.json"]
 
 
-def test_views_and_pickles_need_no_second_look(url, read, cache):
+def test_views_and_pickles_do_not_fetch_the_manifest_again(url, read, cache):
     train, valid = cerebro.Dataset(url).split(0.8, 0.2)
     assert read == ["manifest.json"]
     copy = pickle.loads(pickle.dumps(valid))
@@ -153,7 +153,7 @@ def test_a_forked_child_leaves_its_parents_scratch(cache):
     assert not scratch.exists()
 
 
-def test_a_cache_that_is_closed_reads_the_objects_in_progress_only(pulled, monkeypatch, cache):
+def test_closing_a_cache_finishes_only_objects_in_progress(pulled, monkeypatch, cache):
     one, arguments = pulled
     plain, begun, closing = Objects.get, [], threading.Event()
 
@@ -197,7 +197,7 @@ def test_a_cache_that_is_closed_waits_for_no_other_process(pulled, read):
     assert not any(name.startswith("shard") for name in read)
 
 
-def test_a_cut_or_altered_object_is_refused_by_name(url, tmp_path, cache):
+def test_the_error_names_a_truncated_altered_or_missing_object(url, tmp_path, cache):
     file = tmp_path / "bucket" / "set" / "shard-00001" / "x.npy"
     whole = file.read_bytes()
     for content, words in (
@@ -239,7 +239,7 @@ cerebro.Dataset(sys.argv[1]).shard(1)
 """
 
 
-def test_a_kill_before_the_comparison_leaves_no_damaged_shard(url, tmp_path, cache):
+def test_a_kill_before_verification_leaves_no_damaged_shard(url, tmp_path, cache):
     file = tmp_path / "bucket" / "set" / "shard-00001" / "x.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     done = subprocess.run([sys.executable, "-c", KILLED, url], check=False, timeout=60)
@@ -249,7 +249,7 @@ def test_a_kill_before_the_comparison_leaves_no_damaged_shard(url, tmp_path, cac
         list(cerebro.Dataset(url).batches(8, framework="numpy"))
 
 
-def test_a_shard_gets_its_name_when_it_is_on_the_disk(url, cache, monkeypatch):
+def test_a_shard_is_renamed_into_place_only_after_sync(url, cache, monkeypatch):
     before, after = set(), set()
     plain = durable._sync
 
@@ -282,7 +282,7 @@ def test_a_copy_that_is_damaged_here_is_copied_again(url, read, cache):
     assert read.count("shard-00000/y.npy") == 2
 
 
-def test_what_is_in_use_is_not_removed(url, cache):
+def test_a_dataset_in_use_is_not_removed_from_the_cache(url, cache):
     data = cerebro.Dataset(url)
     data.verify()
     view = data.select(slice(0, 10))
@@ -347,7 +347,7 @@ def test_other_objects_are_never_replaced(tmp_path):
     assert Objects(url).names() == {"notes.txt"}
 
 
-def test_the_command_line(tmp_path, capsys, cache):
+def test_cli_shard_and_verify_accept_a_url(tmp_path, capsys, cache):
     from cerebro.cli import main
 
     np.savez(tmp_path / "rows.npz", **ROWS)

@@ -47,7 +47,7 @@ def test_a_cut_file_is_refused_at_opening(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(folder: Path, name: str) -> None:
+def test_the_error_names_a_missing_file(folder: Path, name: str) -> None:
     (folder / "shard-00002" / name).unlink()
     with pytest.raises(CorruptDataError) as caught:
         Dataset(folder)
@@ -55,7 +55,7 @@ def test_a_missing_file_is_named(folder: Path, name: str) -> None:
     assert isinstance(caught.value, FileNotFoundError)
 
 
-def test_a_missing_shard_is_named(folder: Path) -> None:
+def test_the_error_names_a_missing_shard(folder: Path) -> None:
     shutil.rmtree(folder / "shard-00001")
     with pytest.raises(CorruptDataError, match="shard-00001"):
         Dataset(folder)
@@ -213,7 +213,7 @@ def test_every_field_is_checked(
     "text",
     ["", "[]", "null", '{"a": NaN}', '{"a": 1, "a": 2}', "[" * 100_000, "1" * 10_000, "\xff{}"],
 )
-def test_json_that_is_none(text: str) -> None:
+def test_a_manifest_of_invalid_json_is_refused(text: str) -> None:
     with pytest.raises(CorruptDataError, match=r"manifest\.json"):
         parse_manifest(text.encode("latin-1"), "manifest.json")
 
@@ -241,7 +241,7 @@ def test_no_dataset_at_all(tmp_path: Path) -> None:
         Dataset(tmp_path / "file")
 
 
-def test_too_many_mappings_are_not_called_a_lack_of_memory(
+def test_too_many_mappings_are_not_reported_as_out_of_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot_map(*_: object) -> None:

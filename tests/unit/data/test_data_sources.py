@@ -153,7 +153,7 @@ def test_the_same_rows_are_the_same_bits_from_any_source(
     assert [c.dtype for c in data.columns.values()] == ["int64", "float64", "bool", "int64"]
 
 
-def test_vectors_and_ragged_columns_too(tmp_path: Path) -> None:
+def test_vectors_and_ragged_columns_are_the_same_from_any_source(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     torch = pytest.importorskip("torch")
     pq = pytest.importorskip("pyarrow.parquet")
@@ -182,7 +182,7 @@ def test_vectors_and_ragged_columns_too(tmp_path: Path) -> None:
     assert (data.columns["t"].ragged, data.columns["t"].dtype) == (True, "int64")
 
 
-def test_a_folder_of_parts_that_changes_is_another_source(tmp_path: Path) -> None:
+def test_a_changed_folder_of_parts_is_a_different_source(tmp_path: Path) -> None:
     parts = _from_parts(tmp_path)
     first = shard(parts, tmp_path / "d")
     assert shard(str(parts), tmp_path / "d", exist_ok=True).checksum == first.checksum
@@ -198,9 +198,7 @@ def test_a_folder_of_parts_that_changes_is_another_source(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["binary", "large_binary", "binary_view", "fixed"])
-def test_binary_values_of_one_length_have_the_type_and_shape_that_dtypes_says(
-    kind: str, tmp_path: Path
-) -> None:
+def test_dtypes_set_type_and_shape_of_fixed_length_binary_values(kind: str, tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     arrow_type = pa.binary(12) if kind == "fixed" else getattr(pa, kind)()
     column = pa.array([row.tobytes() for row in VECTORS], arrow_type)
@@ -223,7 +221,7 @@ def test_binary_values_of_one_length_have_the_type_and_shape_that_dtypes_says(
             assert data.checksum == expected.checksum
 
 
-def test_lists_of_one_length_have_the_shape_that_dtypes_says(tmp_path: Path) -> None:
+def test_dtypes_set_the_shape_of_fixed_length_lists(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     lists = pa.table({"v": pa.array(VECTORS.tolist(), pa.list_(pa.float64()))})
     expected = shard({"v": VECTORS}, tmp_path / "expected")
@@ -240,9 +238,7 @@ def test_lists_of_one_length_have_the_shape_that_dtypes_says(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
-def test_rows_of_uint8_are_numbers_and_only_binary_values_are_bytes(
-    tmp_path: Path, dtype: str
-) -> None:
+def test_uint8_rows_are_read_as_numbers_not_as_bytes(tmp_path: Path, dtype: str) -> None:
     pa = pytest.importorskip("pyarrow")
     pixels = RNG.integers(0, 256, (ROWS, 12)).astype(np.uint8)
     expected = shard({"v": pixels.reshape(ROWS, 3, 4).astype(dtype)}, tmp_path / "expected")
@@ -264,7 +260,7 @@ def test_rows_of_uint8_are_numbers_and_only_binary_values_are_bytes(
         assert data.checksum == floats.checksum
 
 
-def test_binary_values_that_do_not_fit_are_named(tmp_path: Path) -> None:
+def test_the_error_names_binary_values_that_do_not_fit(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     even = pa.table({"v": pa.array([b"12345678"] * 3), "y": [1, 2, 3]})
     uneven = pa.table({"v": pa.array([b"12345678", b"1234"])})
@@ -370,7 +366,7 @@ def test_a_memory_mapped_array_is_read_in_place(tmp_path: Path) -> None:
     assert a.checksum == b.checksum
 
 
-def test_the_type_of_a_stream_widens_on_the_way(
+def test_column_types_of_a_stream_widen_between_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values: list[Any] = [1, 2, 3, 4.5, 5, True]
@@ -458,7 +454,7 @@ def test_a_generator_may_reuse_its_buffers(tmp_path: Path) -> None:
     assert shard(Samples(), tmp_path / "samples").checksum == vectors.checksum
 
 
-def test_a_chunk_of_rows_ends_where_its_images_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_large_images_have_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     pil = pytest.importorskip("PIL.Image")
     monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_BYTES", 3 * 4 * 5 * 2)
     pictures = ({"x": pil.new("RGB", (4, 5), (row, 0, 0))} for row in range(5))
@@ -500,7 +496,7 @@ def _labelled(codes: list[int], names: list[str], image: bool = False) -> Any:
 
 @pytest.mark.parametrize("image", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_label_without_a_class_is_named(
+def test_the_error_names_a_label_without_a_class(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, image: bool, stream: bool
 ) -> None:
     monkeypatch.setattr("cerebro.data.sources.row_mappings.CHUNK_ROWS", 2)
@@ -526,9 +522,7 @@ def test_a_label_without_a_class_is_named(
     ("code", "message"),
     [(-1, "column 'y' has a missing value in row 3"), (2, "column 'y' has the class 2 in row 3")],
 )
-def test_a_code_without_a_name_is_refused_wherever_codes_change(
-    tmp_path: Path, code: int, message: str
-) -> None:
+def test_class_codes_without_a_name_are_refused(tmp_path: Path, code: int, message: str) -> None:
     def column(codes: list[int], offsets: list[int] | None = None) -> ColumnData:
         ends = None if offsets is None else np.array(offsets)
         return ColumnData(np.array(codes), "int64", ends, ["a", "b"], ordered=True)
@@ -671,7 +665,9 @@ def test_bad_csv(tmp_path: Path, text: str, message: str) -> None:
     assert sorted(os.listdir(tmp_path)) == ["a.csv"]  # noqa: PTH208
 
 
-def test_csv_types_are_those_of_all_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_csv_column_types_come_from_all_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
     (tmp_path / "a.csv").write_text(
         "\ufeffi,f,late,b,text,mixed,digits\n"
@@ -734,7 +730,7 @@ def test_csv_columns_whose_kind_changes_between_chunks(
         (["", "", "1", "2"], 0),
     ],
 )
-def test_csv_chunks_of_empty_cells(
+def test_empty_csv_cells_are_reported_as_missing_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], row: int
 ) -> None:
     monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
@@ -801,7 +797,7 @@ def test_lists_of_lists_of_one_length_are_stored(tmp_path: Path, size: int) -> N
     ],
 )
 @pytest.mark.parametrize("outer", ["list_", "large_list"])
-def test_lists_of_lists_that_cannot_be_stored_name_their_row(
+def test_the_error_names_the_row_of_lists_that_cannot_be_stored(
     tmp_path: Path, rows: list[list[object]], message: str, outer: str
 ) -> None:
     pa = pytest.importorskip("pyarrow")
@@ -816,7 +812,7 @@ def test_lists_of_lists_that_cannot_be_stored_name_their_row(
                 shard(source, tmp_path / "d")
 
 
-def test_chunks_of_lists_of_other_lengths_are_refused(tmp_path: Path) -> None:
+def test_list_chunks_with_different_inner_lengths_are_refused(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     table = pa.table({"c": pa.chunked_array([[[[1]], []], [[], [[1, 2]]]])})
     for source in (table, table.to_reader()):
@@ -843,7 +839,7 @@ def test_pairs_and_bunches(tmp_path: Path) -> None:
         shard(pytest.importorskip("sklearn.utils").Bunch(images=x), tmp_path / "d")
 
 
-def test_frames_in_pairs_and_mappings_are_one_array(tmp_path: Path) -> None:
+def test_a_frame_in_a_pair_or_mapping_becomes_one_array(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     count = 0
 
@@ -893,7 +889,7 @@ def test_frames_in_pairs_and_mappings_are_one_array(tmp_path: Path) -> None:
         ({"b": "category"}, "the frame's column 'b' has a missing value in row 1"),
     ],
 )
-def test_a_missing_value_in_a_frame_is_named(
+def test_the_error_names_a_missing_value_in_a_frame(
     tmp_path: Path, kinds: dict[str, Any], message: str
 ) -> None:
     pd = pytest.importorskip("pandas")
@@ -907,7 +903,7 @@ def test_a_missing_value_in_a_frame_is_named(
         assert "columns=" not in str(caught.value)  # which does not know the frame's columns
 
 
-def test_a_frame_of_several_kinds_is_no_array(tmp_path: Path) -> None:
+def test_a_frame_of_mixed_types_is_refused_as_an_array(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     utils = pytest.importorskip("sklearn.utils")
     for column, found in [(["a", "b"], "text"), ([[1], [2, 3]], "sequences")]:
@@ -1020,7 +1016,7 @@ def test_a_missing_float_is_nan_from_any_source(
     [[1, 2, 3, None, 5], [None, 2, 3, None, 5], [True, False, None, True, True],
      ["a", "b", "a", None, "b"], [None, "b", "a", "a", "b"], [None] * 5],
 )  # fmt: skip
-def test_a_missing_value_of_another_kind_is_refused_alike(
+def test_any_source_refuses_missing_values_that_are_not_floats(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: list[Any]
 ) -> None:
     monkeypatch.setattr("cerebro.data.sources.csv_files.CHUNK_ROWS", 2)
@@ -1170,7 +1166,7 @@ def test_bad_npz(tmp_path: Path) -> None:
     assert a.checksum == shard({"x": VECTORS}, tmp_path / "v").checksum
 
 
-def test_what_is_no_source(tmp_path: Path) -> None:
+def test_unsupported_sources_are_refused(tmp_path: Path) -> None:
     for source, message in [
         (np.zeros(3), "single array: name it"),
         (3, "cannot shard a int: give a mapping"),
@@ -1194,7 +1190,7 @@ def test_files_are_known_by_their_content(tmp_path: Path) -> None:
         shard(path, tmp_path / "d", exist_ok=True)
 
 
-def test_a_data_loader_is_told_from_a_dataset(tmp_path: Path) -> None:
+def test_a_data_loader_is_refused_as_a_source(tmp_path: Path) -> None:
     class DataLoader(list[list[int]]):
         dataset, batch_size = (1, 2), 2
 
@@ -1219,7 +1215,7 @@ def _images(transform: Any, rows: int = 40) -> Any:
 
 
 @pytest.mark.parametrize("rows", [3, 40, 1000])
-def test_a_random_transform_of_a_torch_dataset_is_named(tmp_path: Path, rows: int) -> None:
+def test_a_random_transform_of_a_torch_dataset_warns(tmp_path: Path, rows: int) -> None:
     torch = pytest.importorskip("torch")
 
     def flip(x: Any) -> Any:
@@ -1247,14 +1243,14 @@ def _shards(data: Any) -> list[Any]:
     return list(data.batches(10**6, shuffle=False, framework="numpy"))
 
 
-def test_a_random_column_that_is_left_out_is_not_named(tmp_path: Path, recwarn: Any) -> None:
+def test_a_random_column_that_is_left_out_does_not_warn(tmp_path: Path, recwarn: Any) -> None:
     torch = pytest.importorskip("torch")
     images = _images(lambda x: x + torch.rand(8))
     shard(images, tmp_path / "data", columns=["y", "column2"], progress=False)
     assert list(recwarn) == []
 
 
-def test_datasets_that_can_be_read_once_are_read_once(tmp_path: Path, recwarn: Any) -> None:
+def test_datasets_readable_only_once_are_read_once(tmp_path: Path, recwarn: Any) -> None:
     torch = pytest.importorskip("torch")
     rows = iter(range(40))
     images = _images(lambda x: x.fill_(next(rows)))  # raises StopIteration at the 41st reading
@@ -1269,7 +1265,7 @@ def test_datasets_that_can_be_read_once_are_read_once(tmp_path: Path, recwarn: A
 
 
 @pytest.mark.parametrize("chunk_rows", [1, 2, 3, 100])
-def test_float64_becomes_float32_wherever_chunks_end(
+def test_float64_to_float32_does_not_depend_on_chunk_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:
     torch = pytest.importorskip("torch")

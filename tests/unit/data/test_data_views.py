@@ -38,7 +38,7 @@ def ys(view: Dataset) -> list[int]:
     return [int(y) for i in range(view.num_shards) for y in view.shard(i)["y"]]
 
 
-def test_what_it_tells(data: Dataset) -> None:
+def test_size_checksum_and_repr_describe_the_dataset(data: Dataset) -> None:
     assert (len(data), data.num_rows, data.num_shards) == (ROWS, ROWS, 6)
     assert data._shard_rows() == [34, 34, 34, 34, 34, 33]
     assert data._first_rows() == [0, 34, 68, 102, 136, 170]
@@ -306,7 +306,7 @@ def test_num_classes_of_info(data: Dataset) -> None:
         info.num_classes("loss")
 
 
-def test_views_travel(data: Dataset) -> None:
+def test_views_survive_spec_and_pickle_round_trips(data: Dataset) -> None:
     train, _ = data.split(0.8, 0.2, stratify="kind")
     view = train.select(slice(5, 100))
     spec = json.loads(json.dumps(view.spec()))
@@ -363,7 +363,7 @@ def test_transforms_belong_to_the_view(data: Dataset) -> None:
     assert without.checksum == data.select([4, 2]).checksum
 
 
-def test_transforms_that_are_none(data: Dataset) -> None:
+def test_invalid_transforms_are_refused(data: Dataset) -> None:
     with pytest.raises(InputError, match="column 'z'"):
         data.with_transforms({"z": []})
     with pytest.raises(InputError, match="is not a transform"):

@@ -234,7 +234,7 @@ def test_dtypes_convert_or_refuse(tmp_path: Path) -> None:
         ({"x": [1, 2]}, {"progress": "loud"}, "progress must be"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line_and_leaves_nothing(
+def test_bad_input_gives_a_one_line_error_and_leaves_no_files(
     tmp_path: Path, source: object, options: dict[str, object], message: str
 ) -> None:
     with pytest.raises(InputError) as caught:
@@ -300,7 +300,7 @@ def test_a_link_to_an_empty_folder_is_kept(tmp_path: Path) -> None:
     assert shard(rows(), link, exist_ok=True).path == link
 
 
-def test_what_a_dataset_cannot_replace_is_refused_at_once(
+def test_paths_that_cannot_be_replaced_are_refused_before_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unread = iter([{"x": 1}])
@@ -347,7 +347,7 @@ def test_a_relative_path_survives_a_change_of_directory(
     assert data.path == tmp_path / "d"
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_existing_data_intact(tmp_path: Path) -> None:
     """The file size limit of a child process stands for a full disk."""
     shard(table(), tmp_path / "old")
     code = (
@@ -370,7 +370,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
     Dataset(tmp_path / "old").verify()
 
 
-def test_a_full_disk_is_named_while_a_stream_is_read(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_while_a_stream_is_read(tmp_path: Path) -> None:
     """For values, a type that widens, and the lengths of rows that are ragged at last."""
     code = (
         "import resource, signal, sys, numpy as np\n"
@@ -403,7 +403,7 @@ def test_a_full_disk_is_named_while_a_stream_is_read(tmp_path: Path) -> None:
     assert names_below(tmp_path) == []
 
 
-def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept(
+def test_only_temporary_folders_of_dead_processes_are_removed(
     tmp_path: Path,
 ) -> None:
     code = (
@@ -434,7 +434,7 @@ def sharding_folder(target: Path):  # type: ignore[no-untyped-def]
     return _temporary_folder(target)
 
 
-def test_a_meter_shows_only_much_on_a_terminal(
+def test_the_progress_meter_is_shown_only_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for progress in ("auto", False):
@@ -496,7 +496,7 @@ def test_a_process_that_the_source_forks_leaves_the_files_alone(
     assert names_below(tmp_path) == ["d"]
 
 
-def test_exceptions_are_cerebros(tmp_path: Path) -> None:
+def test_opening_a_missing_dataset_raises_a_cerebro_error(tmp_path: Path) -> None:
     with pytest.raises(CerebroError):
         Dataset(tmp_path / "nothing")
     with pytest.raises(CorruptDataError, match=r"manifest\.json is missing"):
@@ -504,7 +504,7 @@ def test_exceptions_are_cerebros(tmp_path: Path) -> None:
     assert names_below(tmp_path) == []
 
 
-def test_sparse_matrices_name_the_cure(tmp_path: Path) -> None:
+def test_the_error_for_sparse_matrices_suggests_toarray(tmp_path: Path) -> None:
     sparse = pytest.importorskip("scipy.sparse")
     for make in (sparse.csr_matrix, sparse.coo_array):
         for source in ((make(np.eye(3)), [0, 1, 2]), {"x": make(np.eye(3))}):

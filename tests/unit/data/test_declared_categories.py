@@ -74,14 +74,14 @@ def test_order_and_unused_members_are_kept(tmp_path: Path, source: Callable[[Pat
     assert data.stats("y").counts == {"low": 2, "mid": 1, "high": 1, "extreme": 0}
 
 
-def test_they_may_be_stacked_with_numbers(tmp_path: Path) -> None:
+def test_declared_categories_can_be_stacked_with_numbers(tmp_path: Path) -> None:
     frame = pd.DataFrame({"size": categorical(), "v": [0.5, 1.5, 2.5, 3.5]})
     data = shard(frame, tmp_path / "d", shards=1, shuffle=False, columns={"x": ["size", "v"]},
                  dtypes={"x": "float32"})  # fmt: skip
     assert data.shard(0)["x"].tolist() == [[0, 0.5], [2, 1.5], [1, 2.5], [0, 3.5]]
 
 
-def test_a_frame_of_them_in_one_column(tmp_path: Path) -> None:
+def test_a_frame_of_categories_can_be_one_column(tmp_path: Path) -> None:
     same = pd.DataFrame({"a": categorical(), "b": categorical()})
     data = shard({"x": same}, tmp_path / "d", shards=1, shuffle=False)
     assert data.classes["x"] == NAMES
@@ -91,7 +91,7 @@ def test_a_frame_of_them_in_one_column(tmp_path: Path) -> None:
         shard({"x": other}, tmp_path / "e")
 
 
-def test_chunks_and_lists_of_them(tmp_path: Path) -> None:
+def test_arrow_chunks_and_lists_of_categories_are_stored(tmp_path: Path) -> None:
     chunks = [pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), names)
               for codes, names in (([0, 1], ["a", "z"]), ([1, 0], ["a", "b"]))]  # fmt: skip
     table = pa.table({"y": pa.chunked_array(chunks)})
@@ -103,7 +103,7 @@ def test_chunks_and_lists_of_them(tmp_path: Path) -> None:
     assert data.shard(0)["y"].values.tolist() == CODES
 
 
-def test_a_dictionary_with_a_null_or_a_name_twice(tmp_path: Path) -> None:
+def test_a_dictionary_can_have_null_or_duplicate_names(tmp_path: Path) -> None:
     codes = pa.array([0, 3, 2], pa.int8())
     odd = pa.DictionaryArray.from_arrays(codes, pa.array(["z", None, "a", "z"]))
     data = shard(pa.table({"y": odd}), tmp_path / "a", shards=1, shuffle=False)

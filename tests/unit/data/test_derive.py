@@ -50,7 +50,7 @@ def scaled(shard: Mapping[str, Any]) -> Any:
     return shard["x"] * np.float32(1 / 256)
 
 
-def test_rows_shards_and_splits_are_those_of_the_source(
+def test_a_derived_dataset_keeps_rows_shards_and_splits(
     images: cerebro.Dataset, tmp_path: Path
 ) -> None:
     sizes = []
@@ -128,7 +128,9 @@ def parts_of(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize("damaged", [False, True])
-def test_killed_in_the_middle(images: cerebro.Dataset, tmp_path: Path, damaged: bool) -> None:
+def test_a_killed_derive_resumes_at_the_unfinished_shards(
+    images: cerebro.Dataset, tmp_path: Path, damaged: bool
+) -> None:
     whole = derive(images, tmp_path / "whole").checksum
     # Two calls for the first rows and two for each shard: in the second call for the third shard.
     program = KILLED.format(calls=7, batch=BATCH)
@@ -224,7 +226,7 @@ def test_an_error_of_the_function_leaves_nothing_finished(
     assert not part.exists() and parts_of(tmp_path) == []
 
 
-def test_two_at_once(images: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_second_concurrent_derive_is_refused(images: cerebro.Dataset, tmp_path: Path) -> None:
     refused = []
 
     def second(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,7 +282,7 @@ def test_name_and_source_identify_a_function(images: cerebro.Dataset, tmp_path: 
         derive(images, tmp_path / "made", sums, key=None)
 
 
-def test_damage_is_named(images: cerebro.Dataset, tmp_path: Path) -> None:
+def test_the_error_names_the_damaged_file(images: cerebro.Dataset, tmp_path: Path) -> None:
     made = derive(images, tmp_path / "made")
     file = tmp_path / "made" / "shard-00002" / "rows.npy"
     file.write_bytes(file.read_bytes()[:-1] + b"!")
@@ -384,7 +386,7 @@ def test_each_epoch_reads_its_copy(images: cerebro.Dataset, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("copies", [3, "2", 10**9])
-def test_a_false_number_of_copies_is_refused(
+def test_an_invalid_number_of_copies_is_refused(
     images: cerebro.Dataset, tmp_path: Path, copies: Any
 ) -> None:
     view = images.with_transforms({"x": [RandomHorizontalFlip()]})

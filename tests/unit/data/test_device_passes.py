@@ -72,7 +72,7 @@ def values_of(kind):
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
-def test_sums_have_the_bits_of_values_that_are_read_at_once(elsewhere, kind):
+def test_deferred_sums_equal_sums_of_values_read_at_once(elsewhere, kind):
     now = run_batches(Source(), values_of(kind))
     later = run_batches(Source(), values_of(kind), device="cuda:0")
     assert later.sums == now.sums
@@ -86,7 +86,7 @@ def test_a_value_that_is_not_finite_is_found_with_its_batch(elsewhere):
     assert result.not_finite == {"loss": (1, math.inf)}
 
 
-def test_a_dict_that_the_model_fills_again_is_copied(elsewhere):
+def test_a_metrics_dict_that_the_model_reuses_is_copied(elsewhere):
     values: dict[str, float] = {}
 
     def step(batch):
@@ -122,7 +122,7 @@ def test_batches_are_counted_and_cancelled_once(elsewhere):
 # --- batches ---------------------------------------------------------------------
 
 
-def test_moved_batches_are_the_loaders():
+def test_moved_batches_match_those_of_the_loader():
     class Iterating(Source):
         def __iter__(self):
             self._batches = super().__iter__()
@@ -145,7 +145,7 @@ def test_moved_batches_are_the_loaders():
     assert source.closed
 
 
-def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, monkeypatch, caplog):
+def test_pytorch_moves_batches_without_the_cuda_runtime(tmp_path, monkeypatch, caplog):
     data = cerebro.shard({"x": np.arange(12.0)}, tmp_path / "d", shards=2)
 
     def unusable():
@@ -162,7 +162,7 @@ def test_pytorch_moves_batches_where_cuda_cannot_be_used_otherwise(tmp_path, mon
     assert isinstance(make_batches(model, data, 4, "cuda:0", seed=1), _core.Loader)
 
 
-def test_tensors_that_are_there_stay_the_same():
+def test_tensors_already_on_the_device_are_not_copied():
     batch = {"x": torch.zeros(2), "y": np.zeros(2)}
     there = move_batch(batch, torch.device("cpu"))
     assert there["x"] is batch["x"] and there["y"] is batch["y"]
@@ -213,7 +213,7 @@ def test_a_state_comes_back_from_a_slot_that_is_packed_into_again(tmp_path, else
     assert bytes(_core.pack_state(found)) == bytes(_core.pack_state(tree))
 
 
-def test_a_state_that_was_loaded_is_not_the_arenas(elsewhere):
+def test_a_loaded_state_does_not_share_the_arenas_memory(elsewhere):
     """Adam keeps the tensors that it is given; the next state goes through the same arena."""
     net = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(net.parameters())
@@ -242,12 +242,12 @@ def test_the_arena_grows_and_is_used_again(elsewhere):
     assert small < large == arena.nbytes and arena._memory.data_ptr() == place
 
 
-def test_what_is_in_host_memory_is_handed_on():
+def test_a_state_in_host_memory_is_passed_through():
     tree = state()
     assert StateArena().to_host(tree) is tree
 
 
-def test_without_memory_to_pin_the_arena_is_ordinary(monkeypatch, caplog, elsewhere):
+def test_without_pinned_memory_the_arena_uses_ordinary_memory(monkeypatch, caplog, elsewhere):
     ordinary = torch.empty
 
     def empty(*args, pin_memory=False, **options):
@@ -263,7 +263,7 @@ def test_without_memory_to_pin_the_arena_is_ordinary(monkeypatch, caplog, elsewh
     assert caplog.text.count("no pinned host memory (out of pinned memory)") == 1
 
 
-def test_without_memory_to_pin_batches_are_moved_as_they_are(monkeypatch, caplog):
+def test_without_pinned_memory_batches_are_moved_directly(monkeypatch, caplog):
     class Batch:
         device = torch.device("cpu")
 
@@ -337,11 +337,11 @@ LONG = (
         ("lr_scheduler.step() was called before optimizer.step()", None),
     ],
 )
-def test_names_of_operations(message, name):
+def test_operation_names_are_parsed_from_warnings(message, name):
     assert operation_of(message) == name
 
 
-def test_operations_are_noted_and_other_warnings_shown():
+def test_only_nondeterminism_warnings_are_recorded_instead_of_shown():
     found: set[str] = set()
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
@@ -353,7 +353,7 @@ def test_operations_are_noted_and_other_warnings_shown():
     assert [str(item.message) for item in shown] == ["something else"]
 
 
-def test_a_filter_that_makes_errors_does_not_end_the_trial():
+def test_an_error_warning_filter_does_not_end_the_trial():
     found: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -374,7 +374,7 @@ def test_strict_settings(deterministic):
         assert flags()[:2] == (False, False)
 
 
-def test_pytorch_says_so_itself():
+def test_a_real_pytorch_warning_is_recorded():
     found: set[str] = set()
     random.seed(0)
     with compute_settings(1, "warn", "cuda:0"), note_operations(found):

@@ -78,7 +78,7 @@ def test_pipes_are_not_waited_for(folder: Path, name: str) -> None:
         Dataset(folder)
 
 
-def test_a_stale_temporary_folder_with_traps_is_left(tmp_path: Path) -> None:
+def test_stale_temporary_folders_with_pipes_or_links_are_kept(tmp_path: Path) -> None:
     """A pipe in the place of the lock would be waited for; what is linked is not ours to remove."""
     (tmp_path / ".d.tmp-1").mkdir()
     os.mkfifo(tmp_path / ".d.tmp-1" / ".lock")
@@ -93,7 +93,7 @@ def test_a_stale_temporary_folder_with_traps_is_left(tmp_path: Path) -> None:
     assert (tmp_path / ".d.tmp-3").exists()
 
 
-def test_plain_files(tmp_path: Path) -> None:
+def test_only_plain_names_and_files_are_accepted(tmp_path: Path) -> None:
     names = ["", ".", "..", "a/b", "/a", "a\0", "x" * 256, 3, None]
     assert not any(is_plain_name(name) for name in names)
     assert all(is_plain_name(name) for name in ("a", "...", "a b", "x" * 255, "\u00e9"))
@@ -132,7 +132,7 @@ def test_a_column_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
     assert reader_of(file, len(content)).column("x").tolist()[3] == [9, 10, 11]
 
 
-def test_a_header_flipped_at_any_byte_is_refused_or_says_the_same(tmp_path: Path) -> None:
+def test_a_header_with_any_flipped_bit_is_refused_or_equivalent(tmp_path: Path) -> None:
     """By itself, that is: before any hash is looked at."""
     file = tmp_path / "x.npy"
     np.save(file, np.arange(12, dtype=np.int16).reshape(4, 3))
@@ -167,13 +167,13 @@ def test_a_header_flipped_at_any_byte_is_refused_or_says_the_same(tmp_path: Path
         '{"format": "cerebro-dataset", "arguments": ' + "[" * 900 + "]" * 900 + "}",
     ],
 )
-def test_json_that_python_alone_would_take(text: str) -> None:
+def test_nonstandard_json_accepted_by_python_is_refused(text: str) -> None:
     content = text.encode("utf-8", "surrogateescape")
     with pytest.raises(CorruptDataError, match=r"m\.json"):
         parse_manifest(content, "m.json")
 
 
-def test_nesting_is_refused_wherever_it_becomes_too_deep(folder: Path) -> None:
+def test_too_deeply_nested_json_is_refused(folder: Path) -> None:
     """Reading and hashing take a little more of the stack each: none may be hit unprepared."""
     content = json.loads((folder / "manifest.json").read_bytes())
     text = json.dumps(content).encode()
@@ -201,7 +201,7 @@ def test_more_shards_than_a_manifest_lists_are_not_written(
     shard({"x": np.zeros(40)}, tmp_path / "d", shards=2)
 
 
-def test_names_from_a_manifest_do_no_harm_in_messages(folder: Path) -> None:
+def test_error_messages_escape_and_shorten_manifest_names(folder: Path) -> None:
     content = json.loads((folder / "manifest.json").read_bytes())
     content["\x1b[31m\n" + "x" * 10_000] = 1
     content["manifest_xxh3_128"] = ""
@@ -339,7 +339,9 @@ LYING: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", LYING)
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_members_that_lie(tmp_path: Path, name: str, compression: int) -> None:
+def test_npz_members_with_false_headers_are_refused(
+    tmp_path: Path, name: str, compression: int
+) -> None:
     content, message = LYING[name]
     file = write_npz(tmp_path / "x.npz", compression, x=content)
     with pytest.raises(InputError, match=message) as caught:
@@ -382,7 +384,7 @@ def test_a_directory_that_lies_about_sizes(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.npz"]
 
 
-def test_archives_of_other_kinds(tmp_path: Path) -> None:
+def test_encrypted_unsupported_and_damaged_archives_are_refused(tmp_path: Path) -> None:
     bz2 = pytest.importorskip("bz2")
     pytest.importorskip("lzma")
     good = npy(header((2,)), bytes(16))
@@ -459,7 +461,7 @@ def test_csv_files_with_nul(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x.arrow", "x.parquet"])
-def test_an_arrow_that_unpickles_is_not_used(
+def test_pyarrow_versions_that_unpickle_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     pa = pytest.importorskip("pyarrow")
@@ -469,7 +471,7 @@ def test_an_arrow_that_unpickles_is_not_used(
         shard(tmp_path / name, tmp_path / "d", shards=1)
 
 
-def test_torch_files_are_no_sources(tmp_path: Path) -> None:
+def test_torch_and_pickle_files_are_refused(tmp_path: Path) -> None:
     for name in ("x.pt", "x.pth", "x.pkl", "x.npy", "x.safetensors"):
         (tmp_path / name).write_bytes(b"\x80\x04N.")
         with pytest.raises(InputError, match="unsupported file type"):

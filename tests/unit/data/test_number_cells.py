@@ -70,7 +70,9 @@ def huggingface(_: Path) -> Any:
         lambda _: ({"p": cell} for cell in CELLS),
     ],
 )
-def test_the_cell_is_named_from_any_source(tmp_path: Path, source: Callable[[Path], Any]) -> None:
+def test_the_error_names_a_non_numeric_cell_from_any_source(
+    tmp_path: Path, source: Callable[[Path], Any]
+) -> None:
     with pytest.raises(InputError, match=NAMED):
         shard(source(tmp_path), tmp_path / "d")
     assert not (tmp_path / "d").exists()
@@ -85,7 +87,9 @@ def test_the_cell_is_named_from_any_source(tmp_path: Path, source: Callable[[Pat
         {"columns": {"x": ["p", "y"]}, "dtypes": {"x": "float32"}},
     ],
 )
-def test_the_cell_is_named_under_any_layout(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_the_error_names_a_non_numeric_cell_under_any_layout(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     with pytest.raises(InputError, match=NAMED):
         shard(csv(tmp_path), tmp_path / "d", **options)
 
@@ -109,7 +113,7 @@ def test_the_cell_is_named_under_any_layout(tmp_path: Path, options: dict[str, A
         ([f"{number}%" for number in range(50)], 0, "0%"),
     ],
 )
-def test_numbers_that_are_written_for_readers(
+def test_the_error_names_a_cell_that_is_not_a_plain_number(
     tmp_path: Path, cells: list[str], row: int, cell: str
 ) -> None:
     with pytest.raises(InputError, match=f"'p' holds numbers, but '{cell}' in row {row}:"):
@@ -143,7 +147,9 @@ def test_text_stays_categories(tmp_path: Path, cells: list[str]) -> None:
 
 
 @pytest.mark.parametrize("cells", [["nan", "NaN", "C85", "NaN"], ["inf", "C", "infinity"]])
-def test_names_of_no_number_make_no_column_of_numbers(tmp_path: Path, cells: list[str]) -> None:
+def test_nan_and_inf_cells_alone_do_not_make_a_column_numeric(
+    tmp_path: Path, cells: list[str]
+) -> None:
     (tmp_path / "a.csv").write_text("p,y\n" + "".join(f"{cell},0\n" for cell in cells))
     pd = pytest.importorskip("pandas")
     for number, source in enumerate([tmp_path / "a.csv", pd.DataFrame({"p": cells}, dtype=object)]):
@@ -180,7 +186,7 @@ def test_lists_of_tokens_are_text(tmp_path: Path) -> None:
             shard(rows, tmp_path / "d", dtypes={name: "float32"})
 
 
-def test_a_column_in_memory_can_be_declared(tmp_path: Path) -> None:
+def test_an_in_memory_column_can_be_declared_categorical(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     pa = pytest.importorskip("pyarrow")
     frame, table = pd.DataFrame({"p": CELLS, "v": [1, 2, 3, 4]}), pa.table({"p": CELLS})
@@ -241,7 +247,7 @@ def test_text_is_not_stacked_with_numbers(tmp_path: Path) -> None:
     assert data.shard(0)["x"].tolist() == [[1, 0], [0, 1], [1, 0]]
 
 
-def test_columns_of_frames_are_named(tmp_path: Path) -> None:
+def test_the_error_names_the_column_of_a_frame(tmp_path: Path) -> None:
     pd = pytest.importorskip("pandas")
     frame = pd.DataFrame({"weight": [1.0, 2.0, 3.0], "power": ["130", "?", "165"]})
     for table in (frame, frame[["power"]]):
@@ -267,7 +273,7 @@ def test_search_cv_names_the_cell() -> None:
         SearchCV(SGDRegressor(), {"alpha": [1e-3]}, n_trials=1).fit(x[["a"]], list(x["power"]))
 
 
-def test_the_first_such_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_non_numeric_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cerebro.data.number_cells._PIECE", 2)
     names, codes = ["1", "?", "2", "n/a"], np.array([[0, 2, 2], [0, 3, 1]])
     assert find_bad_cell(names, codes) == 4

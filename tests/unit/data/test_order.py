@@ -217,7 +217,7 @@ def test_groups_are_drawn_within_pools(count: int) -> None:
     assert order.pool_rows == [sum(shard + 1 for shard in pool) for pool in pools]
 
 
-def test_a_trial_turns_the_groups(sets: Any) -> None:
+def test_trials_visit_the_groups_in_rotated_order(sets: Any) -> None:
     order = make_order(sets[70], "shards", 1)
     for epoch in range(3):
         mixes = order.mixes(epoch)
@@ -281,7 +281,9 @@ def test_trials_of_a_fold_share_an_order(sets: Any) -> None:
 # --- the default ----------------------------------------------------------------------------------
 
 
-def test_the_default_is_by_size_alone(sets: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_shuffle_depends_on_size_alone(
+    sets: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     view = sets[9].select(slice(0, 100))
     for stored, expected in ((MOST_BYTES, "rows"), (MOST_BYTES + 1, "shards")):
         monkeypatch.setattr(Dataset, "_stored_bytes", lambda self, stored=stored: stored)
@@ -320,7 +322,7 @@ def test_other_values_of_shuffle_are_refused(sets: Any, wrong: Any) -> None:
             sets[5].batches(8, shuffle=wrong)
 
 
-def test_what_cannot_be_shuffled_by_rows(sets: Any) -> None:
+def test_impossible_shuffling_by_rows_is_refused(sets: Any) -> None:
     with pytest.raises(InputError, match=r'stagger=False .* needs shuffle="shards"'):
         resolve_shuffle("rows", sets[5], stagger=False)
     with pytest.raises(InputError, match=r'stagger=False .* needs shuffle="shards"'):
@@ -386,7 +388,7 @@ def test_sorted_data_that_is_read_by_groups(tmp_path: Path, column: str) -> None
         assert warned(reader) == []
 
 
-def test_only_the_worst_column_is_named(tmp_path: Path) -> None:
+def test_the_warning_names_only_the_worst_column(tmp_path: Path) -> None:
     columns = {**SORTED, "noise": np.random.default_rng(1).normal(size=400)}
     data = line_data(tmp_path / "d", 400, 8, False, **columns)
     (message,) = warned(readers(data, tmp_path, "shards")[0])
@@ -397,7 +399,7 @@ def test_only_the_worst_column_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [16, 24, 40, 96])
-def test_small_random_shards_do_not_differ(tmp_path: Path, rows: int) -> None:
+def test_small_random_shards_do_not_warn(tmp_path: Path, rows: int) -> None:
     for seed in range(12):
         random = np.random.default_rng(seed)
         columns = {

@@ -43,7 +43,7 @@ def opened(orientation: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_images_in_folders(tmp_path: Path, kind: str) -> None:
+def test_images_in_folders_are_turned_upright(tmp_path: Path, kind: str) -> None:
     (tmp_path / "in" / "pet").mkdir(parents=True)
     for orientation in STORED:
         path = tmp_path / "in" / "pet" / f"{orientation}.{kind.lower()}"
@@ -61,13 +61,13 @@ def rows() -> Iterator[dict[str, Any]]:
 @pytest.mark.parametrize(
     "source", [rows, lambda: list(rows()), lambda: {"x": [opened(i) for i in STORED]}]
 )
-def test_images_in_rows(tmp_path: Path, source: Any) -> None:
+def test_images_in_rows_are_turned_upright(tmp_path: Path, source: Any) -> None:
     data = shard(source(), tmp_path / "d", shards=1, shuffle=False)
     for pixels in data.shard(0)["x"]:
         assert np.array_equal(pixels, UPRIGHT)
 
 
-def test_images_of_torch_datasets(tmp_path: Path) -> None:
+def test_images_of_torch_datasets_are_turned_upright(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 
     class Pictures(torch.utils.data.Dataset):
@@ -82,7 +82,7 @@ def test_images_of_torch_datasets(tmp_path: Path) -> None:
         assert np.array_equal(pixels, UPRIGHT)
 
 
-def test_images_of_hugging_face(tmp_path: Path) -> None:
+def test_hugging_face_images_are_turned_upright(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     paths = []
     for orientation in STORED:

@@ -192,7 +192,7 @@ def test_classes_get_equal_shares(data: Any) -> None:
     assert all(row % 10 == 0 for row in drawn(weighted))
 
 
-def test_weights_hold_within_a_view(data: Any) -> None:
+def test_a_view_draws_from_its_own_rows(data: Any) -> None:
     """A view of a sampled view draws from its own rows; rows given twice count twice."""
     train, _ = data.with_sampling("w").split(0.5, 0.5)
     rows = set(drawn(data.split(0.5, 0.5)[0], shuffle=False))
@@ -202,7 +202,7 @@ def test_weights_hold_within_a_view(data: Any) -> None:
     assert len(drawn(chosen)) == 4
 
 
-def test_the_view_is_recorded(data: Any) -> None:
+def test_sampling_is_recorded_in_the_spec(data: Any) -> None:
     view = data.with_sampling(balance="y")
     assert "sampling" not in data.spec()
     assert view.spec()["sampling"] == {"balance": "y"}
@@ -226,7 +226,7 @@ def test_a_row_is_transformed_alike_however_often_it_is_drawn(data: Any) -> None
     assert len(seen) < ROWS
 
 
-def test_the_core_takes_only_sums_that_fit(data: Any) -> None:
+def test_the_loader_refuses_invalid_weight_sums(data: Any) -> None:
     (reader, part), *_ = data._parts()
     plan = cerebro.transforms.compile(data.columns, {})
     good = np.arange(1, 61, dtype=np.uint64)
@@ -250,7 +250,7 @@ def test_the_core_takes_only_sums_that_fit(data: Any) -> None:
         ({"weights": "broken"}, "column 'broken', shard ., row .*: nan is not a weight"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(
+def test_invalid_sampling_arguments_are_refused(
     data: Any, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -279,7 +279,7 @@ def test_all_loaders_of_a_view_share_the_sums(data: Any) -> None:
     assert data._weight_sums(across=True) is None
 
 
-def test_a_shard_may_have_no_weight_if_rows_are_drawn_from_all(data: Any) -> None:
+def test_a_zero_weight_shard_is_refused_only_when_drawn_alone(data: Any) -> None:
     one = data.with_sampling("one")  # only row 0 has a weight
     assert drawn(one) == [0] * ROWS
     assert drawn(one, shuffle=False) == drawn(data, shuffle=False)
@@ -308,7 +308,7 @@ def test_a_shard_may_have_no_weight_if_rows_are_drawn_from_all(data: Any) -> Non
     assert len(drawn(empty, shuffle="shards")) == 20  # shards without rows are no matter
 
 
-def test_a_spec_is_not_trusted(data: Any) -> None:
+def test_invalid_weights_in_a_spec_are_refused(data: Any) -> None:
     spec = {**data.spec(), "sampling": {"weights": "broken"}}
     try:
         view = cerebro.data.Dataset.from_spec(spec)

@@ -177,7 +177,7 @@ def test_chains_of_casts(tmp_path: Path) -> None:
 # --- moves ----------------------------------------------------------------------
 
 
-def test_moves_keep_to_their_definition(tmp_path: Path) -> None:
+def test_random_crops_and_flips_match_their_definition(tmp_path: Path) -> None:
     chain = (RandomCrop((5, 4), padding=(1, 2)), RandomHorizontalFlip(), ToCHW())
     ours = run(tmp_path, IMAGES, *chain, framework="numpy", seed=3, epoch=1)
     padded = np.pad(IMAGES, ((0, 0), (1, 1), (2, 2), (0, 0)))
@@ -195,7 +195,7 @@ def test_moves_keep_to_their_definition(tmp_path: Path) -> None:
     assert len(sides) > 15  # they are not all alike
 
 
-def test_moves_are_keyed_by_seed_epoch_and_row(tmp_path: Path) -> None:
+def test_random_crops_and_flips_are_keyed_by_seed_epoch_and_row(tmp_path: Path) -> None:
     chain = (RandomCrop(3, padding=1), RandomHorizontalFlip(0.3))
     one = run(tmp_path, IMAGES, *chain, seed=1, epoch=1)
     assert torch.equal(one, run(tmp_path, IMAGES, *chain, seed=1, epoch=1, threads=2))
@@ -415,7 +415,7 @@ def test_other_columns_stay_in_c_order(
     assert_bits(run(tmp_path, values, *chain), with_channels_last(tmp_path, values, *chain))
 
 
-def test_channels_last_is_for_those_who_know_strides(tmp_path: Path) -> None:
+def test_channels_last_needs_a_framework_with_strides(tmp_path: Path) -> None:
     run(tmp_path, IMAGES, ToCHW())
     with pytest.raises(ValueError, match="channels_last needs framework torch or dlpack"):
         with_channels_last(tmp_path, IMAGES, ToCHW(), framework="numpy")

@@ -55,7 +55,7 @@ def test_every_row_is_held_out_once_and_trains_otherwise(data: Dataset) -> None:
         assert set(view._shard_rows()) <= {5, 6}
 
 
-def test_the_seed_alone_chooses(data: Dataset) -> None:
+def test_folds_depend_on_the_seed_alone(data: Dataset) -> None:
     first, again, other = (
         [view.checksum for pair in KFold(3, seed=seed).split(data) for view in pair]
         for seed in (1, 1, 2)
@@ -90,7 +90,7 @@ def test_groups_are_never_on_both_sides(data: Dataset) -> None:
     assert sorted(seen) == list(range(14))
 
 
-def test_folds_of_a_view_are_of_its_rows(data: Dataset) -> None:
+def test_folds_of_a_view_cover_exactly_its_rows(data: Dataset) -> None:
     part = data.select(slice(10, 61))
     rows = set(column(part, "n"))
     for train, view in KFold(2).split(part):
@@ -140,7 +140,7 @@ def test_as_many_folds_as_rows(data: Dataset) -> None:
         (lambda: KFold(3, stratify="kind", groups="group"), "not both: choose one"),
     ],
 )
-def test_folds_that_are_none(make: Any, message: str) -> None:
+def test_invalid_fold_arguments_are_refused(make: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
 
@@ -168,7 +168,7 @@ def test_folds_that_do_not_fit_the_data(data: Dataset, kfold: KFold, message: st
         kfold.split(data)
 
 
-def test_a_class_of_numbers_is_named_as_it_is(data: Dataset) -> None:
+def test_the_error_names_a_numeric_class_by_its_value(data: Dataset) -> None:
     with pytest.raises(InputError, match="class 0 of column 'group' has 1 row, so that 2 of the 3"):
         KFold(3, stratify="group").split(data)
 
@@ -219,7 +219,7 @@ def test_a_splitter_chooses_the_rows(data: Dataset) -> None:
         ([3], "cannot split the data"),
     ],
 )
-def test_a_splitter_that_chooses_what_cannot_be(data: Dataset, pairs: Any, message: str) -> None:
+def test_invalid_rows_of_a_splitter_are_refused(data: Dataset, pairs: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_folds(data, Splitter(*pairs))
 
@@ -268,7 +268,7 @@ def test_folds_of_another_dataset_are_refused(data: Dataset, tmp_path: Path) -> 
         Folds.from_json(small, described)
 
 
-def test_validation_is_of_five_kinds(data: Dataset) -> None:
+def test_make_validation_accepts_five_kinds(data: Dataset) -> None:
     assert make_validation(data, None) == (data, None, None)
     assert make_validation(data, 0.25).folds is None
     assert make_validation(str(data.path), KFold(2)).folds is not None
@@ -278,6 +278,6 @@ def test_validation_is_of_five_kinds(data: Dataset) -> None:
         make_validation(data, 5)
 
 
-def test_it_shows_what_it_is() -> None:
+def test_repr_of_kfold() -> None:
     assert repr(cerebro.KFold(5)) == "KFold(5)"
     assert repr(KFold(3, stratify="y", seed=4)) == "KFold(3, stratify='y', seed=4)"

@@ -26,7 +26,7 @@ def framed(message):
     return struct.pack("!i", len(message)) + message
 
 
-def test_it_speaks_with_a_connection(ends):
+def test_a_channel_exchanges_messages_with_a_connection(ends):
     channel, theirs = ends
     worker = Connection(theirs.detach())
     for message in (b"", b"a", b"b" * 16383, b"c" * 16384, b"d" * 100_000):
@@ -55,7 +55,7 @@ def test_messages_cut_anywhere_arrive_whole(ends):
         channel.receive()
 
 
-def test_what_was_said_before_the_end_comes_first(ends):
+def test_messages_sent_before_the_end_are_received_first(ends):
     channel, theirs = ends
     theirs.sendall(framed(b"last words"))
     theirs.close()
@@ -65,14 +65,14 @@ def test_what_was_said_before_the_end_comes_first(ends):
 
 
 @pytest.mark.parametrize("length", [-1, -(2**31), MAX_ANSWER + 1, 2**31 - 1])
-def test_what_is_no_message_is_refused(ends, length):
+def test_an_invalid_message_length_is_refused(ends, length):
     channel, theirs = ends
     theirs.sendall(struct.pack("!i", length) + b"x")
     with pytest.raises(BrokenMessage, match=f"a message of {length} bytes"):
         channel.receive()
 
 
-def test_a_reader_that_does_not_read_holds_up_nobody(ends):
+def test_sending_does_not_block_on_a_slow_reader(ends):
     channel, theirs = ends
     message = bytes(range(256)) * 40_000  # more than any socket takes
     channel.send(message)
@@ -100,7 +100,7 @@ def test_a_message_that_needs_a_long_length(ends, monkeypatch):
 
 
 @pytest.mark.parametrize("length", [PIECE - 5, PIECE - 4, PIECE - 3, 3 * PIECE - 4])
-def test_a_message_as_long_as_the_pieces_that_are_read(ends, length):
+def test_a_message_as_long_as_the_read_buffer_is_received(ends, length):
     channel, theirs = ends
     worker = Connection(theirs.detach())
     message = bytes(length % 251 for _ in range(length))

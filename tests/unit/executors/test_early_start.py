@@ -71,7 +71,7 @@ def test_a_search_takes_the_workers_that_were_started_early(tmp_path, no_workers
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forks workers")
-def test_a_search_takes_its_workers_from_the_server_that_was_started_early(tmp_path, no_workers):
+def test_a_search_forks_its_workers_from_a_server_started_early(tmp_path, no_workers):
     warm_workers.start_early(1, [None, None], ["this", "a_module_that_does_not_exist"])
     (server,) = fork_servers.processes()
     assert warm_workers._idle == []
@@ -82,7 +82,7 @@ def test_a_search_takes_its_workers_from_the_server_that_was_started_early(tmp_p
     assert fork_servers.processes() == [server]
 
 
-def test_workers_that_are_here_are_not_started_again(no_workers, programs):
+def test_existing_workers_are_not_started_again(no_workers, programs):
     warm_workers.start_early(1, [None])
     (before,) = [worker.process.pid for worker in warm_workers._idle]
     warm_workers.start_early(1, [None, None])

@@ -124,7 +124,7 @@ def test_forked_workers_draw_different_numbers(tmp_path):
         assert len(set(numbers)) == len(numbers)
 
 
-def test_a_forked_worker_writes_where_the_coordinator_does_now(tmp_path, capfd):
+def test_a_forked_worker_uses_the_coordinators_current_stdout(tmp_path, capfd):
     """Its server was started when standard output was a different file."""
     with spawned():
         pass
@@ -143,7 +143,7 @@ def test_a_forked_worker_writes_where_the_coordinator_does_now(tmp_path, capfd):
     assert file.read_text() == "here\n"
 
 
-def test_how_a_forked_worker_ended_is_known():
+def test_the_exit_status_of_a_forked_worker_is_known():
     worker = WorkerProcess.spawn(1, fork=True)
     assert isinstance(worker.process, Child) and worker.process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -154,7 +154,7 @@ def test_how_a_forked_worker_ended_is_known():
     worker.stop(kill=True)
 
 
-def test_nothing_is_adopted_between_two_forks():
+def test_orphans_are_not_adopted_between_forks():
     """Only a worker that is being forked becomes a child of this process."""
     with spawned():
         code = "import os, time; print(os.fork() or (time.sleep(60) or 0), flush=True)"
@@ -172,7 +172,7 @@ def test_nothing_is_adopted_between_two_forks():
 # --- one server for each set of conditions -----------------------------------
 
 
-def test_a_server_serves_only_workers_that_start_as_it_did(monkeypatch):
+def test_a_server_forks_only_workers_with_its_own_environment(monkeypatch):
     with spawned():
         first = the_server().process.pid
     with spawned():
@@ -228,7 +228,7 @@ def test_a_server_with_threads_does_not_fork(tmp_path, monkeypatch):
     assert fork_servers.processes() == []
 
 
-def test_a_process_that_ignores_the_end_of_its_children_starts_programs():
+def test_workers_are_not_forked_while_sigchld_is_ignored():
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         assert not forks_workers()
@@ -237,7 +237,7 @@ def test_a_process_that_ignores_the_end_of_its_children_starts_programs():
     assert forks_workers()
 
 
-def test_users_can_ask_for_programs(monkeypatch):
+def test_the_cerebro_fork_variable_turns_forking_off(monkeypatch):
     monkeypatch.setenv("CEREBRO_FORK", "0")
     with spawned() as worker:
         assert isinstance(worker.process, subprocess.Popen)
@@ -267,7 +267,7 @@ def test_a_server_that_fails_is_replaced_and_its_workers_stay(tmp_path, number):
         assert found["parent"] == os.getpid()
 
 
-def test_the_end_of_the_thread_that_started_a_server_costs_no_worker(tmp_path):
+def test_workers_survive_the_end_of_the_thread_that_started_the_server(tmp_path):
     workers = []
     thread = threading.Thread(target=lambda: workers.append(WorkerProcess.spawn(1, fork=True)))
     thread.start()
@@ -293,7 +293,7 @@ def test_a_fork_of_the_coordinator_leaves_the_server_alone():
         assert isinstance(worker.process, Child)
 
 
-def test_no_server_is_left_when_the_last_worker_has_gone():
+def test_the_server_ends_with_its_last_worker():
     process = psutil.Process()
     before = process.num_fds(), len(process.children())
     with spawned(), spawned():

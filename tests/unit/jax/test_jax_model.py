@@ -158,7 +158,7 @@ def test_training_is_bit_for_bit_the_plain_loop_with_and_without_hops(case):
     )
 
 
-def test_keys_are_others_each_step_and_in_evaluation_always_the_same():
+def test_keys_change_every_step_but_not_in_evaluation():
     def noise(params, x, *, key):
         return x * params["w"] + jax.random.normal(key)
 
@@ -285,7 +285,7 @@ def test_an_optimizers_state_may_change_its_types():
     assert_same(straight.params, other.params)
 
 
-def test_arrays_that_are_one_are_used_up_one_by_one():
+def test_shared_arrays_are_copied_before_a_step_donates_them():
     """A step gives its memory back: what others hold, or what is there twice, is copied before."""
     shared = jnp.ones(4)
     optimizer = optax.GradientTransformation(
@@ -314,7 +314,7 @@ def test_names_in_a_state_are_those_of_the_tree():
     assert single.state_dict()["params"] == {"value": np.float32(2.0)}
 
 
-def test_what_was_given_and_what_is_given_away_stays_usable():
+def test_given_params_and_returned_states_stay_usable():
     given = jax.tree.map(jnp.asarray, weights())
     model = make(params=given)
     params, state = model.params, model.optimizer_state
@@ -339,7 +339,7 @@ def test_a_loaded_state_is_copied():
     assert state_hash(fresh) == before
 
 
-def test_what_does_not_fit_is_refused_by_name_and_changes_nothing():
+def test_a_mismatched_state_is_refused_by_name_and_changes_nothing():
     model = make()
     before = state_hash(model)
     wider = weights()
@@ -604,7 +604,7 @@ def test_two_arrays_of_one_name_are_refused():
         make(params={"net": Twins(np.ones(1), np.ones(1))})
 
 
-def test_data_that_is_no_use():
+def test_unusable_data_is_refused():
     model = make(inputs=["x", "y"])
     with pytest.raises(InputError, match="the model has several"):
         model.predict(np.ones((2, 4), "float32"))
@@ -616,7 +616,7 @@ def test_data_that_is_no_use():
         model.evaluate({"x": np.ones((2, 4)), "y": np.ones(3)})
 
 
-def test_a_module_that_is_not_wrapped_is_told_how():
+def test_error_for_an_unwrapped_module_explains_how_to_wrap_it():
     class Module:
         def init(self): ...
         def apply(self): ...

@@ -570,7 +570,7 @@ def test_settings_of_keras_are_carried():
     assert KERAS.present() == settings
 
 
-def test_a_build_begins_with_the_first_settings_if_the_script_has_none(tmp_path, monkeypatch):
+def test_a_build_starts_from_default_settings_if_the_script_has_none(tmp_path, monkeypatch):
     """As where only `build` imports Keras: in a worker, settings of other trials do not stay."""
     (tmp_path / "keras.json").write_text('{"epsilon": 1e-05}')
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))

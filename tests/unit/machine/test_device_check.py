@@ -52,7 +52,7 @@ def test_a_verdict_is_kept(gpu, problem):
     assert (gpu.tried, len(kept(gpu))) == (1, 1)
 
 
-def test_doctor_asks_anew_and_what_it_finds_is_kept(gpu):
+def test_doctor_checks_again_and_keeps_the_new_verdict(gpu):
     gpu.said = ("broken", True)
     assert device_check.find_problem("cuda:0") == "broken"
     gpu.said = ("", True)
@@ -62,7 +62,7 @@ def test_doctor_asks_anew_and_what_it_finds_is_kept(gpu):
     assert (gpu.tried, len(kept(gpu))) == (2, 1)
 
 
-def test_what_may_be_over_is_not_kept(gpu):
+def test_a_transient_problem_is_not_kept(gpu):
     gpu.said = ("out of memory", False)
     assert device_check.find_problem("cuda:0") == "out of memory"
     gpu.said = ("", True)
@@ -71,7 +71,7 @@ def test_what_may_be_over_is_not_kept(gpu):
 
 
 @pytest.mark.parametrize("changed", ["gpu", "driver", "runtime", "torch", "cerebro"])
-def test_a_verdict_is_about_all_that_computes(gpu, monkeypatch, changed):
+def test_a_verdict_depends_on_gpu_driver_and_library_versions(gpu, monkeypatch, changed):
     device_check.find_problem("cuda:0")
     if changed == "gpu":
         gpu.about["uuid"] = "2"
@@ -89,7 +89,7 @@ def test_a_verdict_is_about_all_that_computes(gpu, monkeypatch, changed):
     [b"", b"{", b"[]", b"\xff\x00", b'{"of": {}, "problem": ""}', b"[" * 50_000, b"9" * 200_000],
     ids=range(7),
 )
-def test_a_damaged_file_is_made_anew(gpu, damage):
+def test_a_damaged_verdict_file_is_replaced(gpu, damage):
     gpu.said = ("broken", True)
     device_check.find_problem("cuda:0")
     kept(gpu)[0].write_bytes(damage)
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_made_anew(gpu, damage):
     assert json.loads(kept(gpu)[0].read_bytes())["problem"] == "broken"
 
 
-def test_a_verdict_that_is_no_text_is_made_anew(gpu):
+def test_a_verdict_that_is_not_text_is_replaced(gpu):
     device_check.find_problem("cuda:0")
     file = kept(gpu)[0]
     file.write_text(json.dumps(json.loads(file.read_text()) | {"problem": 3}))
@@ -107,7 +107,7 @@ def test_a_verdict_that_is_no_text_is_made_anew(gpu):
 
 
 @pytest.mark.parametrize("place", ["file", "pipe", "missing home"])
-def test_without_a_place_it_is_tried_each_time(gpu, monkeypatch, place):
+def test_without_a_usable_folder_the_gpu_is_checked_each_time(gpu, monkeypatch, place):
     if place == "file":
         gpu.folder.write_text("not a folder")
     elif place == "pipe":
@@ -132,7 +132,7 @@ def test_without_a_place_it_is_tried_each_time(gpu, monkeypatch, place):
         assert len(kept(gpu)) == 1  # nothing half written is left
 
 
-def test_many_at_once(gpu):
+def test_concurrent_checks_keep_one_verdict(gpu):
     gpu.said = ("broken", True)
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(device_check.find_problem, ["cuda:0"] * 64))
@@ -140,12 +140,12 @@ def test_many_at_once(gpu):
     assert len(kept(gpu)) == 1
 
 
-def test_a_gpu_that_is_not_there(gpu):
+def test_a_missing_gpu_is_refused(gpu):
     with pytest.raises(InputError, match="cuda:3: there are 1 CUDA devices, counted from 0"):
         device_check.find_problem("cuda:3")
 
 
-def test_where_verdicts_are(monkeypatch, tmp_path):
+def test_verdicts_are_kept_in_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv(device_check.FOLDER)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
@@ -199,7 +199,7 @@ class Beat:
         self.graces.append(grace)
 
 
-def test_the_first_use_of_a_gpu_is_not_the_units_time(monkeypatch):
+def test_the_first_gpu_check_does_not_count_as_unit_time(monkeypatch):
     beat = Beat()
     clock = _worker.BeatClock(beat)
     runner = SimpleNamespace(_clock=clock, _tried=False)

@@ -39,11 +39,11 @@ NONE = Found(problem="no NVIDIA driver is loaded")
         (("cuda:0",), ("cuda:0",)),
     ],
 )
-def test_what_is_chosen_of_two(wanted, chosen):
+def test_devices_are_chosen_from_two_gpus(wanted, chosen):
     assert choose_devices(wanted, TWO) == chosen
 
 
-def test_a_torch_device_is_its_name():
+def test_torch_devices_are_accepted():
     torch = pytest.importorskip("torch")
     assert choose_devices(torch.device("cuda:1"), TWO) == ("cuda:1",)
     assert choose_devices([torch.device("cuda", 0)], TWO) == ("cuda:0",)
@@ -61,7 +61,7 @@ def test_without_a_gpu_the_error_says_why_and_what_to_do(wanted):
         choose_devices(wanted, NONE)
 
 
-def test_a_gpu_that_is_not_there():
+def test_a_missing_gpu_is_refused():
     with pytest.raises(InputError, match=r"no 'cuda:2' here, only cuda:0, cuda:1"):
         choose_devices(["cuda:0", "cuda:2"], TWO)
 
@@ -70,7 +70,7 @@ def test_a_gpu_that_is_not_there():
     "wanted", ["gpu", "cuda:", "cuda:x", "cuda:-1", "", "mps", 0, 2, [0], ["cpu", "cuda:0"],
                ["auto", "cuda:0"], ["cuda", "cuda:1"], "cuda:0,cuda:1", "cpu:0", {"cuda:0"}]
 )  # fmt: skip
-def test_what_names_no_device(wanted):
+def test_invalid_device_names_are_refused(wanted):
     with pytest.raises(InputError, match="devices must be"):
         choose_devices(wanted, TWO)
 
@@ -81,7 +81,7 @@ def test_what_names_no_device(wanted):
      ("0", "'cuda:0'"), (["0"], "'cuda:0'"), ([0, 1], r"\['cuda:0', 'cuda:1'\]"),
      ("0,1", r"\['cuda:0', 'cuda:1'\]"), ("gpu", "'cuda' for all GPUs")]
 )  # fmt: skip
-def test_gpus_by_number_are_answered_with_their_names(wanted, cure):
+def test_the_error_for_gpu_numbers_suggests_their_names(wanted, cure):
     with pytest.raises(InputError, match=rf"devices must be .*: give {cure}"):
         choose_devices(wanted, TWO)
     with pytest.raises(InputError) as caught:
@@ -90,7 +90,7 @@ def test_gpus_by_number_are_answered_with_their_names(wanted, cure):
 
 
 @pytest.mark.parametrize("wanted", [[], ()])
-def test_no_device_at_all(wanted):
+def test_an_empty_device_list_is_refused(wanted):
     with pytest.raises(
         InputError, match=r"^devices=[\[(][])] names no device: give 'auto', 'cpu', or"
     ):
@@ -123,14 +123,14 @@ def test_workers_and_workers_per_device_must_agree():
         worker_count(None, 1, GPUS, 0)
 
 
-def test_workers_of_the_cpu_are_as_before(monkeypatch):
+def test_cpu_worker_count_ignores_workers_per_device(monkeypatch):
     monkeypatch.setattr(devices, "usable_cores", lambda: 8)
     assert worker_count(None, 2) == 4
     assert worker_count(None, 2, ("cpu",), 3) == 4  # asked for GPUs, by a script for any machine
     assert worker_count(5, 2) == 5
 
 
-def test_arguments_that_do_not_fit(monkeypatch):
+def test_devices_must_fit_the_executor(monkeypatch):
     monkeypatch.setattr(devices, "lookup", lambda: TWO)
     assert devices_of("auto", 2, None) == GPUS
     assert devices_of("auto", None, object()) == ("cpu",)
@@ -160,7 +160,7 @@ def test_seats_go_round_the_devices(monkeypatch):
         devices.assign_devices(("cuda:7",), 1)
 
 
-def test_a_run_goes_on_where_it_was_or_on_what_is_like_it(monkeypatch):
+def test_a_run_resumes_on_its_devices_or_similar_ones(monkeypatch):
     monkeypatch.setattr(devices, "lookup", lambda: TWO)
     assert devices.choose_resume_devices(("cuda:1",)) == ("cuda:1",)
     assert devices.choose_resume_devices(("cuda:1", "cuda:5")) == ("cuda:1",)
@@ -178,7 +178,7 @@ def test_a_worker_sees_its_gpu_alone(index, visible, alone):
     assert devices.restrict_visible(index, visible) == alone
 
 
-def test_what_a_worker_needs_before_cuda_starts(monkeypatch):
+def test_worker_variables_are_set_before_cuda_starts(monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     device = Device("cuda:1", visible="7")
     assert devices.make_variables(device) == {
@@ -189,13 +189,13 @@ def test_what_a_worker_needs_before_cuda_starts(monkeypatch):
     assert devices.make_variables(device)["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-def test_without_a_driver_nothing_is_started(monkeypatch):
+def test_without_a_driver_no_lookup_program_starts(monkeypatch):
     monkeypatch.setattr(devices, "SIGNS_OF_A_DRIVER", ())
     monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: pytest.fail("started"))
     assert devices._lookup.__wrapped__(None) == Found(problem="no NVIDIA driver is loaded")
 
 
-def test_a_driver_and_no_visible_device(monkeypatch, tmp_path):
+def test_without_visible_devices_no_lookup_program_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(devices, "SIGNS_OF_A_DRIVER", (str(tmp_path),))
     monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: pytest.fail("started"))
     assert devices._lookup.__wrapped__(" ").problem == "CUDA_VISIBLE_DEVICES is empty"
@@ -211,7 +211,7 @@ def test_a_driver_and_no_visible_device(monkeypatch, tmp_path):
         ("nonsense", "looking for GPUs failed"),
     ],
 )
-def test_what_the_program_that_looks_prints(monkeypatch, tmp_path, printed, found):
+def test_the_output_of_the_lookup_program_is_parsed(monkeypatch, tmp_path, printed, found):
     monkeypatch.setattr(devices, "SIGNS_OF_A_DRIVER", (str(tmp_path),))
     monkeypatch.setattr(devices, "is_importable", lambda name: True)
     monkeypatch.setattr(
@@ -225,7 +225,7 @@ def test_what_the_program_that_looks_prints(monkeypatch, tmp_path, printed, foun
         assert result.devices[0].about == ({"cudnn": 91300} if "cudnn" in printed else {})
 
 
-def test_the_program_that_looks_runs_here():
+def test_the_lookup_program_runs_here():
     pytest.importorskip("torch")
     import json
     import subprocess
@@ -238,7 +238,7 @@ def test_the_program_that_looks_runs_here():
     assert rows or problem
 
 
-def test_what_computes_on_a_gpu(monkeypatch):
+def test_the_first_devices_libraries_are_described(monkeypatch):
     known = Found((Device("cuda:0", about={"cudnn": 1}), Device("cuda:1", about={"cudnn": 2})))
     monkeypatch.setattr(devices, "lookup", lambda: known)
     assert devices.describe_device(("cuda:1", "cuda:0")) == {"cudnn": 2}
@@ -247,7 +247,7 @@ def test_what_computes_on_a_gpu(monkeypatch):
 
 @pytest.mark.parametrize("started", [False, True])
 @pytest.mark.parametrize("variable", [None, ":16:8"])
-def test_cublas_that_has_begun_otherwise_is_warned_of(monkeypatch, started, variable):
+def test_cublas_started_with_other_settings_warns(monkeypatch, started, variable):
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: started)
     monkeypatch.setattr(torch.cuda, "device", lambda name: nullcontext())
@@ -304,7 +304,7 @@ def context(*, nbytes=100, shards=4 * POOL, validation=0, shuffle="shards", stag
     )
 
 
-def test_what_workers_may_take_of_their_gpus():
+def test_workers_share_the_memory_of_their_gpus():
     a, b = TWO.devices
     plain = RunContext(build=print, train=None, state_dir="", epoch_dir="", log_dir="",
                        live_bytes=18)  # fmt: skip
@@ -333,7 +333,7 @@ def test_what_workers_may_take_of_their_gpus():
         ("--", {"nbytes": 1}, False),
     ],
 )
-def test_when_shards_are_dealt(seats, options, fits):
+def test_conditions_for_dealing_shards(seats, options, fits):
     known = {"a": TWO.devices[0], "b": TWO.devices[1], "-": None}
     run = context(**options)
     devices = [known[seat] for seat in seats]

@@ -85,7 +85,7 @@ def test_all_are_synced_then_renamed_then_their_folder_is_synced(
         assert not temporary.exists() and final.read_bytes() == b"%d" % i
 
 
-def test_nothing_is_nothing(disk: Disk) -> None:
+def test_publishing_no_files_does_nothing(disk: Disk) -> None:
     durable.publish([])
     assert disk.calls == ""
 
@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_synced_leaves_all_unpublished(tmp_path: Path, dis
     assert descriptors() == before
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path, disk: Disk) -> None:
+def test_the_error_names_a_missing_file(tmp_path: Path, disk: Disk) -> None:
     pairs = make(tmp_path, 3)
     pairs[1][0].unlink()
     with pytest.raises(FileNotFoundError, match=r"cannot open .*/1\.new"):
@@ -137,7 +137,7 @@ def test_a_link_is_not_followed(tmp_path: Path, disk: Disk) -> None:
     assert disk.calls == ""
 
 
-def test_a_rename_that_fails_is_named(tmp_path: Path, disk: Disk) -> None:
+def test_the_error_names_a_failed_rename(tmp_path: Path, disk: Disk) -> None:
     pairs = make(tmp_path, 3)
     disk.fail["rename"] = (2, errno.EROFS)
     with pytest.raises(OSError, match=r"cannot rename .*/1\.new to .*/1: ") as caught:
@@ -191,7 +191,7 @@ def largest_file(size: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, old)
 
 
-def test_replacing_makes_and_replaces(tmp_path: Path, disk: Disk) -> None:
+def test_replace_file_creates_and_replaces_files(tmp_path: Path, disk: Disk) -> None:
     path = tmp_path / "note"
     before = descriptors()
     for content in (b"one", b"three", b""):
@@ -237,7 +237,7 @@ def test_a_disk_that_fills_leaves_the_old_file(tmp_path: Path, size: int) -> Non
     assert descriptors() == before
 
 
-def test_what_cannot_be_replaced_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_cannot_be_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError, match=r"cannot replace .*/folder"):
         durable.replace_file(tmp_path / "folder", b"x")
@@ -246,9 +246,7 @@ def test_what_cannot_be_replaced_is_named(tmp_path: Path) -> None:
     assert names(tmp_path) == ["folder"]
 
 
-def test_a_file_whose_folder_cannot_be_synced_is_there_and_not_durable(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_a_failed_folder_sync_raises_after_the_file_is_replaced(tmp_path: Path, disk: Disk) -> None:
     disk.fail["sync"] = (2, errno.EIO)
     with pytest.raises(OSError, match="cannot sync folder"):
         durable.replace_file(tmp_path / "note", b"late")
@@ -263,7 +261,7 @@ def test_a_stale_temporary_file_is_not_in_the_way(tmp_path: Path) -> None:
     assert stale.read_bytes() == b"left by a dead process"
 
 
-def test_a_replacement_takes_the_place_of_a_link(tmp_path: Path) -> None:
+def test_replacing_a_link_leaves_its_target(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"kept")
     (tmp_path / "link").symlink_to("target")
     durable.replace_file(tmp_path / "link", b"new")
@@ -294,7 +292,7 @@ def test_readers_see_the_old_or_the_new_file(tmp_path: Path) -> None:
 # --- folders ----------------------------------------------------------------------
 
 
-def test_folders(tmp_path: Path, disk: Disk) -> None:
+def test_sync_folder(tmp_path: Path, disk: Disk) -> None:
     durable.sync_folder(tmp_path)
     assert disk.calls == "d"
     with pytest.raises(FileNotFoundError, match=r"cannot open folder .*none"):
@@ -304,6 +302,6 @@ def test_folders(tmp_path: Path, disk: Disk) -> None:
         durable.sync_folder(tmp_path / "file")
 
 
-def test_a_file_system_that_cannot_sync_folders_is_believed(tmp_path: Path, disk: Disk) -> None:
+def test_a_file_system_without_folder_sync_is_tolerated(tmp_path: Path, disk: Disk) -> None:
     disk.fail["sync"] = (1, errno.EINVAL)
     durable.sync_folder(tmp_path)

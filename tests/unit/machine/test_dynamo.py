@@ -55,7 +55,7 @@ def test_training_does_not_import_dynamo_and_gives_the_same_bits() -> None:
         "torch.compile(net, backend='eager')(torch.ones(1, 3))",
     ],
 )
-def test_any_other_use_brings_the_real_module(use: str) -> None:
+def test_any_other_use_imports_the_real_dynamo(use: str) -> None:
     code = POSTPONE + TRAIN + f"net, optimizer = train()\n{use}\n"
     code += (
         "import types\n"
@@ -67,7 +67,7 @@ def test_any_other_use_brings_the_real_module(use: str) -> None:
     assert output(code) == "True True __init__.py False"
 
 
-def test_what_was_passed_is_disabled_once_something_compiles() -> None:
+def test_functions_passed_to_disable_stay_out_of_compiled_steps() -> None:
     """A compiled step leaves the optimizer's own functions out, as without the stand-in."""
     code = TRAIN + (
         "net, optimizer = train()\n"
@@ -84,7 +84,7 @@ def test_what_was_passed_is_disabled_once_something_compiles() -> None:
     assert output(POSTPONE + code) == output(code)
 
 
-def test_a_dynamo_that_is_there_stays() -> None:
+def test_an_imported_dynamo_is_not_replaced() -> None:
     code = "import torch._dynamo, sys\nbefore = torch._dynamo\n" + POSTPONE
     code += "print(sys.modules['torch._dynamo'] is before,"
     code += " any(type(f).__module__ == 'cerebro.machine.dynamo' for f in sys.meta_path))"

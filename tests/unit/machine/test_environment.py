@@ -72,7 +72,7 @@ def test_keras_that_one_side_has_not_imported_is_no_difference() -> None:
     ]
 
 
-def test_torch_flags_travel() -> None:
+def test_torch_flags_can_be_captured_and_applied() -> None:
     torch = pytest.importorskip("torch")
     before = TORCH.present()
     try:
@@ -90,7 +90,7 @@ def test_torch_flags_travel() -> None:
         TORCH.apply(before)
 
 
-def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
+def test_torch_is_imported_only_for_non_default_flags() -> None:
     pytest.importorskip("torch")
     code = (
         "import sys; from cerebro.machine.flags import TORCH\n"
@@ -105,7 +105,7 @@ def test_torch_is_imported_only_for_flags_that_it_does_not_begin_with() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_what_torch_begins_with_is_known_and_setting_it_imports_nothing() -> None:
+def test_known_torch_defaults_are_right_and_import_nothing() -> None:
     pytest.importorskip("torch")
     code = (
         "import sys, torch; from cerebro.machine.flags import TORCH\n"
@@ -163,7 +163,7 @@ def test_usable_cores_follow_the_affinity() -> None:
         os.sched_setaffinity(0, before)
 
 
-def test_installed_imports_nothing() -> None:
+def test_is_importable_imports_nothing() -> None:
     assert environment.is_importable("json")
     assert not environment.is_importable("no_such_module_anywhere")
     assert not environment.is_importable("no_such_package.module")
@@ -183,21 +183,21 @@ def test_diagnosis_warns_of_network_file_systems(
     assert "nfs4 is a network file system" in diagnosis.report(tmp_path / "runs")
 
 
-def test_features_that_come_and_go_are_named() -> None:
+def test_differences_name_added_and_removed_cpu_features() -> None:
     before = {"cpu": {"model": "A", "features": "avx avx2 fma"}}
     now = {"cpu": {"model": "A", "features": "avx avx512f fma"}}
     lines = environment.list_differences(before, now)
     assert lines == ["cpu.features differ: now without avx2; with avx512f"]
 
 
-def test_what_an_older_record_lacks_is_no_difference() -> None:
+def test_fields_missing_from_an_older_record_are_no_difference() -> None:
     now = environment.describe(threads=1)
     before = {key: now[key] for key in ("python", "threads", "packages")}
     assert environment.list_differences(before, now) == []
 
 
 @pytest.mark.parametrize(("value", "kept"), [("1", {}), ("4", {"OMP_NUM_THREADS": "4"})])
-def test_thread_variables_count_where_they_say_something_else(
+def test_thread_variables_are_recorded_only_if_they_differ(
     monkeypatch: pytest.MonkeyPatch, value: str, kept: dict[str, str]
 ) -> None:
     for name in environment.THREAD_VARIABLES:
@@ -208,7 +208,7 @@ def test_thread_variables_count_where_they_say_something_else(
 
 
 @pytest.mark.parametrize("own", [None, "5"])
-def test_xla_hears_of_threads_while_a_model_is_built(
+def test_xla_gets_the_thread_count_while_a_model_is_built(
     monkeypatch: pytest.MonkeyPatch, own: str | None
 ) -> None:
     monkeypatch.delenv("NPROC", raising=False)
@@ -220,7 +220,7 @@ def test_xla_hears_of_threads_while_a_model_is_built(
     assert os.environ.get("NPROC") == own
 
 
-def test_libraries_in_torch_are_named() -> None:
+def test_libraries_built_into_torch_are_listed() -> None:
     torch = pytest.importorskip("torch")
     found = environment.torch_libraries()
     assert found
@@ -259,7 +259,7 @@ def test_jax_is_asked_only_when_it_has_started(monkeypatch: pytest.MonkeyPatch) 
     assert environment.jax_backend() is None
 
 
-def test_jax_itself_answers() -> None:
+def test_the_real_jax_reports_its_backend() -> None:
     pytest.importorskip("jax")
     program = """
 import json, jax
@@ -280,11 +280,13 @@ print(json.dumps([*found, environment.jax_backend(), jax.default_backend()]))
     [({}, False), ({"cuda": {}}, True), ({"jax_backend": "cpu"}, False),
      ({"jax_backend": "gpu"}, True)],
 )  # fmt: skip
-def test_who_uses_a_gpu(record: dict[str, object], uses: bool) -> None:
+def test_uses_gpu(record: dict[str, object], uses: bool) -> None:
     assert environment.uses_gpu(record) is uses
 
 
-def test_versions_of_nvidias_packages_are_of_runs_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_package_versions_are_recorded_only_for_gpu_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     known = {"nvidia-cublas-cu12": "12.8.4.1", "nvidia-cudnn-cu12": "9.10.2"}
     monkeypatch.setattr(environment, "package_version", known.get)
     assert environment.describe(1, "cuda:0")["cuda_packages"] == known
@@ -303,7 +305,7 @@ def run_program(text: str) -> str:
     return done.stdout
 
 
-def test_a_process_without_jax_imports_it_only_for_settings_that_it_does_not_begin_with() -> None:
+def test_jax_is_imported_only_for_non_default_settings() -> None:
     pytest.importorskip("jax")
     run_program(
         "import os, sys; from cerebro.machine.environment import describe\n"
@@ -320,7 +322,7 @@ def test_a_process_without_jax_imports_it_only_for_settings_that_it_does_not_beg
     )
 
 
-def test_jax_settings_travel_and_are_restored() -> None:
+def test_jax_settings_are_applied_and_restored() -> None:
     pytest.importorskip("jax")
     run_program(
         "from cerebro.machine.libraries import JAX\n"
@@ -343,7 +345,7 @@ def test_jax_settings_travel_and_are_restored() -> None:
     )
 
 
-def test_a_setting_that_a_block_of_jax_fixes_is_refused_and_nothing_changes() -> None:
+def test_a_jax_setting_fixed_by_a_with_block_is_refused() -> None:
     pytest.importorskip("jax")
     run_program(
         "import jax; from cerebro import InputError\n"

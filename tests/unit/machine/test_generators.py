@@ -47,7 +47,7 @@ def functions_state():
     return python, legacy["state"]["key"].tolist(), legacy["state"]["pos"], spare
 
 
-def test_seeding_is_that_of_the_libraries():
+def test_seeding_matches_the_libraries_own_functions():
     generators.seed_all(5, True)
     got = draw()
     random.seed(5)
@@ -98,7 +98,7 @@ def test_a_state_of_tensors_is_restored_too():
 
 @pytest.mark.parametrize("spare", [False, True])
 @pytest.mark.parametrize("draws", [0, 1, 311, 312, 623, 624, 625])
-def test_memory_has_the_states_of_the_functions(monkeypatch, draws, spare):
+def test_states_read_from_memory_equal_those_of_the_functions(monkeypatch, draws, spare):
     generators.seed_all(draws, False)
     for _ in range(draws):
         random.getrandbits(32), np.random.randint(2**32, dtype=np.uint32)
@@ -221,7 +221,7 @@ class NumpyModel:
         self.weights[...] = state["weights"]
 
 
-def test_torch_is_noticed_by_what_a_model_holds():
+def test_torch_use_is_detected_from_a_models_attributes():
     model = NumpyModel()
     assert not generators.uses_torch(model)
     model.parts = [{"net": torch.nn.Linear(1, 1)}]
@@ -243,12 +243,12 @@ def test_torch_is_noticed_by_what_a_model_holds():
         (type("M", (NumpyModel,), {"framework": "mxnet"})(), "framework='mxnet'"),
     ],
 )
-def test_what_is_no_model_is_named(model, message):
+def test_an_invalid_model_is_refused(model, message):
     with pytest.raises(InputError, match=message):
         check_model(model)
 
 
-def test_what_a_model_prefers():
+def test_optional_methods_and_framework_of_a_model():
     class Whole(NumpyModel):
         def evaluate(self, batches):
             return {"loss": 0.0}

@@ -66,7 +66,7 @@ def test_one_switch_makes_hints_name_the_distribution(monkeypatch: pytest.Monkey
     assert update_hint() == "pip install -U cerebro-mop"
 
 
-def test_no_file_tells_to_install_the_unrelated_program() -> None:
+def test_no_file_suggests_installing_the_unrelated_cerebro() -> None:
     own = Path(__file__).resolve()
     files = [file for file in [*texts(ROOT), *texts(PACKAGE)] if file.resolve() != own]
     assert len(files) > 100
@@ -129,7 +129,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize(("module", "extra", "call"), MISSING)
-def test_what_is_missing_is_named_with_its_extra(
+def test_the_error_for_a_missing_module_names_its_extra(
     module: str, extra: str, call: str, tmp_path: Path
 ) -> None:
     (tmp_path / "table.parquet").write_bytes(b"PAR1")

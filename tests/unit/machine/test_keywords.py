@@ -93,7 +93,9 @@ def call_model(**given: Any) -> Any:
         (call_model, "lr_scheduler", r"takes scheduler=, not"),
     ],
 )
-def test_peers_keywords_are_answered(call: Callable[..., Any], wrong: str, answer: str) -> None:
+def test_keywords_of_other_libraries_are_explained(
+    call: Callable[..., Any], wrong: str, answer: str
+) -> None:
     with pytest.raises(TypeError, match=answer):
         call(**{wrong: 1})
     with pytest.raises(cerebro.InputError):
@@ -108,7 +110,7 @@ def test_peers_keywords_are_answered(call: Callable[..., Any], wrong: str, answe
         (cerebro.shard, keywords.SHARD),
     ],
 )
-def test_tables_name_what_the_function_takes(
+def test_keyword_tables_match_the_signatures(
     function: Callable[..., Any], words: keywords.Words
 ) -> None:
     own = set(inspect.signature(function).parameters)
@@ -116,7 +118,7 @@ def test_tables_name_what_the_function_takes(
     assert {word for word in words.values() if " " not in word} <= own
 
 
-def test_tables_of_functions_that_pass_options_on() -> None:
+def test_keyword_tables_of_functions_that_forward_options() -> None:
     pytest.importorskip("optuna")
     pytest.importorskip("ray")
     search = set(inspect.signature(cerebro.search).parameters)

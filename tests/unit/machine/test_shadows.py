@@ -39,7 +39,7 @@ def test_a_module_of_a_package_hides_nothing(library: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("is_package", [True, False])
-def test_a_module_in_a_folder_of_the_path_is_named(
+def test_the_hint_names_a_module_that_shadows_a_library(
     library: Path, is_package: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(library))

@@ -11,7 +11,7 @@ import pytest
 from cerebro.machine.signals import Terminated, call_on_sigterm, defer_interrupts, raise_on_sigterm
 
 
-def test_sigterm_is_heard_as_ctrl_c_and_only_there():
+def test_sigterm_raises_keyboard_interrupt_only_inside_the_block():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     with pytest.raises(KeyboardInterrupt) as caught, raise_on_sigterm():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -19,7 +19,7 @@ def test_sigterm_is_heard_as_ctrl_c_and_only_there():
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_whoever_has_said_what_sigterm_does_is_left_alone():
+def test_a_users_sigterm_handler_is_left_alone():
     heard = []
     signal.signal(signal.SIGTERM, lambda *_: heard.append(1))
     try:
@@ -30,7 +30,7 @@ def test_whoever_has_said_what_sigterm_does_is_left_alone():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def test_sigterm_can_be_heard_without_leaving_the_block():
+def test_sigterm_can_be_handled_without_leaving_the_block():
     heard = []
     with raise_on_sigterm():
         with call_on_sigterm(lambda: heard.append(1)):
@@ -58,7 +58,7 @@ def test_cleaning_up_after_an_interrupt_is_not_interrupted():
     ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)]
 )
 @pytest.mark.parametrize("after", [None, ValueError("the run failed")])
-def test_an_interrupt_while_cleaning_up_is_heard_afterwards(number, raised, after):
+def test_an_interrupt_during_cleanup_is_raised_afterwards(number, raised, after):
     before = signal.getsignal(signal.SIGINT)
     done = []
     with raise_on_sigterm():

@@ -35,7 +35,7 @@ def thread_of(shared: Turns, notes: Notes, work=lambda: None) -> threading.Threa
     return thread
 
 
-def test_a_thread_says_that_it_waits_before_its_unit_begins():
+def test_a_thread_reports_waiting_before_its_unit_begins():
     shared, first, second = Turns(()), Notes(), Notes()
     heard_inside: list[list[bool]] = []
     with shared.take_turn(first):
@@ -47,7 +47,7 @@ def test_a_thread_says_that_it_waits_before_its_unit_begins():
     assert first.heard == []  # no other unit is in its way
 
 
-def test_a_unit_that_is_alone_waits_for_others_and_none_begins_meanwhile():
+def test_an_exclusive_unit_waits_for_running_units_and_blocks_new_ones():
     """As after a shortage of memory: units under way end, the next ones begin after it."""
     shared, notes = Turns(()), {name: Notes() for name in ("alone", "inside", "new")}
     order: list[str] = []
@@ -78,7 +78,7 @@ def test_a_unit_that_is_alone_waits_for_others_and_none_begins_meanwhile():
     assert notes["alone"].heard == notes["new"].heard == [True, False]
 
 
-def test_two_units_that_want_to_be_alone_are_so_in_turn():
+def test_two_exclusive_units_run_one_after_the_other():
     shared, notes = Turns(()), [Notes(), Notes()]
     inside: list[int] = []
     begun = [threading.Event(), threading.Event()]

@@ -45,36 +45,38 @@ def expected(checkout: Path, found: str = "") -> str:
     )
 
 
-def test_an_import_says_how_to_build_it(checkout: Path) -> None:
+def test_an_import_error_says_how_to_build_the_core(checkout: Path) -> None:
     said = lines(checkout, "-c", "import cerebro")
     assert said[-1] == f"ImportError: {expected(checkout)}"
     assert not any("_core'" in line for line in said)
 
 
 @pytest.mark.parametrize("arguments", [["-m", "cerebro", "show"], ["bin/cerebro", "show"]])
-def test_a_command_says_so_in_one_line(checkout: Path, arguments: list[str]) -> None:
+def test_a_command_reports_the_missing_core_in_one_line(
+    checkout: Path, arguments: list[str]
+) -> None:
     (checkout / "bin").mkdir()
     (checkout / "bin" / "cerebro").write_text("from cerebro.cli import main\nmain()\n")
     assert lines(checkout, *arguments) == [f"error: {expected(checkout)}"]
 
 
-def test_another_programs_module_is_not_ended(checkout: Path) -> None:
+def test_a_program_that_catches_the_import_error_continues(checkout: Path) -> None:
     (checkout / "other.py").write_text("try:\n    import cerebro\nexcept ImportError:\n    pass\n")
     assert lines(checkout, "-m", "other", status=0) == []
 
 
-def test_a_worker_says_so_in_one_line(checkout: Path) -> None:
+def test_a_worker_reports_the_missing_core_in_one_line(checkout: Path) -> None:
     said = lines(checkout, "-c", PROGRAM, "0", "0")
     assert said == [f"cerebro: a worker process cannot start: {expected(checkout)}"]
 
 
-def test_a_core_for_another_python_is_named(checkout: Path) -> None:
+def test_the_error_names_a_core_for_another_python(checkout: Path) -> None:
     (checkout / "cerebro" / "_core.cpython-27-any.so").touch()
     said = lines(checkout, "-c", "import cerebro")
     assert said[-1] == f"ImportError: {expected(checkout, ' (there is _core.cpython-27-any.so)')}"
 
 
-def test_an_installation_is_to_be_made_again(checkout: Path) -> None:
+def test_an_installation_without_a_core_suggests_reinstalling(checkout: Path) -> None:
     (checkout / "setup.py").unlink()
     (said,) = lines(checkout, "-m", "cerebro")
     assert said.endswith(f": install Cerebro again with {sys.executable} -m pip")

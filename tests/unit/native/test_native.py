@@ -41,7 +41,7 @@ def state_bytes(model: Model) -> bytes:
     return bytes(_core.pack_state(model.state_dict()))
 
 
-def test_it_has_the_protocol() -> None:
+def test_the_model_follows_the_protocol() -> None:
     model = make_model()
     check_model(model)
     assert cerebro.native.Model is Model
@@ -82,7 +82,7 @@ def assert_near(ours: Any, theirs: Any, tolerance: float = TOLERANCE) -> None:
     assert np.abs(ours - theirs).max() <= tolerance * np.abs(theirs).max()
 
 
-def test_scores_and_gradients_are_those_of_pytorch() -> None:
+def test_scores_and_gradients_match_pytorch() -> None:
     torch = pytest.importorskip("torch")
     model = make_model(lr=0.0)
     net = torch_twin(model)
@@ -102,7 +102,7 @@ def test_scores_and_gradients_are_those_of_pytorch() -> None:
         assert_near(own, parameter.grad)
 
 
-def test_training_is_that_of_pytorch() -> None:
+def test_training_matches_pytorch() -> None:
     torch = pytest.importorskip("torch")
     model = make_model(lr=0.02, momentum=0.8)
     net = torch_twin(model)
@@ -133,7 +133,7 @@ def test_the_same_batches_give_the_same_bits() -> None:
     assert state_bytes(other) != state_bytes(first)
 
 
-def test_a_state_carries_all() -> None:
+def test_a_loaded_state_continues_training_exactly() -> None:
     straight, before = make_model(), make_model()
     batches = make_batches()
     for batch in batches[:3]:
@@ -155,7 +155,7 @@ def test_a_state_is_loaded_in_place() -> None:
     assert state_bytes(model) == state_bytes(other)
 
 
-def test_values_begin_as_the_seed_says() -> None:
+def test_initial_values_depend_on_the_seed() -> None:
     np.random.seed(11)
     first = make_model(seed=None)
     np.random.seed(11)
@@ -167,7 +167,7 @@ def test_values_begin_as_the_seed_says() -> None:
         assert not value.any() if name.endswith("bias") else 0 < np.abs(value).max() <= most
 
 
-def test_any_array_of_the_host_is_a_batch(tmp_path: Any) -> None:
+def test_any_host_array_is_accepted_as_a_batch(tmp_path: Any) -> None:
     batch = make_batches(1)[0]
     scores = make_model().predict_batch(batch)
     metrics = make_model().eval_batch(batch)
@@ -180,7 +180,7 @@ def test_any_array_of_the_host_is_a_batch(tmp_path: Any) -> None:
         assert make_model().eval_batch(other) == metrics
 
 
-def test_a_divergence_shows() -> None:
+def test_divergence_shows_in_loss_and_values() -> None:
     model = make_model()
     batch = make_batches(1)[0]
     batch["x"][2, 0, 3, 3] = np.nan
@@ -211,7 +211,7 @@ def test_a_divergence_shows() -> None:
         ({"inputs": ["x"]}, r"inputs must be the name of a column, not \['x'\]"),
     ],
 )
-def test_arguments_of_no_use_are_named(settings: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Model(**{"shape": SHAPE, "classes": CLASSES, **settings})
 
@@ -325,7 +325,7 @@ raise SystemExit(proof.main())
 """
 
 
-def test_on_a_gpu(
+def test_gpu_training_matches_the_host(
     cudart_standin: Path, cudnn_standin: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Agrees with the host, hops, and `doctor --train` trains there too."""
@@ -351,14 +351,14 @@ def test_without_cudnn_the_gpu_is_refused(
 # --- the pictures of doctor --train -------------------------------------------
 
 
-def test_pictures_are_drawn_alike_and_of_every_figure() -> None:
+def test_pictures_are_reproducible_and_show_every_figure() -> None:
     first, second = proof.draw_pictures(40), proof.draw_pictures(40)
     assert first["x"].tobytes() == second["x"].tobytes()
     assert first["x"].shape == (40, 1, 16, 16) and first["x"].dtype == np.uint8
     assert np.bincount(first["y"]).tolist() == [10] * len(proof.FIGURES)
 
 
-def test_the_first_difference_is_named() -> None:
+def test_the_first_difference_is_found() -> None:
     assert proof.find_difference({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) is None
     assert proof.find_difference({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == "b"
     assert proof.find_difference({"a": "1"}, {"a": "1", "b": "3"}) == "b"
@@ -374,7 +374,7 @@ def test_the_first_difference_is_named() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said(
+def test_a_failed_proof_reports_its_cause(
     monkeypatch: pytest.MonkeyPatch, inline: tuple[dict[str, str], float], line: str
 ) -> None:
     hopped = ({"trial 0 after epoch 0": "f"}, 1.0)

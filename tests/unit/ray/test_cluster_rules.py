@@ -53,7 +53,7 @@ def placed(rows, places):
     return placement
 
 
-def test_shards_are_dealt_by_the_workers_of_a_place():
+def test_shards_are_dealt_in_proportion_to_a_places_workers():
     placement = placed([10] * 9, "abb")
     dealt = placement.assign_lots()
     assert sorted(dealt["a"] + dealt["b"]) == list(range(9))
@@ -74,7 +74,7 @@ def test_replicas_lie_at_different_places(replicas):
     assert counts == {min(replicas, 3)}
 
 
-def test_what_a_place_has_from_before_it_keeps():
+def test_a_place_keeps_the_shards_it_already_has():
     dealt = placed([10] * 6, "abc").assign_lots(1, {"a": [4, 5], "b": [0], "c": []})
     assert {4, 5} <= set(dealt["a"])
     assert 0 in dealt["b"]
@@ -119,7 +119,7 @@ def test_a_place_that_joins_gets_its_share():
     assert len({shard for shard, _ in copies}) == len(copies)
 
 
-def test_a_place_that_is_gone_holds_nothing():
+def test_a_removed_place_holds_no_shards():
     placement = placed([10] * 4, "ab")
     dealt = placement.assign_lots()
     placement.remove_place("a")
@@ -147,7 +147,7 @@ def state(position, node, nbytes=10**6):
     return HeldState(position, f"ref {position}", node, f"agent of {node}", 0, "hash", nbytes)
 
 
-def test_the_newest_state_and_the_newest_elsewhere_are_kept():
+def test_the_newest_state_and_the_newest_on_another_node_are_kept():
     held = HeldStates()
     for position, node in enumerate("aabbba", 1):
         held.add(3, state(position, node))
@@ -171,7 +171,7 @@ def test_on_one_node_the_newest_of_another_agent_is_kept():
     assert held.find_newest(0).position == 4
 
 
-def test_a_lost_node_takes_a_trial_back_to_the_other_state():
+def test_a_lost_node_returns_a_trial_to_its_remaining_state():
     held = HeldStates()
     for position, node in enumerate("abb", 1):
         held.add(0, state(position, node))
@@ -231,7 +231,7 @@ def test_workers_that_do_not_fit_are_refused():
         spread_workers(nodes, {"CPU": 2.0, "GPU": 1.0}, None, "a")
 
 
-def test_another_version_of_ray_on_the_cluster_says_what_to_install():
+def test_the_error_for_another_ray_version_says_what_to_install():
     error = RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.1.0")
     told = str(_explain_no_cluster("10.0.0.1:6379", error))
     assert told.startswith("Version mismatch")
@@ -239,14 +239,14 @@ def test_another_version_of_ray_on_the_cluster_says_what_to_install():
     assert "\n" not in told
 
 
-def test_a_cluster_that_wants_a_token_is_not_taken_for_a_missing_one():
+def test_a_cluster_that_requires_a_token_is_not_reported_as_missing():
     error = ConnectionError("Failed to connect to Ray cluster at 10.0.0.1:6379")
     error.__cause__ = RuntimeError("InvalidAuthToken: Authentication token is missing")
     told = str(_explain_no_cluster("10.0.0.1:6379", error))
     assert "requires a token" in told and "RAY_AUTH_MODE=token" in told
 
 
-def test_localhost_is_the_address_that_ray_has_for_this_machine(monkeypatch):
+def test_localhost_is_replaced_by_rays_address_of_this_machine(monkeypatch):
     """Ray replaces localhost by the node's own address when it joins a cluster."""
     own = ["127.0.0.1", "::1", "10.0.0.5"]
     names = {"localhost": own[:2], "head": ["10.0.0.5"], "other": ["10.0.0.6"]}
@@ -314,7 +314,7 @@ def test_the_autoscaler_is_asked_for_all_workers_and_only_if_some_are_missing(mo
     assert asked[1:] == [[one] * 3]
 
 
-def test_a_node_without_room_for_the_data_says_so():
+def test_a_node_without_disk_space_for_the_data_is_reported():
     class RayTaskError(Exception):
         cause = OSError(errno.ENOSPC, "No space left on device", "/cache/data")
 
@@ -358,7 +358,7 @@ def altered(here, path, value):
     [("cerebro",), ("python",), ("packages", "numpy"), ("system",), ("cpu", "features"),
      ("variables", "ATEN_CPU_CAPABILITY"), ("blas",)],
 )  # fmt: skip
-def test_what_changes_results_is_refused(path):
+def test_differences_that_change_results_are_refused(path):
     here = environment.describe(1)
     refused, noted = find_differences(here, altered(here, path, "another"))
     assert len(refused) == 1
@@ -366,7 +366,7 @@ def test_what_changes_results_is_refused(path):
     assert not noted
 
 
-def test_what_is_likely_to_change_nothing_is_noted():
+def test_harmless_differences_are_noted_or_ignored():
     here = environment.describe(1)
     assert find_differences(here, here) == ([], [])
     refused, noted = find_differences(here, altered(here, ("cpu", "model"), "another"))
@@ -423,7 +423,7 @@ def test_a_part_gives_the_batches_of_the_whole(data, tmp_path):
     assert equal(batches_of(again, 3), batches_of(view, 3))
 
 
-def test_a_shard_that_is_not_here_says_what_to_do(data, tmp_path):
+def test_the_error_for_a_shard_on_another_node_says_what_to_do(data, tmp_path):
     part = in_parts(data, tmp_path / "part", [1])
     with pytest.raises(InputError, match=r"shard 0 of the data is on another node: .*replicas="):
         part.stats("x")
@@ -466,7 +466,7 @@ def test_folds_of_a_dataset_in_parts_are_those_of_the_whole(data, tmp_path):
                 assert equal(batches_of(view, shard), batches_of(expected, shard))
 
 
-def test_the_rows_of_a_view_are_a_dataset(data, tmp_path):
+def test_a_view_is_written_as_a_dataset(data, tmp_path):
     transforms = {"x": cerebro.transforms.Scale(0.5)}
     view = data.split(0.7, 0.3)[1].with_transforms(transforms)
     folder = tmp_path / "view"
@@ -508,7 +508,7 @@ def ship(cache, data, shard, piece=1000, spoil=False):
     cache.finish(checksum, shard)
 
 
-def test_shards_come_in_pieces_and_stay(data, tmp_path):
+def test_shards_received_in_pieces_stay_in_the_cache(data, tmp_path):
     cache = Cache(tmp_path / "cache")
     manifest = (data.path / "manifest.json").read_bytes()
     assert cache.begin(manifest) == []
@@ -538,7 +538,7 @@ def test_a_shard_that_was_altered_on_the_way_is_refused(data, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["sent", "adopted"])
-def test_a_shard_has_no_name_before_it_is_compared(data, tmp_path, monkeypatch, way):
+def test_a_shard_is_not_renamed_into_place_before_verification(data, tmp_path, monkeypatch, way):
     cache = Cache(tmp_path / "cache")
     manifest = (data.path / "manifest.json").read_bytes()
     cache.begin(manifest)
@@ -585,7 +585,7 @@ def test_a_good_copy_is_kept_and_a_damaged_one_replaced(data, tmp_path):
     assert list(tmp_path.glob("cache/scratch/*")) == []
 
 
-def test_a_shard_on_its_way_lies_in_scratch(data, tmp_path):
+def test_a_partly_received_shard_is_kept_in_scratch(data, tmp_path):
     """Where it is removed if the process that receives it is killed."""
     cache = Cache(tmp_path)
     manifest = (data.path / "manifest.json").read_bytes()
@@ -598,7 +598,7 @@ def test_a_shard_on_its_way_lies_in_scratch(data, tmp_path):
     cache.close()
 
 
-def test_scratch_of_a_process_that_is_gone_is_removed(tmp_path):
+def test_scratch_of_a_dead_process_is_removed(tmp_path):
     cache = Cache(tmp_path)
     mine = cache.scratch()
     left = mine.with_name("worker-left")
@@ -649,7 +649,7 @@ def receive(folder, data, monkeypatch, limit):
     return cache
 
 
-def test_what_was_used_longest_ago_makes_room(full, data, monkeypatch):
+def test_the_least_recently_used_dataset_is_evicted(full, data, monkeypatch):
     folder, checksums = full
     receive(folder, data, monkeypatch, "1GB").close()
     assert kept(folder, checksums) == [True, True, True]
@@ -663,7 +663,7 @@ def test_what_was_used_longest_ago_makes_room(full, data, monkeypatch):
     cache.close()
 
 
-def test_what_a_live_run_uses_stays(full, data, monkeypatch):
+def test_datasets_of_a_live_run_are_not_evicted(full, data, monkeypatch):
     folder, checksums = full
     user = Cache(folder)
     user.use(checksums[0])
@@ -689,7 +689,7 @@ def test_a_full_disk_makes_room_too(full, data, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["much", "-1", "10 parsecs", "1e9"])
-def test_a_limit_that_is_no_size_is_refused(tmp_path, monkeypatch, text):
+def test_an_invalid_cache_limit_is_refused(tmp_path, monkeypatch, text):
     monkeypatch.setenv("CEREBRO_CACHE_LIMIT", text)
     with pytest.raises(InputError, match=f"CEREBRO_CACHE_LIMIT='{text}' is not a size"):
         Cache(tmp_path)
@@ -698,7 +698,7 @@ def test_a_limit_that_is_no_size_is_refused(tmp_path, monkeypatch, text):
 # --- messages -----------------------------------------------------------------------------------
 
 
-def test_a_mailbox_wakes_whoever_waits():
+def test_a_mailbox_wakes_its_reader():
     mailbox = Mailbox()
     sender = threading.Thread(target=mailbox.put, args=("letter",))
     sender.start()
@@ -712,7 +712,7 @@ def test_a_mailbox_wakes_whoever_waits():
     mailbox.put("too late")
 
 
-def test_a_mailbox_that_python_outlives_says_nothing(monkeypatch):
+def test_a_mailbox_deleted_at_interpreter_exit_raises_nothing(monkeypatch):
     mailbox = Mailbox()
     mailbox.close()
     with monkeypatch.context() as ending:  # modules are emptied when Python ends
@@ -721,7 +721,7 @@ def test_a_mailbox_that_python_outlives_says_nothing(monkeypatch):
         mailbox._pipe.__del__()
 
 
-def test_a_pickle_opens_itself_where_it_is_unpacked():
+def test_a_sent_pickle_is_unpickled_on_arrival():
     sent = Sent(pickle.dumps({"secret": 7}))
     with pytest.raises(TypeError):
         sent({})
@@ -764,7 +764,7 @@ def demanded(judge, workers, room):
 
 
 @pytest.mark.parametrize(("limit", "room"), [(37, 0), (37, 5), (1, 0), (63, 1)])
-def test_the_largest_request_is_found_that_the_autoscaler_can_fulfill(monkeypatch, limit, room):
+def test_the_largest_request_the_autoscaler_can_fulfill_is_found(monkeypatch, limit, room):
     judge = Judge(monkeypatch, limit)
     with pytest.warns(UserWarning, match=rf"room for 64 workers with 2 CPU each, only for {limit}"):
         asked = demanded(judge, 64, room)
@@ -778,12 +778,12 @@ def test_a_request_that_can_be_fulfilled_stays(monkeypatch, recwarn):
     assert not recwarn.list
 
 
-def test_a_request_of_which_nothing_fits_stays_to_be_seen(monkeypatch):
+def test_a_request_that_cannot_be_fulfilled_stays_visible(monkeypatch):
     with pytest.warns(UserWarning, match="only for 0"):
         assert demanded(Judge(monkeypatch, 0), 4, 0) == [4, 2, 1, 4]
 
 
-def test_a_cluster_that_does_not_tell_is_not_an_error(monkeypatch):
+def test_a_cluster_that_reports_no_versions_is_not_an_error(monkeypatch):
     internal_kv = pytest.importorskip("ray.experimental.internal_kv")
     monkeypatch.setattr(internal_kv, "internal_kv_get_gcs_client", lambda: None)
     assert autoscaler._read_versions() == (0, 0, True)

@@ -88,7 +88,7 @@ def snapshot(rows: list[TrialRow], **changes: Any) -> Snapshot:
     return Snapshot(**{**fields, **changes})
 
 
-def test_a_block_has_what_matters() -> None:
+def test_a_block_shows_progress_trials_and_failures() -> None:
     made = block(
         [row(0, (0.5, 0.75, 0.7), rows_per_second=12345.6), row(1, (0.5,), status="finished")],
         best=0,
@@ -211,7 +211,7 @@ def test_failures_stay_when_their_trials_leave_the_snapshot() -> None:
     assert "starting 2 workers ..." in early.pages[-1] and ">failed<" in early.pages[-1]
 
 
-def test_a_display_that_fails_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_display_warns_once_and_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
     def display(*args: object, **kwargs: object) -> None:

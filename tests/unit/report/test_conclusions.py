@@ -56,7 +56,7 @@ def of(trials: list[Any], facts: Facts = ROWS, **changes: Any) -> Any:
 # --- noise ---
 
 
-def test_an_accuracy_is_a_number_of_rows() -> None:
+def test_correct_rows_are_counted_from_an_accuracy() -> None:
     assert noise.count_correct_rows("accuracy", [261 / 270, 0.0, 1.0], 270) == [261, 0, 270]
     assert noise.count_correct_rows("top5_accuracy", [0.1], 270) == [27]
     # of float32, which is what models return
@@ -95,7 +95,7 @@ def test_five_rows_never_separate_two_models() -> None:
         assert 2 * tail >= noise.least_p_value(6)
 
 
-def test_folds() -> None:
+def test_error_and_difference_over_folds() -> None:
     values = [0.9, 0.92, 0.94]
     assert noise.fold_error(values, 0.5) == pytest.approx(0.02 * math.sqrt(1 / 3 + 1 / 2))
     assert noise.fold_error([0.9], 0.5) is None
@@ -112,7 +112,7 @@ def test_quantiles_of_students_t() -> None:
         assert noise.t_quantile(freedom) == pytest.approx(exact, abs=1e-3)
 
 
-def test_movement_is_that_around_a_trend() -> None:
+def test_movement_is_measured_around_the_trend() -> None:
     line = [3.0 - 0.5 * i for i in range(6)]
     assert noise.estimate_movement(line) == pytest.approx(0.0, abs=1e-12)
     zigzag = [v + (0.1 if i % 2 else -0.1) for i, v in enumerate(line)]
@@ -137,7 +137,7 @@ def test_expected_best_of_many_trials_does_not_overflow() -> None:
     assert expected_best(list(range(3000)), 1500, "max") == pytest.approx(1500 * 3001 / 1501 - 1)
 
 
-def test_the_chance_of_a_new_best_is_that_of_all_orders() -> None:
+def test_the_chance_of_a_new_best_counts_all_orders() -> None:
     orders = list(itertools.permutations(range(5)))
     later = sum(max(order) in order[3:] for order in orders) / len(orders)
     assert chance_of_a_new_best(3, 2) == pytest.approx(later)
@@ -187,7 +187,7 @@ def test_ties_and_noise_of_an_accuracy() -> None:
     assert "trials 0 and 1 are equal on 270 rows" in equal.sure[1]
 
 
-def test_a_standard_error_of_zero_is_compared_with_nothing() -> None:
+def test_no_trials_are_compared_at_a_standard_error_of_zero() -> None:
     found = of([trial(n, [0.5 + n / 8]) for n in range(5)], Facts(0, 8, searcher="random"))
     assert found.sure[0].startswith("accuracy 1.0000 is 8 of 8 validation rows: standard error 0.0")
     assert found.sure[-1].endswith("on average")
@@ -207,7 +207,7 @@ def test_best_epoch_and_last() -> None:
     assert not any("was best" in line for line in last.sure)
 
 
-def test_a_trial_that_the_searcher_stopped_need_not_train_longer() -> None:
+def test_longer_training_is_not_advised_for_stopped_trials() -> None:
     trials = [trial(0, [0.5, 0.6], status="stopped"), trial(1, [0.1, 0.2, 0.3])]
     assert not any("train longer" in line for line in of(trials).next)
 
@@ -229,7 +229,7 @@ def test_a_loss_has_no_invented_error() -> None:
     assert len(short.sure) == 1
 
 
-def test_a_very_bad_trial_bounds_nothing() -> None:
+def test_no_gain_is_estimated_from_very_bad_trials() -> None:
     trials = [trial(n, [v], "loss") for n, v in enumerate([0.3, 0.5, 1e12, 1e13])]
     found = of(trials, metric="loss", mode="min")
     assert (
@@ -244,7 +244,7 @@ def with_folds(number: int, values: list[float]) -> Any:
     return whole
 
 
-def test_folds_separate_or_not() -> None:
+def test_folds_decide_whether_trials_differ() -> None:
     trials = [
         with_folds(0, [0.90, 0.92, 0.94]),
         with_folds(1, [0.88, 0.93, 0.91]),
@@ -277,7 +277,7 @@ def test_without_validation_the_last_epoch_is_nearly_always_the_best() -> None:
     assert not any("train longer" in line for line in of([one], Facts(train_rows=1000)).next)
 
 
-def test_a_diverged_trial_is_another_one_than_the_failed_ones() -> None:
+def test_diverged_trials_count_against_a_cause_of_failures() -> None:
     trials = [trial(n, [0.5], config={"lr": 0.1}) for n in range(3)]
     for number, status in ((3, "failed"), (4, "failed"), (5, "diverged")):
         trials.append(trial(number, [], config={"lr": 100.0 + number}, status=status))
@@ -285,7 +285,7 @@ def test_a_diverged_trial_is_another_one_than_the_failed_ones() -> None:
     assert not any("all 2 failed trials, and no others, have lr" in line for line in lines)
 
 
-def test_only_independent_draws_tell_about_more_trials() -> None:
+def test_more_trials_are_predicted_only_from_independent_draws() -> None:
     trials = [trial(n, [0.5 + n / 20]) for n in range(6)]
     adaptive = of(trials[::-1], Facts(validation_rows=20, searcher="hyperband"))
     assert not any("more random" in line for line in adaptive.sure)
@@ -299,7 +299,7 @@ def test_only_independent_draws_tell_about_more_trials() -> None:
     assert not any("more random" in line for line in of(trials, status="running").sure)
 
 
-def test_the_end_of_a_range() -> None:
+def test_best_values_at_the_end_of_a_range_are_found() -> None:
     log = Range(1e-4, 1e-1, is_log=True)
     assert find_end(log, [0.09, 0.03, 0.05], [0.09, 0.03, 0.05, 1e-3]) == 1
     assert find_end(log, [1e-4, 2e-4, 5e-4], []) == -1
@@ -314,7 +314,7 @@ def test_the_end_of_a_range() -> None:
     assert find_end(Range(options=("a", "b", "c")), [], []) == 0
 
 
-def test_a_range_that_is_too_narrow_is_named() -> None:
+def test_widening_a_too_narrow_range_is_advised() -> None:
     rates = [0.09, 0.05, 0.04, 0.01, 1e-3, 1e-4]
     trials = [trial(n, [(250 - n) / 270], config={"lr": lr}) for n, lr in enumerate(rates)]
     facts = Facts(validation_rows=270, ranges={"lr": Range(1e-4, 1e-1, is_log=True)})
@@ -335,7 +335,7 @@ def test_a_range_that_is_too_narrow_is_named() -> None:
         (Range(options=[0, 0.1, 0.2]), [0, 0, 0, 0.1, 0.2, 0.2], False),
     ],
 )
-def test_no_values_below_zero_or_one_are_advised(
+def test_ranges_from_zero_or_one_are_not_widened_downwards(
     known: Range, values: list[float], is_named: bool
 ) -> None:
     facts = Facts(validation_rows=270, ranges={"dropout": known})
@@ -354,7 +354,7 @@ def test_trials_that_tie_advise_nothing() -> None:
     assert not any("gain" in line for line in found.sure)
 
 
-def test_what_failed_trials_have_in_common() -> None:
+def test_settings_common_to_failed_trials_are_found() -> None:
     def made(lr: float, act: str, status: str) -> Any:
         return trial(0, [], config={"lr": lr, "act": act, "depth": 3}, status=status)
 
@@ -373,7 +373,7 @@ def test_what_failed_trials_have_in_common() -> None:
     assert line in of([*good, *bad, *scored]).next
 
 
-def test_categories_that_separate_by_chance_are_not_named() -> None:
+def test_categories_that_separate_by_chance_are_ignored() -> None:
     def trials(values: str) -> list[Any]:
         return [SimpleNamespace(config={"act": value}) for value in values]
 
@@ -382,7 +382,7 @@ def test_categories_that_separate_by_chance_are_not_named() -> None:
     assert find_separating_settings(trials("aa"), trials("bbbbbbbb")) == {"act": "= a"}  # 1 of 45
 
 
-def test_names() -> None:
+def test_long_lists_of_trial_names_are_shortened() -> None:
     assert name_trials([3]) == "trial 3"
     assert name_trials([0, 2, 10]) == "trials 0, 2 and 10"
     assert name_trials(list(range(8))) == "trials 0, 1, 2, 3, 4 and 3 more"
@@ -406,7 +406,7 @@ def test_the_summary_wraps_and_titles_the_lines() -> None:
     assert all(re.match(r"- |  |$|how reliable|what to try", line) for line in lines)
 
 
-def test_nothing_is_concluded_from_nothing() -> None:
+def test_nothing_is_concluded_without_finite_metrics() -> None:
     for trials in ([], [trial(0, [])], [trial(0, [math.nan])]):
         found = of(trials)
         assert (found.sure, found.next) == ((), ())

@@ -71,7 +71,7 @@ def test_a_name_falls_back_to_a_font_that_has_its_characters(kind: str) -> None:
 
 
 @KINDS
-def test_one_note_says_that_no_font_has_the_characters(kind: str) -> None:
+def test_characters_without_a_font_warn_once(kind: str) -> None:
     with pytest.warns(UserWarning, match="no font here has") as warned:
         drawn(NEITHER, kind)
         drawn(NEITHER, kind)

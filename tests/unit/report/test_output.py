@@ -61,7 +61,7 @@ def test_a_display_whose_stream_fails_warns_once(kind: str, error: Exception) ->
     assert out.tried == 2
 
 
-def test_printed_text_does_not_fail_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printing_works_after_the_table_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     out = Failing(OSError(errno.EIO, "Input/output error"), good=1)
     monkeypatch.setattr(sys, "stdout", out)
     display = table.Table(out)

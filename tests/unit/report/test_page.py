@@ -133,7 +133,7 @@ def test_only_the_pages_own_script_may_run(page: str) -> None:
     assert policy[1].startswith("default-src 'none'")
 
 
-def test_the_page_says_it_all(page: str) -> None:
+def test_the_page_has_all_facts_of_the_run(page: str) -> None:
     for part in (
         "2026-11-22 09:30", "took 1:05", "2 finished, 1 stopped, 1 diverged, 1 failed",
         "trial 0, accuracy 0.9000 after 2 epochs", "How reliable these numbers are",
@@ -151,7 +151,7 @@ def test_the_page_says_it_all(page: str) -> None:
     assert "ValueError: no" not in output
 
 
-def test_a_plot_has_a_dark_form_and_one_that_cannot_be_drawn_its_reason(page: str) -> None:
+def test_plots_have_a_dark_form_or_the_reason_they_are_missing(page: str) -> None:
     pytest.importorskip("matplotlib")
     assert page.count("<img") == 1 == page.count("<picture>")
     light, dark = re.findall(r'(?:src|srcset)="(data:image/png;base64,iVBOR[^"]*)"', page)
@@ -192,7 +192,7 @@ def test_an_unknown_metric_or_trial_is_refused_if_there_are_plots() -> None:
     assert "no epoch has finished" in render_page(early, metric="foo", kinds=["curves"])
 
 
-def test_the_time_of_a_resumed_run_is_said_with_and_without_interruptions() -> None:
+def test_a_resumed_run_reports_its_time_with_and_without_interruptions() -> None:
     about = About(started=1000.0, ended=1048.9)
     resumed = {"time": 2.0, "kind": "resumed", "trial": None, "text": "by 7, with 1 worker"}
     for events, text in (
@@ -210,13 +210,13 @@ def test_the_table_of_trials_has_settings_that_some_trials_lack() -> None:
     assert "act</button>" in page and "The same in all" not in page
 
 
-def test_settings_that_differ_are_not_the_same_in_all() -> None:
+def test_settings_that_differ_are_not_listed_as_common() -> None:
     trials = [trial(n, [0.5], config={f"s{k}": n for k in range(60)} | {"t": 1}) for n in (0, 1)]
     page = render_page(of(trials), kinds=[])
     assert "The same in all: t=1<" in page and "s39</button>" in page
 
 
-def test_the_row_of_links_is_broken_on_a_narrow_screen(page: str) -> None:
+def test_the_row_of_links_wraps_on_a_narrow_screen(page: str) -> None:
     style = page[page.index("<style>") : page.index("</style>")]
     assert re.search(r"nav \{[^}]*flex-wrap: wrap", style)
     assert not re.search(r"nav[^{]*\{[^}]*nowrap", style)

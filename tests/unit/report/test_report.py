@@ -179,7 +179,7 @@ def test_duration(seconds: float | None, text: str) -> None:
     assert fmt.duration(seconds) == text
 
 
-def test_about() -> None:
+def test_rough_duration() -> None:
     values = [0.2, 4.01, 59.5, 3601, None]
     assert [fmt.rough_duration(v) for v in values] == ["1 s", "5 s", "1:00", "1:00:01", "-"]
 
@@ -246,7 +246,7 @@ def test_lines_say_why_a_trial_failed() -> None:
     assert out.getvalue().splitlines() == [" 25%: trial 3 failed: ValueError: no such layer"]
 
 
-def test_auto_is_lines_where_there_is_no_terminal() -> None:
+def test_auto_progress_writes_lines_without_a_terminal() -> None:
     out = io.StringIO()
     display = displays.make_progress("auto", stream=out)
     display.run_started(snapshot([]))
@@ -254,7 +254,7 @@ def test_auto_is_lines_where_there_is_no_terminal() -> None:
     assert isinstance(display, progress.Lines)
 
 
-def test_nothing_is_written_where_nothing_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_false_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     silent = displays.make_progress(False)
     silent.run_started(snapshot([]))
     silent.update(snapshot([row(0, 1, 0.5)]))
@@ -345,7 +345,7 @@ def test_live_trials_come_before_finished_ones_and_the_best_stays() -> None:
     assert "and 10 more trials" in render(snapshot([*finished, *live], best=3))
 
 
-def test_when_all_is_over_the_best_comes_first() -> None:
+def test_after_the_run_the_best_trial_comes_first() -> None:
     rows = [row(i, 4, 0.5 + i / 100, status="finished") for i in range(3)]
     rows.append(row(3, 1, math.nan, status="diverged"))
     assert [r.number for r in progress.choose_rows(snapshot(rows, best=2))] == [2, 1, 0, 3]
@@ -378,7 +378,7 @@ def test_summary_lines_up_whatever_the_settings_are(result: Any) -> None:
     assert f"\n  prompt  Answer briefly. {result.best.number}\n" in text
 
 
-def test_summary_of_nothing_and_of_failures() -> None:
+def test_summary_without_trials_and_with_failed_trials() -> None:
     assert summary.render(make_result([])) == "runs/x: finished; no trials"
     error = "Traceback ...\nValueError: no such layer"
     failed = [make_trial(i, [], status="failed", error=error) for i in range(3)]
@@ -462,7 +462,7 @@ def test_curves_of_one_epoch_have_one_tick(matplotlib: Any) -> None:
     assert [float(tick) for tick in axes.get_xticks() if low <= tick <= high] == [1.0]
 
 
-def test_curves_name_only_trials_that_have_one(matplotlib: Any) -> None:
+def test_curves_name_only_trials_with_a_finite_metric(matplotlib: Any) -> None:
     trials = [make_trial(0, [0.5, 0.6]), make_trial(1, [math.nan] * 2), make_trial(2, [math.nan])]
     trials.append(make_trial(3, [math.nan, 0.4]))  # a single point
     axes = plots.plot(make_result(trials)).axes[0]
@@ -540,7 +540,7 @@ def test_chosen_trials_only(result: Any, matplotlib: Any) -> None:
         plots.plot(result, trials=[0, 77])
 
 
-def test_what_cannot_be_drawn_says_so(result: Any, matplotlib: Any) -> None:
+def test_impossible_plots_raise_an_error(result: Any, matplotlib: Any) -> None:
     with pytest.raises(InputError, match="kind='pie'"):
         plots.plot(result, kind="pie")
     with pytest.raises(InputError, match="available: train_loss, val_accuracy, val_loss"):
@@ -564,7 +564,7 @@ def test_explained_variance() -> None:
     assert importance.explained_variance([1, 1, 2, 2], np.ones(4)) is None
 
 
-def test_what_matters_little_is_not_nothing() -> None:
+def test_a_less_important_setting_keeps_a_nonzero_share() -> None:
     accuracies = np.array([0.9219, 0.8364, 0.9405, 0.8810])  # a grid of h and lr
     hidden = importance.explained_variance([16, 16, 32, 32], accuracies)
     rate = importance.explained_variance([0.01, 0.001, 0.01, 0.001], accuracies)
@@ -577,7 +577,7 @@ def test_what_matters_little_is_not_nothing() -> None:
     assert importance.explained_variance([16, 16, 32, 32], accuracies) == hidden  # no luck in it
 
 
-def test_many_trials_know_better() -> None:
+def test_more_trials_narrow_the_importance_interval() -> None:
     rng = np.random.default_rng(0)
     kinds, noise = rng.integers(0, 2, 400), rng.normal(size=400)
     found = importance.explained_variance(kinds.tolist(), kinds + noise)
@@ -588,7 +588,7 @@ def test_many_trials_know_better() -> None:
     assert nothing.share < 0.01 and nothing.by_chance == pytest.approx(1 / 399)
 
 
-def test_importance_says_when_it_cannot_tell(matplotlib: Any) -> None:
+def test_importance_reports_too_few_trials(matplotlib: Any) -> None:
     few = [make_trial(n, [0.5 + 0.01 * n]) for n in range(6)]
     axes = plots.plot(make_result(few), kind="importance").axes[0]
     assert axes.get_title("left") == "What mattered: too few trials to tell"
@@ -617,7 +617,7 @@ def test_plots_show_the_epoch_that_stands_for_a_trial(matplotlib: Any) -> None:
     assert plots.plot(result).axes[0].texts[0].get_text() == "0.8000"
 
 
-def test_absent_dimensions_have_a_place(matplotlib: Any) -> None:
+def test_parallel_axes_show_unused_settings(matplotlib: Any) -> None:
     trials = [make_trial(i, [0.5 + i / 10]) for i in range(4)]
     for trial in trials[:2]:
         trial.config["width"] = 8 * (trial.number + 1)
@@ -637,7 +637,7 @@ def selected_row(number: int, **changes: Any) -> TrialRow:
     return row(number, 3, 0.75, best_at=2, last=last, **changes)
 
 
-def test_displays_show_the_epoch_that_stands_for_a_trial_and_when_it_was() -> None:
+def test_displays_show_the_selected_epoch_and_its_number() -> None:
     text = render(snapshot([selected_row(0, status="finished")], best=0), 120)
     heading, cells = text.splitlines()[0], text.splitlines()[2]
     assert heading.split()[-6:-3] == ["best", "best", "at"]
@@ -658,7 +658,7 @@ def test_displays_show_the_epoch_that_stands_for_a_trial_and_when_it_was() -> No
     ]
 
 
-def test_a_tie_is_said() -> None:
+def test_a_tie_is_reported() -> None:
     trials = [make_trial(n, values) for n, values in enumerate([[0.5], [0.7], [0.6], [0.7, 0.6]])]
     tied = make_result(trials)
     said = "trials 1 and 3 tie: the lowest number is taken"
@@ -673,13 +673,13 @@ def test_a_tie_is_said() -> None:
     assert "tie" not in summary.render(make_result(trials[:3]))
 
 
-def test_nothing_is_said_of_workers_before_there_are_any():
+def test_workers_are_not_mentioned_before_any_exist():
     nobody = snapshot([], workers=0)
     assert progress.describe_load(nobody) == "" and "worker" not in progress.describe_end(nobody)
     assert progress.describe_load(snapshot([], busy=0.5)) == "2 workers 50% busy"
 
 
-def test_the_best_trial_is_shown_after_the_epoch_that_ranks_it():
+def test_the_summary_names_the_epoch_that_ranks_the_best_trial():
     result = make_result([make_trial(0, [0.5, 0.7, 0.6])])
     assert summary.best_lines(result)[0].endswith("after 2 epochs")
     result.select = "last"

@@ -55,7 +55,7 @@ def panels(figure: Any) -> dict[str, Any]:
     return {axes.get_xlabel(): axes for axes in figure.axes if axes.get_visible()}
 
 
-def test_a_panel_for_each_setting_that_varies_with_the_axis_of_the_space() -> None:
+def test_each_varying_setting_gets_a_panel_with_the_axis_of_the_space() -> None:
     found = panels(plot(result(), kind="slice"))
     assert list(found) == ["lr", "hidden", "act", "momentum"]
     assert found["lr"].get_xscale() == "log" and found["momentum"].get_xscale() == "linear"
@@ -66,7 +66,7 @@ def test_a_panel_for_each_setting_that_varies_with_the_axis_of_the_space() -> No
     assert found["lr"].get_ylabel() == "validation accuracy"
 
 
-def test_every_trial_is_drawn_where_it_is() -> None:
+def test_every_trial_is_drawn_at_its_values() -> None:
     axes = panels(plot(result(), kind="slice"))["lr"]
     marks = [tuple(map(float, p)) for marks in axes.collections for p in marks.get_offsets()]
     expected = [(10 ** -(1 + n / 3), 0.5 + n / 20) for n in range(6)]
@@ -87,7 +87,7 @@ def test_the_marks_are_explained_if_they_occur() -> None:
     assert [text.get_text() for text in legend.get_texts()] == ["best", "finished"]
 
 
-def test_categories_are_drawn_apart_and_always_alike() -> None:
+def test_category_marks_are_separate_and_reproducible() -> None:
     from matplotlib.collections import PathCollection
 
     def places() -> list[float]:
@@ -114,7 +114,7 @@ def test_very_bad_trials_make_the_metric_logarithmic() -> None:
     assert panels(plot(bad, kind="slice"))["lr"].get_yscale() == "log"
 
 
-def test_what_cannot_be_sliced_says_so() -> None:
+def test_impossible_slices_raise_an_error() -> None:
     alike = result()
     for one in alike.trials:
         one.config = {"lr": 0.1}
@@ -134,7 +134,7 @@ def test_plots_have_the_color_of_their_page(kind: str) -> None:
         assert {to_hex(a.get_facecolor()) for a in figure.axes if a.get_visible()} == {look.page}
 
 
-def test_values_that_would_overlap_beside_an_axis_give_way_to_marks() -> None:
+def test_overlapping_axis_labels_are_replaced_by_marks() -> None:
     _, ticks = _position_values([1.0, 1.01, 2.0])
     places = sorted(place for place, _ in ticks)
     gaps = [b - a for a, b in itertools.pairwise(places)]
@@ -142,7 +142,7 @@ def test_values_that_would_overlap_beside_an_axis_give_way_to_marks() -> None:
     assert [text for _, text in _position_values([1.0, 1.5, 2.0])[1]] == ["1", "1.5", "2"]
 
 
-def test_a_run_of_which_every_metric_is_nan_is_drawn() -> None:
+def test_a_run_with_only_nan_metrics_is_drawn() -> None:
     bad = result()
     for one in bad.trials:
         for entry in one.history:
@@ -152,7 +152,7 @@ def test_a_run_of_which_every_metric_is_nan_is_drawn() -> None:
 
 
 @pytest.mark.parametrize("kind", ["curves", "parallel", "importance", "slice"])
-def test_dollars_are_no_formulas(kind: str) -> None:
+def test_dollar_signs_are_not_read_as_formulas(kind: str) -> None:
     dear = result()
     for one in dear.trials:
         one.config = {"$a_{$": f"${one.number}\\frac$", "lr": one.config["lr"]}
@@ -219,7 +219,7 @@ def ticks_of(values: list[Any], options: tuple[Any, ...] = ()) -> list[str]:
     return [text.get_text() for text in axes.get_xticklabels()]
 
 
-def test_categories_are_told_apart_by_their_values() -> None:
+def test_category_labels_stay_distinct() -> None:
     long = [f"resnet_variant_number_{n}" for n in range(5)]
     assert ticks_of(long) == [f"resnet_…mber_{n}" for n in range(5)]
     assert ticks_of([1, "1", True, "True", None]) == ["1", "'1'", "True", "'True'", "None"]
@@ -242,7 +242,7 @@ def test_many_categories_do_not_overlap() -> None:
     assert len(set(places)) == 100 and len(ticks) == 25
 
 
-def test_the_parallel_axes_are_those_of_the_space() -> None:
+def test_parallel_axes_follow_the_space() -> None:
     numbers = [0.001, 0.002, 0.004, 0.9]
     middle = {known: _position_values(numbers, RANGES[known])[0][2] for known in ("lr", "momentum")}
     assert middle["momentum"] == pytest.approx(0.003 / 0.899)
@@ -303,7 +303,7 @@ def _check_long_names(kind: str) -> None:
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
-def test_a_name_is_broken_where_it_has_parts() -> None:
+def test_long_names_wrap_between_their_parts() -> None:
     assert wrap("optimizer.weight_decay", 12, 3) == "optimizer.\nweight_decay"
     assert wrap("lr", 12, 3) == "lr"
     text = wrap("x" * 50 + "_1", 10, 3)

@@ -213,7 +213,9 @@ def test_a_window_that_is_resized_shows_the_table_once(terminal: Terminal) -> No
     assert terminal.read() == ["before", *render(shown, 200, 50), "after"]
 
 
-def test_what_is_printed_appears_above(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_text_appears_above_the_table(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = snapshot([row(3)])
     monkeypatch.setattr(sys, "stdout", terminal.stream)
     drawing = table.Table(terminal.stream, clock=lambda: 0.0)
@@ -227,7 +229,7 @@ def test_what_is_printed_appears_above(terminal: Terminal, monkeypatch: pytest.M
     assert terminal.read() == ["a warning", "half a line and the rest", *render(shown, 80)]
 
 
-def test_threads_other_than_the_main_one_get_no_signals(terminal: Terminal) -> None:
+def test_a_table_in_another_thread_sets_no_signal_handler(terminal: Terminal) -> None:
     before = signal.getsignal(signal.SIGWINCH)
     seen = []
 
@@ -246,7 +248,7 @@ def test_threads_other_than_the_main_one_get_no_signals(terminal: Terminal) -> N
 
 
 @pytest.mark.parametrize("value", ["漢字" * 20, "a\nb\tc", "\x1b[2Jx"])
-def test_a_setting_takes_one_line_and_no_room_of_others(value: str) -> None:
+def test_any_setting_value_takes_only_one_line(value: str) -> None:
     shown = snapshot([row(3, config={"name": value}), row(4)])
     console = Console(
         file=io.StringIO(), width=110, height=20, force_terminal=True, color_system=None

@@ -60,7 +60,7 @@ def test_means_of_odd_values(values: list[float], mean: float, std: float) -> No
     assert mean_and_std(values) == pytest.approx((mean, std), rel=1e-15, nan_ok=True)
 
 
-def test_a_configuration_is_as_far_as_its_last_fold() -> None:
+def test_a_configuration_has_the_epochs_of_its_slowest_fold() -> None:
     folds = [fold(6, 2), fold(7, 3), fold(8, 2)]
     whole = make_configuration(folds)
     assert (whole.number, whole.done, whole.status) == (2, 2, "running")
@@ -95,7 +95,7 @@ def test_status_of_a_configuration(statuses: list[Status], status: str) -> None:
     assert make_configuration(folds).status == status
 
 
-def test_the_first_fold_to_fail_is_named_by_epoch_and_number() -> None:
+def test_a_configuration_reports_the_fold_that_failed_first() -> None:
     folds = [
         fold(0, 3, "stopped"),
         fold(1, 3, "failed", error="late"),
@@ -108,13 +108,13 @@ def test_the_first_fold_to_fail_is_named_by_epoch_and_number() -> None:
     assert whole.traceback == "there"
 
 
-def test_an_open_configuration_can_go_on() -> None:
+def test_a_configuration_with_resumable_folds_is_open() -> None:
     folds = [fold(0, 1, "stopped", resumable=True), fold(1, 1, "stopped", resumable=True)]
     assert make_configuration(folds).is_open
     assert not make_configuration([fold(0, 1, "stopped"), fold(1, 1, "failed")]).is_open
 
 
-def test_a_clone_counts_on() -> None:
+def test_a_clone_counts_its_parents_epochs() -> None:
     folds = [
         TrialRecord(4 + n, {}, parent=n, parent_epoch=1, epochs=[epoch(2, loss=1.0)])
         for n in range(2)
@@ -123,7 +123,7 @@ def test_a_clone_counts_on() -> None:
     assert (whole.parent, whole.parent_epoch, whole.done) == (0, 1, 3)
 
 
-def test_what_is_incomplete_is_left_out() -> None:
+def test_incomplete_configurations_are_left_out() -> None:
     assert [whole.number for whole in gather_configurations([fold(n) for n in range(8)], 3)] == [
         0,
         1,
@@ -137,7 +137,7 @@ def test_metrics_that_clash() -> None:
     assert "the model reports 'val_loss' and 'val_loss_std'" in said
 
 
-def test_how_it_is_written() -> None:
+def test_mean_metrics_are_formatted_with_their_deviation() -> None:
     metrics = {"val_loss": 0.25, "val_loss_std": 0.0123, "loss": 0.25, "loss_std": 0.0123}
     assert fmt.mean_metric(metrics, "loss") == "0.2500 ± 0.0123"
     assert fmt.mean_metric({"loss": 1.0}, "loss") == "1.0000"

@@ -47,7 +47,7 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-def test_what_nothing_names_is_deleted_and_nothing_else(tmp_path):
+def test_sweep_deletes_only_unreferenced_state_files(tmp_path):
     states = tmp_path / "states"
     states.mkdir()
     make_run(tmp_path, [f"states/{name}" for name in NEEDED | LEFT_OVER])
@@ -56,7 +56,7 @@ def test_what_nothing_names_is_deleted_and_nothing_else(tmp_path):
     assert sweep_states(tmp_path, states) == []
 
 
-def test_slots_elsewhere_are_looked_for_there(tmp_path):
+def test_slots_in_a_separate_state_folder_are_swept_there(tmp_path):
     (tmp_path / "run" / "states").mkdir(parents=True)
     (tmp_path / "fast").mkdir()
     make_run(tmp_path / "run", ["states/0.a", "states/0-epoch-2.safetensors"])

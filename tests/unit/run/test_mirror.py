@@ -77,7 +77,7 @@ def same(found, expected):
     assert [t.metrics for t in found.trials] == [t.metrics for t in expected.trials]
 
 
-def test_a_copy_is_the_run(url, data, expected, tmp_path):
+def test_a_copy_holds_the_whole_run(url, data, expected, tmp_path):
     found = resumable.search(tmp_path / "run", data, callbacks=[Mirror(url)])
     same(found, expected)
     kept = sorted(
@@ -106,7 +106,7 @@ def test_a_copy_is_the_run(url, data, expected, tmp_path):
 
 
 @pytest.mark.parametrize("searcher", ["random", "pbt", "successive_halving"])
-def test_an_interrupted_run_goes_on_elsewhere(url, data, tmp_path, searcher):
+def test_an_interrupted_run_resumes_from_the_copy(url, data, tmp_path, searcher):
     options = {"searcher": searcher, "width": 2} if searcher != "random" else {}
     whole = resumable.search(tmp_path / "whole", data, **options)
     with pytest.raises(KeyboardInterrupt):
@@ -220,7 +220,7 @@ def test_a_copy_is_made_although_epochs_are_shorter_than_an_upload(
 
 
 @pytest.mark.parametrize("can_write", [True, False])
-def test_where_links_are_refused_an_upload_needs_no_room_for_states(
+def test_an_upload_without_hard_links_needs_no_disk_space_for_states(
     url, data, tmp_path, monkeypatch, can_write
 ):
     """Neither in the run's folder nor, if that cannot be written, in the temporary one."""
@@ -254,7 +254,7 @@ def test_where_links_are_refused_an_upload_needs_no_room_for_states(
     download(Objects(url), tmp_path / "copy")
 
 
-def test_states_that_are_there_already_are_not_held_again(url, data, tmp_path, monkeypatch):
+def test_states_already_uploaded_are_not_linked_again(url, data, tmp_path, monkeypatch):
     run = resumable.search(tmp_path / "run", data)
     Mirror(url).upload(run)
     linked, link = [], os.link
@@ -263,7 +263,7 @@ def test_states_that_are_there_already_are_not_held_again(url, data, tmp_path, m
     assert linked == []
 
 
-def test_a_state_that_is_really_missing_is_named(url, data, tmp_path):
+def test_the_error_names_a_missing_or_damaged_state(url, data, tmp_path):
     run = resumable.search(tmp_path / "run", data)
     state = next((tmp_path / "run" / "states").glob("1-epoch-*"))
     content = state.read_bytes()
@@ -280,9 +280,7 @@ def test_a_state_that_is_really_missing_is_named(url, data, tmp_path):
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_a_snapshot_that_the_run_has_overtaken_is_taken_again(
-    url, data, tmp_path, monkeypatch, has_links
-):
+def test_an_outdated_snapshot_is_taken_again(url, data, tmp_path, monkeypatch, has_links):
     """The first one names a state that is removed before it gets its second name, or is read."""
     run = resumable.search(tmp_path / "run", data)
     if not has_links:
@@ -301,7 +299,7 @@ def test_a_snapshot_that_the_run_has_overtaken_is_taken_again(
     download(Objects(url), tmp_path / "copy")
 
 
-def test_what_a_killed_upload_has_left_is_removed_when_the_run_goes_on(url, data, tmp_path):
+def test_resume_removes_leftovers_of_a_killed_upload(url, data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         resumable.search(tmp_path / "run", data, callbacks=[Stop(3)])
     left = tmp_path / "run" / "states" / ".mirror-abc"
@@ -372,7 +370,9 @@ def test_a_storage_that_fails_does_not_stop_the_search(url, data, expected, tmp_
     same(cerebro.resume(url, resumable.build), expected)
 
 
-def test_a_storage_that_stays_away_is_told_at_the_end(url, data, expected, tmp_path, monkeypatch):
+def test_a_search_warns_at_its_end_if_the_storage_stays_unreachable(
+    url, data, expected, tmp_path, monkeypatch
+):
     monkeypatch.setattr(module, "PAUSE_SECONDS", 0.0)
     write = Objects.write
 
@@ -496,7 +496,7 @@ def test_bad_arguments(tmp_path, url):
             cerebro.resume(url)
 
 
-def test_a_copy_of_another_version_is_refused_by_its_url(url, data, tmp_path):
+def test_the_error_for_a_copy_of_another_version_names_its_url(url, data, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         resumable.search(tmp_path / "run", data, callbacks=[Mirror(url), Stop(2)])
     objects = Objects(url)

@@ -41,7 +41,7 @@ def holder(tmp_path):
     process.communicate()
 
 
-def test_taking_says_who_it_is_and_releasing_says_that_it_is_over(tmp_path):
+def test_taking_records_the_owner_and_releasing_clears_it(tmp_path):
     assert owner_of(tmp_path) is None
     with Owner.take(tmp_path) as owner:
         assert owner.process == Process.current() == owner_of(tmp_path)
@@ -62,7 +62,7 @@ def test_a_second_process_is_refused_with_the_firsts_name(tmp_path, holder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_dead_owner_is_none(tmp_path, holder, number):
+def test_a_dead_process_is_not_the_owner(tmp_path, holder, number):
     holder.send_signal(number)
     holder.wait()
     assert json.loads((tmp_path / FILE).read_text())["pid"] == holder.pid
@@ -71,7 +71,7 @@ def test_a_dead_owner_is_none(tmp_path, holder, number):
         assert owner_of(tmp_path) == owner.process
 
 
-def test_a_number_that_is_used_again_is_no_owner(tmp_path):
+def test_a_reused_process_id_is_not_the_owner(tmp_path):
     """The lock decides, not the number: this process has it, and holds no lock."""
     (tmp_path / FILE).write_text(json.dumps({"pid": os.getppid(), "host": os.uname().nodename}))
     assert owner_of(tmp_path) is None
@@ -79,13 +79,13 @@ def test_a_number_that_is_used_again_is_no_owner(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x", "host": 3}', "\0" * 100])
-def test_what_stands_in_the_file_does_not_matter_without_a_lock(tmp_path, text):
+def test_the_file_content_is_ignored_without_a_lock(tmp_path, text):
     (tmp_path / FILE).write_text(text)
     assert owner_of(tmp_path) is None
     Owner.take(tmp_path).release()
 
 
-def test_twice_in_one_process_is_refused_also_by_another_name(tmp_path):
+def test_taking_a_run_twice_in_one_process_is_refused(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (tmp_path / "link").symlink_to(run)
@@ -124,14 +124,12 @@ def test_a_fork_is_not_the_owner(tmp_path):
         assert owner_of(tmp_path) == owner.process
 
 
-def test_a_folder_that_cannot_be_written_still_tells_its_owner(tmp_path, holder):
+def test_the_owner_is_found_from_a_read_only_file(tmp_path, holder):
     (tmp_path / FILE).chmod(0o444)
     assert owner_of(tmp_path) == Process(holder.pid, os.uname().nodename)
 
 
-def test_on_a_network_an_owner_on_another_host_lives_while_it_renews_the_file(
-    tmp_path, monkeypatch
-):
+def test_a_remote_owner_counts_as_alive_while_it_renews_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(owners, "is_network_file_system", lambda folder: True)
     file = tmp_path / FILE
     file.write_text(json.dumps({"pid": 7, "host": "elsewhere"}))
@@ -154,7 +152,7 @@ def test_on_a_network_the_owner_renews_the_file(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs abstract sockets")
-def test_an_owner_without_its_file_is_still_the_owner_and_named(tmp_path, holder):
+def test_an_owner_whose_file_is_deleted_is_still_found(tmp_path, holder):
     (tmp_path / FILE).unlink()
     for _ in range(100):  # nobody answers meanwhile
         assert owner_of(tmp_path) == Process(holder.pid, os.uname().nodename)
@@ -167,7 +165,7 @@ def test_an_owner_without_its_file_is_still_the_owner_and_named(tmp_path, holder
     Owner.take(tmp_path).release()
 
 
-def test_the_owner_makes_its_file_again(tmp_path):
+def test_the_owner_recreates_its_missing_file(tmp_path):
     with Owner.take(tmp_path) as owner:
         for spoil in ((tmp_path / FILE).unlink, lambda: (tmp_path / FILE).rename(tmp_path / "x")):
             spoil()
@@ -182,7 +180,7 @@ def test_the_owner_makes_its_file_again(tmp_path):
     assert (tmp_path / FILE).read_text() == ""
 
 
-def test_the_owner_leaves_a_folder_that_is_gone_alone(tmp_path):
+def test_the_owner_writes_nothing_after_its_folder_was_moved(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     with Owner.take(run) as owner:
@@ -194,7 +192,7 @@ def test_the_owner_leaves_a_folder_that_is_gone_alone(tmp_path):
         Owner.take(run).release()
 
 
-def test_a_fork_does_not_keep_a_dead_owners_mark(tmp_path):
+def test_a_fork_does_not_keep_a_dead_owner_alive(tmp_path):
     # The fork lives until the test closes its standard input.
     code = HOLD.replace("sys.stdin.read()", "import os\nos.fork() or sys.stdin.read()")
     with subprocess.Popen(
@@ -211,14 +209,14 @@ def test_a_fork_does_not_keep_a_dead_owners_mark(tmp_path):
         assert process.stdout.read() == ""  # until the fork has ended
 
 
-def test_an_owner_that_has_ended_but_is_not_reaped_is_none(tmp_path, holder):
+def test_a_zombie_process_is_not_the_owner(tmp_path, holder):
     holder.kill()
     os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
     assert owner_of(tmp_path) is None
     Owner.take(tmp_path).release()
 
 
-def test_a_lock_lost_with_a_descriptor_is_not_the_run(tmp_path):
+def test_an_owner_keeps_its_run_after_losing_the_file_lock(tmp_path):
     """Closing any descriptor of the file, as a copy of the folder does, ends the lock."""
     code = HOLD.replace("print", "open(sys.argv[1] + '/owner.lock').close()\nprint")
     with subprocess.Popen(
@@ -259,7 +257,7 @@ def behind(shim, locks, code, folder, **options):
 
 
 @pytest.mark.parametrize("has_file", [True, False])
-def test_where_every_lock_is_granted_a_second_process_is_refused(tmp_path, locks_shim, has_file):
+def test_without_effective_locks_a_second_process_is_refused(tmp_path, locks_shim, has_file):
     with behind(locks_shim, "granted", HOLD, tmp_path) as first:
         assert first.stdout.readline() == "taken\n"
         if not has_file:
@@ -273,7 +271,7 @@ def test_where_every_lock_is_granted_a_second_process_is_refused(tmp_path, locks
         assert third.stdout.read() == "None\n"
 
 
-def test_where_every_lock_is_granted_a_number_used_again_is_no_owner(tmp_path, locks_shim):
+def test_without_effective_locks_a_reused_process_id_is_not_the_owner(tmp_path, locks_shim):
     text = json.dumps({"pid": os.getpid(), "host": os.uname().nodename, "start": "an hour ago"})
     (tmp_path / FILE).write_text(text)
     with behind(locks_shim, "granted", ASK, tmp_path) as process:
@@ -281,7 +279,7 @@ def test_where_every_lock_is_granted_a_number_used_again_is_no_owner(tmp_path, l
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_named(tmp_path, locks_shim, code):
+def test_a_file_system_without_locks_is_refused(tmp_path, locks_shim, code):
     with behind(locks_shim, str(code), ASK, tmp_path) as process:
         asked, refused = process.stdout.read().splitlines()
     assert asked == "None"

@@ -26,7 +26,7 @@ class Holder:
 
 
 @pytest.mark.parametrize("function", [build, Holder.build])
-def test_what_can_be_imported_is_found(function):
+def test_importable_functions_are_found(function):
     assert Recipe.from_json(Recipe.from_build(function).to_json()).find() is function
 
 
@@ -67,7 +67,7 @@ def cached(config):
 
 
 @pytest.mark.parametrize("function", [Base.made, Child.made, Base.function, Base, cached])
-def test_what_has_a_name_is_found(function):
+def test_builds_with_a_qualified_name_are_found(function):
     assert Recipe.from_build(function).find() == function
     assert Recipe.from_build(StudyBuild(function)).name == Recipe.from_build(function).name
 
@@ -99,7 +99,7 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_a_program_of_python_m_is_recorded_by_its_modules_name(package, tmp_path, monkeypatch):
+def test_a_program_run_with_python_m_is_recorded_by_module_name(package, tmp_path, monkeypatch):
     name = "pkg_for_recipe.inner.program"
     main = types.ModuleType("__main__")
     main.__file__ = str(package)
@@ -135,7 +135,7 @@ def test_a_class_of_a_program_without_a_file_has_a_recipe(monkeypatch):
     assert (recipe.qualname, recipe.file, recipe.source_hash) == ("Made", None, None)
 
 
-def test_a_module_that_is_gone_must_be_passed():
+def test_a_build_of_a_missing_module_must_be_passed():
     with pytest.raises(InputError, match="pass it as build="):
         Recipe("no_such_module", "build", None, None, None).find()
 
@@ -237,7 +237,7 @@ def test_a_file_that_fails_leaves_no_module(tmp_path):
         (lambda *args: 0, True),
     ],
 )
-def test_info_is_given_to_those_who_take_it(function, expected):
+def test_info_is_passed_only_to_builds_that_accept_it(function, expected):
     assert accepts_info(function) is expected
 
 

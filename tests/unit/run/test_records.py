@@ -28,7 +28,7 @@ def grown(values: list[float]) -> TrialRecord:
         ([math.inf, math.nan, 4.0], 2),
     ],
 )
-def test_the_best_epoch_is_the_same_however_often_it_was_asked_for(values, best):
+def test_the_best_epoch_does_not_depend_on_earlier_queries(values, best):
     record = grown(values)
     fresh = TrialRecord(0, {}, epochs=list(record.epochs))
     assert record.best_epoch("loss", "min") == fresh.best_epoch("loss", "min") == best

@@ -31,7 +31,7 @@ def flip(file: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("given_up", [0, 1, 2, 5])
-def test_records_are_found_where_they_are(tmp_path: Path, given_up: int) -> None:
+def test_slot_records_are_found_after_abandoned_packs(tmp_path: Path, given_up: int) -> None:
     stem = tmp_path / "3"
     packed(stem, 1)
     for value in range(2, 2 + given_up):  # packs that nobody ended

@@ -48,7 +48,7 @@ def test_numpy_scalars_become_numbers():
     assert decode(encode({"lr": np.float32(0.5), "n": np.int64(3)})) == {"lr": 0.5, "n": 3}
 
 
-def test_what_is_no_json_is_refused():
+def test_values_that_are_not_json_are_refused():
     with pytest.raises(InputError, match="cannot record"):
         encode({"x": object()})
 
@@ -98,7 +98,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         pass
 
 
-def test_a_file_that_is_no_store_is_refused_by_name(tmp_path):
+def test_the_error_names_a_file_that_is_not_a_store(tmp_path):
     (tmp_path / FILE).write_bytes(b"not a database" * 100)
     with pytest.raises(CorruptDataError, match=FILE), reader(tmp_path):
         pass
@@ -146,7 +146,7 @@ UNIT |= {"seconds": 1.0, "rows": 1, "batches": 1, "hopped": False, "state_bytes"
 
 
 @pytest.mark.parametrize("urgent", ["other row", "group", "flush", "close"])
-def test_rows_of_units_wait_for_what_cannot_wait(tmp_path, monkeypatch, urgent):
+def test_unit_rows_are_committed_with_the_next_urgent_row(tmp_path, monkeypatch, urgent):
     monkeypatch.setattr(writing, "UNIT_SECONDS", 1000.0)
     store = Store.create(tmp_path, {})
     store.add_event(0.0, "first", "text")
@@ -174,7 +174,7 @@ def test_rows_of_units_wait_for_what_cannot_wait(tmp_path, monkeypatch, urgent):
     store.close()
 
 
-def test_rows_of_units_are_committed_without_others(tmp_path):
+def test_unit_rows_are_committed_without_urgent_rows(tmp_path):
     store = Store.create(tmp_path, {})
     committed = threading.Semaphore(0)
     store.listeners = [committed.release]
@@ -195,7 +195,7 @@ def test_a_group_whose_last_row_is_refused_leaves_nothing(tmp_path):
     assert read_run(tmp_path).trials == []
 
 
-def test_a_store_is_opened_again_and_goes_on(tmp_path):
+def test_a_reopened_store_accepts_further_rows(tmp_path):
     store = Store.create(tmp_path, {"status": "running"})
     store.add_trial(0, {"lr": 0.5}, "running", 2, None)
     store.add_epoch(0, 0, {"loss": math.nan, "accuracy": 0.5}, 1.0, "aa", None, None)
@@ -235,7 +235,7 @@ def test_only_a_run_can_be_opened(tmp_path):
         "ALTER TABLE trials RENAME COLUMN resumable TO other",
     ],
 )
-def test_a_store_with_rows_that_do_not_fit_is_damaged(tmp_path, damage):
+def test_a_store_with_inconsistent_rows_is_damaged(tmp_path, damage):
     store = Store.create(tmp_path, {})
     store.add_trial(0, {"lr": 0.5}, "running", 2, None)
     store.add_epoch(0, 0, {"loss": 1.0}, 1.0, "aa", None, None)
@@ -251,7 +251,7 @@ def test_a_store_with_rows_that_do_not_fit_is_damaged(tmp_path, damage):
 # --- versions ----------------------------------------------------------------
 
 
-def test_what_a_trial_raised_comes_back(tmp_path):
+def test_the_exception_of_a_trial_is_stored(tmp_path):
     raised = Raised(("a.Mine", "builtins.ValueError"), "train.py:3 in build")
     store = Store.create(tmp_path, {})
     for number in range(3):

@@ -138,7 +138,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("call", "path", "code", "named"), FAILURES)
-def test_a_disk_that_fails_ends_the_writing_and_leaves_nothing_wrong(
+def test_a_failing_disk_stops_writing_and_leaves_a_consistent_store(
     disk_shim, tmp_path, call, path, code, named
 ):
     program = """

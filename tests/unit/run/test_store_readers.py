@@ -44,7 +44,7 @@ def short_log(monkeypatch):
     monkeypatch.setattr(log_size, "PATIENCE_SECONDS", 0.0)
 
 
-def test_a_reader_that_holds_on_keeps_nobody_waiting_and_its_log_is_cut_later(tmp_path, short_log):
+def test_a_long_reader_blocks_nobody_and_the_log_is_truncated_later(tmp_path, short_log):
     store = Store.create(tmp_path, {})
     add_trials(store, range(10))
     with reader(tmp_path) as held:
@@ -109,7 +109,7 @@ def test_a_finished_store_is_one_file(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 
-def test_a_reader_does_not_touch_what_a_dead_run_left(tmp_path):
+def test_a_reader_does_not_change_files_of_a_dead_run(tmp_path):
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
@@ -165,7 +165,7 @@ def test_the_file_system_chooses_the_journal(tmp_path, monkeypatch):
     store.close()
 
 
-def test_whoever_hands_over_too_much_waits_for_the_disk(tmp_path, monkeypatch):
+def test_writers_wait_while_too_many_rows_are_pending(tmp_path, monkeypatch):
     may_write = threading.Event()
     write = transaction.Transaction.write_rows
     rows = []
@@ -196,7 +196,7 @@ def test_whoever_hands_over_too_much_waits_for_the_disk(tmp_path, monkeypatch):
     assert len(read_run(tmp_path).trials) == 1000
 
 
-def test_states_that_wait_for_the_disk_are_few(tmp_path, monkeypatch):
+def test_the_number_of_pending_states_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "MAX_STATE_BYTES", 1000)
     store = Store.create(tmp_path, {})
     waiting = []
@@ -216,7 +216,7 @@ def test_states_that_wait_for_the_disk_are_few(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("*.state"))) == 100
 
 
-def test_a_journal_that_a_loss_of_power_left_beside_the_log_is_taken_back(tmp_path):
+def test_a_reader_handles_a_journal_left_by_a_power_loss(tmp_path):
     """SQLite has to look into it, which a connection that only reads may not."""
     live, left = tmp_path / "live", tmp_path / "left"
     live.mkdir()

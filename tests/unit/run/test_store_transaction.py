@@ -30,7 +30,7 @@ def rows(connection, what):
     return connection.execute(f"SELECT {what}").fetchall()
 
 
-def test_a_trial_that_began_and_ended_meanwhile_is_one_row(connection):
+def test_a_trial_that_starts_and_ends_in_one_commit_is_one_row(connection):
     write(
         connection,
         ("add_trial", 0, "{}", "waiting", 3, None, None),
@@ -78,7 +78,7 @@ def test_a_state_given_up_later_is_deleted(connection, tmp_path):
     assert files(tmp_path) == ["1.state"]
 
 
-def test_an_epoch_trained_again_in_the_commit_that_gave_it_up_is_there(connection, tmp_path):
+def test_an_epoch_retrained_in_the_commit_that_retired_it_is_kept(connection, tmp_path):
     write(connection, state(tmp_path, 0))
     write(
         connection,
@@ -112,7 +112,7 @@ def test_other_statements_come_last_in_their_order(connection):
     assert rows(connection, "value FROM meta") == [("2",)]
 
 
-def test_what_fails_leaves_nothing(connection, tmp_path):
+def test_a_failed_transaction_writes_nothing(connection, tmp_path):
     with pytest.raises(sqlite3.IntegrityError):
         write(
             connection,

@@ -244,7 +244,7 @@ def test_on_recorded_curves_exact_variants_keep_the_true_best(
 @pytest.mark.parametrize("order", ["best first", "worst first", "random"])
 @pytest.mark.parametrize("width", [1, 8, 27])
 @pytest.mark.parametrize("make", [SuccessiveHalving, Hyperband])
-def test_on_recorded_curves_the_best_of_a_rung_go_on(
+def test_on_recorded_curves_the_best_of_each_rung_advance(
     make: Callable[[], Searcher], width: int, order: str
 ) -> None:
     """The exact answer is 9, 3 and 1, whoever comes first."""
@@ -263,7 +263,7 @@ def test_on_recorded_curves_the_best_of_a_rung_go_on(
         assert {trial.number for trial in trials if trial.epoch > rung} == set(left)
 
 
-def test_on_recorded_curves_stopping_loses_the_true_best_by_the_order_of_arrival() -> None:
+def test_on_recorded_curves_stopping_may_lose_the_true_best() -> None:
     found = {
         order: survivor(ASHA(3, variant="stopping"), recorded_in_order(order), 1)
         for order in ("best first", "worst first", "random")
@@ -284,7 +284,7 @@ def test_promotion_never_trains_more_than_a_third_of_a_rung_further() -> None:
     assert sum(trial.epoch > 3 for trial in trials) == 3
 
 
-def test_median_stops_what_is_worse_than_the_others_average() -> None:
+def test_median_stops_trials_worse_than_the_median_average() -> None:
     trials = drive(
         MedianStopping(), curves(1.0, 2.0, 3.0, 9.0, 0.5, 8.0), epochs=5, n_trials=6, order=None
     )
@@ -298,7 +298,7 @@ def test_median_stops_what_is_worse_than_the_others_average() -> None:
     ]  # 2 came before there were three to compare with
 
 
-def test_median_waits_for_its_grace_and_for_others() -> None:
+def test_median_waits_for_grace_epochs_and_min_trials() -> None:
     trials = drive(
         MedianStopping(grace_epochs=3), curves(1.0, 2.0, 3.0, 9.0), epochs=5, n_trials=4, order=None
     )
@@ -327,7 +327,7 @@ def test_pbt_replaces_the_worst_by_clones_of_the_best() -> None:
         assert 1e-4 <= clone.config["lr"] <= 1e-1
 
 
-def test_pbt_mutates_what_it_is_told_to() -> None:
+def test_pbt_mutates_only_the_given_dimensions() -> None:
     space = {"lr": loguniform(1e-4, 1e-1), "batch": choice([16, 32, 64]), "n": integer(1, 9)}
     trials = drive(
         PBT(mutate=["batch", "n"], resample=0.0),
@@ -421,7 +421,7 @@ def test_samplers_suggest_the_values_of_a_step_as_written() -> None:
     assert lates == {0.05, 0.35, 0.65, 0.95}
 
 
-def test_samplers_go_on_with_the_epoch_that_the_run_began_with() -> None:
+def test_resumed_samplers_report_the_selected_epoch() -> None:
     pytest.importorskip("optuna")
 
     def ready() -> TPE:
@@ -481,7 +481,7 @@ def test_no_point_is_left_out(make: Callable[[], Searcher], size: int) -> None:
     assert resumed.suggest() is None
 
 
-def test_points_beyond_a_populations_size_are_refused_if_only_time_ends_the_search() -> None:
+def test_points_beyond_the_population_are_refused_in_a_timed_search() -> None:
     points = [{"lr": i / 100} for i in range(9)]
     for searcher, fits in ((PBT(), False), (SuccessiveHalving(), True), (Hyperband(), True)):
         searcher.setup(
@@ -520,7 +520,7 @@ def test_halving_opens_a_bracket_of_the_trials_that_are_added() -> None:
         assert [(s.trial, s.epochs) for s in again] == [(t, 2) for t in (0, 1, 4, 5, 6, 7)]
 
 
-def test_hyperband_whose_brackets_ran_again_ends_without_n_trials() -> None:
+def test_resumed_hyperband_beyond_its_brackets_ends_without_n_trials() -> None:
     earlier, later = Hyperband(), Hyperband()
     for searcher, n_trials in ((earlier, 40), (later, None)):
         searcher.setup(

@@ -31,7 +31,7 @@ def test_well_known_metrics(metric, mode):
     assert metric_mode(metric, "max") == "max"
 
 
-def test_what_is_not_known_must_be_said():
+def test_unknown_metrics_require_a_mode():
     assert metric_mode("revenue", "max") == "max"
     with pytest.raises(InputError, match="mode='min' or mode='max'"):
         metric_mode("revenue")

@@ -101,7 +101,7 @@ def test_grid_search_goes_through_the_grid():
 
 
 @pytest.mark.parametrize("name", ["random", "grid"])
-def test_a_search_goes_on_from_its_state(name):
+def test_a_search_resumes_from_its_state(name):
     whole = [s.config for s in drain(ready(name, GRID, 6, points=[{"a": 7}]))]
     searcher = ready(name, GRID, 6, points=[{"a": 7}])
     head = [searcher.suggest().config for _ in range(3)]
@@ -110,7 +110,7 @@ def test_a_search_goes_on_from_its_state(name):
     assert head + [s.config for s in drain(again)] == whole
 
 
-def test_every_trial_goes_on():
+def test_random_and_grid_search_continue_every_trial():
     for name in ("random", "grid"):
         searcher = ready(name, GRID)
         assert searcher.adaptive is False
@@ -185,7 +185,7 @@ def turns(a, b):
 
 
 @pytest.mark.parametrize(("a", "b"), [(2, 3), (3, 4), (4, 3), (3, 1), (2, 40)])
-def test_random_search_draws_again_within_the_trials_turn(a, b):
+def test_random_search_redraws_within_the_grid_turn_of_the_trial(a, b):
     for seed in range(20):
         suggestions = drain(ready("random", space=turns(a, b), n_trials=2 * a * b, seed=seed))
         assert [s.config["a"] for s in suggestions] == list(range(a)) * 2 * b
@@ -193,7 +193,7 @@ def test_random_search_draws_again_within_the_trials_turn(a, b):
         assert len(set(configs[: a * b])) == len(set(configs[a * b :])) == a * b
 
 
-def test_without_an_unused_configuration_in_its_turn_a_trial_takes_any():
+def test_a_trial_whose_grid_turn_is_used_up_takes_any_configuration():
     """Both trials of `a = 0` have the same configuration; a point takes the turn of another."""
     if_one = {"a": {"grid_search": [0, 1]}, "if": when("a", 1, {"b": [0, 1, 2]})}
     configs = [s.config for s in drain(ready("random", space=Space(if_one), n_trials=4))]

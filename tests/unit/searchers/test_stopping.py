@@ -31,7 +31,7 @@ def test_nan_is_no_improvement():
     assert EarlyStopping("loss", patience=1).should_stop(history(1.0, float("nan")))
 
 
-def test_no_patience_is_that_of_keras_and_lightning():
+def test_patience_zero_stops_at_the_first_epoch_without_improvement():
     rule = EarlyStopping("loss", patience=0)
     assert not rule.should_stop(history(3.0))
     assert not rule.should_stop(history(3.0, 2.0))
@@ -44,6 +44,6 @@ def test_bad_arguments(bad):
         EarlyStopping(**bad)
 
 
-def test_a_missing_metric_is_named():
+def test_the_error_names_a_missing_metric():
     with pytest.raises(InputError, match="no metric 'accuracy'; it reports loss"):
         EarlyStopping("accuracy").should_stop(history(1.0))

@@ -257,7 +257,7 @@ def test_training_is_that_of_the_estimator_alone():
             )
 
 
-def test_what_has_learned_predicts_as_before():
+def test_a_loaded_state_predicts_as_before():
     model = model_of("MLPClassifier")
     for batch in batches(0):
         model.train_batch(batch)
@@ -421,7 +421,7 @@ def test_metrics_that_are_nan_on_a_training_batch_are_left_out():
         model.evaluate([batch])
 
 
-def test_the_mean_of_an_epoch_is_that_of_the_batches_that_define_a_metric(tmp_path):
+def test_epoch_means_skip_batches_where_a_metric_is_undefined(tmp_path):
     """Weighted by their rows, over all units of the epoch."""
     seen = []
 
@@ -657,7 +657,7 @@ def test_a_clone_trains_with_its_own_settings(case):
     assert not np.allclose(clone.estimator.coefs_[0], parent.estimator.coefs_[0])
 
 
-def test_a_clone_with_the_settings_of_its_parent_is_its_parent():
+def test_a_clone_with_its_parents_settings_equals_its_parent():
     for name in ESTIMATORS:
         np.random.seed(1)
         parent, clone = model_of(name), model_of(name)

@@ -118,7 +118,7 @@ def test_bounds_without_a_multiple_between_them_are_refused() -> None:
         Space({"n": tune.qrandint(3, 7, 10)})
 
 
-def test_grids_are_gone_through_by_number_and_the_rest_is_drawn() -> None:
+def test_grids_are_enumerated_by_trial_number_and_the_rest_is_drawn() -> None:
     """As many times as Tune's num_samples says, in Tune's order."""
     tune = pytest.importorskip("ray.tune")
     generate = pytest.importorskip("ray.tune.search.variant_generator").generate_variants

@@ -248,7 +248,7 @@ def test_a_grid_without_end_is_refused():
         ([{1: 2}], "must be strings"),
     ],
 )
-def test_what_is_refused_names_the_dimension(dimension, message):
+def test_errors_name_the_invalid_dimension(dimension, message):
     for space in ({"lr": dimension}, {"opt": {"lr": dimension}}):
         with pytest.raises(InputError, match=message) as caught:
             as_space(space)

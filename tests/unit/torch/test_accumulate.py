@@ -73,7 +73,9 @@ def plain_loop(data, shuffle, batch_size, accumulate):
         (270, 4),  # one batch: all units but one have none
     ],
 )
-def test_a_search_is_a_plain_loop(tmp_path, data, batch_size, accumulate, shuffle, graph):
+def test_a_search_with_accumulation_matches_a_plain_loop(
+    tmp_path, data, batch_size, accumulate, shuffle, graph
+):
     result = cerebro.search(
         build, {"accumulate": [accumulate], "graph": [graph]}, data, searcher="grid",
         epochs=EPOCHS, batch_size=batch_size, seed=SEED, shuffle=shuffle, workers=0,
@@ -96,7 +98,7 @@ def updates_of(model, batches):
     return made
 
 
-def test_a_units_updates_have_the_batches_that_it_is_told():
+def test_updates_of_a_unit_have_the_given_batch_counts():
     model = build({"accumulate": 3, "graph": False})
     assert updates_of(model, 7) == [3, 6]
     model.end_unit()  # makes the last one

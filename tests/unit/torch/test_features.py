@@ -77,7 +77,7 @@ def test_several_layers_in_one_pass(images: cerebro.Dataset, tmp_path: Path) -> 
     assert type(train) is cerebro.Dataset
 
 
-def test_names_of_columns(images: cerebro.Dataset, tmp_path: Path) -> None:
+def test_columns_are_named_after_their_layers(images: cerebro.Dataset, tmp_path: Path) -> None:
     layers = {"early": "0", "pool": "4.1", "whole": ""}
     made = make(images, make_net(), tmp_path / "a", layers=layers, keep=[])
     assert list(made.columns) == ["early", "pool", "whole"]
@@ -93,7 +93,7 @@ def test_a_pass_ends_after_the_deepest_layer(images: cerebro.Dataset, tmp_path: 
     assert len(calls) == 1  # the pass that shows that each layer runs once
 
 
-def test_complete(images: cerebro.Dataset, tmp_path: Path) -> None:
+def test_complete_joins_trunk_and_head(images: cerebro.Dataset, tmp_path: Path) -> None:
     made = make(images, make_net(), tmp_path / "made")
     torch.manual_seed(0)
     head = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
@@ -124,7 +124,7 @@ def test_complete(images: cerebro.Dataset, tmp_path: Path) -> None:
         assert torch.equal(low.complete(head)(x), head(stored))
 
 
-def test_found_again_by_its_hash(images: cerebro.Dataset) -> None:
+def test_existing_features_are_found_by_hash(images: cerebro.Dataset) -> None:
     first = make(images, make_net(), None)
     assert first.path.parent == images.path.parent
     stamp = (first.path / "manifest.json").stat().st_mtime_ns
@@ -361,7 +361,7 @@ def test_bad_arguments(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_budget_is_checked_for_an_empty_folder_and_before_the_network_runs(
+def test_a_budget_is_checked_before_the_network_runs(
     images: cerebro.Dataset, tmp_path: Path
 ) -> None:
     net = nn.Sequential(nn.ReLU())
@@ -377,7 +377,7 @@ def test_a_budget_is_checked_for_an_empty_folder_and_before_the_network_runs(
     assert make(images, net, made.path, layers=["0"], budget="1kB").path == made.path  # it exists
 
 
-def test_arrays_are_no_images() -> None:
+def test_plain_arrays_are_refused() -> None:
     net, arrays = nn.ReLU(), {"x": np.zeros((4, 2), np.float32)}
     with pytest.raises(cerebro.InputError, match="not dict: write arrays"):
         cerebro.torch.features(arrays, net, layers=[""])
@@ -385,7 +385,7 @@ def test_arrays_are_no_images() -> None:
         cerebro.torch.plan_features(arrays, net, layers=[""], trials=1, epochs=1)
 
 
-def test_a_plan_needs_a_row_for_each_row(images: cerebro.Dataset) -> None:
+def test_a_plan_requires_one_output_row_per_input_row(images: cerebro.Dataset) -> None:
     net = nn.Sequential(ColumnsFirst())
     with pytest.raises(cerebro.InputError, match="choose a layer whose first dimension"):
         cerebro.torch.plan_features(images, net, layers=["0"], trials=1, epochs=1)
@@ -498,7 +498,7 @@ def test_a_layer_on_a_gpu_is_timed_until_it_is_computed(gpu: Gpu) -> None:
     assert timed.order == ["0", "1"] and timed.seconds == {"0": 2.0, "1": 5.0}
 
 
-def test_a_plan_for_a_gpu_counts_its_work(
+def test_a_gpu_plan_counts_copy_and_compute_time(
     images: cerebro.Dataset, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Loading:
@@ -531,7 +531,7 @@ def test_a_network_on_the_cpu_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch) 
 # --- columns that are read --------------------------------------------------------
 
 
-def test_a_model_gathers_what_it_reads(images: cerebro.Dataset, tmp_path: Path) -> None:
+def test_a_model_gathers_only_the_columns_it_reads(images: cerebro.Dataset, tmp_path: Path) -> None:
     made = make(images, make_net(), tmp_path / "made")
     head = nn.Sequential(nn.Flatten(), nn.LazyLinear(3))
     head(torch.zeros(2, 6))

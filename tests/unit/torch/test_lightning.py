@@ -330,7 +330,7 @@ class Gathering(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.5)
 
 
-def test_gradients_that_are_left_do_not_outlive_a_validation():
+def test_leftover_gradients_are_dropped_by_validation():
     def validation_step(self, batch, batch_idx):
         self.log("val_loss", functional.cross_entropy(self.net(batch[0]), batch[1]))
 
@@ -376,7 +376,7 @@ class Reading(Classifier):
         return [optimizer], [lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.9)]
 
 
-def test_hooks_at_the_end_of_an_epoch_read_its_values():
+def test_epoch_end_hooks_read_the_epochs_metrics():
     history, module, model = assert_equal_to_trainer(Reading)
     assert model.net.seen == module.seen and len(module.seen) == EPOCHS * (STEPS + 5)
     assert model.net.best == module.best == min(metrics["val_loss"] for metrics in history)
@@ -435,7 +435,7 @@ class Recorder(Classifier):
         self.log("val_best", self.best.compute())
 
 
-def test_hooks_attributes_and_metrics_that_outlive_an_epoch():
+def test_hooks_attributes_and_metrics_persist_across_epochs():
     history, module, model = assert_equal_to_trainer(Recorder)
     # The hooks of the beginning run where a model is built, so they are noted once in its state.
     assert model.net.order == module.order
@@ -466,7 +466,7 @@ class Zeroing(Classifier):
         return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
 
-def test_gradients_that_are_0_instead_of_none_move():
+def test_zeroed_gradients_move_with_the_state():
     _, _, model = assert_equal_to_trainer(Zeroing)
     assert model.state_dict()["gradients"] == {}  # dropped by the validation, as in a Trainer
     model.begin_epoch(EPOCHS)
@@ -516,7 +516,7 @@ class Private(Classifier):
         return loss
 
 
-def test_attributes_with_an_underscore_and_of_submodules_move():
+def test_private_and_submodule_attributes_move_with_the_state():
     _, module, model = assert_equal_to_trainer(Private)
     attributes = model.state_dict()["lightning"]["attributes"]
     assert {name: list(found) for name, found in attributes.items()} == {
@@ -539,7 +539,7 @@ def test_attributes_with_an_underscore_and_of_submodules_move():
     assert model.state_dict()["lightning"]["attributes"] == {}
 
 
-def test_modules_that_change_no_attribute_have_the_states_of_before():
+def test_unchanged_attributes_stay_out_of_the_state():
     """Layers whose attributes PyTorch derives from their parameters."""
     utils = torch.nn.utils
 
@@ -589,7 +589,7 @@ def refused(match, kind, **options):
         ("teardown", "on_trial_end"),
     ],
 )
-def test_methods_that_a_search_does_not_call_are_refused_by_name(name, cure):
+def test_overrides_that_a_search_never_calls_are_refused_by_name(name, cure):
     kind = type("Mine", (Classifier,), {name: lambda self, *arguments: None})
     refused(f"Mine overrides {name}, which a search does not call: .*{cure}", kind)
 
@@ -602,7 +602,7 @@ def test_methods_that_a_search_does_not_call_are_refused_by_name(name, cure):
         ([3], "returned 3, which is not a torch.optim.Optimizer"),
     ],
 )
-def test_what_configure_optimizers_may_not_return(returned, message):
+def test_invalid_configure_optimizers_results_are_refused(returned, message):
     refused(message, type("Mine", (Classifier,), {"configure_optimizers": lambda self: returned}))
 
 
@@ -669,7 +669,7 @@ def test_mistakes_are_explained():
         built(Gan, pairs=False).evaluate(VALID)
 
 
-def test_a_module_that_build_returns_is_sent_to_its_converter():
+def test_error_for_an_unconverted_module_names_from_lightning():
     with pytest.raises(InputError, match=r"has no train_batch.*cerebro\.torch\.from_lightning"):
         check_model(Classifier())
 

@@ -42,7 +42,7 @@ def same(one, two):
 @pytest.mark.parametrize("rows", [1, 2, 7, 32, 256])
 @pytest.mark.parametrize("inner", [1, 3, 64, 100])
 @pytest.mark.parametrize("columns", [1, 2, 10, 96])
-def test_products_have_pytorchs_bits(blas, rows, inner, columns, transposed):
+def test_products_match_pytorch_bit_for_bit(blas, rows, inner, columns, transposed):
     a, b, bias = factors(rows, inner, columns, transposed)
     for out in (torch.empty(rows, columns), torch.empty(columns, rows).t()):
         for func, args in ((ATEN.mm.out, [a, b]), (ATEN.addmm.out, [bias, a, b])):
@@ -54,7 +54,7 @@ def test_products_have_pytorchs_bits(blas, rows, inner, columns, transposed):
             assert same(out, expected)
 
 
-def test_what_blas_cannot_take_is_left_to_pytorch():
+def test_products_unsupported_by_blas_are_left_to_pytorch():
     a, b, bias = factors(8, 6, 4)
     out = torch.empty(8, 4)
     wide = torch.randn(16, 12)

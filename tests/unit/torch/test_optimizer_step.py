@@ -105,7 +105,7 @@ def compared():
     ],
     ids=["usual", "tiny", "large"],
 )
-def test_steps_have_pytorchs_bits(form, special, monkeypatch):
+def test_steps_match_pytorch_bit_for_bit(form, special, monkeypatch):
     made = in_core(monkeypatch)
     shapes = [(7, 3), (5,), (1,), (), (40, 70), (3, 2, 5, 5)]
     mine = trained(form, optimizer_step.make_step, shapes, special)
@@ -115,7 +115,7 @@ def test_steps_have_pytorchs_bits(form, special, monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 7, 8, 9, 31, 1023, 1024, 1025, 2049, 70_001])
 @pytest.mark.parametrize("name", ["adamw", "adam with decay", "nesterov"])
-def test_borders_of_blocks_and_vectors(name, size, monkeypatch):
+def test_sizes_at_block_and_vector_boundaries_match_pytorch(name, size, monkeypatch):
     made = in_core(monkeypatch)
     mine = trained(FORMS[name], optimizer_step.make_step, [(size,)], steps=4)
     require_same(mine, trained(FORMS[name], pytorch, [(size,)], steps=4))
@@ -123,7 +123,7 @@ def test_borders_of_blocks_and_vectors(name, size, monkeypatch):
 
 
 @pytest.mark.parametrize("special", [(math.nan, 1.0), (math.inf, 1.0)])
-def test_nan_takes_pytorchs_step(special, monkeypatch):
+def test_nan_falls_back_to_pytorchs_step(special, monkeypatch):
     """Its bits depend on the order of operands, which is PyTorch's; infinity leads to it."""
     made = in_core(monkeypatch)
     mine = trained(FORMS["adamw"], optimizer_step.make_step, [(6,)], special)
@@ -158,7 +158,7 @@ def test_groups_schedules_and_changed_settings(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", ["transposed", "channels last"])
-def test_other_layouts(layout, monkeypatch):
+def test_transposed_and_channels_last_layouts_match_pytorch(layout, monkeypatch):
     made = in_core(monkeypatch)
 
     def run(step):
@@ -222,14 +222,14 @@ PYTORCHS = {
 
 
 @pytest.mark.parametrize("form", PYTORCHS.values(), ids=PYTORCHS)
-def test_other_forms_take_pytorchs_step(form, monkeypatch):
+def test_unsupported_optimizers_fall_back_to_pytorchs_step(form, monkeypatch):
     made = in_core(monkeypatch)
     shapes = [(4, 3), (5,)]
     require_same(trained(form, optimizer_step.make_step, shapes), trained(form, pytorch, shapes))
     assert made == []
 
 
-def test_float64_takes_pytorchs_step(monkeypatch):
+def test_float64_falls_back_to_pytorchs_step(monkeypatch):
     made = in_core(monkeypatch)
     parameter = torch.nn.Parameter(torch.randn(5, dtype=torch.float64))
     optimizer = OPTIM.SGD([parameter], lr=0.1)
@@ -239,7 +239,7 @@ def test_float64_takes_pytorchs_step(monkeypatch):
     assert torch.equal(parameter, before - 0.1) and made == []
 
 
-def test_a_global_hook_and_a_replaced_function_take_pytorchs_step(monkeypatch):
+def test_a_global_hook_or_replaced_step_falls_back_to_pytorchs_step(monkeypatch):
     made = in_core(monkeypatch)
     its, optimizer = trained(FORMS["sgd"], optimizer_step.make_step, [(4,)], steps=1)
     assert len(made) == 1
@@ -254,7 +254,7 @@ def test_a_global_hook_and_a_replaced_function_take_pytorchs_step(monkeypatch):
     assert (its[0] == 2).all() and len(made) == 1
 
 
-def test_tensors_that_overlap_take_pytorchs_step(monkeypatch):
+def test_overlapping_tensors_fall_back_to_pytorchs_step(monkeypatch):
     made = in_core(monkeypatch)
 
     def run(step):

@@ -139,7 +139,7 @@ def assert_equal(left, right):
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("seed", [1, 2, 5])
-def test_a_trial_goes_on_in_another_order(scheduler, seed):
+def test_a_trial_resumes_with_another_parameter_order(scheduler, seed):
     straight, first = build(scheduler=scheduler), build(scheduler=scheduler)
     train(straight, range(8))
     train(first, range(4))
@@ -155,7 +155,7 @@ def test_a_trial_goes_on_in_another_order(scheduler, seed):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_moments_go_by_name(optimizer):
+def test_moments_are_matched_by_name(optimizer):
     straight, first = build(optimizer=optimizer), build(optimizer=optimizer)
     train(straight, range(6))
     train(first, range(3))
@@ -212,7 +212,7 @@ def gan(seed):
     return cerebro.torch.Model(net, optimizer=optimizers, loss=F.mse_loss, train_step=train_step)
 
 
-def test_gradients_go_by_name():
+def test_gradients_are_matched_by_name():
     straight, first, second = gan(0), gan(0), gan(7)
     train(straight, range(4))
     train(first, range(1))
@@ -240,7 +240,7 @@ def of_loss(order):
     return cerebro.torch.Model(net, optimizer=made, loss=loss)
 
 
-def test_parameters_of_the_loss_have_names():
+def test_loss_parameters_are_matched_by_name():
     straight, first = of_loss(["scale", "shift"]), of_loss(["scale", "shift"])
     train(straight, range(6))
     train(first, range(3))
@@ -297,7 +297,7 @@ def with_others(count, seed, order=None):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_parameter_without_a_name_goes_by_its_place(count):
+def test_an_unnamed_parameter_is_matched_by_position(count):
     first, second = with_others(count, 0), with_others(count, 1)
     train(first, range(3))
     hopped(first, second)
@@ -324,7 +324,7 @@ class Counting(torch.optim.SGD):
         super().load_state_dict({k: v for k, v in state.items() if k != "counts"})
 
 
-def test_an_optimizer_with_its_own_form_of_state_is_refused_in_another_order():
+def test_a_custom_optimizer_state_is_refused_in_another_order():
     def counting(seed):
         net = Net(shuffled(NAMES, seed))
         made = Counting(net.parameters(), lr=0.1, momentum=0.9)

@@ -280,13 +280,13 @@ def check_recorded(model):
 
 @pytest.mark.parametrize("net", NETWORKS)
 @pytest.mark.parametrize("optimizer", [adamw, sgd_nesterov])
-def test_networks_have_the_states_of_ordinary_steps(net, optimizer):
+def test_recorded_steps_match_ordinary_steps_for_each_network(net, optimizer):
     check_recorded(agree(net=net, optimizer=optimizer, schedule=one_cycle))
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("schedule", [None, one_cycle, warm_up, cosine])
-def test_optimizers_have_the_states_of_ordinary_steps(optimizer, schedule):
+def test_recorded_steps_match_ordinary_steps_for_each_optimizer(optimizer, schedule):
     if optimizer is two_optimizers:
         schedule = None
     if optimizer is sgd and schedule is one_cycle:
@@ -308,7 +308,7 @@ def test_optimizers_have_the_states_of_ordinary_steps(optimizer, schedule):
         {"clip_norm": 0.1, "net": Tied},
     ],
 )
-def test_options_of_the_model(options):
+def test_recorded_steps_match_ordinary_steps_for_model_options(options):
     check_recorded(agree(**{"net": mlp, **options}))
 
 
@@ -337,7 +337,7 @@ def test_a_hop_changes_nothing():
     check_recorded(model)  # what is loaded in place leaves the program as it is
 
 
-def test_other_tensors_after_a_load_are_recorded_again():
+def test_steps_are_recorded_again_when_a_load_replaces_tensors():
     def replace(model):
         state = copy.deepcopy(model.state_dict())
         model._optimizers[0].state.clear()
@@ -417,7 +417,7 @@ def test_a_gradient_of_ones_is_not_taken_for_a_constant():
     check_recorded(agree(net=Shifted, step=step, clip_norm=0.1, optimizer=sgd_nesterov))
 
 
-def test_batches_that_lie_otherwise_are_ordinary_steps():
+def test_misaligned_or_strided_batches_run_as_ordinary_steps():
     """Kernels may add in another order where memory is not aligned, or not contiguous."""
     whole = {"x": torch.randn(400, 6), "y": torch.randint(3, (400,))}
     odd = [
@@ -492,7 +492,7 @@ def test_values_outlive_the_next_replay():
     assert len({value["loss"].data_ptr() for value in values}) == len(values)
 
 
-def test_programs_are_few_and_say_what_they_hold():
+def test_programs_are_limited_and_report_their_memory():
     model = made(True)
     for rows in range(1, 15):
         for _ in range(4):
@@ -693,7 +693,7 @@ class FailsAfterTheHead(nn.Module):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("net", [FailsIfRecorded, FailsLater, FailsAfterTheHead])
-def test_a_step_that_fails_only_while_it_is_recorded(net, accumulate):
+def test_a_step_that_fails_only_when_recorded_runs_as_ordinary(net, accumulate):
     RECORDED.clear()
     model = agree(net=net, accumulate=accumulate)
     assert replays(model) == 0
@@ -701,7 +701,7 @@ def test_a_step_that_fails_only_while_it_is_recorded(net, accumulate):
     assert model._recorded[0].refusal == expected
 
 
-def test_a_step_that_fails_anyway_fails_as_without_recording():
+def test_a_failing_step_raises_the_same_error_as_without_recording():
     class Fails(nn.Module):
         def __init__(self):
             super().__init__()
@@ -753,7 +753,7 @@ class UsesAnotherLayer(nn.Module):
 
 
 @pytest.mark.parametrize("net", [Multiplies, UsesAnotherLayer])
-def test_a_recorded_step_never_counts(net):
+def test_a_refused_recording_does_not_affect_training(net):
     model = agree(net=net)
     assert replays(model) == 0 and model._recorded[0].refusal is not None
 
@@ -823,7 +823,7 @@ def test_after_a_replay_that_fails_the_unit_runs_again(tmp_path, monkeypatch):
     assert one.state_hash == two.state_hash is not None
 
 
-def test_hooks_of_an_optimizer_are_python():
+def test_optimizer_hooks_prevent_recording():
     model = made(True)
     model._optimizers[0].register_step_pre_hook(lambda *_: None)
     train(model)

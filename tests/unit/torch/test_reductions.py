@@ -116,7 +116,7 @@ def test_a_target_that_is_no_class_is_refused_as_by_pytorch(losses):
                 compute()
 
 
-def test_a_pytorch_with_another_order_computes_by_itself(monkeypatch):
+def test_reductions_are_left_to_a_pytorch_with_another_order(monkeypatch):
     monkeypatch.setattr(reductions, "have_same_floats", lambda one, two: False)
     assert reductions._find_block.__wrapped__() == 0
     assert not reductions._adds_losses.__wrapped__()

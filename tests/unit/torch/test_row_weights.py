@@ -48,7 +48,7 @@ def bits(model):
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 @pytest.mark.parametrize("amp", [None, "bf16"])
-def test_it_is_the_plain_loop(amp, accumulate):
+def test_weighted_training_matches_a_plain_loop(amp, accumulate):
     model, plain = (made(amp=amp, accumulate=accumulate, graph=False) for _ in range(2))
     net, (optimizer,) = plain.net, plain._optimizers
     for number, batch in enumerate(batches(0)):
@@ -87,7 +87,7 @@ def test_means_weight_batches_by_their_weights():
     assert total / weight == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_dataset_gives_the_column_too(tmp_path):
+def test_a_dataset_provides_the_weight_column(tmp_path):
     """A model asks for the columns that it reads; without weights, the loss would be a mean."""
     model, some = made(), batches(7)
     whole = {name: torch.cat([batch[name] for batch in some]) for name in "xyw"}
@@ -126,7 +126,7 @@ def test_a_search_checks_the_weights(tmp_path, weights, message):
     made().bind_info(Info(**about, trial=0, seed=0, data=signs))
 
 
-def test_the_weights_of_other_nodes_are_checked_there(tmp_path):
+def test_each_node_checks_only_its_own_weights(tmp_path):
     weights = np.array([0.0, 0.0, -1.0, 2.0])
     rows = {"x": np.zeros((4, 5), np.float32), "w": weights}
     data = cerebro.shard(rows, tmp_path / "data", shards=2, shuffle=False, progress=False)
@@ -222,7 +222,7 @@ def test_all_settings_of_graph_give_the_same_bits(graph, options):
         ({"class_weight": {0: 1.0}}, "CrossEntropyLoss"),
     ],
 )
-def test_what_cannot_be_weighted_is_refused(options, message):
+def test_options_that_conflict_with_weights_are_refused(options, message):
     with pytest.raises((InputError, TypeError), match=message):
         made(**options)
 

@@ -107,7 +107,7 @@ def net(kind=skorch.NeuralNetClassifier, **options):
     return kind(Module, **options)
 
 
-def test_what_a_search_does_not_call_is_refused_by_name():
+def test_unsupported_skorch_options_are_refused_by_name():
     class Mine(skorch.NeuralNetClassifier):
         def train_step_single(self, batch, **fit_params):
             return super().train_step_single(batch, **fit_params)
@@ -134,7 +134,7 @@ def test_what_a_search_does_not_call_is_refused_by_name():
         from_skorch(net(), scheduler=1)
 
 
-def test_a_criterion_that_returns_several_values_is_named():
+def test_error_names_a_criterion_that_returns_several_values():
     class Several(torch.nn.NLLLoss):
         def forward(self, output, target):
             return super().forward(output, target), output
@@ -148,7 +148,7 @@ def test_a_criterion_that_returns_several_values_is_named():
         from_skorch(net(Plain, criterion=Several)).train_batch({"x": x, "y": y})
 
 
-def test_a_net_that_build_returns_is_sent_to_its_converter():
+def test_error_for_an_unconverted_net_names_from_skorch():
     with pytest.raises(InputError, match=r"has no train_batch.*cerebro\.torch\.from_skorch"):
         check_model(net())
 

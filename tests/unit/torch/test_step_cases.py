@@ -15,7 +15,7 @@ GROUP = 30
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, GROUP))
-def test_every_way_of_training_has_the_bits_of_a_plain_loop(first):
+def test_every_way_of_training_matches_a_plain_loop_bit_for_bit(first):
     taken: collections.Counter[str] = collections.Counter()
     wrong = [line for seed in range(first, first + GROUP) for line in step_cases.check(seed, taken)]
     assert wrong == []

@@ -125,7 +125,7 @@ def without_python(model):
 
 @pytest.mark.parametrize("engine", ["native", "python"])
 @pytest.mark.parametrize("net", NETWORKS)
-def test_networks_have_the_states_of_ordinary_steps(net, engine, data, monkeypatch):
+def test_each_engine_matches_ordinary_steps_for_each_network(net, engine, data, monkeypatch):
     monkeypatch.setenv("CEREBRO_STEP_ENGINE", engine)
     model = made(True, net)
     assert train(model, data) == train(made(False, net), data)
@@ -143,7 +143,9 @@ def test_networks_have_the_states_of_ordinary_steps(net, engine, data, monkeypat
 
 @pytest.mark.parametrize("engine", ["native", "python"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_optimizers_have_the_states_of_ordinary_steps(optimizer, engine, data, monkeypatch):
+def test_each_engine_matches_ordinary_steps_for_each_optimizer(
+    optimizer, engine, data, monkeypatch
+):
     monkeypatch.setenv("CEREBRO_STEP_ENGINE", engine)
     model = made(True, optimizer=optimizer)
     assert train(model, data) == train(made(False, optimizer=optimizer), data)
@@ -162,7 +164,7 @@ def test_a_units_later_batches_run_without_python(data):
     assert calls[before:] == [ROWS, ROWS - 1] and without_python(model) == 2
 
 
-def test_a_schedule_by_epoch_changes_the_numbers(data):
+def test_a_per_epoch_schedule_takes_effect_in_replays(data):
     def with_schedule(graph):
         torch.manual_seed(1)
         network = NETWORKS["mlp"]()
@@ -195,7 +197,7 @@ class Counting(cerebro.torch.Model):
         {"accumulate": 2},
     ],
 )
-def test_python_that_belongs_to_every_batch_is_called(options, data):
+def test_per_batch_python_code_is_called(options, data):
     model, other = made(True, **options), made(False, **options)
     assert train(model, data) == train(other, data)
     assert model.replays_for(model.train_batch) is None
@@ -204,7 +206,7 @@ def test_python_that_belongs_to_every_batch_is_called(options, data):
         assert model.taken == other.taken == EPOCHS * 10
 
 
-def test_a_loaded_state_is_the_one_that_is_trained(data):
+def test_training_continues_from_a_loaded_state(data):
     model, other = made(True), made(False)
     saved = other.state_dict()
     packed = _core.pack_state(saved)
@@ -226,7 +228,7 @@ def test_an_operator_that_pytorch_rounds_otherwise_is_left_to_it(data, monkeypat
     assert model._recorded[0].refusal is None
 
 
-def test_formulas_in_c_have_pythons_bits():
+def test_c_formulas_match_python_bit_for_bit():
     for t in (1.0, 2.0, 17.0, 1000.0, 123457.0):
         for beta in (0.9, 0.999, 0.95, 0.0):
             size = _core.step_number("step size", 0.003, beta, t)
@@ -332,7 +334,7 @@ def drawn(generator, out, p):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (313,), (3, 7, 5), (64, 130)])
-def test_draws_have_the_bits_of_pytorch(shape, generators):
+def test_draws_match_pytorch_bit_for_bit(shape, generators):
     if not native_calls._equals_pytorch():
         pytest.skip("on this processor, PyTorch draws with another library")
     mine, its = generators
@@ -364,7 +366,7 @@ def test_a_call_with_a_generator_or_another_type_is_left_to_pytorch():
     assert native_calls.choose_draw(torch.ops.aten.uniform_.default, [out], {}) is None
 
 
-def test_draws_refuse_another_generator(generators):
+def test_draws_refuse_invalid_arguments(generators):
     out = torch.full((4,), 7.0)
     given = generators[0]
     with pytest.raises(ValueError, match="not a probability"):

@@ -112,7 +112,7 @@ def test_gathered_gradients_are_part_of_the_state():
             state.require(before)
 
 
-def test_numbers_of_an_optimizer_in_host_memory(net):
+def test_step_counts_in_host_memory_are_compared_and_restored(net):
     optimizer = stepped(net)
     for number, entries in enumerate(optimizer.state.values()):
         entries["step"] = number
@@ -155,7 +155,7 @@ def tied():
 @pytest.mark.parametrize(
     "make", [tied, Many, hiding, lambda: Overrides(2, 2), lambda: nn.LSTM(2, 3)]
 )
-def test_tensors_without_names_are_those_with_names(make):
+def test_named_and_unnamed_listings_hold_the_same_tensors(make):
     net, second = make(), nn.Linear(1, 1)
     optimizer = torch.optim.SGD(net.parameters(), momentum=0.9)
     for parameter in net.parameters():
@@ -190,7 +190,7 @@ def add_buffer(net):
 @pytest.mark.parametrize(
     "change", [replace_parameter, replace_data, turn_in_place, reinterpret, add_buffer]
 )
-def test_other_tensors_are_noticed(change, net, state):
+def test_replaced_tensors_are_detected(change, net, state):
     with state.list_once():
         assert state.is_as_listed()
         with torch.no_grad():
@@ -315,7 +315,7 @@ def test_the_state_of_python_is_read_once_while_nothing_is_drawn(state, monkeypa
             state.restore(after)
 
 
-def test_a_memory_that_is_not_the_state_is_not_trusted(state, monkeypatch):
+def test_generators_are_read_every_time_if_their_memory_is_unreliable(state, monkeypatch):
     monkeypatch.setattr(step_state, "_read_memory", lambda thing, kind=None: b"always this")
     assert state  # the generators are read every time
     for _ in range(2):
@@ -326,12 +326,12 @@ def test_a_memory_that_is_not_the_state_is_not_trusted(state, monkeypatch):
                 state.require(before)
 
 
-def test_a_left_normal_number_is_in_the_memory_of_numpy():
+def test_numpys_memory_shows_a_cached_normal_number():
     assert step_state._shows_left_normal.__wrapped__()
 
 
 @pytest.mark.parametrize("shows", [True, False])
-def test_a_left_normal_number_that_comes_between_two_comparisons(shows, state, monkeypatch):
+def test_a_cached_normal_number_set_between_comparisons_is_restored(shows, state, monkeypatch):
     monkeypatch.setattr(step_state, "_shows_left_normal", lambda: shows)
     np.random.seed(1)
     with state.list_once():
@@ -345,7 +345,7 @@ def test_a_left_normal_number_that_comes_between_two_comparisons(shows, state, m
         assert np.random.standard_normal() == 0.25
 
 
-def test_a_normal_number_that_is_left_from_the_last_draw(state):
+def test_a_cached_normal_number_is_compared_and_restored(state):
     """Drawing it moves nothing but itself."""
     np.random.seed(1)
     np.random.standard_normal()
@@ -363,7 +363,7 @@ def test_a_normal_number_that_is_left_from_the_last_draw(state):
         assert np.random.standard_normal() == expected
 
 
-def test_another_generator_of_numpy(state, monkeypatch):
+def test_another_numpy_generator_is_compared(state, monkeypatch):
     monkeypatch.setattr(step_state, "_read_numpy_words", lambda: b"")
     with state.list_once():
         before = state.copy_values()

@@ -179,7 +179,7 @@ def floats(values):
 @pytest.mark.parametrize(
     "schedule", [None, lambda made: lr_scheduler.ExponentialLR(made, 0.9)], ids=["", "schedule"]
 )
-def test_replayed_steps_have_the_bits_of_ordinary_ones(optimizer, schedule):
+def test_replayed_steps_match_ordinary_steps_bit_for_bit(optimizer, schedule):
     recorder = Again()
     graphed, ordinary = (model(r, optimizer, schedule) for r in (recorder, None))
     assert floats(train(graphed)) == floats(train(ordinary))
@@ -217,7 +217,7 @@ def test_short_batches_are_ordinary_steps():
     assert recorder.replays == replays and is_captured(a_model)
 
 
-def test_the_rate_is_a_number_between_steps():
+def test_the_learning_rate_in_the_state_is_a_float():
     a_model = model(Again(), schedule=lambda made: lr_scheduler.StepLR(made, 3, 0.1))
     train(a_model)
     (group,) = a_model.state_dict()["optimizer"]["param_groups"]
@@ -242,14 +242,14 @@ def test_a_capture_that_is_refused_says_why(caplog):
     assert "\n" not in record.getMessage()
 
 
-def test_a_step_that_waits_is_not_captured_at_all():
+def test_a_step_that_waits_for_the_gpu_is_not_captured():
     a_model, ordinary = model(Waits()), model()
     assert floats(train(a_model)) == floats(train(ordinary))
     assert bits(a_model) == bits(ordinary)
     assert a_model._graphed.refusal == "it waits for the GPU at loss.py:3"
 
 
-def test_a_capture_that_fails_between_gradients_and_update_leaves_none():
+def test_a_capture_that_fails_before_the_update_leaves_no_gradients():
     class Within(Again):
         def capture(self, work):
             (optimizer,) = a_model._optimizers
@@ -343,7 +343,7 @@ def test_a_state_that_is_loaded_in_place_keeps_the_graph():
     assert recorder.replays > replays and is_captured(a_model)
 
 
-def test_tensors_that_are_others_after_a_load_are_captured_again():
+def test_the_graph_is_captured_again_when_a_load_replaces_tensors():
     recorder = Again()
     a_model, ordinary = model(recorder), model()
     train(a_model)
@@ -382,7 +382,7 @@ def test_a_hop_changes_nothing():
     assert bits(second) == bits(straight)
 
 
-def test_on_the_cpu_it_changes_nothing():
+def test_graph_has_no_effect_on_the_cpu():
     net = network()
     a_model = cerebro.torch.Model(
         net, optimizer=adam(net), loss=functional.cross_entropy, graph=True
@@ -444,7 +444,7 @@ def test_no_garbage_is_collected_during_a_capture(monkeypatch, enabled, fails):
     assert seen == [False] * (1 + fails)
 
 
-def test_the_memory_of_a_graph_counts():
+def test_graph_memory_counts_as_held_bytes():
     a_model = model(Again())
     assert a_model.held_bytes == 0
     train(a_model)

@@ -391,7 +391,7 @@ def test_float32_moments_of_bfloat16_parameters_keep_their_bits():
     assert state["optimizer"]["state"][0]["steps"] == STEPS
 
 
-def test_optimizers_with_a_state_of_their_own_make_are_asked():
+def test_custom_optimizer_state_methods_are_called():
     class Counting(torch.optim.SGD):
         count = 0
 
@@ -843,7 +843,7 @@ def test_arrays_in_a_state_are_taken_as_tensors():
     assert_same(fresh.state_dict(), state)
 
 
-def test_what_does_not_fit_is_refused():
+def test_a_mismatched_state_is_refused():
     state = simple().state_dict()
     for other, message in [
         (torch.nn.Linear(5, 3), "misses weight|misses bias"),
@@ -924,7 +924,7 @@ def made(name, optimizer, config):
     "name",
     ["step", "steps", "cosine", "one cycle", "lambda", "warm up", "warm up to steps", "restarts"],
 )
-def test_a_clones_schedule_is_its_own_from_where_the_parent_stood(name):
+def test_a_clones_schedule_starts_at_the_parents_epoch(name):
     """After the clone its learning rates are those of a trial that always had its configuration."""
 
     def build(config):
@@ -999,7 +999,7 @@ def test_a_clones_own_kind_of_scheduler_keeps_its_base_rates():
     assert clone.state_dict()["optimizer"]["param_groups"][0]["lr"] == 0.4 * 0.5**4
 
 
-def test_common_mistakes_with_a_loss_are_named():
+def test_common_loss_mistakes_are_explained():
     with pytest.raises(InputError, match=r"loss is the class MSELoss: give MSELoss\(\)"):
         simple(loss=torch.nn.MSELoss)
     model = simple(loss=torch.nn.CrossEntropyLoss(reduction="none"))
@@ -1116,7 +1116,7 @@ def targetless(output):
         (None, {"target": None}, "loss=None takes the loss .* not a value of type float"),
     ],
 )
-def test_a_loss_that_is_not_a_tensor_is_named(loss, options, message):
+def test_a_loss_that_is_not_a_tensor_is_refused(loss, options, message):
     class Own(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x) if loss is not None else {"loss": 0.5}
@@ -1127,7 +1127,7 @@ def test_a_loss_that_is_not_a_tensor_is_named(loss, options, message):
             call(batches(0)[0])
 
 
-def test_missing_columns_are_named():
+def test_errors_name_missing_columns():
     model = simple(inputs="pixels")
     for call in (model.train_batch, model.eval_batch, model.predict_batch):
         with pytest.raises(InputError, match=r"inputs names the column 'pixels', .* has x, y"):

@@ -258,7 +258,7 @@ def test_a_metric_in_the_network_is_returned_by_a_step():
         build(WithMetric(), step=strange).train_batch(VALID[0])
 
 
-def test_one_batch_is_evaluated_alone():
+def test_eval_batch_leaves_accumulated_metrics_alone():
     model = build(metrics={"acc": accuracy()})
     model.train_batch(TRAIN[0][0])
     before = _core.hash_state(_core.pack_state(model.state_dict()))
@@ -298,7 +298,7 @@ def test_whole_passes_take_collections_too():
     )
 
 
-def test_what_is_not_a_number_is_refused():
+def test_non_scalar_metrics_are_refused():
     matrix = torchmetrics.ConfusionMatrix(**TASK)
     with pytest.raises(InputError, match=r"'all' computes a tensor of shape \(3, 3\)"):
         build(metrics={"all": matrix}).evaluate(VALID)
@@ -314,7 +314,7 @@ def test_states_of_other_metrics_are_refused():
         build().load_state_dict(state)
 
 
-def test_the_epochs_metrics_have_those_that_end_epoch_returns():
+def test_the_epochs_metrics_include_the_values_of_end_epoch():
     class Ends:
         def end_epoch(self, epoch, metrics):
             assert metrics == {"train_loss": 2.0, "loss": 2.0}
@@ -363,7 +363,7 @@ def build_gan(**options):
     return cerebro.torch.Model(net, optimizer=optimizers, train_step=gan_step, **options)
 
 
-def test_a_step_of_ones_own_is_a_plain_loop_of_it():
+def test_a_custom_train_step_matches_a_plain_loop():
     """Units of three batches cut windows of two: the open gradients move with the trial."""
     found = []
     for hops in (False, True):
@@ -398,7 +398,7 @@ def build_gan_with_generators_kept():
         return build_gan()
 
 
-def test_steps_of_ones_own_are_checked():
+def test_custom_train_steps_are_checked():
     with pytest.raises(InputError, match="train_step only trains: give step= or loss="):
         build_gan().evaluate(VALID)
     for option in ({"clip_norm": 1.0}, {"accumulate": 2}, {"amp": "bf16"}, {"graph": True}):
@@ -415,7 +415,7 @@ def test_steps_of_ones_own_are_checked():
         build(train_step=lambda net, batch, optimizer: 3).train_batch(VALID[0])
 
 
-def test_a_step_that_calls_backward_is_sent_to_train_step():
+def test_error_for_a_step_that_calls_backward_names_train_step():
     def tutorial(net, batch):
         loss = functional.cross_entropy(net(batch["x"]), batch["y"])
         loss.backward()
@@ -473,7 +473,7 @@ def test_a_threshold_is_reported_too(kind, options):
         ("MulticlassRecallAtFixedPrecision", {"min_precision": 0.5}, "report one of its numbers"),
     ],
 )
-def test_what_is_no_number_is_refused_with_a_cure_that_works(kind, options, cure):
+def test_error_for_a_non_scalar_metric_suggests_a_working_fix(kind, options, cure):
     of_classes = kind.startswith("Multiclass")
     if of_classes:
         options = {"num_classes": 3, **options}

@@ -289,7 +289,7 @@ def tokenizer():
     )
 
 
-def test_a_collator_that_pads_makes_the_batches_of_the_mask():
+def test_a_padding_collator_makes_the_same_batches_as_the_mask():
     pads = transformers.DataCollatorWithPadding(tokenizer())
     plain, collated = build_seeded(), build_seeded(collator=pads)
     for model in (plain, collated):
@@ -304,7 +304,7 @@ def assert_same_nets(one, two):
         assert torch.equal(two.net.state_dict()[name], value), name
 
 
-def test_random_masks_are_the_trials():
+def test_random_masks_use_the_trials_generators():
     """Of language modeling: the trial's generators draw them, also after a hop."""
     masks = transformers.DataCollatorForLanguageModeling(tokenizer())
 
@@ -388,12 +388,12 @@ def test_peft_models_move_without_their_base():
     assert found[0].evaluate(VALID) == found[1].evaluate(VALID)
 
 
-def test_a_model_that_build_returns_is_sent_to_its_converter():
+def test_error_for_an_unconverted_model_names_from_transformers():
     with pytest.raises(InputError, match=r"has no train_batch.*cerebro\.torch\.from_transformers"):
         check_model(make_bert())
 
 
-def test_columns_have_other_names():
+def test_inputs_may_map_columns_with_other_names():
     renamed = [
         {"text": b["input_ids"], "text_mask": b["input_ids_mask"], "kind": b["label"]}
         for b in TRAIN

@@ -104,7 +104,7 @@ def run(model, its):
         (plain, LOSS, "bitwise_not"),
     ],
 )
-def test_other_formulas_are_refused_on_harmless_data(middle, loss, operator):
+def test_differing_formulas_are_refused_even_on_harmless_data(middle, loss, operator):
     """The rare row comes last, after all comparisons."""
     its = batches(20, rare=2)
     model = made(middle, loss)
@@ -130,14 +130,14 @@ def test_calls_without_a_result_stay_in_the_program(middle):
         run(model, rare)
 
 
-def test_an_operator_that_was_not_reviewed_is_named():
+def test_refusal_names_an_unreviewed_operator():
     model = made(lambda net, h: h + torch.nanmean(h))
     run(model, batches(12))
     assert "aten::nanmean, which is not known to be safe" in model._recorded[0].refusal
     assert not is_reviewed("aten::gru", "data") and is_reviewed("aten::gru", "input")
 
 
-def test_beside_a_profiler_of_the_user_steps_are_ordinary():
+def test_steps_under_a_users_profiler_run_as_ordinary():
     model, its = made(plain), batches(24)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         told = [model.train_batch(batch)["loss"].item() for batch in its[:12]]
@@ -252,7 +252,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_is_changed_between_units_is_noticed(change):
+def test_changes_between_units_are_detected(change):
     """What the change does shows only on the rare row, which no comparison meets."""
     found = []
     for graph in (True, False):

@@ -34,7 +34,7 @@ def logged(path: Path, name: str = "of this test") -> str:
     return (path.read_text() if path.exists() else "").removeprefix(before)
 
 
-def test_handlers_are_noticed_whenever_they_come(tmp_path: Path, terminal: io.StringIO) -> None:
+def test_handlers_added_at_any_time_are_redirected(tmp_path: Path, terminal: io.StringIO) -> None:
     with contextlib.redirect_stderr(terminal):
         log = tmp_path / "1.log"
         logger = logging.getLogger("of this test")
@@ -96,12 +96,12 @@ def test_handlers_are_not_kept_alive(tmp_path: Path, terminal: io.StringIO) -> N
     assert gone() is None
 
 
-def test_paths_of_logs(tmp_path: Path) -> None:
+def test_log_path_is_named_after_the_trial(tmp_path: Path) -> None:
     assert log_path(str(tmp_path), 12) == tmp_path / "12.log"
     assert log_path(str(tmp_path), None) == Path("/dev/null")
 
 
-def test_a_descriptor_that_a_trial_has_closed_is_not_pointed_again(tmp_path: Path) -> None:
+def test_a_descriptor_closed_by_a_trial_is_not_redirected_again(tmp_path: Path) -> None:
     """Its number may be that of the user's file since."""
     mine = tmp_path / "mine"
     with redirect_streams(tmp_path / "1.log"):

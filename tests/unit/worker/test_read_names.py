@@ -76,11 +76,13 @@ def match(config: Any) -> object:
         (len, NAMES),
     ],
 )
-def test_what_counts_as_read(build: Callable[[Any], object], unread: tuple[str, ...]) -> None:
+def test_unread_lists_the_names_build_never_reads(
+    build: Callable[[Any], object], unread: tuple[str, ...]
+) -> None:
     assert read_by(build).unread == unread
 
 
-def test_names_that_are_sought_in_vain() -> None:
+def test_missing_names_that_build_seeks_are_listed() -> None:
     def build(config: Any) -> None:
         config.get("weight_decay", 0)
         assert "dropout" not in config["optimizer"]
@@ -103,7 +105,7 @@ def every_way(config: Any) -> Iterator[Any]:
         yield pickle.loads(pickle.dumps(config, protocol))
 
 
-def test_it_is_a_dict_in_every_way() -> None:
+def test_a_tracked_configuration_behaves_as_a_dict() -> None:
     given = Reads().note_reads(CONFIG)
     assert isinstance(given, dict) and given == CONFIG
     assert repr(given) == repr(CONFIG) and len(given) == 4 and bool(given)
@@ -133,7 +135,7 @@ def test_the_configuration_itself_is_not_changed() -> None:
     assert before == CONFIG
 
 
-def test_nothing_is_unread_once_it_is_given_up() -> None:
+def test_give_up_clears_the_unread_names() -> None:
     reads = Reads()
     reads.note_reads(CONFIG)
     reads.give_up()
@@ -175,5 +177,7 @@ def fail_because(config: Any) -> None:
         (lambda c: 1 / 0, False),
     ],
 )
-def test_which_errors_may_be_due_to_the_dict(act: Callable[[Any], object], expected: bool) -> None:
+def test_errors_due_to_the_dict_are_recognized(
+    act: Callable[[Any], object], expected: bool
+) -> None:
     assert raised(act) == expected

@@ -638,7 +638,7 @@ def build_weighted_rows(config):
 
 @pytest.mark.parametrize("thorough", [True, False], ids=["check", "search"])
 @pytest.mark.parametrize(("build", "options"), RIGHT)
-def test_a_right_model_is_left_alone(build, options, thorough, tmp_path):
+def test_a_correct_model_yields_no_findings(build, options, thorough, tmp_path):
     done = diagnosed(build, tmp_path, thorough=thorough, **options)
     assert (done.error, done.problems) == (None, ())
     assert [str(finding) for finding in done.findings] == []

@@ -50,7 +50,7 @@ def tasks_of(*tasks: Task) -> log.LateTasks:
     return found
 
 
-def test_the_timer_is_that_of_the_task_that_is_late_first(timer, tmp_path):
+def test_the_timer_is_set_for_the_task_due_first(timer, tmp_path):
     one, two = Task("one", tmp_path, 5.0), Task("two", tmp_path, 3.0)
     looking = tasks_of(one, two)
     looking.set_timer()
@@ -84,7 +84,7 @@ def test_a_late_task_is_dumped_once(timer, tmp_path):
     assert timer.to == (2.0, "one.log")
 
 
-def test_a_log_that_cannot_be_opened_stops_nothing(timer, tmp_path):
+def test_a_log_that_cannot_be_opened_is_tolerated(timer, tmp_path):
     one = Task("one", tmp_path / "missing", 1.0)
     looking = tasks_of(one)
     looking.set_timer()

@@ -32,7 +32,7 @@ def noted(watch, *raised, trial=0):
     return [each.text for each in found]
 
 
-def test_a_trial_is_heard_once_and_every_trial_is():
+def test_each_warning_is_collected_once_per_trial():
     watch = Watch()
     assert noted(watch, ("a", UserWarning)) == ["a"]
     assert noted(watch, ("a", UserWarning)) == []
@@ -63,7 +63,7 @@ def test_a_filter_of_several_categories_travels():
     assert noted(watch, *((kind.__name__, kind) for kind in kinds)) == ["RuntimeWarning"]
 
 
-def test_filters_of_a_run_before_are_gone_and_the_process_s_own_stay():
+def test_earlier_runs_filters_are_removed_and_the_process_filters_stay():
     warnings.filterwarnings("ignore", "own")
     Watch((("ignore", None, "builtins:UserWarning", None, 0),))
     assert [entry[2] for entry in warnings.filters] == [UserWarning, Warning]
@@ -77,7 +77,7 @@ def test_a_filter_that_makes_errors_of_warnings_does_so_in_a_trial():
         noted(watch, ("a", UserWarning))
 
 
-def test_what_the_users_code_puts_in_place_of_showwarning_stays(monkeypatch):
+def test_a_users_showwarning_stays_in_place(monkeypatch):
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
     seen = []
     watch = Watch()
@@ -88,7 +88,7 @@ def test_what_the_users_code_puts_in_place_of_showwarning_stays(monkeypatch):
     assert seen == ["a", "b"]
 
 
-def test_a_warning_is_shown_as_its_category_or_the_nearest_that_is_known():
+def test_a_warning_is_shown_as_its_nearest_known_category():
     names = ("no_such_library:Odd", "builtins:DeprecationWarning", "builtins:Warning")
     made_of_two = ("builtins:UnicodeWarning", "builtins:Warning")
     with warnings.catch_warnings(record=True) as shown:
@@ -102,7 +102,7 @@ def test_a_warning_is_shown_as_its_category_or_the_nearest_that_is_known():
     ]
 
 
-def test_a_run_shows_each_once_and_three_texts_of_a_place():
+def test_a_run_shows_each_warning_once_and_three_texts_per_line():
     told = ShownWarnings()
     texts = ["a", "b", "a", "c", "d"]
     with warnings.catch_warnings(record=True) as shown:

@@ -90,7 +90,7 @@ def done(runner: UnitRunner, a_task: Task) -> UnitDone:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_unit_committed_by_a_worker_that_died_before_its_answer_is_done_again(context, lost):
+def test_a_unit_whose_worker_died_before_answering_runs_again(context, lost):
     straight = UnitRunner(context, worker=0)
     expected = [done(straight, task(position, position)).state_hash for position in range(3)][-1]
     straight.close()
@@ -346,7 +346,7 @@ def test_a_trial_is_strict_until_an_operation_has_no_deterministic_version(conte
 
 
 @pytest.mark.usefixtures("no_collections")
-def test_a_model_that_fits_once_is_gone_before_it_is_built_again(context):
+def test_a_model_is_freed_before_it_is_rebuilt(context):
     present = []
 
     class Once(Putting, Cyclic):
@@ -405,7 +405,7 @@ def test_a_trial_that_failed_makes_room_for_one_that_fits_alone(context, monkeyp
     runner.close()
 
 
-def test_an_error_around_such_an_error_is_recognized(context):
+def test_a_wrapped_nondeterminism_error_is_recognized(context):
     class Wrapped(Putting):
         def train_batch(self, batch):
             try:
@@ -427,7 +427,7 @@ def test_an_operation_that_a_search_rejects_is_an_error(context):
 
 
 @pytest.mark.parametrize("thorough", [False, True])
-def test_a_check_names_such_an_operation(context, thorough):
+def test_a_check_names_a_nondeterministic_operation(context, thorough):
     context = replace(context, build=lambda config: Putting(), device="cuda:0")
     runner = UnitRunner(context, worker=0)
     found = jobs.check(runner, CheckTask({}, thorough=thorough))
@@ -435,7 +435,7 @@ def test_a_check_names_such_an_operation(context, thorough):
     assert (found.error, found.problems, found.not_exact) == (None, (), ("put_",))
 
 
-def test_what_a_trial_raises_is_told_by_its_bases_and_its_place(context, monkeypatch):
+def test_an_error_event_reports_exception_bases_and_place(context, monkeypatch):
     class Mine(ValueError):
         pass
 
@@ -456,7 +456,7 @@ def test_what_a_trial_raises_is_told_by_its_bases_and_its_place(context, monkeyp
 
 
 @pytest.mark.usefixtures("no_collections")
-def test_without_others_to_make_room_the_trial_fails(context, monkeypatch):
+def test_a_trial_fails_when_no_model_can_make_room(context, monkeypatch):
     monkeypatch.setattr(ShortOfMemory, "fit", 0)
     monkeypatch.setattr(ShortOfMemory, "shown", 0)
     runner = gpu_runner(context)

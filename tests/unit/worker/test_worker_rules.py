@@ -50,18 +50,18 @@ def looks(watch, pairs):
     return [watch.is_silent(beats, own) for beats, own in pairs]
 
 
-def test_silence_is_counted_in_our_own_beats():
+def test_silence_is_measured_in_the_watchers_own_beats():
     watch = TaskWatch(10.0, None)
     assert looks(watch, [(50, 1000), (50, 1079), (50, 1080)]) == [False, False, True]
 
 
-def test_any_beat_begins_anew():
+def test_any_beat_resets_the_silence():
     watch = TaskWatch(10.0, None)
     assert looks(watch, [(50, 1000), (50, 1079), (51, 1100), (51, 1179)]) == [False] * 4
     assert watch.is_silent(51, 1180)
 
 
-def test_where_our_own_beats_stand_still_too_nobody_is_silent():
+def test_no_worker_is_silent_while_the_watcher_stalls():
     watch = TaskWatch(2.0, None)
     assert not any(looks(watch, [(7, 33)] * 1000))
 
@@ -97,7 +97,7 @@ def task(trial=3, epoch=1, step=2, attempt=0):
     return Task(trial, {}, epoch, step, part, attempt, position=6)
 
 
-def test_a_unit_is_tried_again_as_often_as_it_was_said():
+def test_a_unit_is_retried_up_to_the_limit():
     losses = LostWorkers(2)
     for worker in range(2):
         loss = losses.add(WorkerLost(worker, "it died"), task(attempt=worker))
@@ -108,7 +108,7 @@ def test_a_unit_is_tried_again_as_often_as_it_was_said():
     )
 
 
-def test_deaths_of_a_unit_that_went_well_in_between_are_forgotten():
+def test_a_success_resets_the_death_count_of_a_unit():
     losses = LostWorkers(0)
     losses.unit_done(0, task())
     other = losses.add(WorkerLost(1, "it died", traced=True), task(step=4))
@@ -119,7 +119,7 @@ def test_deaths_of_a_unit_that_went_well_in_between_are_forgotten():
     assert losses.add(WorkerLost(3, "it died"), task()).error is None
 
 
-def test_what_had_not_begun_is_not_to_blame():
+def test_a_unit_that_never_began_is_not_blamed():
     losses = LostWorkers(0)
     loss = losses.add(WorkerLost(0, "it died", began=False), task())
     assert loss.error is None
@@ -127,7 +127,7 @@ def test_what_had_not_begun_is_not_to_blame():
     assert losses.add(WorkerLost(1, "it died"), None).text == "it died, without a unit"
 
 
-def test_a_place_where_workers_die_is_given_up():
+def test_workers_are_not_replaced_after_repeated_start_failures():
     losses = LostWorkers(0)
     for worker in range(MAX_START_LOSSES):
         assert losses.may_replace
@@ -155,7 +155,7 @@ def grow(trial_growth, epochs):
     return told
 
 
-def test_a_trial_that_grows_is_named_once():
+def test_memory_growth_of_a_trial_is_reported_once():
     told = grow(lambda epoch: 100 * MB, 8)
     assert [text is not None for text in told] == [False] * 3 + [True] + [False] * 4
     assert told[3].startswith(
@@ -174,15 +174,15 @@ def test_a_trial_that_grows_is_named_once():
         lambda epoch: -100 * MB,
     ],
 )
-def test_what_is_no_growth(trial_growth):
+def test_harmless_memory_changes_are_not_reported(trial_growth):
     assert grow(trial_growth, 12) == [None] * 12
 
 
-def test_slow_growth_is_named_when_it_is_much_together():
+def test_slow_growth_is_reported_once_it_adds_up():
     assert [text is not None for text in grow(lambda epoch: 10 * MB, 8)].index(True) == 7
 
 
-def test_trials_are_told_apart_and_forgotten():
+def test_forget_resets_the_growth_of_a_trial():
     watch = Growth()
     for epoch in range(3):
         watch.add(1, 100 * MB)
@@ -192,7 +192,7 @@ def test_trials_are_told_apart_and_forgotten():
     assert watch.end_epoch(1, 3, 0) is None
 
 
-def test_a_unit_that_loaded_its_model_may_keep_some():
+def test_a_unit_that_loaded_its_model_may_keep_some_memory():
     before, after = Usage(0, 100 * MB), Usage(0, 400 * MB)
     of = growth.measure_unexplained
     assert of(before, after, loaded=False, state_bytes=MB) == 300 * MB
@@ -214,7 +214,7 @@ OOM = {
 
 
 @pytest.mark.parametrize("name", OOM)
-def test_kills_for_memory_are_counted_where_they_are_told(tmp_path, name):
+def test_out_of_memory_kills_are_read_from_the_cgroup(tmp_path, name):
     group, file, text = OOM[name]
     (tmp_path / "proc/self").mkdir(parents=True)
     if group is not None:
@@ -281,7 +281,7 @@ def dtype_failures(torch):
     ]
 
 
-def test_types_that_pytorch_refuses_are_told_by_column():
+def test_hints_on_dtypes_pytorch_refuses_name_the_column():
     torch = pytest.importorskip("torch")
     for call, hint in dtype_failures(torch):
         with pytest.raises((RuntimeError, ValueError)) as caught:
@@ -330,7 +330,7 @@ def test_hints_on_images_of_bytes_name_the_transforms(shape, steps):
     assert told == f"; column 'x' is uint8: train on cerebro.shard(rows, folder).{chain}"
 
 
-def test_channels_that_come_last_are_told():
+def test_a_hint_explains_channels_last_images():
     torch = pytest.importorskip("torch")
     columns = {"x": Column("x", "float32", (16, 16, 3)), "y": Column("y", "int64")}
     with pytest.raises(RuntimeError) as caught:

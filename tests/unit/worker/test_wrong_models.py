@@ -709,7 +709,7 @@ def build_replaced_average(config):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_a_wrong_model_is_named_with_its_cure(case, tmp_path):
+def test_a_wrong_model_yields_its_finding_with_a_fix(case, tmp_path):
     if "jax" in case.build.__name__:  # in the check itself, a skip would be the model's error
         pytest.importorskip("jax")
         pytest.importorskip("optax")
@@ -724,7 +724,7 @@ def test_a_wrong_model_is_named_with_its_cure(case, tmp_path):
 
 
 @pytest.mark.parametrize(("build", "cure", "options"), REFUSED)
-def test_a_model_that_fails_is_told_the_cure(build, cure, options, tmp_path):
+def test_the_error_of_a_failing_model_suggests_a_fix(build, cure, options, tmp_path):
     done = diagnosed(build, tmp_path, **options)
     assert done.error is not None and cure in done.error
 
