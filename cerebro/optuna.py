@@ -55,8 +55,8 @@ from cerebro.run.recipe import StudyBuild, call_build, check_build
 from cerebro.run.records import STUDY, Raised, class_name
 from cerebro.run.store import encode
 from cerebro.searchers.base import DONE, Decision, Searcher, Suggested, Suggestion
+from cerebro.searchers.metrics import metric_mode
 from cerebro.searchers.optuna_terms import ATTRIBUTE, storage_errors
-from cerebro.searchers.stopping import metric_mode
 from cerebro.space import Space, json_value
 from cerebro.worker.models import make_info
 

@@ -14,7 +14,7 @@ from cerebro.errors import InputError, shorten_tracebacks
 from cerebro.machine.guard import refuse
 from cerebro.results.result import Result, open_run
 from cerebro.results.trial import Trial
-from cerebro.searchers.stopping import known_mode
+from cerebro.searchers.metrics import known_mode
 from cerebro.space import choice
 
 _KEPT = (

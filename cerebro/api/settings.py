@@ -12,7 +12,8 @@ from cerebro.errors import InputError, one_line
 from cerebro.machine.devices import ALL, CPU, are_gpus, choose_devices, name_devices
 from cerebro.model import is_keras
 from cerebro.run.settings import HOOKS
-from cerebro.searchers.stopping import EarlyStopping, metric_mode
+from cerebro.searchers.metrics import metric_mode
+from cerebro.searchers.stopping import EarlyStopping
 
 EVAL_ROWS = 256
 

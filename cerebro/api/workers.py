@@ -1,9 +1,8 @@
 """Check the number of workers; imports little, so that the demo can start its workers early.
 
-Advise on a search that trains fewer trials at a time than it has workers.
-
-Units of different trials run in parallel; those of one trial run one after the other. With fewer
-trials than workers, the other workers are idle.
+`idle_advice` is for a search that trains fewer trials at a time than it has workers: units of
+different trials run in parallel; those of one trial run one after the other. With fewer trials than
+workers, the other workers are idle.
 """
 
 from __future__ import annotations

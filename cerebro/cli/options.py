@@ -1,8 +1,7 @@
 """Define what commands share: options, ``--json``, and the end of a command that trains.
 
-``--json``: print the findings of a command as one JSON document, for other programs.
-
-Numbers that JSON lacks (NaN, infinity) become null; paths become strings.
+``--json`` prints a command's findings as one JSON document. Numbers that JSON lacks (NaN, infinity)
+become null; paths become strings.
 """
 
 from __future__ import annotations

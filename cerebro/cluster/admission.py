@@ -1,7 +1,5 @@
 """Take agents into a run: ask each for a report, and check that its node computes the same bits.
 
-Whether a node computes the same bits as the coordinator's machine.
-
 A node is rejected if it has another version of Cerebro, Python or a library that computes, another
 architecture or other vector instructions, or other environment variables by which libraries choose
 kernels. Differences that are unlikely to matter are noted, such as another CPU model with the same

@@ -9,8 +9,6 @@ During the run, slow places are relieved, and new ones get work: `choose_lot_to_
 one lot to copy to a different place, so that its units can also run there. Copies are never
 removed, because they are harmless.
 
-Which GPU a worker of a cluster has, and how many workers share one.
-
 Ray, a batch system or an engine starts an agent and assigns its GPU. Code here never chooses
 between GPUs: an agent that sees several and was not told which one to use is refused.
 """

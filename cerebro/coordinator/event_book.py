@@ -1,4 +1,4 @@
-"""What a run records besides training, its warnings, and the hyperparameters that nobody reads."""
+"""What a run records besides training, its warnings, and hyperparameters that no model reads."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from cerebro.errors import RunError
 from cerebro.model import Words
 from cerebro.run.records import Raised, TrialRecord
-from cerebro.searchers.stopping import find_nearest
+from cerebro.searchers.metrics import find_nearest
 from cerebro.worker.messages import Task, WorkerLost
 
 ALIKE_FAILURES = 3

@@ -16,7 +16,7 @@ from cerebro.machine.environment import uses_gpu
 from cerebro.model import Words
 from cerebro.report.findings import Finding
 from cerebro.run.records import TrialRecord
-from cerebro.searchers.stopping import known_mode
+from cerebro.searchers.metrics import known_mode
 from cerebro.worker.diagnosis.layout import CURE
 from cerebro.worker.messages import CheckDone, CheckTask, Event, RunContext, Warned, WorkerJoined
 from cerebro.worker.read_names import ReadNames

@@ -4,8 +4,6 @@ Every change of a trial's status is made here, so that its record, its row in th
 scheduler, its files and the callbacks always agree. `TrialTable` keeps the trials by number, and
 `KeptStates` decides which of their states stay on disk.
 
-Keep the trials of a run in memory, by number.
-
 A run of 100,000 trials must not keep all of them in memory. Ended trials that are no longer needed
 are forgotten: the store has them, and `EndedTrials` has the status of each.
 """

@@ -4,10 +4,8 @@ Opening reads the manifest. Shards are copied when they are first read, each obj
 processes of this machine and for later runs. Training reads the copies: reading batches from the
 storage would be many times slower.
 
-Upload a dataset to object storage: its files, and the manifest last.
-
-Without its manifest there is no dataset, so an interrupted upload leaves only objects that the
-next upload to the same URL removes.
+An upload writes the manifest last. Without it there is no dataset, so an interrupted upload leaves
+only objects that the next upload to the same URL removes.
 """
 
 from __future__ import annotations

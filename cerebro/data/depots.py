@@ -1,10 +1,8 @@
 """Batches on a device: its name, the depot that its loaders share, batches moved by PyTorch.
 
-A loader's batches, moved to a device by PyTorch.
-
-This module is used if the loader cannot make batches on the device itself, as a `_core.Loader` with
-a depot does. Each tensor is copied through pinned memory, so the copy is asynchronous, in order
-with PyTorch's current stream.
+`MovedBatches` is used if the loader cannot make batches on the device itself, as a `_core.Loader`
+with a depot does. Each tensor is copied through pinned memory, so the copy is asynchronous, in
+order with PyTorch's current stream.
 """
 
 from __future__ import annotations

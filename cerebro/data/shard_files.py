@@ -1,9 +1,7 @@
 """Open the files of a shard, compare them with the manifest, and find all that are damaged.
 
-Find every file of a dataset that differs from its manifest.
-
-`Dataset.verify` stops at the first such file. This module checks each file separately, even if the
-dataset can no longer be opened.
+`Dataset.verify` stops at the first damaged file. `find_damage` checks each file separately, even if
+the dataset can no longer be opened.
 """
 
 from __future__ import annotations

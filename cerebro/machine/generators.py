@@ -2,11 +2,8 @@
 
 Their states are part of a trial's state, saved and restored around every unit. So trials that share
 a process do not affect each other's random numbers, and evaluation does not change the generators.
-The states are copied as memory where possible.
-
-Copy the states of the generators of `random` and NumPy (legacy) as memory.
-
-Both libraries return and set a state by converting its 624 words one by one, which takes longer
+The states of `random` and NumPy are copied as memory where possible (`Memory`), because both
+libraries return and set a state by converting its 624 words one by one, which takes longer
 than the rest of a short unit. The words lie in the generators' own structs, which are not
 documented. So a probe looks for them in a new generator of each kind, and compares what it finds
 with that generator's state. If it fails, there is no `Memory`, and callers use the libraries'

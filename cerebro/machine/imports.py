@@ -7,11 +7,9 @@ code. Workers import modules by name; those that a worker would not find that wa
 Python looks for modules first in the script's folder. A file there that hides a library causes
 errors deep inside other code, so messages name the file.
 
-Libraries that are imported, without those whose import another thread has not finished.
-
-``sys.modules`` has a module from the beginning of its import. With ``workers=0`` or
-``background=True`` the user's code may be importing a library while a unit runs; most of its names
-are then missing.
+`find_whole_module` ignores libraries whose import has not finished. ``sys.modules`` has a module
+from the beginning of its import. With ``workers=0`` or ``background=True`` the user's code may be
+importing a library while a unit runs; most of its names are then missing.
 """
 
 from __future__ import annotations

@@ -1,16 +1,4 @@
-"""The process-wide settings of Keras and JAX, and of all libraries together, by name.
-
-Handle Keras's process-wide settings and numbering, which change models and their names.
-
-Keras numbers layers and metrics without a name in the order in which a process creates them: the
-second model's ``dense`` is ``dense_1``, and its metric ``auc`` is ``auc_1``. Nothing here imports
-Keras unless its settings differ from the defaults.
-
-Handle JAX's process-wide settings, which change types, random numbers and errors.
-
-They are often set at the top of a script, which workers do not run. Nothing here imports JAX unless
-its settings differ from those with which it begins.
-"""
+"""The process-wide settings of Keras and JAX, and of all libraries together, by name."""
 
 from __future__ import annotations
 
@@ -31,7 +19,11 @@ from cerebro.machine.library_settings import LibrarySettings
 
 
 class JaxSettings(LibrarySettings):
-    """JAX's settings, named without ``jax_``."""
+    """JAX's settings, named without ``jax_``; they change types, random numbers and errors.
+
+    They are often set at the top of a script, which workers do not run. JAX is not imported here
+    unless its settings differ from those with which it begins.
+    """
 
     name = "jax"
     FIRST: ClassVar[Mapping[str, Any]] = {
@@ -169,7 +161,13 @@ def keras_backend() -> str | None:
 
 
 class KerasSettings(LibrarySettings):
-    """Keras's settings. Most models are not Keras models, even if Keras is imported elsewhere."""
+    """Keras's settings and numbering, which change models and their names.
+
+    Keras numbers layers and metrics without a name in the order in which a process creates them:
+    the second model's ``dense`` is ``dense_1``, and its metric ``auc`` is ``auc_1``. Keras is not
+    imported here unless its settings differ from the defaults: most models are not Keras models,
+    even if Keras is imported elsewhere.
+    """
 
     name = "keras"
     FIRST: ClassVar[Mapping[str, Any]] = {

@@ -7,11 +7,9 @@ modification time; an owner on a different host counts as dead if this time is o
 
 A lock can be lost: with its file, when the process closes any descriptor of the file, or on a file
 system that grants every lock. So on its own host an owner is also known by its mark
-(`Beacon`) and by the number and start in the file. At every commit it makes a missing
-file again. For a run that this process trains, answers come from memory: opening and closing the
-file would lose the lock.
-
-Mark a run as owned by a process of this host, without a file.
+(`Beacon`) and by the number and start in the file. At every commit it makes a missing file again.
+For a run that this process trains, answers come from memory: opening and closing the file would
+lose the lock.
 
 The mark is an abstract Unix socket (Linux only) with the folder's device and inode as its name. The
 kernel gives a name to one process at a time and frees it when the process ends. Nobody can delete

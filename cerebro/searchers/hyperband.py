@@ -1,9 +1,8 @@
-"""Implement Hyperband: brackets of successive halving, from many short to few long trials.
+"""Implement successive halving, and Hyperband: brackets of it, from many short to few long trials.
 
-Implement a bracket of successive halving: rungs that are filled, compared and reduced.
-
-A rung waits for all of its trials, as in the papers; the best are then promoted. Variants that
-decide when a trial arrives may lose the best trial because of the order of arrival.
+A bracket has rungs that are filled, compared and reduced. A rung waits for all of its trials, as in
+the papers; the best are then promoted. Variants that decide when a trial arrives may lose the best
+trial because of the order of arrival.
 """
 
 from __future__ import annotations

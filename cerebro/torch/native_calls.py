@@ -4,13 +4,9 @@ These are matrix products, dropout's random numbers, and sums and losses
 (`cerebro.torch.reductions`); for others, see `cerebro.torch.elementwise`. Each call is computed
 both ways once, when a program is made, and is left to PyTorch if a bit differs.
 
-Dropout's random numbers in a recorded step, drawn by the C core instead of PyTorch.
-
-PyTorch draws them one at a time; the core makes the generator's numbers in vectors, which is much
-faster. The bits and the generator's state afterwards are the same, which is tested once per
-process. If they differ, for example because PyTorch uses Intel's library, PyTorch draws.
-
-Matrix products of a recorded step, computed by PyTorch's BLAS without PyTorch's dispatch.
+PyTorch draws dropout's numbers one at a time; the core makes the generator's numbers in vectors,
+which is much faster. The bits and the generator's state afterwards are the same, which is tested
+once per process. If they differ, for example because PyTorch uses Intel's library, PyTorch draws.
 
 PyTorch computes the product of float32 matrices with SGEMM. If its library exports this function,
 the core calls it with PyTorch's arguments, so the bits are the same.

@@ -1,7 +1,5 @@
 """Everything that a training step may change, and what it depends on besides.
 
-What a recorded step depends on besides its batch, its tensors and the user's promise.
-
 With ``graph=True``, the user promises that the step's code does the same for every batch. Between
 two units, something else may change: a function of PyTorch, the class of a module, a hook, a global
 setting. `Surroundings` notices this.

@@ -5,14 +5,9 @@ choose, such as those of a loss with class weights and label smoothing. The reco
 from the ordinary step, perhaps only for rare rows. The profiler does not affect the choice. So it
 watches an ordinary step, whose operators must be those of the recording (`find_difference`).
 
-A composite operator is replaced by the operators that it calls; it must be one of those listed
-below.
-
-PyTorch's composite operators that may be in a recorded step.
-
-A composite operator has no kernel: it calls others. The source of each of these was checked: it
-computes nothing itself, and reads no memory without an operator. A step with any other composite
-operator is not recorded; the log names the operator.
+A composite operator has no kernel: it is replaced by the operators that it calls. The source of
+each composite operator listed below was checked: it computes nothing itself, and reads no memory
+without an operator. A step with any other is not recorded; the log names the operator.
 """
 
 from __future__ import annotations

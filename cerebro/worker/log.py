@@ -10,12 +10,11 @@ handlers that write to them are redirected to the log, including writes to their
 descriptors (``subprocess.run(..., stdout=sys.stdout)``). Other output of C code and subprocesses is
 not captured.
 
-Write the tracebacks of a process to the log of its late unit, if several units overlap in it.
-
-`faulthandler` has one timer for a process, which works even if a unit never lets go of the GIL. A
-unit's clock stops while the unit waits for its turn (`cerebro.machine.turns`), so a thread looks at
-all clocks again and again, and sets the timer for the unit that will be late first. Setting it at
-every change of turn would cost more than short units take.
+`LateTasks` writes tracebacks if several units overlap in a process. `faulthandler` has one timer
+for a process, which works even if a unit never lets go of the GIL. A unit's clock stops while the
+unit waits for its turn (`cerebro.machine.turns`), so a thread looks at all clocks again and again,
+and sets the timer for the unit that will be late first. Setting it at every change of turn would
+cost more than short units take.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Build the models of trials, make their batches, pack and load their states, drop them.
 
-Free the memory of dropped models before much of it adds up.
-
 A model and the functions that train it refer to each other, so only Python's garbage collector
 frees a dropped model. The collector counts objects, not bytes: weights of gigabytes are a few
 objects, and on a GPU the next model would not fit beside them. Each collection looks at all objects
 of the process, which takes about 0.1 s with PyTorch, so small models are left to the collector.
-
-Find out when the structure of a model's state changes in training.
 
 A state can be loaded if ``build``, and ``begin_epoch`` after it, make a model of its structure.
 """

@@ -1,8 +1,7 @@
 """A mapping of column names to arrays or lists, and pairs ``(x, y)`` and bunches of them.
 
-Pairs ``(x, y)``, and the return values of scikit-learn's ``load_iris()`` and similar functions.
-
-The columns are ``x`` and ``y``. Class names that belong to integer labels are kept.
+A bunch is what scikit-learn's ``load_iris()`` and similar functions return. The columns of pairs
+and bunches are ``x`` and ``y``. Class names that belong to integer labels are kept.
 """
 
 from __future__ import annotations

@@ -4,12 +4,9 @@ Rows are queued for a writing thread. It publishes the states that the rows name
 pending rows; training waits only when the thread is far behind. Rows queued as a group are
 committed together. After the first failure nothing more is written. The run keeps the rows that
 were committed before; a commit that failed in its last step may appear later, complete. Only a
-store that is removed while it is open is written again.
-
-Open a store's file for the writing thread, and put it back if somebody removes it.
-
-An open file that is removed lives on until it is closed, with all its rows. SQLite does not notice
-that its file, or its log, has lost its name, so commits would go on into files that nobody finds.
+store that is removed while it is open is written again (`OpenFile`): an open file keeps its rows
+until it is closed, but SQLite does not notice that its file or its log was deleted, and would
+commit to files that no path leads to.
 """
 
 from __future__ import annotations

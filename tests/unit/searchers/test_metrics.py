@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cerebro.errors import InputError
-from cerebro.searchers.stopping import metric_mode
+from cerebro.searchers.metrics import metric_mode
 
 
 @pytest.mark.parametrize(
