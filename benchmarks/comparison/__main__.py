@@ -1,11 +1,11 @@
 """``python -m benchmarks.comparison``: run every rival on every workload, and write the record.
 
-Cells run one at a time, in the order in which they matter: a round over all workloads, in the
-first of which a worker is then killed, and two more rounds. The slow rivals, which communicate at
+Cells run one at a time, in the order in which they matter: a round over all workloads, and two
+more. In one workload a worker is then killed, three times. The slow rivals, which communicate at
 every step or start a job for every configuration, take 6 to 12 times as long as the others. They
-run once, twice in the first workload, and not in those that differ only in their configurations.
-With ``--quick`` there is one round, the slow ones have only the first workload, and the killed
-workers come last. When the time is up the remaining cells are named in the record.
+run once, in three workloads. With ``--quick`` there is one round, the slow ones have only the
+workload in which a worker is killed, and the killed workers come last, once each. When the time is
+up the remaining cells are named in the record.
 ``--page`` writes `docs/comparison.md` and its pictures from the record.
 """
 
@@ -19,7 +19,7 @@ from benchmarks.comparison import page, papers, record
 from benchmarks.comparison.measures import figures
 from benchmarks.comparison.rivals import LOOP, NOT_RUN, RIVALS
 from benchmarks.comparison.watch import Cell, run_cell
-from benchmarks.comparison.workloads import WORKLOADS, write
+from benchmarks.comparison.workloads import KILLED, WORKLOADS, write
 from benchmarks.peers import scratch
 
 MINUTES = {"tiny": 9.5, "quick": 9.5, "full": 89.0}
@@ -27,18 +27,18 @@ MINUTES = {"tiny": 9.5, "quick": 9.5, "full": 89.0}
 ROUNDS = {"tiny": 1, "quick": 1, "full": 3}
 LIMIT = {"tiny": 60.0, "quick": 40.0, "full": 150.0}
 """Seconds for one cell."""
-LIMIT_KILLED = 60.0
-"""Seconds for a cell in which a worker is killed: some rivals then wait forever."""
-KILLED = "equal"
-"""The workload in which a worker is killed."""
-LIKE_IT = ("uneven", "three", "nine")
-"""Workloads that differ from it only in their configurations."""
+MORE_IF_KILLED = 30.0
+"""Seconds of a cell in which a worker is killed, beyond twice those of the undisturbed one: some
+rivals then wait forever."""
+KILLS = {"tiny": 1, "quick": 1, "full": 3}
+FOR_SLOW = ("equal", "three", "large")
+"""The workloads of the slow rivals."""
 
 
 def plan(size: str) -> list[tuple[str, str, int, bool]]:
     """Return all cells in order: workload, rival, round, whether a worker is killed."""
     cells = []
-    killed = [(KILLED, rival, 0, True) for rival in RIVALS]
+    killed = [(KILLED, rival, kill, True) for kill in range(KILLS[size]) for rival in RIVALS]
     for number in range(ROUNDS[size]):
         names = [name for name in WORKLOADS if number == 0 or name != "large"]
         for workload in names:
@@ -58,7 +58,7 @@ def rounds_of_slow(workload: str, size: str) -> int:
         return 1
     if size == "quick":
         return int(workload == KILLED)
-    return 2 if workload == KILLED else int(workload not in LIKE_IT)
+    return int(workload in FOR_SLOW)
 
 
 class Comparison:
@@ -68,6 +68,8 @@ class Comparison:
         self.size, self.limit, self.folder = size, limit, folder
         self.over = time.monotonic() + 60 * minutes
         self.loops: dict[tuple[str, int], Cell] = {}
+        self.undisturbed: dict[str, float] = {}
+        """Seconds of a rival on the workload in which a worker is killed."""
         self.kept: dict[str, Path] = {}
         self.cells: list[dict[str, object]] = []
         self.left: list[str] = []
@@ -79,8 +81,7 @@ class Comparison:
             start = time.monotonic()
             place = self.folder / kind
             place.mkdir()
-            rows = next(w.rows[self.size] for w in WORKLOADS.values() if w.kind == kind)
-            write(kind, rows, place)
+            write(next(w for w in WORKLOADS.values() if w.kind == kind), self.size, place)
             self.kept[kind] = place
             self.prepared[kind] = round(time.monotonic() - start, 1)
         return self.kept[kind]
@@ -92,10 +93,14 @@ class Comparison:
         data = self.data(WORKLOADS[workload].kind)
         chosen = WORKLOADS[workload]
         after = max(1, len(chosen.configs) * chosen.epochs[self.size] // 4) if kill else 0
-        limit = min(self.limit, LIMIT_KILLED) if kill else self.limit
+        limit = self.limit
+        if kill and rival in self.undisturbed:
+            limit = min(limit, 2 * self.undisturbed[rival] + MORE_IF_KILLED)
         cell = run_cell(rival, workload, self.size, data, self.folder, limit, number, after)
         if rival == LOOP and not kill and not cell.why:
             self.loops[workload, number] = cell
+        if workload == KILLED and not kill and not cell.why:
+            self.undisturbed[rival] = cell.seconds
         loop = self.loops.get((workload, number))
         made = figures(cell, loop, self.size)
         self.cells.append(made)
