@@ -53,9 +53,9 @@ class Work:
         self.data = cerebro.data.shard(
             {"x": x, "y": y}, folder / name, shards=SHARDS, shuffle=False, progress=False
         )
-        self.readers = [reader for reader, _ in self.data._parts()]
+        self.readers = [reader for reader, _ in self.data.view.mapped_parts()]
         self.shards, self.rows, self.global_rows = [], [], []
-        first = self.data._first_rows()
+        first = self.data.shards.first_rows
         for shard, reader in enumerate(self.readers):
             order = _core.permutation(reader.rows, 0, "rows", 0, shard)
             for start in range(0, reader.rows - batch_size + 1, batch_size):

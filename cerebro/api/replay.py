@@ -295,7 +295,7 @@ def list_known_differences(
             lines.append(f"{name} {view.path} is not the dataset that the run was trained on")
         for shard in range(view.num_shards):
             try:
-                view._verify_shard(shard)
+                view.shards.verify(shard)
             except (CorruptDataError, OSError) as error:
                 lines.append(str(error))
     return lines

@@ -404,7 +404,7 @@ def open_moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     if place is None and others and spec["path"] == saved.meta["data"]["path"]:
         place = others[0]
     if isinstance(place, Dataset):
-        place = place._place
+        place = place.shards.place
     if place is not None and not isinstance(place, (str, os.PathLike)):
         raise InputError(f"{name} must be a cerebro.Dataset or a path, not {place!r}")
     if place is not None and not is_url(str(place)):
@@ -412,7 +412,7 @@ def open_moved_view(saved: SavedRun, name: str, *given: Any) -> Dataset | None:
     path = spec["path"] if place is None else place
     try:
         view = Dataset.from_spec({**spec, "path": str(path)})
-        if isinstance(moved, Dataset) and not moved._holds(view):
+        if isinstance(moved, Dataset) and not moved.view.holds(view.view):
             raise InputError("its rows or transforms are not those of the run")
         return view
     except InputError as error:

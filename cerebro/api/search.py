@@ -408,7 +408,7 @@ def search(
     if settings.shuffle == "shards":
         check_shards(train)
         for fold in range(0 if folds is None else len(folds)):
-            make_validation(train, folds).get_views(fold)[0]._weight_sums(across=False)
+            make_validation(train, folds).get_views(fold)[0].view.weight_sums(across=False)
     if is_known:
         advice = None if goes_on else _idle_advice(settings, the_searcher)
         announce(progress, the_workers, advice)

@@ -61,7 +61,7 @@ def _verify_run(path: Path, as_json: bool) -> int:
 
 def _verify_data(path: Path, as_json: bool) -> int:
     import cerebro
-    from cerebro.data.shard_files import find_damage
+    from cerebro.data.shards import find_damage
     from cerebro.report import format as fmt
 
     damages = find_damage(path)

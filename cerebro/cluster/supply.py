@@ -83,7 +83,9 @@ class Supply:
         Raises InputError if a dataset is not at the shared URL.
         """
         _ = self._urls  # here, in the thread that starts the run
-        return [(self._paths(node, data), data._manifest.checksum) for data in self._datasets()]
+        return [
+            (self._paths(node, data), data.shards.manifest.checksum) for data in self._datasets()
+        ]
 
     @cached_property
     def _urls(self) -> dict[str, str]:
@@ -94,7 +96,7 @@ class Supply:
             if url is None and self._shared_url is not None:
                 url = find_dataset_url(self._shared_url, data)
             if url is not None:
-                urls[data._manifest.checksum] = url
+                urls[data.shards.manifest.checksum] = url
         return urls
 
     def check_reads(self, report: NodeReport) -> None:
@@ -142,7 +144,7 @@ class Supply:
         cached = {place: self._await_transfer(job) for place, job in asked.items()}
         if not cached:
             return None
-        rows = self._context.train._shard_rows()
+        rows = self._context.train.view.shard_rows
         placement = Placement([sum(rows[shard] for shard in lot) for lot in self._lots])
         for number, remote in enumerate(remotes):
             placement.add_worker(number, remote.place)
@@ -262,7 +264,7 @@ class Supply:
             return self._train
         if view is None:
             return None
-        if view._is_whole() or view.url is not None:
+        if view.view.is_whole or view.url is not None:
             return LocalData(view)
         with self._lock:
             if self._written is None:
@@ -329,7 +331,7 @@ class LocalData:
 
     @property
     def checksum(self) -> str:
-        return self.data._manifest.checksum
+        return self.data.shards.manifest.checksum
 
     @property
     def folder(self) -> Path:
@@ -341,7 +343,7 @@ class LocalData:
 
     @property
     def shards(self) -> range:
-        return range(len(self.data._manifest.shards))
+        return range(self.data.num_shards)
 
 
 def find_dataset_url(shared: str, data: Dataset) -> str:
@@ -351,7 +353,7 @@ def find_dataset_url(shared: str, data: Dataset) -> str:
     """
     for url in (shared.rstrip("/"), f"{shared.rstrip('/')}/{data.path.name}"):
         manifest = read_manifest_at(Objects(url))[1]
-        if manifest is not None and manifest.checksum == data._manifest.checksum:
+        if manifest is not None and manifest.checksum == data.shards.manifest.checksum:
             return url
     raise InputError(
         f"the dataset {data.path.name} is not at shared_path={shared!r}: upload it, or leave out "
@@ -373,9 +375,9 @@ def send_shards(agent: Agent, source: LocalData, shards: Iterable[int]) -> int:
     """
     sent = 0
     for shard in shards:
-        source.data._check_sizes(shard)
+        source.data.shards.check_sizes(shard)
         waiting: list[Future[Any]] = []
-        for name in source.data._manifest.shards[shard].files:
+        for name in source.data.shards.manifest.shards[shard].files:
             path = source.folder / shard_folder(shard) / name
             with path.open("rb") as file:
                 offset = 0

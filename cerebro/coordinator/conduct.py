@@ -182,7 +182,7 @@ def warn_of_edits() -> None:
 def fetch_data(settings: Settings, progress: Progress) -> None:
     """Copy data in object storage to this machine, so that no unit waits for it."""
     for data in (settings.train, settings.validation):
-        if data is not None and data._bucket is not None and not data._bucket.has_all():
+        if data is not None and not data.shards.are_here():
             progress.phase("copying the data")
             data.fetch()
 

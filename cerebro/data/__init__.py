@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from cerebro.data.dataset import Dataset, RaggedRows
+from cerebro.data.dataset import Dataset
 from cerebro.data.manifest import Column
 from cerebro.data.sharding import shard
+from cerebro.data.shards import RaggedRows
 from cerebro.data.sources.image_folders import images
 from cerebro.data.stats import Stats
 

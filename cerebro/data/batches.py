@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal, Protocol
 
 import cerebro._core as _core
 import cerebro.transforms as _transforms
 from cerebro.arguments import check_whole_number
-from cerebro.data import copies, depots
+from cerebro.data import depots
 from cerebro.data.depots import MovedBatches
 from cerebro.data.mixing import check_shards
 from cerebro.data.order import Cut, Mix, Shuffle, make_order, mix_in_order, resolve_shuffle
+from cerebro.data.shards import Shards, copy_name
+from cerebro.data.view import View
 from cerebro.errors import DeviceError, InputError, one_line
 from cerebro.machine import cuda
 from cerebro.machine.resources import usable_cores
-
-if TYPE_CHECKING:
-    from cerebro.transforms import ColumnLike, Transform
 
 FRAMEWORKS = ("torch", "numpy", "jax", "dlpack")
 
@@ -30,25 +26,10 @@ MAX_THREADS = 64
 
 
 class LoadableDataset(Protocol):
-    """The attributes of a dataset that a loader needs; `cerebro.data.Dataset` implements them."""
+    """A `cerebro.data.Dataset`, of which a loader needs the view."""
 
     @property
-    def columns(self) -> Mapping[str, ColumnLike]: ...
-    @property
-    def transforms(self) -> Mapping[str, tuple[Transform, ...]]: ...
-    @property
-    def num_shards(self) -> int: ...
-    @property
-    def num_rows(self) -> int: ...
-    def _parts(
-        self,
-    ) -> Sequence[tuple[_core.ShardReader, tuple[int, int] | NDArray[np.uint32]]]: ...
-    def _shard_rows(self) -> Sequence[int]: ...
-    def _stored_bytes(self) -> int: ...
-    def _first_rows(self) -> Sequence[int]: ...
-    def _weight_sums(
-        self, *, across: bool
-    ) -> Sequence[tuple[NDArray[np.uint64] | None, int]] | None: ...
+    def view(self) -> View: ...
 
 
 def make_loader(
@@ -78,7 +59,7 @@ def make_loader(
     - `augment`: False for evaluation: random crops are taken from the middle, nothing is flipped.
     - `channels_last`: images with the transform `ToCHW` get the memory format ``channels_last``;
       only for PyTorch and DLPack.
-    - `copy`: the stored copy of augmented columns to gather; see `cerebro.data.copies`. Evaluation
+    - `copy`: the stored copy of augmented columns to gather; see `Shards.copied`. Evaluation
       gathers the values without augmentation.
     """
     where = _check_place(device, framework, residence)
@@ -86,15 +67,16 @@ def make_loader(
         cuda.start_torch()  # before the depot, so that PyTorch allocates its memory
     depot = None if where == "cpu" else depots.depot(where)
     cuda.share_pool(where)
+    view = dataset.view
     plan = _transforms.compile(
-        dataset.columns, dataset.transforms, augment=augment, channels_last=channels_last
+        view.shards.columns, view.transforms, augment=augment, channels_last=channels_last
     )
-    plan = copies.choose_copy(plan, dataset, copy if augment else None)
+    plan = _choose_copy(plan, view.shards, copy if augment else None)
     if columns is not None:
         plan = [entry for entry in plan if entry["name"] in columns]
-    parts: Sequence[tuple[Any, ...]] = dataset._parts()
+    parts: Sequence[tuple[Any, ...]] = view.mapped_parts()
     across = shuffle == "rows"
-    sums = dataset._weight_sums(across=across) if shuffle else None
+    sums = view.weight_sums(across=across) if shuffle else None
     if sums is not None:
         parts = [(*part, *of_part) for part, of_part in zip(parts, sums, strict=True)]
     return _core.Loader(
@@ -106,12 +88,31 @@ def make_loader(
         drop_last=bool(drop_last),
         framework=framework,
         threads=check_whole_number("threads", threads, 0, MAX_THREADS),
-        first_rows=dataset._first_rows(),
+        first_rows=view.shards.first_rows,
         depot=depot,
         residence=residence,
         orders=orders,
         draw_across=across,
     )
+
+
+def _choose_copy(
+    plan: list[dict[str, Any]], shards: Shards, copy: int | None
+) -> list[dict[str, Any]]:
+    """Leave the stored copies of augmented columns out of a plan, and read one copy of each.
+
+    `copy` is its number; None: the values without augmentation.
+    """
+    names = shards.copy_names
+    plan = [entry for entry in plan if entry["name"] not in names]
+    if copy is None:
+        return plan
+    return [
+        entry | {"source": copy_name(entry["name"], copy)}
+        if entry["name"] in shards.copied
+        else entry
+        for entry in plan
+    ]
 
 
 def _check_place(device: Any, framework: str, residence: str) -> str:
@@ -220,10 +221,10 @@ class Batches:
             "columns": _check_columns(dataset, columns),
         }
         # The number of stored copies that passes read in turn; 1 without augmented copies.
-        self._copies = copies.count_copies(dataset) if augment else 1
+        self._copies = dataset.view.shards.copies if augment else 1
         self._epoch = check_whole_number("epoch", epoch, 0, 2**32 - 1)
         self._start = check_whole_number("start", start, 0)
-        last = max(dataset.num_shards - 1, 0)
+        last = max(len(dataset.view.parts) - 1, 0)
         self._shard = check_whole_number("shard", shard, 0, last, optional=True)
         if kind == "rows" and self._shard is not None:
             _check_weights(dataset, self._shard)
@@ -327,8 +328,8 @@ def _check_columns(dataset: LoadableDataset, columns: Collection[str] | None) ->
         return None
     if isinstance(columns, str) or not isinstance(columns, Collection) or not columns:
         raise InputError(f'columns is {columns!r}: give a list of names such as ["x", "y"]')
-    stored = copies.stored_copies(dataset)
-    available = [name for name in dataset.columns if name not in stored]
+    shards = dataset.view.shards
+    available = [name for name in shards.columns if name not in shards.copy_names]
     for name in columns:
         if name not in available:
             raise InputError(f"columns: no column {name!r}: batches have {', '.join(available)}")
@@ -337,7 +338,7 @@ def _check_columns(dataset: LoadableDataset, columns: Collection[str] | None) ->
 
 def _check_weights(dataset: LoadableDataset, shard: int) -> None:
     """Raise InputError if rows are drawn by weights that are all 0 in a shard."""
-    sums = dataset._weight_sums(across=True)
+    sums = dataset.view.weight_sums(across=True)
     if sums is None:
         return
     of_shard, before = sums[shard]

@@ -13,10 +13,9 @@ from __future__ import annotations
 import contextlib
 import re
 import weakref
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import overload
 
 import cerebro._core as _core
 from cerebro.data.cache import Cache, cache_folder
@@ -28,27 +27,32 @@ from cerebro.data.manifest import (
     read_manifest,
     shard_folder,
 )
-from cerebro.data.shard_files import open_shard
+from cerebro.data.rows import Part
+from cerebro.data.shards import Shards
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine.objects import MissingObjectError, Objects
 
 
-class BucketData:
-    """A dataset in object storage, and its copy here.
+class BucketShards(Shards):
+    """The shards of a dataset in object storage; reading one copies it here first.
 
     The copy is not removed from the cache while this object exists. Made by `find`.
     """
 
+    url: str
+
     def __init__(self, url: str, manifest: Manifest, cache: Cache) -> None:
         self.url = url
         self.manifest = manifest
+        self.folder = cache.data(manifest.checksum)
+        self._readers = {}
         self._cache = cache
         self._here: set[int] = set()
         self._objects: Objects | None = None
         weakref.finalize(self, cache.close)
 
     @classmethod
-    def find(cls, url: str, checksum: str | None = None) -> BucketData:
+    def find(cls, url: str, checksum: str | None = None) -> BucketShards:
         """Find a dataset, or its copy here.
 
         With the `checksum` of the manifest, a copy is used without asking the storage. Raises
@@ -67,24 +71,17 @@ class BucketData:
                 f"no dataset at '{objects.url}': make one with cerebro.shard(source, url)"
             )
         cache.begin(content)
-        data = cls(objects.url, manifest, cache)
-        data._objects = objects
-        return data
+        shards = cls(objects.url, manifest, cache)
+        shards._objects = objects
+        return shards
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the copy here."""
-        return self._cache.data(self.manifest.checksum)
+    def are_here(self) -> bool:
+        return {*range(len(self.manifest.shards))} <= {*self._cache.shards(self.manifest.checksum)}
 
-    def has_all(self) -> bool:
-        shards = range(len(self.manifest.shards))
-        return {*shards} <= {*self._cache.shards(self.manifest.checksum)}
-
-    def has(self, shard: int) -> bool:
+    def is_here(self, shard: int) -> bool:
         return shard in self._here or shard in self._cache.shards(self.manifest.checksum)
 
     def pull(self, shards: Collection[int]) -> None:
-        """Copy shards here, unless they are; see `Cache.pull`."""
         if self._here.issuperset(shards):
             return
         checksum = self.manifest.checksum
@@ -99,55 +96,40 @@ class BucketData:
                 self._cache.drop_scratch()
             self._here.update(missing)
 
-    def renew(self, shard: int) -> None:
-        """Copy a shard here again if its copy is damaged."""
+    def reader(self, shard: int) -> _core.ShardReader:
+        if shard not in self._readers:
+            self.pull([shard])
+            try:
+                self._readers[shard] = self._open(shard)
+            except CorruptDataError:
+                self._renew(shard)
+        return self._readers[shard]
+
+    def map_parts(self, parts: Sequence[Part]) -> list[tuple[_core.ShardReader, Part]]:
+        self.pull(range(len(parts)))  # several at a time
+        return super().map_parts(parts)
+
+    def verify(self, shard: int) -> None:
+        self.pull([shard])
+        try:
+            super().verify(shard)
+        except CorruptDataError:
+            self._renew(shard)
+
+    def check_sizes(self, shard: int) -> None:
+        self.pull([shard])
+        try:
+            super().check_sizes(shard)
+        except CorruptDataError:
+            self._renew(shard)
+
+    def _renew(self, shard: int) -> None:
+        """Copy a damaged shard here again, and open it."""
         self._cache.forget_damaged(self.manifest.checksum, [shard])
         self._here.discard(shard)
         self.pull([shard])
-
-
-class PulledShards(Sequence[_core.ShardReader]):
-    """The readers of a dataset's shards; taking one copies its shard here first."""
-
-    def __init__(self, bucket: BucketData) -> None:
-        self._bucket = bucket
-        self._open: dict[int, _core.ShardReader] = {}
-        self.generation = 0
-        """A number that changes if a shard has been copied here again."""
-
-    def __len__(self) -> int:
-        return len(self._bucket.manifest.shards)
-
-    @overload
-    def __getitem__(self, shard: int) -> _core.ShardReader: ...
-
-    @overload
-    def __getitem__(self, shard: slice) -> Sequence[_core.ShardReader]: ...
-
-    def __getitem__(self, shard: int | slice) -> _core.ShardReader | Sequence[_core.ShardReader]:
-        if isinstance(shard, slice):
-            return [self[index] for index in range(*shard.indices(len(self)))]
-        index = range(len(self))[shard]
-        if index not in self._open:
-            self._bucket.pull([index])
-            try:
-                self._open[index] = self._open_shard(index)
-            except CorruptDataError:
-                self.renew(index)
-        return self._open[index]
-
-    def renew(self, index: int) -> None:
-        """Copy a damaged shard here again, and open it."""
-        self._bucket.renew(index)
-        self._open[index] = self._open_shard(index)
+        self._readers[shard] = self._open(shard)
         self.generation += 1
-
-    def _open_shard(self, index: int) -> _core.ShardReader:
-        return open_shard(self._bucket.folder, self._bucket.manifest, index)
-
-    def __iter__(self) -> Iterator[_core.ShardReader]:
-        self._bucket.pull(range(len(self)))
-        return (self[shard] for shard in range(len(self)))
 
 
 def read_manifest_at(objects: Objects) -> tuple[bytes, Manifest | None]:

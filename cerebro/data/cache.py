@@ -31,7 +31,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_folder
-from cerebro.data.shard_files import verify_shard
+from cerebro.data.shards import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import expand_path

@@ -17,10 +17,10 @@ import cerebro._core as _core
 from cerebro.arguments import check_whole_number
 from cerebro.data.batches import FRAMEWORKS, Batches
 from cerebro.data.columns import to_storage
-from cerebro.data.copies import MAX_COPIES
 from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
 from cerebro.data.manifest import Column, checksum_of
 from cerebro.data.rows import Part, part_rows
+from cerebro.data.shards import MAX_COPIES
 from cerebro.errors import InputError
 from cerebro.machine.devices import explain_gpu_memory_errors
 from cerebro.transforms import compile as compile_transforms
@@ -40,7 +40,7 @@ class Probe:
 class Derivation:
     """A function and the batches that it is called with."""
 
-    view: Any  # a `cerebro.Dataset` with the rows and the transforms of the batches
+    data: Any  # a `cerebro.Dataset` with the rows and the transforms of the batches
     function: Function
     reads: Sequence[str] | None  # the columns of the function's batches; None: all
     batch_size: int
@@ -53,7 +53,7 @@ class Derivation:
     def batches(self, rows: Sequence[Part], shard: int, copy: int | None) -> Batches:
         """Return batches of these rows of a shard, in order; not augmented if `copy` is None."""
         return Batches(
-            self.view._with_rows(rows, {}),
+            self.data._with_rows(rows, {}),
             self.batch_size,
             shard=shard,
             shuffle=False,
@@ -68,10 +68,10 @@ class Derivation:
 
     def results(self, shard: int, copy: int | None) -> Iterator[dict[str, tuple[Array, str]]]:
         """Yield storage values and types by column, for each batch, without the filled-up rows."""
-        rows = part_rows(self.view._rows[shard])
+        filled = list(self.data.view.parts)
+        rows = part_rows(filled[shard])
         batches = -(-rows // self.batch_size)
-        filled = list(self.view._rows)
-        filled[shard] = repeat_rows(self.view._rows[shard], batches * self.batch_size)
+        filled[shard] = repeat_rows(filled[shard], batches * self.batch_size)
         with explain_gpu_memory_errors(self.device, self.batch_size):
             for batch in self.batches(filled, shard, copy):
                 columns = self.call(batch)
@@ -113,7 +113,7 @@ class Derivation:
 
         Raises InputError if it returns different bits for the same rows.
         """
-        shard = next(i for i, part in enumerate(self.view._rows) if part_rows(part))
+        shard = next(shard for shard, rows in enumerate(self.data.view.shard_rows) if rows)
         digests: list[list[str]] = []
         columns: tuple[Column, ...] = ()
         for _ in range(2):
@@ -134,7 +134,7 @@ class Derivation:
 
 
 def make_derivation(
-    view: Any,
+    data: Any,
     function: Function,
     *,
     reads: Collection[str] | None,
@@ -150,37 +150,37 @@ def make_derivation(
         raise InputError(f"derive: function must be callable, not {function!r}")
     if framework not in FRAMEWORKS:
         raise InputError(f"framework must be one of {', '.join(FRAMEWORKS)}, not {framework!r}")
-    for shard, rows in enumerate(view._shard_rows()):
+    for shard, rows in enumerate(data.view.shard_rows):
         if rows == 0:
             raise InputError(
                 f"derive: the view has no rows of shard {shard}: derive from the whole dataset "
                 "and make the view afterwards"
             )
-    if view._copied:
+    if data.shards.copied:
         raise InputError("derive: the dataset has augmented copies: derive from its source")
     if isinstance(reads, str):
         raise InputError(f'reads={reads!r}: give a list of columns, such as ["{reads}"]')
-    names = list(view.columns if reads is None else reads)
+    names = list(data.columns if reads is None else reads)
     for name in names:
-        view._column(name)
+        data.view.column(name)
     return Derivation(
-        view,
+        data,
         function,
         None if reads is None else names,
-        min(check_whole_number("batch_size", batch_size, 1), max(view._shard_rows())),
+        min(check_whole_number("batch_size", batch_size, 1), max(data.view.shard_rows)),
         framework,
         device,
-        _check_copies(view, names, copies),
+        _check_copies(data, names, copies),
         check_whole_number("seed", seed, 0, 2**64 - 1),
         {name: dtype_name(dtype) for name, dtype in (dtypes or {}).items()},
     )
 
 
-def _check_copies(view: Any, reads: Sequence[str], copies: int | None) -> int:
+def _check_copies(data: Any, reads: Sequence[str], copies: int | None) -> int:
     """Return the number of copies; raise InputError unless it suits the view's transforms."""
     number = check_whole_number("copies", copies, 0, MAX_COPIES, optional=True)
     augmented, plain = (
-        compile_transforms(view.columns, view.transforms, augment=augment)
+        compile_transforms(data.columns, data.transforms, augment=augment)
         for augment in (True, False)
     )
     pairs = zip(augmented, plain, strict=True)

@@ -30,7 +30,6 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.arguments import check_whole_number
-from cerebro.data.copies import copy_name
 from cerebro.data.derivation import Derivation, Function
 from cerebro.data.manifest import (
     FILE_NAME,
@@ -44,13 +43,13 @@ from cerebro.data.manifest import (
     shard_folder,
 )
 from cerebro.data.progress import ByteProgress
-from cerebro.data.rows import Part, part_rows
+from cerebro.data.rows import Part
 from cerebro.data.shard_work import ARRIVING, Arrived, MakesShards, Order, ShardWork
+from cerebro.data.shards import copy_name, open_columns
 from cerebro.data.unfinished import (
     LOCK,
     check_intact_shard,
     is_empty_folder,
-    open_columns,
     part_folder,
     read_finished_shard,
     real_target,
@@ -85,22 +84,22 @@ class Recipe:
 
     def bytes_of(self, shard: int) -> int:
         """Return the approximate bytes of a shard: a ragged row counts as one element."""
-        rows = part_rows(self.work.view._rows[shard])
-        return rows * sum(column.item_bytes for column in self.columns)
+        rows = self.work.data.view.shard_rows[shard]
+        return int(rows * sum(column.item_bytes for column in self.columns))
 
     @property
     def nbytes(self) -> int:
         """The total bytes of the rows: of the derived columns, and of the kept ones as stored."""
-        return self.nbytes_of(range(self.work.view.num_shards))
+        return self.nbytes_of(range(self.work.data.num_shards))
 
     def nbytes_of(self, shards: Iterable[int]) -> int:
         """Return the part of `nbytes` that is in some of the shards."""
-        view = self.work.view
+        view = self.work.data.view
         new_bytes = sum(column.item_bytes for column in self.columns[len(self.kept) :])
         return int(
             sum(
-                new_bytes * part_rows(view._rows[shard])
-                + sum(view._part_bytes(column, shard) for column in self.kept)
+                new_bytes * view.shard_rows[shard]
+                + sum(view.part_bytes(column, shard) for column in self.kept)
                 for shard in shards
             )
         )
@@ -143,9 +142,9 @@ def make_recipe(
     arguments = {
         _KIND: {
             **key,
-            "data": work.view.checksum,
-            "source": work.view._manifest.checksum,
-            "whole": work.view._is_whole(),
+            "data": work.data.checksum,
+            "source": work.data.shards.manifest.checksum,
+            "whole": work.data.view.is_whole,
             "reads": work.reads,
             "kept": [column.name for column in kept_columns],
             "batch_size": work.batch_size,
@@ -191,10 +190,10 @@ def write(
     work, columns = made.work, made.columns
     with part_folder(target, made.fingerprint) as folder, ByteProgress(progress) as meter:
         _remove_arriving(folder)
-        rows = work.view.num_rows
+        rows = work.data.num_rows
         meter.begin("deriving columns", rows * sum(column.item_bytes for column in columns))
         finished = {
-            shard: _reuse_shard(made, shard, folder, meter) for shard in range(work.view.num_shards)
+            shard: _reuse_shard(made, shard, folder, meter) for shard in range(work.data.num_shards)
         }
         entries = {shard: entry for shard, entry in finished.items() if entry is not None}
         missing = [shard for shard in finished if shard not in entries]
@@ -217,7 +216,7 @@ def rows_of_source(derived: Manifest, view: Any) -> list[Part]:
     recorded = derived.arguments.get(_KIND)
     if derived.source["kind"] != _KIND or not isinstance(recorded, Mapping):
         raise InputError("like: this dataset was not derived from another")
-    if recorded.get("source") != view._manifest.checksum:
+    if recorded.get("source") != view.shards.manifest.checksum:
         raise InputError(
             f"like: this dataset was not derived from '{view.path}': give a "
             "view of the one that it was derived from"
@@ -227,17 +226,18 @@ def rows_of_source(derived: Manifest, view: Any) -> list[Part]:
             "like: this dataset was derived from some rows of another: derive from the whole "
             "dataset, and then use like"
         )
-    return list(view._rows)
+    return list(view.view.parts)
 
 
 def _select_kept_columns(work: Derivation, keep: Collection[str] | None) -> list[Column]:
+    columns = work.data.columns
     if keep is None:
-        reads = work.view.columns if work.reads is None else work.reads
-        return [column for name, column in work.view.columns.items() if name not in reads]
+        reads = columns if work.reads is None else work.reads
+        return [column for name, column in columns.items() if name not in reads]
     if isinstance(keep, str):
         raise InputError(f'keep={keep!r}: give a list of columns, such as ["{keep}"]')
-    names = {work.view._column(name).name for name in keep}
-    return [column for name, column in work.view.columns.items() if name in names]
+    names = {work.data.view.column(name).name for name in keep}
+    return [column for name, column in columns.items() if name in names]
 
 
 # --- an existing dataset ---------------------------------------------------------
@@ -278,18 +278,18 @@ _SAYS = {
 def _write_here(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry:
     """Write a shard in this process; return its entry."""
     place = folder / shard_folder(shard)
-    made.work.view._verify_shard(shard)  # features of damaged rows would look valid
+    made.work.data.shards.verify(shard)  # features of damaged rows would look valid
     place.mkdir()
     files = made.shard_work.write(shard, place, meter.advance)
     durable.sync_folder(place)
     _write_note(made, shard, folder, files)
-    return ShardEntry(part_rows(made.work.view._rows[shard]), files)
+    return ShardEntry(made.work.data.view.shard_rows[shard], files)
 
 
 def _reuse_shard(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry | None:
     """Return the entry of a shard that an earlier call has made; remove one that is not intact."""
     place, note = folder / shard_folder(shard), folder / f"{shard_folder(shard)}.json"
-    rows = part_rows(made.work.view._rows[shard])
+    rows = made.work.data.view.shard_rows[shard]
     done = read_finished_shard(place, note, rows, made.columns, made.fingerprint)
     if done is None:
         note.unlink(missing_ok=True)
@@ -321,10 +321,10 @@ def _write_elsewhere(
     missing: Sequence[int],
 ) -> None:
     """Have workers make the missing shards, add them to `entries`, and commit the dataset."""
-    nbytes = [made.bytes_of(shard) for shard in range(made.work.view.num_shards)]
+    nbytes = [made.bytes_of(shard) for shard in range(made.work.data.num_shards)]
     device = name_in_worker(executor.devices)
     gpu = _find_gpu_kind(made.work.device) if is_gpu(device) else ""
-    order = Order(made.work.view, made.shard_work, folder, nbytes, threads, device, gpu)
+    order = Order(made.work.data, made.shard_work, folder, nbytes, threads, device, gpu)
     compared: set[int] = set()
     try:
         with executor.shard_makers(order) as makers:
@@ -354,7 +354,8 @@ def _accept_shard(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool
     With `compare`, its first rows are computed here, too, and compared. Raises CorruptDataError if
     the files are not those that the worker reports, and InputError if its values differ.
     """
-    shard, rows = arrived.shard, part_rows(made.work.view._rows[arrived.shard])
+    shard = arrived.shard
+    rows = made.work.data.view.shard_rows[shard]
     entry = check_intact_shard(arrived.folder, arrived.files, rows, made.columns)
     if entry is None:
         raise CorruptDataError(
@@ -376,12 +377,12 @@ def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
 
     A function may depend on what is not compared before, such as the number of threads.
     """
-    shard, view = arrived.shard, made.work.view
+    shard = arrived.shard
     stored = open_columns(arrived.folder, entry.rows, made.columns, entry.files)
     for name, (array, _) in next(made.work.results(shard, None)).items():
         theirs = np.ascontiguousarray(stored.column(name)[: len(array)])
         if theirs.tobytes() != array.tobytes():
-            view._verify_shard(shard)  # only one of the two may have read damaged rows
+            made.work.data.shards.verify(shard)  # only one of the two may have read damaged rows
             raise InputError(
                 f"derive: node {arrived.node} computes other values of column {name!r} than this "
                 f"process for the first rows of shard {shard}: the function depends on more than "
@@ -440,7 +441,7 @@ def _check_room(made: Recipe, missing: Sequence[int], folder: Path, target: Path
     nbytes, free = made.nbytes_of(missing), shutil.disk_usage(folder).free
     if nbytes <= free:
         return
-    some = len(missing) < made.work.view.num_shards
+    some = len(missing) < made.work.data.num_shards
     if not some:
         shutil.rmtree(folder, ignore_errors=True)  # it has nothing for the next call
     raise InputError(

@@ -38,7 +38,7 @@ _GIVEN = "given "
 
 def was_given(data: Dataset) -> bool:
     """Return whether the user gave a dataset's rows in memory, and so has not called `shard`."""
-    return str(data._manifest.source["kind"]).startswith(_GIVEN)
+    return str(data.shards.manifest.source["kind"]).startswith(_GIVEN)
 
 
 def is_rows(value: Any) -> bool:

@@ -40,15 +40,15 @@ def differing_columns(data: Any) -> dict[str, float]:
     The share is the correlation ratio (eta squared) of a sample; for classes, of all their
     indicators together.
     """
-    if data._manifest.arguments.get("shuffle") is True:  # derived sets do not say
+    if data.shards.manifest.arguments.get("shuffle") is True:  # derived sets do not say
         return {}
-    shards = [shard for shard, rows in enumerate(data._shard_rows()) if rows > 1]
+    shards = [shard for shard, rows in enumerate(data.view.shard_rows) if rows > 1]
     shares = {}
     for name, column in data.columns.items():
         if column.ragged or column.shape or column.dtype in ("complex64", "bfloat16"):
             continue
         try:
-            samples = [_sample_values(data._plain_rows(name, s, data._rows[s])) for s in shards]
+            samples = [_sample_values(data.view.read(name, shard)) for shard in shards]
         except (CorruptDataError, InputError):  # reported where the data are read
             return {}
         share = _compute_explained_share(samples)
@@ -59,16 +59,16 @@ def differing_columns(data: Any) -> dict[str, float]:
 
 def check_shards(data: Any) -> None:
     """Warn if shards read in groups differ; raise InputError if all weights of one are 0."""
-    data._weight_sums(across=False)
+    data.view.weight_sums(across=False)
     shares = differing_columns(data) if data.num_shards > GROUP else {}
     if not shares:
         return
     worst = max(shares, key=lambda name: shares[name])
     others = f" (and in {len(shares) - 1} more columns)" if len(shares) > 1 else ""
     warnings.warn(
-        f"the shards of {data._place!r} differ in column {worst!r}{others}: it was written with "
-        'shuffle=False, and shuffle="shards" mixes only four shards at a time, which can cost much '
-        "accuracy. Write it again with cerebro.shard(..., shuffle=True), or search with "
+        f"the shards of {data.shards.place!r} differ in column {worst!r}{others}: it was written "
+        'with shuffle=False, and shuffle="shards" mixes only four shards at a time, which can cost '
+        "much accuracy. Write it again with cerebro.shard(..., shuffle=True), or search with "
         'shuffle="rows"',
         stacklevel=find_stacklevel(),
     )

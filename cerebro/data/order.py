@@ -187,14 +187,14 @@ class EpochOrder:
 
 
 def make_order(data: Any, shuffle: Shuffle, seed: int, *, stagger: bool = True) -> EpochOrder:
-    return EpochOrder(shuffle, tuple(data._shard_rows()), seed, stagger)
+    return EpochOrder(shuffle, tuple(data.view.shard_rows), seed, stagger)
 
 
 def mix_in_order(data: Any) -> list[Mix]:
     """Return the mixes of a pass over all rows in order: one, unless there are 2**32 rows."""
     mixes: list[list[int]] = [[]]
     rows = 0
-    for shard, more in enumerate(data._shard_rows()):
+    for shard, more in enumerate(data.view.shard_rows):
         if rows + more >= 2**32:
             mixes.append([])
             rows = 0
@@ -217,7 +217,7 @@ def resolve_shuffle(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle
             "leave out one of them"
         )
     if shuffle is None:
-        shuffle = "rows" if stagger and data._stored_bytes() <= MOST_BYTES else "shards"
+        shuffle = "rows" if stagger and data.view.stored_bytes <= MOST_BYTES else "shards"
     if shuffle == "rows" and data.num_rows >= 2**32:
         raise InputError(
             f'shuffle="rows" orders at most {2**32 - 1:,} rows, not {data.num_rows:,}: use "shards"'

@@ -1,6 +1,6 @@
 """Partial datasets: some of the shards, or only the rows of a view.
 
-On a cluster, a node holds some shards of the training data. `PlacedDataset` opens these shards, and
+On a cluster, a node holds some shards of the training data. `PlacedShards` opens these shards, and
 others when they arrive. Evaluation needs all rows of the validation data, which is often a view
 with a slice of every shard. `write_view` writes these rows as a separate dataset, so that no node
 needs the shards.
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import cerebro._core as _core
-from cerebro.data.copies import stored_copies
 from cerebro.data.dataset import Dataset
 from cerebro.data.manifest import (
     FILE_NAME,
@@ -27,6 +26,8 @@ from cerebro.data.manifest import (
 )
 from cerebro.data.rows import Part
 from cerebro.data.shard_work import write_column
+from cerebro.data.shards import Shards
+from cerebro.data.view import View
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.environment import version
@@ -35,97 +36,82 @@ from cerebro.machine.environment import version
 class PlacedDataset(Dataset):
     """A view of a dataset; its folder holds only some of the shards, each complete.
 
-    It has the rows and shards of the whole view; only reading a missing shard raises an error. A
-    shard is opened when it is first checked. Created by `from_spec`.
+    It has the rows and shards of the whole view; only reading a missing shard raises an error.
+    Created by `from_spec`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path).absolute()
-        self._manifest = read_manifest(self._path)
-        self._open = _Open()
-        self._readers = self._open  # type: ignore[assignment]
-        self._rows: list[Part] = [(0, shard.rows) for shard in self._manifest.shards]
-        self._transforms = {}
-        self._sampling = None
-        self._operations = ()
-        for shard in range(self.num_shards):
-            if (self._path / shard_folder(shard)).is_dir():
-                with contextlib.suppress(CorruptDataError):  # raised when the shard is read
-                    self._open.readers[shard] = self._open_shard(shard)
+        self.view = View.of_all(PlacedShards(Path(path).absolute()))
 
-    @property
-    def _generation(self) -> int:
-        return self._open.generation
-
-    def _parts(self) -> list[tuple[_core.ShardReader, Part]]:
-        """Return each shard's reader and rows; a missing shard has no rows.
-
-        A missing shard keeps its position, because a shard's number keys its row order.
-        """
-        here = self._open.readers
-        if not here:
-            raise InputError(f"no shard of the dataset is in {self._path}")
-        other = next(iter(here.values()))
-        return [
-            (here[shard], part) if shard in here else (other, (0, 0))
-            for shard, part in enumerate(self._rows)
-        ]
-
-    def _with_rows(self, rows: Sequence[Part], operation: dict[str, Any]) -> Dataset:
-        """Return a view, such as a fold, that includes shards that arrive later."""
-        view: PlacedDataset = object.__new__(PlacedDataset)
-        view._open = self._open
-        return self._fill_view(view, rows, operation)
-
-    def _verify_shard(self, shard: int) -> None:
-        try:
-            super()._verify_shard(shard)
-        except CorruptDataError:
-            self._forget(shard)
-            raise
-        if shard not in self._open.readers:
-            self._open.readers[shard] = self._open_shard(shard)
-            self._open.generation += 1
-
-    def _check_sizes(self, shard: int) -> None:
-        try:
-            super()._check_sizes(shard)
-        except CorruptDataError:
-            self._forget(shard)
-            raise
-        if shard not in self._open.readers:
-            self._verify_shard(shard)
-
-    def _forget(self, shard: int) -> None:
-        """Close a damaged shard, because its replacement will be in new files."""
-        self._open.readers.pop(shard, None)
-        self._open.generation += 1
-
-    def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Dataset], tuple[dict[str, Any]]]:
-        return PlacedDataset.from_spec, (self.spec(),)
-
-    def _view(self, rows: Any, operation: dict[str, Any]) -> Dataset:
+    def _show(self, operation: Mapping[str, Any], **changes: Any) -> Dataset:
         raise InputError(
             "the data of a search on a cluster is spread over its nodes: make views of them "
             "before the search"
         )
 
+    def _with_rows(self, parts: Sequence[Part], operation: Mapping[str, Any]) -> Dataset:
+        """Return a view, such as a fold, that includes shards that arrive later."""
+        placed: PlacedDataset = object.__new__(PlacedDataset)
+        placed.view = self.view.change(operation, parts=parts)
+        return placed
 
-class _Open:
-    """The readers of the open shards, indexed like the list of a dataset's readers."""
+    def __reduce__(self) -> tuple[Callable[[Mapping[str, Any]], Dataset], tuple[dict[str, Any]]]:
+        return PlacedDataset.from_spec, (self.spec(),)
 
-    def __init__(self) -> None:
-        self.readers: dict[int, _core.ShardReader] = {}
-        self.generation = 0
 
-    def __getitem__(self, shard: int) -> _core.ShardReader:
-        reader = self.readers.get(shard)
-        if reader is None:
+class PlacedShards(Shards):
+    """The shards that are in a folder; others are opened when they arrive and are checked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_manifest(folder)
+        self._readers = {}
+        for shard in range(len(self.manifest.shards)):
+            if (folder / shard_folder(shard)).is_dir():
+                with contextlib.suppress(CorruptDataError):  # raised when the shard is read
+                    self._readers[shard] = self._open(shard)
+
+    def reader(self, shard: int) -> _core.ShardReader:
+        if shard not in self._readers:
             raise InputError(
                 f"shard {shard} of the data is on another node: compute what needs all rows "
                 "before the search, or give every node all shards (shared_path= or replicas=)"
             )
-        return reader
+        return self._readers[shard]
+
+    def map_parts(self, parts: Sequence[Part]) -> list[tuple[_core.ShardReader, Part]]:
+        """Return each shard's reader and rows; a missing shard has no rows.
+
+        A missing shard keeps its position, because a shard's number keys its row order.
+        """
+        here = self._readers
+        if not here:
+            raise InputError(f"no shard of the dataset is in {self.folder}")
+        other = next(iter(here.values()))
+        return [
+            (here[shard], part) if shard in here else (other, (0, 0))
+            for shard, part in enumerate(parts)
+        ]
+
+    def verify(self, shard: int) -> None:
+        self._forget_damaged(shard, super().verify)
+        if shard not in self._readers:
+            self._readers[shard] = self._open(shard)
+            self.generation += 1
+
+    def check_sizes(self, shard: int) -> None:
+        self._forget_damaged(shard, super().check_sizes)
+        if shard not in self._readers:
+            self.verify(shard)
+
+    def _forget_damaged(self, shard: int, check: Callable[[int], None]) -> None:
+        """Check a shard; if it is damaged, close it, because its replacement has new files."""
+        try:
+            check(shard)
+        except CorruptDataError:
+            self._readers.pop(shard, None)
+            self.generation += 1
+            raise
 
 
 # --- the rows of a view -----------------------------------------------------------
@@ -137,10 +123,10 @@ def write_view(view: Dataset, folder: Path) -> Dataset:
     `folder` must be empty. Rows stay in their shards, so batches equal the view's; shards without
     rows are left out.
     """
-    stored = stored_copies(view)  # augmented copies, which evaluation does not read
+    stored = view.shards.copy_names  # augmented, which evaluation does not read
     columns = tuple(column for name, column in view.columns.items() if name not in stored)
     shards: list[ShardEntry] = []
-    for rows, index in ((rows, i) for i, rows in enumerate(view._shard_rows()) if rows):
+    for rows, index in ((rows, i) for i, rows in enumerate(view.view.shard_rows) if rows):
         place = folder / shard_folder(len(shards))
         place.mkdir()
         files: dict[str, FileEntry] = {}

@@ -17,11 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 import cerebro._core as _core
-from cerebro.data.copies import copy_name
 from cerebro.data.derivation import Derivation
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import Column, FileEntry
-from cerebro.data.rows import part_rows
+from cerebro.data.shards import copy_name
 from cerebro.errors import InputError
 from cerebro.machine.devices import CPU, are_gpus, is_gpu
 from cerebro.machine.guard import refuse
@@ -31,7 +30,7 @@ def write_column(column: Column, values: Any, folder: Path) -> dict[str, FileEnt
     """Write rows to a shard's folder; return file entries in the order of `column.file_names`.
 
     `values` are an array of storage values or, if the column is ragged, an object with ``values``
-    and ``offsets``, such as `cerebro.data.dataset.RaggedRows`.
+    and ``offsets``, such as `cerebro.data.RaggedRows`.
     """
     if not column.ragged:
         (name,) = column.file_names
@@ -69,7 +68,7 @@ class ShardWork:
 
     def with_view(self, view: Any) -> ShardWork:
         """Return the same work on a view of the same rows."""
-        return replace(self, derivation=replace(self.derivation, view=view))
+        return replace(self, derivation=replace(self.derivation, data=view))
 
     def write(
         self, shard: int, place: Path, advance: Callable[[int], None] = lambda count: None
@@ -79,14 +78,12 @@ class ShardWork:
         Calls `advance` with the number of bytes written since the last call. Raises InputError if
         the function's results do not fit the columns.
         """
-        view, copies = self.derivation.view, self.derivation.copies
+        view = self.derivation.data.view
         files: dict[str, FileEntry] = {}
         for column in self.kept:
-            part = view._rows[shard]
-            read = view._ragged_rows if column.ragged else view._plain_rows
-            files.update(write_column(column, read(column.name, shard, part), place))
-            advance(part_rows(part) * column.item_bytes)
-        for copy in (None, *range(copies)):
+            files.update(write_column(column, view.read(column.name, shard), place))
+            advance(view.shard_rows[shard] * column.item_bytes)
+        for copy in (None, *range(self.derivation.copies)):
             files.update(self._write_pass(shard, copy, place, advance))
         return {name: files[name] for column in self.columns for name in column.file_names}
 
@@ -95,7 +92,7 @@ class ShardWork:
     ) -> dict[str, FileEntry]:
         """Compute the columns of one copy of a shard, and write them batch by batch."""
         columns = {column.name: column for column in self.columns}
-        rows = part_rows(self.derivation.view._rows[shard])
+        rows = self.derivation.data.view.shard_rows[shard]
         writers: dict[str, _core.NpyWriter] = {}
         try:
             for results in self.derivation.results(shard, copy):

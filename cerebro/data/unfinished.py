@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import cerebro._core as _core
 from cerebro.data.manifest import Column, FileEntry, ShardEntry
+from cerebro.data.shards import open_columns
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine.files import is_mount_point, load_json, open_plain, read_bytes
 
@@ -124,14 +124,3 @@ def check_intact_shard(
         return None
     whole = all(hashes[name] == entry.xxh3_64 for name, entry in files.items())
     return ShardEntry(rows, dict(files)) if whole else None
-
-
-def open_columns(
-    place: Path, rows: int, columns: Sequence[Column], files: Mapping[str, FileEntry]
-) -> _core.ShardReader:
-    """Map the files of a shard; raise an error if one is missing or has a wrong size or header."""
-    specs = [
-        (c.name, c.dtype, c.shape, c.ragged, {name: files[name].bytes for name in c.file_names})
-        for c in columns
-    ]
-    return _core.ShardReader(os.fspath(place), rows, specs)

@@ -145,7 +145,7 @@ class Folds:
     @classmethod
     def from_json(cls, data: Dataset, value: Mapping[str, Any]) -> Folds:
         """Return the folds of a `to_json` value; raise InputError if they do not fit the data."""
-        rows = data._stored_rows()
+        rows = data.shards.stored_rows
 
         def parts(fold: Mapping[str, Any], name: str) -> list[Part]:
             described = fold[name]
@@ -183,7 +183,7 @@ def make_folds(data: Dataset, given: Any) -> Folds:
     """Return the folds that a `KFold` or a splitter makes of a dataset; see `KFold.split`."""
     kfold = given if isinstance(given, KFold) else KFold(given)
     name = " ".join(repr(kfold.n if is_splitter(kfold.n) else kfold).split())
-    repeated = any(map(splitting.repeats, data._rows))
+    repeated = any(map(splitting.repeats, data.view.parts))
     if repeated and kfold.groups is None:
         raise InputError(
             f"{name}: this view repeats rows, so that folds would train on rows that they hold "
@@ -193,8 +193,8 @@ def make_folds(data: Dataset, given: Any) -> Folds:
         pairs = _split_by(kfold.n, data, kfold)
     else:
         pairs = _split_by_fold(_assign_folds(data, kfold), kfold.n)
-    shards = [part for _, part in data._parts()]
-    parts = [(select_rows(shards, train), select_rows(shards, held)) for train, held in pairs]
+    all_rows = data.view.parts
+    parts = [(select_rows(all_rows, train), select_rows(all_rows, held)) for train, held in pairs]
     if repeated:  # a splitter need not keep groups together
         _check_disjoint(parts, name)
     return Folds(data, parts, name)
@@ -221,7 +221,7 @@ def _assign_folds(data: Dataset, kfold: KFold) -> Array:
     if n > data.num_rows:
         raise InputError(f"{kfold!r} needs a row for each fold, but the data has {data.num_rows}")
     if kfold.groups is not None:
-        labels = data._labels(kfold.groups)
+        labels = data.view.labels(kfold.groups)
         groups = len(np.unique(np.concatenate(labels)))
         if groups < n:
             raise InputError(
@@ -231,10 +231,10 @@ def _assign_folds(data: Dataset, kfold: KFold) -> Array:
         bounds = [*(np.arange(1, n) / n), 1.0]
         return splitting.assign_groups(labels, bounds, kfold.seed)
     if kfold.stratify is not None:
-        labels = data._labels(kfold.stratify)
+        labels = data.view.labels(kfold.stratify)
         _check_classes(data, kfold, np.concatenate(labels))
     else:
-        labels = [np.zeros(rows, np.int64) for rows in data._shard_rows()]
+        labels = [np.zeros(rows, np.int64) for rows in data.view.shard_rows]
     return splitting.deal_folds(labels, n, kfold.seed)
 
 
@@ -269,7 +269,7 @@ def _split_by(splitter: Any, data: Dataset, kfold: KFold) -> list[tuple[Array, A
     """Return the rows that a splitter chooses, checked and in ascending order."""
     name = " ".join(repr(splitter).split())
     y, groups = (
-        None if column is None else np.concatenate(data._scalars(column))
+        None if column is None else np.concatenate(data.view.scalars(column))
         for column in (kfold.stratify, kfold.groups)
     )
     try:
@@ -370,7 +370,7 @@ def find_unfit_columns(
     numbers only the categories of its own rows. `columns` are those that the model reads, by
     default all of `train`. `what` names `data` in messages.
     """
-    if data._manifest.checksum == train._manifest.checksum:
+    if data.shards.manifest.checksum == train.shards.manifest.checksum:
         return {}
     names = train.columns if columns is None else columns
     problems = {}
@@ -416,11 +416,7 @@ def _explain_unfit(ours: Column, data: Dataset) -> str | None:
 
 def _find_code(data: Dataset, column: Column, least: int) -> int | None:
     """Return the first code in the rows that is at least `least`; None if there is none."""
-    for shard, part in enumerate(data._rows):
-        if column.ragged:
-            codes = data._ragged_rows(column.name, shard, part).values
-        else:
-            codes = data._plain_rows(column.name, shard, part)
+    for codes in data.view.runs(column):
         high = codes[codes >= least]
         if high.size:
             return int(high.reshape(-1)[0])

@@ -54,7 +54,7 @@ def join_by_row(data: Dataset, held_out: Sequence[Dataset], predictions: Sequenc
 def _find_rows(data: Dataset, view: Dataset) -> Array:
     """Return the row numbers, in `data`, of the rows of a view."""
     numbers, start = [], 0
-    for (_, whole), (_, part) in zip(data._parts(), view._parts(), strict=True):
+    for whole, part in zip(data.view.parts, view.view.parts, strict=True):
         held = np.arange(*part) if isinstance(part, tuple) else np.asarray(part, np.int64)
         if isinstance(whole, tuple):
             numbers.append(start + held - whole[0])

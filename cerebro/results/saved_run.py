@@ -447,13 +447,13 @@ class SavedRun:
             return None
         if moved is not None:
             if name == "data":
-                updated = {**spec, "path": moved._place}
-                if not moved._is_whole():
+                updated = {**spec, "path": moved.shards.place}
+                if not moved.view.is_whole:
                     view = Dataset.from_spec(updated, check=False)
-                    return view if moved._holds(view) else moved
+                    return view if moved.view.holds(view.view) else moved
                 spec = {**updated, "transforms": moved.spec()["transforms"] or spec["transforms"]}
             elif spec["path"] == self.meta["data"]["path"]:
-                spec = {**spec, "path": moved._place}
+                spec = {**spec, "path": moved.shards.place}
         if spec is self.meta[name]:
             return self._open(name, check=False)
         return Dataset.from_spec(spec, check=False)

@@ -19,7 +19,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.data import Dataset
 from cerebro.data.manifest import FILE_NAME as MANIFEST
-from cerebro.data.shard_files import find_damage, hash_of_file
+from cerebro.data.shards import find_damage, hash_of_file
 from cerebro.errors import CerebroError, CorruptDataError
 from cerebro.machine.files import LinkError
 from cerebro.machine.objects import is_url

@@ -30,7 +30,7 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.data.given_rows import FOLDERS
 from cerebro.data.manifest import read_manifest
-from cerebro.data.shard_files import verify_shard
+from cerebro.data.shards import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import is_plain_name, load_json, read_bytes

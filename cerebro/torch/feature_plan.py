@@ -181,7 +181,7 @@ def _measure(
         seed=0,
         dtypes=None,
     )
-    batches = work.batches(images._rows, 0, None)
+    batches = work.batches(images.view.parts, 0, None)
     outputs: dict[str, Any] = {}
     rows = 1
     times: dict[str, list[float]] = {name: [] for name in trunk.layers}

@@ -234,13 +234,13 @@ def features(
             dtypes=dtypes,
         )
         with explain_gpu_memory_errors(trunk.device, work.batch_size):
-            same_bits = _compare_halves(trunk, next(iter(work.batches(images._rows, 0, None))))
+            same_bits = _compare_halves(trunk, next(iter(work.batches(images.view.parts, 0, None))))
         plan = make_recipe(work, trunk.identity(), keep=keep, says=SAYS)
         target = _name_folder(images, plan) if folder is None else folder
         if not (target / FILE_NAME).exists():
             check_budget(plan.nbytes, limit)
         result = Features(write(plan, target, progress, executor, trunk.threads, room=True))
-    result._take_transforms(images, plan.kept)
+    result.view = result.view.keep_transforms(images.view, plan.kept)
     result._trunk, result.layers, result.same_bits = trunk, dict(trunk.layers), same_bits
     return result
 

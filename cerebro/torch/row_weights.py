@@ -55,10 +55,10 @@ def check_column(data: Any, weight: str) -> None:
     if column.dtype in ("bfloat16", "complex64"):
         return
     try:
-        parts = data._parts()
+        parts = data.view.mapped_parts()
         here = tuple(shard for shard, (_, part) in enumerate(parts) if part_rows(part))
         for shard in here:
-            data._check_sizes(shard)
+            data.shards.check_sizes(shard)
     except CerebroError:
         return
     key = (f"{data.path}:{data.checksum}", weight, here)

@@ -318,7 +318,7 @@ class _CheckedModel:
                 self._config, runner.context.batch_size
             )
             loader = runner.make_loader(live.model, size, training=False, trial=0)
-            loader.begin([find_first_shards(validation._shard_rows(), size)], 0, 0, 1)
+            loader.begin([find_first_shards(validation.view.shard_rows, size)], 0, 0, 1)
             with generators.preserve_generators(live.torch, seed=0):
                 device = runner.device_of(live.model)
                 _, metrics = evaluate_model(live.model, loader, device=device)

@@ -136,7 +136,7 @@ def make_shard(runner: UnitRunner, task: ShardTask) -> ShardMade | ShardFailed:
         with runner.redirect_output(None):
             shutil.rmtree(folder, ignore_errors=True)  # of a worker that died
             folder.mkdir(parents=True)
-            context.train._verify_shard(task.shard)
+            context.train.shards.verify(task.shard)
             files = work.with_view(context.train).write(task.shard, folder)
     except BaseException as error:
         if not runner.is_of_the_trial(error):

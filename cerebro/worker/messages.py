@@ -140,7 +140,7 @@ class RunContext(Training):
         for view in (self.train, self.validation):
             for shard in range(0 if view is None else view.num_shards):
                 assert view is not None
-                view._check_sizes(shard)
+                view.shards.check_sizes(shard)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import cerebro._core as _core
 from cerebro.arguments import MAX_INT32, check_whole_number
-from cerebro.data import copies, depots
+from cerebro.data import depots
 from cerebro.data.given_rows import was_given
 from cerebro.data.order import Cut, mix_in_order
 from cerebro.errors import CorruptDataError, StateError, UnitCancelled, text_of
@@ -867,13 +867,13 @@ class UnitRunner:
         columns, self._unfit = read_columns(model, data.columns), {}
         if not training and context.folds is None:  # folds are views of the training data
             columns = self._find_fitting_columns(model, columns)
-        copy = epoch % copies.count_copies(data) if training else 0
+        copy = epoch % data.shards.copies if training else 0
         key = (
             training,
             batch_size,
             framework,
             last,
-            data._generation,
+            data.shards.generation,
             context.fold_of(trial),
             copy,
             None if columns is None else tuple(columns),
@@ -928,14 +928,14 @@ class UnitRunner:
         assert data is not None
         now = time.monotonic()
         if self.context.verify and key not in self._verified:
-            data._verify_shard(shard)
+            data.shards.verify(shard)
             self._verified.add(key)
         # Short units use all shards each, so recent checks still count.
         elif now - self._sized.get(key, -math.inf) < SIZES_SECONDS:
-            data._pull([shard])
+            data.shards.pull([shard])
             return
         else:
-            data._check_sizes(shard)
+            data.shards.check_sizes(shard)
         self._sized[key] = now
 
     def _path_of_slots(self, trial: int) -> str:

@@ -123,4 +123,6 @@ def content(folder):
 
 def bytes_of(data):
     """The bytes of all shards of a dataset."""
-    return sum(entry.bytes for shard in data._manifest.shards for entry in shard.files.values())
+    return sum(
+        entry.bytes for shard in data.shards.manifest.shards for entry in shard.files.values()
+    )

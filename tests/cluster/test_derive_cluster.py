@@ -206,7 +206,7 @@ def test_shards_made_before_the_coordinator_is_killed_are_reused(source, tmp_pat
 
     made = source.derive(target, counted, **OPTIONS)
     assert content(made.path) == expected
-    rows = made._stored_rows()[3:]
+    rows = made.shards.stored_rows[3:]
     assert len(computed) == 2 + sum(-(-n // derivable.BATCH) for n in rows)
 
 

@@ -193,7 +193,7 @@ def test_a_separate_validation_dataset_gives_the_same_states(cluster, data, tmp_
 def test_data_damaged_on_a_node_are_sent_again(cluster, data, tmp_path, expected):
     """A shard with a bit that has changed, and validation rows of which the end is missing."""
     same(resumable.search(tmp_path / "first", data, executor=cluster.executor()), expected)
-    whole = cerebro.Dataset(data)._manifest.checksum
+    whole = cerebro.Dataset(data).shards.manifest.checksum
     for node in cluster.folder.glob("node-*"):
         for file in node.glob("data/*/shard-00002/x.npy"):
             content = bytearray(file.read_bytes())

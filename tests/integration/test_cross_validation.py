@@ -636,7 +636,7 @@ def test_folds_without_rows_in_a_shard(tmp_path):
     columns = {"x": x, "y": x.sum(1), "group": np.repeat([0, 1, 2], 20)}
     data = cerebro.shard(columns, tmp_path / "set", shards=3, shuffle=False)
     train, _ = KFold(3, groups="group").split(data)[0]
-    assert 0 in train._shard_rows()
+    assert 0 in train.view.shard_rows
     settings = {"validation": KFold(3, groups="group"), "n_trials": 2}
     runs = [search(tmp_path / f"{w}", data, workers=w, **settings) for w in (0, 2)]
     assert_same(*runs)

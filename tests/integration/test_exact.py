@@ -106,7 +106,7 @@ def test_states_do_not_depend_on_the_number_of_workers(data, inline, tmp_path, w
 
 def test_the_test_data_has_unequal_shards(data):
     train, _ = data.split(0.8, 0.2)
-    assert len(set(train._shard_rows())) > 1
+    assert len(set(train.view.shard_rows)) > 1
     assert data.num_shards == 7
 
 

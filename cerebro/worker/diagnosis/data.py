@@ -124,8 +124,9 @@ def summarize_texts(found: Mapping[str, str]) -> str:
 def _estimate_row_bytes(data: Dataset, column: Column) -> float:
     if not column.ragged:
         return column.item_bytes
-    files = [entry.files[name].bytes for entry in data._shards for name in column.file_names]
-    return float(sum(files)) / max(1, data._manifest.rows)
+    manifest = data.shards.manifest
+    files = [entry.files[name].bytes for entry in manifest.shards for name in column.file_names]
+    return float(sum(files)) / max(1, manifest.rows)
 
 
 def _describe_not_finite(data: Dataset, column: Column, most: int) -> str:
@@ -133,9 +134,11 @@ def _describe_not_finite(data: Dataset, column: Column, most: int) -> str:
     remaining = most
     rows, count, first = 0, 0, []
     has_nan = has_infinity = False
-    for shard, (start, whole) in enumerate(zip(data._first_rows(), data._rows, strict=True)):
+    for shard, (start, whole) in enumerate(
+        zip(data.shards.first_rows, data.view.parts, strict=True)
+    ):
         part = cut_part(whole, 0, min(remaining, part_rows(whole)))
-        if not part_rows(part) or not data._is_here(shard):
+        if not part_rows(part) or not data.shards.is_here(shard):
             continue
         values, row_of = _read_floats(data, column, shard, part)
         bad = ~np.isfinite(values)
@@ -153,7 +156,7 @@ def _describe_not_finite(data: Dataset, column: Column, most: int) -> str:
     what = " and ".join(
         word for word, there in (("NaN", has_nan), ("infinity", has_infinity)) if there
     )
-    row = int(data._source_rows(np.concatenate(first)).min())
+    row = int(data.shards.number_in_source(np.concatenate(first)).min())
     number = f"{count:,} value{'s' if count > 1 else ''} in {rows:,} rows"
     return f"column {column.name!r} has {what} ({number}, first in row {row})"
 
@@ -162,11 +165,8 @@ def _read_floats(
     data: Dataset, column: Column, shard: int, part: Part
 ) -> tuple[Array, Callable[[Array], Array]]:
     """Return a column's values in some rows, and a function from their places to the rows'."""
-    if column.ragged:
-        rows = data._ragged_rows(column.name, shard, part)
-        values, offsets = rows.values, rows.offsets
-    else:
-        values, offsets = data._plain_rows(column.name, shard, part), None
+    rows = data.shards.read(column.name, shard, part)
+    values, offsets = (rows.values, rows.offsets) if column.ragged else (rows, None)
     if column.dtype == "bfloat16":
         values = bfloat16_to_float32(values)
     if offsets is None:
@@ -188,10 +188,10 @@ def measure_majority_share(train: Dataset, column: str) -> float:
 def _read_first_rows(data: Dataset, name: str, rows: int) -> Iterator[Array]:
     """Yield a column's first rows as they are stored, one shard after the other."""
     remaining = rows
-    for shard, part in enumerate(data._rows):
+    for shard, part in enumerate(data.view.parts):
         taken = min(remaining, part_rows(part))
         if taken:
-            yield data._plain_rows(name, shard, cut_part(part, 0, taken))
+            yield data.shards.read(name, shard, cut_part(part, 0, taken))
         remaining -= taken
 
 

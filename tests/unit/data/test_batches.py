@@ -17,6 +17,7 @@ import pytest
 import cerebro._core as _core
 import cerebro.data
 from cerebro.data.batches import Batches, idle_threads, make_loader
+from cerebro.data.view import View
 from cerebro.errors import InputError
 from cerebro.transforms import Pad, RandomCrop, RandomHorizontalFlip, Scale, ToCHW
 
@@ -129,17 +130,7 @@ def test_batches_of_views(data: Any) -> None:
 
 def test_a_view_without_rows(data: Any) -> None:
     pytest.importorskip("torch")
-    nothing = SimpleNamespace(
-        columns=data.columns,
-        transforms={},
-        num_shards=5,
-        num_rows=0,
-        _parts=lambda: [(reader, (3, 3)) for reader, _ in data._parts()],
-        _shard_rows=lambda: [0] * 5,
-        _stored_bytes=lambda: 0,
-        _first_rows=data._first_rows,
-        _weight_sums=lambda across: None,
-    )
+    nothing = SimpleNamespace(view=View(data.shards, [(3, 3)] * 5))
     for framework in ("torch", "numpy"):
         batches = Batches(nothing, 8, framework=framework)
         assert len(batches) == 0 and list(batches) == []

@@ -286,7 +286,7 @@ def test_a_dataset_in_use_is_not_removed_from_the_cache(url, cache):
     data = cerebro.Dataset(url)
     data.verify()
     view = data.select(slice(0, 10))
-    checksum = data._manifest.checksum
+    checksum = data.shards.manifest.checksum
     del data
     assert not Cache(cache)._remove_unused(checksum)
     assert len(list(cache.glob("data/*/shard-*"))) == 3

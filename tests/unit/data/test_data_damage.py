@@ -36,11 +36,11 @@ def test_a_cut_file_is_refused_at_opening(folder: Path, name: str) -> None:
     content = file.read_bytes()
     for size in (0, 5, 100, len(content) - 1):
         file.write_bytes(content[:size])
-        for read in (lambda: Dataset(folder), data.verify, lambda: data._verify_shard(1)):
+        for read in (lambda: Dataset(folder), data.verify, lambda: data.shards.verify(1)):
             with pytest.raises(CorruptDataError) as caught:
                 read()
             assert f"shard-00001/{name}" in str(caught.value)
-        data._verify_shard(0)
+        data.shards.verify(0)
     file.write_bytes(content + b"\0")
     with pytest.raises(CorruptDataError, match=name):
         Dataset(folder)
@@ -85,9 +85,9 @@ def test_swapped_files_are_found(folder: Path) -> None:
     data = Dataset(folder)  # sizes and headers are alike
     with pytest.raises(CorruptDataError, match=r"shard-00000/x\.npy"):
         data.verify()
-    data._verify_shard(2)
+    data.shards.verify(2)
     with pytest.raises(CorruptDataError, match=r"shard-00001/x\.npy"):
-        data._verify_shard(1)
+        data.shards.verify(1)
 
 
 def test_a_manifest_cut_at_any_byte_is_refused(folder: Path) -> None:
@@ -247,7 +247,7 @@ def test_too_many_mappings_are_not_reported_as_out_of_memory(
     def cannot_map(*_: object) -> None:
         raise OSError(errno.ENOMEM, "cannot map x.npy: Cannot allocate memory")
 
-    monkeypatch.setattr("cerebro.data.shard_files._core.ShardReader", cannot_map)
+    monkeypatch.setattr("cerebro.data.shards._core.ShardReader", cannot_map)
     with pytest.raises(OSError, match=r"cannot map x\.npy.*max_map_count.*fewer shards") as error:
         next(iter(Dataset(folder).batches(2)))
     assert error.value.errno == errno.ENOMEM

@@ -40,8 +40,8 @@ def ys(view: Dataset) -> list[int]:
 
 def test_size_checksum_and_repr_describe_the_dataset(data: Dataset) -> None:
     assert (len(data), data.num_rows, data.num_shards) == (ROWS, ROWS, 6)
-    assert data._shard_rows() == [34, 34, 34, 34, 34, 33]
-    assert data._first_rows() == [0, 34, 68, 102, 136, 170]
+    assert data.view.shard_rows == [34, 34, 34, 34, 34, 33]
+    assert data.shards.first_rows == [0, 34, 68, 102, 136, 170]
     tokens = sum(i % 6 for i in range(ROWS))
     assert data.nbytes == ROWS * (12 + 8 + 8 + 4 + 4) + tokens * 8 + (ROWS + 6) * 8
     assert len(data.checksum) == 32
@@ -152,7 +152,7 @@ def test_a_stratified_split_keeps_proportions(data: Dataset) -> None:
         assert counts is not None
         for name, count in whole.items():
             assert abs(counts[name] - fraction * count) <= 1
-        rows = part._shard_rows()
+        rows = part.view.shard_rows
         assert max(rows) - min(rows) <= 5
     again = data.split(0.5, 0.3, 0.2, stratify="kind")
     assert [part.checksum for part in again] == [part.checksum for part in parts]
@@ -174,7 +174,7 @@ def test_a_grouped_split_keeps_groups_together(data: Dataset) -> None:
 
 def test_a_shard_without_rows_in_the_view(data: Dataset) -> None:
     view = data.select([0, 1, 2, 69])
-    assert view._shard_rows() == [3, 0, 1, 0, 0, 0]
+    assert view.view.shard_rows == [3, 0, 1, 0, 0, 0]
     assert view.num_shards == 6
     empty = view.shard(1)
     assert empty["x"].shape == (0, 4, 3)
@@ -196,10 +196,10 @@ def test_select(data: Dataset) -> None:
     assert ys(data.select([40, 33, 2, 2])) == [every[33], every[2], every[2], every[40]]
     twice = data.select(slice(10, 190)).select(np.arange(100, 150))
     assert ys(twice) == every[110:160]
-    assert twice._parts()[3][1] == (8, 34)
+    assert twice.view.parts[3] == (8, 34)
     lists = data.select(mask).select(slice(5, 60))
     assert ys(lists) == every[::3][5:60]
-    rows = data.select([5, 3])._parts()[0][1]
+    rows = data.select([5, 3]).view.parts[0]
     assert isinstance(rows, np.ndarray)
     assert rows.dtype == np.uint32
     for wrong, message in [

@@ -62,7 +62,7 @@ def test_a_derived_dataset_keeps_rows_shards_and_splits(
     made = derive(images, tmp_path / "made", counted)
     assert set(sizes) == {BATCH}  # also at the ends of shards, of 13 and 12 rows
     assert list(made.columns) == ["y", "words", "sums", "rows"]
-    assert made._stored_rows() == images._stored_rows()
+    assert made.shards.stored_rows == images.shards.stored_rows
     made.verify()
     views = [(images, made)]
     views += zip(images.split(0.6, 0.4), made.split(0.6, 0.4), strict=True)

@@ -57,7 +57,7 @@ def test_links_within_a_dataset_are_refused(folder: Path, name: str) -> None:
         data.verify()
     if name.endswith(".npy"):
         with pytest.raises(CorruptDataError, match="symbolic link"):
-            data._check_sizes(int(name[10]))
+            data.shards.check_sizes(int(name[10]))
 
 
 def test_a_dataset_may_be_reached_by_links(folder: Path) -> None:

@@ -223,7 +223,7 @@ def test_codes_can_be_read_as_text(tmp_path: Path) -> None:
         )
         assert data.classes == {"place": ["00501", "10001"], "code": ["1", "2", "x"], "v": None}
         assert data.shard(0)["place"].tolist() == [0, 1, 0]
-        assert data._manifest.arguments["dtypes"] == {"place": "str", "code": "str"}
+        assert data.shards.manifest.arguments["dtypes"] == {"place": "str", "code": "str"}
     with pytest.raises(InputError, match="makes 'zip' text, but the source has int64"):
         shard({"zip": [501, 10001]}, tmp_path / "e", dtypes={"zip": "str"})
     with pytest.raises(InputError, match="makes 'x' text, but it is a stack"):

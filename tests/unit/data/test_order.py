@@ -20,6 +20,7 @@ import cerebro._core as _core
 from cerebro.data import Dataset
 from cerebro.data.batches import Batches, make_loader
 from cerebro.data.order import MOST_BYTES, Cut, EpochOrder, make_order, resolve_shuffle
+from cerebro.data.view import View
 from cerebro.errors import InputError
 
 LR = {"lr": [0.1]}
@@ -286,7 +287,7 @@ def test_the_default_shuffle_depends_on_size_alone(
 ) -> None:
     view = sets[9].select(slice(0, 100))
     for stored, expected in ((MOST_BYTES, "rows"), (MOST_BYTES + 1, "shards")):
-        monkeypatch.setattr(Dataset, "_stored_bytes", lambda self, stored=stored: stored)
+        monkeypatch.setattr(View, "stored_bytes", stored)
         for cores in (1, 64):
             monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
             monkeypatch.setattr("os.sched_getaffinity", lambda pid, n=cores: set(range(n)))
@@ -304,9 +305,9 @@ def test_the_default_shuffle_depends_on_size_alone(
 def test_a_view_is_as_large_as_its_share_of_the_files(sets: Any) -> None:
     data = sets[5]
     files = sum(file.stat().st_size for file in Path(data.path).rglob("*.npy"))
-    assert data._stored_bytes() == files
-    assert data.select(slice(0, 60))._stored_bytes() == files * 60 // ROWS
-    assert data.select([1, 1])._stored_bytes() == files * 2 // ROWS
+    assert data.view.stored_bytes == files
+    assert data.select(slice(0, 60)).view.stored_bytes == files * 60 // ROWS
+    assert data.select([1, 1]).view.stored_bytes == files * 2 // ROWS
 
 
 @pytest.mark.parametrize("wrong", ["row", True, 1, "Rows", ["rows"]])
@@ -329,7 +330,7 @@ def test_impossible_shuffling_by_rows_is_refused(sets: Any) -> None:
         cerebro.search(
             build, LR, sets[5], epochs=1, n_trials=1, batch_size=8, shuffle="rows", stagger=False
         )
-    many = SimpleNamespace(num_rows=2**32, _stored_bytes=lambda: 10)
+    many = SimpleNamespace(num_rows=2**32, view=SimpleNamespace(stored_bytes=10))
     for shuffle in ("rows", None):
         with pytest.raises(InputError, match=r'orders at most 4,294,967,295 rows.*use "shards"'):
             resolve_shuffle(shuffle, many)

@@ -144,14 +144,14 @@ def test_draws_are_those_of_the_documented_generator(data: Any, column: Any) -> 
         shards = [view.shard(shard)["row"] for shard in range(SHARDS)]
         for epoch in (0, 3):
             key: Any = {"seed": 3, "epoch": epoch}
-            sums = np.concatenate([part for part, _ in view._weight_sums(across=True)])
+            sums = np.concatenate([part for part, _ in view.view.weight_sums(across=True)])
             order = draws(sums, 0, part=first, **key)
             found = view.batches(16, framework="numpy", **key)
             expected = epoch_batches.of_rows(shards, 16, order=order)
             assert [batch["row"].tolist() for batch in found] == expected
 
             starts = np.cumsum([0, *map(len, shards)])
-            parts = view._weight_sums(across=False)
+            parts = view.view.weight_sums(across=False)
             (mix,) = make_order(view, "shards", 3).mixes(epoch)
             assert mix == tuple(range(SHARDS))
             order = np.concatenate(
@@ -210,7 +210,11 @@ def test_sampling_is_recorded_in_the_spec(data: Any) -> None:
     assert again.checksum == view.checksum != data.checksum
     assert drawn(again) == drawn(view)
     assert view.with_sampling().checksum == data.checksum
-    assert data._holds(view) and not view._holds(data) and view._holds(again)
+    assert (
+        data.view.holds(view.view)
+        and not view.view.holds(data.view)
+        and view.view.holds(again.view)
+    )
     assert "rows drawn with equal classes of 'y'" in repr(view)
     assert "rows drawn by &#x27;w&#x27;" in data.with_sampling("w")._repr_html_()
     with pytest.raises(InputError, match="spec is damaged"):
@@ -227,7 +231,7 @@ def test_a_row_is_transformed_alike_however_often_it_is_drawn(data: Any) -> None
 
 
 def test_the_loader_refuses_invalid_weight_sums(data: Any) -> None:
-    (reader, part), *_ = data._parts()
+    (reader, part), *_ = data.view.mapped_parts()
     plan = cerebro.transforms.compile(data.columns, {})
     good = np.arange(1, 61, dtype=np.uint64)
     _core.Loader([(reader, part, good)], plan, batch_size=4, framework="numpy")
@@ -270,13 +274,13 @@ def test_sums_are_whole_numbers() -> None:
 def test_all_loaders_of_a_view_share_the_sums(data: Any) -> None:
     view = data.with_sampling("w")
     for across in (True, False):
-        first, again = view._weight_sums(across=across), view._weight_sums(across=across)
+        first, again = view.view.weight_sums(across=across), view.view.weight_sums(across=across)
         assert all(
             np.shares_memory(a, b) and one == two
             for (a, one), (b, two) in zip(first, again, strict=True)
         )
-        assert [len(sums) for sums, _ in first] == data._shard_rows()
-    assert data._weight_sums(across=True) is None
+        assert [len(sums) for sums, _ in first] == data.view.shard_rows
+    assert data.view.weight_sums(across=True) is None
 
 
 def test_a_zero_weight_shard_is_refused_only_when_drawn_alone(data: Any) -> None:

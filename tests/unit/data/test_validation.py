@@ -52,7 +52,7 @@ def test_every_row_is_held_out_once_and_trains_otherwise(data: Dataset) -> None:
         assert train.num_shards == SHARDS
     # Every shard gives a fifth of its rows, to the row.
     for _, view in pairs:
-        assert set(view._shard_rows()) <= {5, 6}
+        assert set(view.view.shard_rows) <= {5, 6}
 
 
 def test_folds_depend_on_the_seed_alone(data: Dataset) -> None:
@@ -248,8 +248,10 @@ def test_folds_travel_and_share_the_data(data: Dataset) -> None:
     for fold in range(5):
         for view, twin in zip(folds.get_views(fold), copy.get_views(fold), strict=True):
             assert column(view, "n") == column(twin, "n")
-            assert view._parts()[0][0] is data._parts()[0][0]  # the same mapping
-            assert twin._parts()[0][0] is train._parts()[0][0]
+            assert (
+                view.view.mapped_parts()[0][0] is data.view.mapped_parts()[0][0]
+            )  # the same mapping
+            assert twin.view.mapped_parts()[0][0] is train.view.mapped_parts()[0][0]
 
 
 def test_configurations_share_the_views(data: Dataset) -> None:

@@ -29,7 +29,7 @@ from cerebro.cluster.states import CARRIED_BYTES, HeldState, HeldStates
 from cerebro.cluster.supply import Supply
 from cerebro.data.cache import Cache
 from cerebro.data.placed import PlacedDataset, write_view
-from cerebro.data.shard_files import verify_shard
+from cerebro.data.shards import verify_shard
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import environment
 from cerebro.machine.wake_pipe import WakePipe
@@ -414,7 +414,7 @@ def test_a_part_gives_the_batches_of_the_whole(data, tmp_path):
     view, _ = data.split(0.8, 0.2)
     part = in_parts(view, tmp_path / "part", [1, 3])
     assert part.num_rows == view.num_rows
-    assert part._shard_rows() == view._shard_rows()
+    assert part.view.shard_rows == view.view.shard_rows
     assert part.checksum == view.checksum
     for shard in (1, 3):
         assert equal(batches_of(part, shard), batches_of(view, shard))
@@ -433,19 +433,19 @@ def test_the_error_for_a_shard_on_another_node_says_what_to_do(data, tmp_path):
     file.write_bytes(file.read_bytes()[:-8])
     cut = PlacedDataset.from_spec({**data.spec(), "path": str(tmp_path / "part")})
     with pytest.raises(CorruptDataError, match=r"x\.npy"):
-        cut._check_sizes(1)
+        cut.shards.check_sizes(1)
     with pytest.raises(InputError, match="no shard of the dataset is in"):
-        in_parts(data, tmp_path / "none", [])._parts()
+        in_parts(data, tmp_path / "none", []).view.mapped_parts()
 
 
 def test_a_shard_that_comes_later_is_found(data, tmp_path):
     part = in_parts(data, tmp_path / "part", [0])
-    before = part._generation
+    before = part.shards.generation
     with pytest.raises(CorruptDataError):
-        part._verify_shard(2)
+        part.shards.verify(2)
     (data.path / "shard-00002").rename(tmp_path / "part" / "shard-00002")
-    part._check_sizes(2)
-    assert part._generation > before
+    part.shards.check_sizes(2)
+    assert part.shards.generation > before
     assert len(batches_of(part, 2)) > 0
 
 
@@ -457,10 +457,10 @@ def test_folds_of_a_dataset_in_parts_are_those_of_the_whole(data, tmp_path):
     )
     assert there.checksum == folds.checksum
     (data.path / "shard-00002").rename(tmp_path / "part" / "shard-00002")
-    there.data._check_sizes(2)  # what comes later is there for every fold
+    there.data.shards.check_sizes(2)  # what comes later is there for every fold
     for fold in range(4):
         for view, expected in zip(there.get_views(fold), folds.get_views(fold), strict=True):
-            assert view._generation == there.data._generation > 0
+            assert view.shards.generation == there.data.shards.generation > 0
             assert view.checksum == expected.checksum
             for shard in range(4):
                 assert equal(batches_of(view, shard), batches_of(expected, shard))
@@ -473,7 +473,7 @@ def test_a_view_is_written_as_a_dataset(data, tmp_path):
     folder.mkdir()
     written = write_view(view, folder)
     written.verify()
-    assert written._shard_rows() == view._shard_rows()
+    assert written.view.shard_rows == view.view.shard_rows
     assert written.classes == view.classes
     assert equal(list(written.in_order(8, "numpy")), [*map(dict, view.in_order(8, "numpy"))])
     labels = data.split(0.5, 0.5, stratify="kind")[1]
@@ -486,11 +486,11 @@ def test_a_view_is_written_as_a_dataset(data, tmp_path):
 
 def test_shards_without_rows_are_left_out(data, tmp_path):
     view = data.select(np.arange(30, 60))
-    assert 0 in view._shard_rows()
+    assert 0 in view.view.shard_rows
     folder = tmp_path / "view"
     folder.mkdir()
     written = write_view(view, folder)
-    assert written._shard_rows() == [rows for rows in view._shard_rows() if rows]
+    assert written.view.shard_rows == [rows for rows in view.view.shard_rows if rows]
     assert equal(list(written.in_order(8, "numpy")), list(view.in_order(8, "numpy")))
 
 
@@ -498,8 +498,8 @@ def test_shards_without_rows_are_left_out(data, tmp_path):
 
 
 def ship(cache, data, shard, piece=1000, spoil=False):
-    checksum = data._manifest.checksum
-    for name in data._manifest.shards[shard].files:
+    checksum = data.shards.manifest.checksum
+    for name in data.shards.manifest.shards[shard].files:
         content = bytearray((data.path / f"shard-{shard:05d}" / name).read_bytes())
         if spoil:
             content[-1] ^= 1
@@ -517,12 +517,12 @@ def test_shards_received_in_pieces_stay_in_the_cache(data, tmp_path):
     again = Cache(tmp_path / "cache")
     assert again.begin(manifest) == [0, 2]
     assert again.place == cache.place != Cache(tmp_path / "other").place
-    folder = cache.data(data._manifest.checksum)
+    folder = cache.data(data.shards.manifest.checksum)
     part = PlacedDataset.from_spec({**data.spec(), "path": str(folder)})
     assert equal(batches_of(part, 2), batches_of(data, 2))
     file = next((folder / "shard-00002").iterdir())
     file.write_bytes(b"damaged" + file.read_bytes()[7:])
-    cache.forget_damaged(data._manifest.checksum, [0, 2, 3])
+    cache.forget_damaged(data.shards.manifest.checksum, [0, 2, 3])
     assert again.begin(manifest) == [0]
 
 
@@ -534,7 +534,7 @@ def test_a_shard_that_was_altered_on_the_way_is_refused(data, tmp_path):
         ship(cache, data, 1, spoil=True)
     assert cache.begin(manifest) == []
     with pytest.raises(CorruptDataError, match="no file"):
-        cache.receive(data._manifest.checksum, 1, "../escape", 0, b"")
+        cache.receive(data.shards.manifest.checksum, 1, "../escape", 0, b"")
 
 
 @pytest.mark.parametrize("way", ["sent", "adopted"])
@@ -542,7 +542,7 @@ def test_a_shard_is_not_renamed_into_place_before_verification(data, tmp_path, m
     cache = Cache(tmp_path / "cache")
     manifest = (data.path / "manifest.json").read_bytes()
     cache.begin(manifest)
-    whole = cache.data(data._manifest.checksum) / "shard-00001"
+    whole = cache.data(data.shards.manifest.checksum) / "shard-00001"
     seen = []
 
     def noting(folder, *rest):
@@ -568,7 +568,7 @@ def test_a_good_copy_is_kept_and_a_damaged_one_replaced(data, tmp_path):
     for cache in (one, other):
         cache.begin((data.path / "manifest.json").read_bytes())
     ship(one, data, 1)
-    folder = one.data(data._manifest.checksum) / "shard-00001"
+    folder = one.data(data.shards.manifest.checksum) / "shard-00001"
     file = next(folder.iterdir())
     good = file.read_bytes()
     with file.open("rb") as first:  # held, so that no other file gets its number
@@ -591,9 +591,15 @@ def test_a_partly_received_shard_is_kept_in_scratch(data, tmp_path):
     manifest = (data.path / "manifest.json").read_bytes()
     cache.begin(manifest)
     cache.receive(
-        data._manifest.checksum, 0, next(iter(data._manifest.shards[0].files)), 0, b"part"
+        data.shards.manifest.checksum,
+        0,
+        next(iter(data.shards.manifest.shards[0].files)),
+        0,
+        b"part",
     )
-    assert [f.name for f in cache.data(data._manifest.checksum).iterdir()] == ["manifest.json"]
+    assert [f.name for f in cache.data(data.shards.manifest.checksum).iterdir()] == [
+        "manifest.json"
+    ]
     assert [f.read_bytes() for f in cache.scratch().glob("*/shard-00000/*")] == [b"part"]
     cache.close()
 
@@ -631,7 +637,7 @@ def full(tmp_path, data):
         for shard in range(2):
             ship(cache, other, shard)
         cache.close()
-        checksums.append(other._manifest.checksum)
+        checksums.append(other.shards.manifest.checksum)
         os.utime(folder / "data" / f"{checksums[-1]}.used", (1000 - number, number))
     return folder, checksums
 
@@ -654,7 +660,7 @@ def test_the_least_recently_used_dataset_is_evicted(full, data, monkeypatch):
     receive(folder, data, monkeypatch, "1GB").close()
     assert kept(folder, checksums) == [True, True, True]
     each = sum(f.stat().st_size for f in (folder / "data" / checksums[0]).rglob("*.npy"))
-    shutil.rmtree(folder / "data" / data._manifest.checksum)
+    shutil.rmtree(folder / "data" / data.shards.manifest.checksum)
     cache = receive(folder, data, monkeypatch, f"{2.9 * each / 1000} kB")
     assert kept(folder, checksums) == [False, True, True]
     ship(cache, data, 1)  # its own dataset is in use
@@ -671,7 +677,7 @@ def test_datasets_of_a_live_run_are_not_evicted(full, data, monkeypatch):
     receive(folder, data, monkeypatch, "1").close()
     assert kept(folder, checksums) == [True, False, False]
     user.close()
-    shutil.rmtree(folder / "data" / data._manifest.checksum)
+    shutil.rmtree(folder / "data" / data.shards.manifest.checksum)
     receive(folder, data, monkeypatch, "1").close()
     assert kept(folder, checksums) == [False, False, False]
 
