@@ -32,6 +32,7 @@ from pathlib import Path
 
 from cerebro.data.manifest import FILE_NAME, Manifest, parse_manifest, shard_folder
 from cerebro.data.shards import verify_shard
+from cerebro.data.unfinished import remove_abandoned
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.files import expand_path
@@ -371,7 +372,7 @@ class Cache:
         """Make a scratch folder; return it and the descriptor of its lock."""
         for folder in (self.folder / "scratch").iterdir():
             if folder.name.startswith("worker-"):
-                _remove_if_left(folder)
+                remove_abandoned(folder, "lock")
         new_folder = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder / "scratch"))
         fd = os.open(new_folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -409,17 +410,6 @@ class Cache:
     def _check_open(self) -> None:
         if self._is_closing:
             raise StorageError("the cache of this node is being closed")
-
-
-def _remove_if_left(folder: Path) -> None:
-    """Remove a scratch folder if its process is dead, that is, its lock is free."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder / "lock", os.O_RDWR)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(fd)
 
 
 def _bytes_below(folder: Path) -> int:

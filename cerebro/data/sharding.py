@@ -3,7 +3,7 @@
 Everything is written into a temporary folder beside the target, which is renamed at the end: the
 target is complete or absent. If the path is a link, the target is the folder that it leads to. The
 temporary folder holds a file that is locked while its process lives; the next `shard` to the same
-path removes a folder whose lock is free, left by a dead process.
+path removes a folder whose lock is free, left by a dead process (`cerebro.data.unfinished`).
 
 A dataset in object storage is made in a folder first, then uploaded (`cerebro.data.bucket`).
 """
@@ -11,13 +11,11 @@ A dataset in object storage is made in a folder first, then uploaded (`cerebro.d
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
-import secrets
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,17 +39,16 @@ from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
 from cerebro.data.spool import spool
-from cerebro.data.unfinished import is_empty_folder, real_target
+from cerebro.data.stats import iterate_pieces
+from cerebro.data.unfinished import LOCK, is_empty_folder, real_target, temporary_folder
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine import durable
 from cerebro.machine.environment import version
-from cerebro.machine.files import open_plain, path_of
+from cerebro.machine.files import path_of
 from cerebro.machine.objects import is_url
 
-_LOCK = ".lock"
 _SPOOL = ".spool"
-_PIECE_BYTES = 8 << 20
 _REMOVE = "choose another path, or remove the folder unless an earlier run needs it"
 
 
@@ -130,26 +127,27 @@ def shard(
         for objects without a manifest; the next `shard` to the same URL removes them.
     """
     arguments = _check_arguments(shards, columns, dtypes, shuffle, seed)
-    place: _Folder | _Bucket
+    place: _Folder | Upload
     with contextlib.ExitStack() as stack:
         if isinstance(path, str) and is_url(path):
-            place = _Bucket(stack.enter_context(Upload(path)))
+            place = stack.enter_context(Upload(path))
         else:
             place = _Folder(path_of("path", path).absolute())
-        return _make_dataset(source, place, path, arguments, columns, dtypes, exist_ok, progress)
+        _make_dataset(source, place, path, arguments, columns, dtypes, exist_ok, progress)
+        return Dataset(path)
 
 
 def _make_dataset(
     source: Any,
-    place: _Folder | _Bucket,
+    place: _Folder | Upload,
     path: Any,
     arguments: dict[str, Any],
     columns: Columns | None,
     dtypes: Mapping[str, Any] | None,
     exist_ok: bool,
     progress: str | bool,
-) -> Dataset:
-    """Write a dataset to a folder or a bucket, or return the one that is there."""
+) -> None:
+    """Write a dataset to a folder or a bucket, or check the one that is there."""
     exists = place.is_there()
     if exists and not exist_ok:
         _refuse_existing(place, path, arguments)
@@ -158,11 +156,10 @@ def _make_dataset(
     opened.text = _source_names(columns, dtypes, is_text)
     whole = _read_whole_table(opened, columns)
     fingerprint = opened.fingerprint() if whole is None else _content_fingerprint(whole)
-    origin = {"kind": opened.kind, "fingerprint": fingerprint}
     if exists:
         _check_same(place.manifest(), arguments, fingerprint, path)
-        return place.open_dataset()
-    with _temporary_folder(place.target) as folder, ByteProgress(progress) as meter:
+        return
+    with temporary_folder(place.target) as folder, ByteProgress(progress) as meter:
         if whole is None:
             whole = _spool_source(opened, columns, folder, meter)
             if (remark := opened.remark()) is not None:
@@ -173,16 +170,15 @@ def _make_dataset(
             columns=tuple(output.column for output in outputs),
             shards=tuple(entries),
             arguments=arguments,
-            source=origin,
+            source={"kind": opened.kind, "fingerprint": fingerprint},
             library=version(),
         )
         _commit(manifest, folder, place.target)
         place.finish()
-    return place.open_dataset()
 
 
 class _Folder:
-    """The place of a dataset on this machine."""
+    """The place of a dataset on this machine; `Upload` is one in object storage."""
 
     def __init__(self, given: Path) -> None:
         self._given = given  # may be a link, and stays the dataset's path
@@ -196,29 +192,6 @@ class _Folder:
 
     def finish(self) -> None:
         """Do nothing: renaming the folder has finished the dataset."""
-
-    def open_dataset(self) -> Dataset:
-        return Dataset(self._given)
-
-
-class _Bucket:
-    """The place of a dataset in object storage, and the folder in which it is made."""
-
-    def __init__(self, upload: Upload) -> None:
-        self._upload = upload
-        self.target = upload.target
-
-    def is_there(self) -> bool:
-        return self._upload.is_there()
-
-    def manifest(self) -> Manifest:
-        return self._upload.manifest()
-
-    def finish(self) -> None:
-        self._upload.finish()
-
-    def open_dataset(self) -> Dataset:
-        return Dataset(self._upload.url)
 
 
 def _check_arguments(
@@ -274,7 +247,7 @@ def _is_there(target: Path) -> bool:
     return (target.exists() or target.is_symlink()) and not is_empty_folder(target)
 
 
-def _refuse_existing(place: _Folder | _Bucket, path: Any, arguments: Mapping[str, Any]) -> NoReturn:
+def _refuse_existing(place: _Folder | Upload, path: Any, arguments: Mapping[str, Any]) -> NoReturn:
     """Raise InputError, naming what exists at the path and a fix that the next call accepts."""
     try:
         different = _describe_difference(place.manifest(), arguments)
@@ -322,13 +295,12 @@ def _content_fingerprint(table: Table) -> str:
 
 
 def _column_fingerprint(data: ColumnData) -> list[Any]:
-    hashes = []
-    for array in (data.values, data.offsets):
-        if array is not None:
-            step = max(1, _PIECE_BYTES // max(1, array[:1].nbytes))
-            for start in range(0, len(array), step):
-                piece = np.ascontiguousarray(array[start : start + step])
-                hashes.append(_core.xxh3_128(piece.reshape(-1).view(np.uint8)))
+    hashes = [
+        _core.xxh3_128(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+        for array in (data.values, data.offsets)
+        if array is not None
+        for piece in iterate_pieces(array)
+    ]
     names = None if data.names is None else list(data.names)
     return [data.dtype, list(data.values.shape), data.offsets is not None, names, hashes]
 
@@ -381,52 +353,5 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
                 f"'{target}' was made by another process in the meantime: {_REMOVE}"
             ) from None
         raise
-    (target / _LOCK).unlink(missing_ok=True)
+    (target / LOCK).unlink(missing_ok=True)
     durable.sync_folder(target.parent)
-
-
-@contextlib.contextmanager
-def _temporary_folder(target: Path) -> Iterator[Path]:
-    """Make a folder beside the target; remove it at the end unless it was renamed.
-
-    A process that the source has forked leaves the folder alone.
-    """
-    process = os.getpid()
-    folder = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(target)
-        folder.mkdir()
-    except OSError as error:
-        reason = f"cannot make {target}: {error.strerror or error}: choose another path"
-        raise OSError(error.errno, reason) from error
-    try:
-        with (folder / _LOCK).open("wb") as lock:
-            with contextlib.suppress(OSError):  # the file system has no locks: never cleaned up
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-    finally:
-        if folder.exists() and os.getpid() == process:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _prefix(target: Path) -> str:
-    return f".{target.name}.tmp-"
-
-
-def _remove_stale(target: Path) -> None:
-    """Remove temporary folders of this target whose processes are dead."""
-    for folder in target.parent.iterdir():
-        if not folder.name.startswith(_prefix(target)):
-            continue
-        try:
-            lock = open_plain(folder / _LOCK, os.O_RDONLY)
-        except OSError:  # being created right now, or owned by another user
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use
-            continue
-        finally:
-            os.close(lock)

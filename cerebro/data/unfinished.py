@@ -1,14 +1,14 @@
-"""The folder in which a dataset is made: find it, lock it, reuse intact shards of a derivation."""
+"""The folder in which a dataset is made: lock it, remove abandoned ones, reuse intact shards."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from cerebro.data.manifest import Column, FileEntry, ShardEntry
 from cerebro.data.shards import open_columns
@@ -22,8 +22,6 @@ def real_target(path: Path) -> Path:
     A dataset is made in a folder beside its target, and renamed at the end. A rename replaces an
     empty folder, but neither a link to one nor a mount point. So the folder must be beside the
     target itself, which is also on the disk that the user chose.
-
-    Raises InputError if the path is a link that leads nowhere, or an empty mount point.
     """
     target = Path(os.path.realpath(path))
     if path.is_symlink() and not target.exists():
@@ -48,53 +46,77 @@ _NOTE_BYTES = 16 << 20
 
 
 @contextlib.contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """Make a folder beside the target; remove it at the end unless it was renamed.
+
+    A process that the source has forked leaves the folder alone.
+    """
+    process, prefix = os.getpid(), f".{target.name}.tmp-"
+    folder = target.with_name(f"{prefix}{secrets.token_hex(8)}")
+    with _explain_failure(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for other in target.parent.iterdir():
+            if other.name.startswith(prefix):
+                remove_abandoned(other)
+        folder.mkdir()
+    try:
+        with (folder / LOCK).open("wb") as lock:
+            with contextlib.suppress(OSError):  # the file system has no locks: never cleaned up
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        if folder.exists() and os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def part_folder(target: Path, fingerprint: str) -> Iterator[Path]:
     """Yield the locked folder of unfinished work, made if missing; keep it for the next call."""
     prefix = f".{target.name}.part-"
     folder = target.with_name(prefix + fingerprint[:16])
-    try:
+    with _explain_failure(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         for other in target.parent.iterdir():
             if other.name.startswith(prefix) and other != folder:
-                _remove_unfinished(other)
+                remove_abandoned(other)
         folder.mkdir(exist_ok=True)
         lock = open_plain(folder / LOCK, os.O_RDWR | os.O_CREAT)
-    except OSError as error:
-        reason = f"cannot make {target}: {error.strerror or error}: choose another path"
-        raise OSError(error.errno, reason) from error
     try:
+        taken = False
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            _refuse_second(target)
+            taken = True
         except OSError:  # the file system has no locks
             pass
-        if not (folder / LOCK).exists():  # renamed by the process that held the lock
-            _refuse_second(target)
+        if taken or not (folder / LOCK).exists():  # renamed by the process that held the lock
+            raise InputError(
+                f"'{target}' is being made by another process: wait until it has finished, and "
+                "call again"
+            )
         yield folder
     finally:
         os.close(lock)
 
 
-def _refuse_second(target: Path) -> NoReturn:
-    raise InputError(
-        f"'{target}' is being made by another process: wait until it has finished, and call again"
-    )
+@contextlib.contextmanager
+def _explain_failure(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot make {target}: {error.strerror or error}: choose another path"
+        raise OSError(error.errno, reason) from error
 
 
-def _remove_unfinished(folder: Path) -> None:
-    """Remove unfinished work with a different fingerprint, unless its process is still alive."""
-    try:
-        lock = open_plain(folder / LOCK, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder, ignore_errors=True)
-    except OSError:
-        pass
-    finally:
-        os.close(lock)
+def remove_abandoned(folder: Path, lock: str = LOCK) -> None:
+    """Remove a folder if the process that made it is dead, that is, its lock is free."""
+    with contextlib.suppress(OSError):  # being created right now, of another user, or in use
+        fd = open_plain(folder / lock, os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(fd)
 
 
 def read_finished_shard(

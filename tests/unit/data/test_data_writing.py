@@ -21,6 +21,7 @@ from cerebro.data import Dataset, shard
 from cerebro.data.layout import lay_out
 from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
+from cerebro.data.unfinished import temporary_folder
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 
@@ -421,17 +422,11 @@ def test_only_temporary_folders_of_dead_processes_are_removed(
     assert stale.startswith(".d.tmp-")
     other = tmp_path / ".e.tmp-0"
     other.mkdir()
-    with sharding_folder(tmp_path / "d") as living:
+    with temporary_folder(tmp_path / "d") as living:
         assert not (tmp_path / stale).exists()
         shard({"x": [1, 2, 3]}, tmp_path / "d")
         assert living.exists()
     assert names_below(tmp_path) == [".e.tmp-0", "d"]
-
-
-def sharding_folder(target: Path):  # type: ignore[no-untyped-def]
-    from cerebro.data.sharding import _temporary_folder
-
-    return _temporary_folder(target)
 
 
 def test_the_progress_meter_is_shown_only_on_a_terminal(
