@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cerebro.cluster.opaque_pickle import Sent
-from cerebro.data.shard_work import Arrived, Order
+from cerebro.data.derivation import Arrived, Order
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import PlacingExecutor
 from cerebro.executors.local import pickle_context
@@ -47,7 +47,7 @@ class FunctionFailed(Exception):
 
 
 class MadeShards:
-    """The workers of a cluster while a dataset is derived; a `cerebro.data.shard_work.ShardMakers`.
+    """The workers of a cluster while a dataset is derived; a `cerebro.data.derivation.ShardMakers`.
 
     `workers` has the numbers of the workers, which have been started.
     """

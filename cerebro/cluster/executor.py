@@ -31,7 +31,7 @@ from cerebro.cluster.opaque_pickle import Sent
 from cerebro.cluster.placement import Pace, Placement, check_gpus
 from cerebro.cluster.states import HeldState, HeldStates
 from cerebro.cluster.supply import EVERYWHERE, Supply, fetch_shard
-from cerebro.data.shard_work import ARRIVING, Order, ShardMakers
+from cerebro.data.derivation import ARRIVING, Order, ShardMakers
 from cerebro.errors import CorruptDataError, InputError, WorkerError, text_of
 from cerebro.executors.base import Wake
 from cerebro.executors.local import pickle_context as pickled
@@ -270,7 +270,7 @@ class ClusterExecutor(ABC):
 
     @contextlib.contextmanager
     def shard_makers(self, order: Order) -> Iterator[ShardMakers]:
-        """Start the workers for a `Dataset.derive`; see `cerebro.data.shard_work`.
+        """Start the workers for a `Dataset.derive`; see `cerebro.data.derivation`.
 
         Raises InputError or WorkerError as a search does, or if the function cannot be sent to
         workers.

@@ -25,7 +25,7 @@ from cerebro.transforms import compile as compile_transforms
 
 if TYPE_CHECKING:
     from cerebro.data.batches import Batches
-    from cerebro.data.shard_work import MakesShards
+    from cerebro.data.derivation import MakesShards
 
 
 class Dataset:
@@ -514,8 +514,7 @@ class Dataset:
             With an executor: no worker is left, or a shard has ended several.
         """
         from cerebro.data import derive
-        from cerebro.data.derivation import make_derivation
-        from cerebro.data.shard_work import check_executor
+        from cerebro.data.derivation import check_executor, make_derivation
 
         target = path_of("path", path)  # as given, before the function is called
         check_executor(executor, "derive(executor=...)")

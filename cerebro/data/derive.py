@@ -9,7 +9,7 @@ the shards whose files have these hashes; it removes unfinished work of other ca
 `cerebro.shard`, the manifest is written last, then the folder is renamed, so the target is complete
 or absent.
 
-With an executor, its workers make the shards (`cerebro.data.shard_work`), and this process checks
+With an executor, its workers make the shards (`cerebro.data.derivation`), and this process checks
 them and does the rest.
 """
 
@@ -30,7 +30,15 @@ import numpy as np
 
 import cerebro._core as _core
 from cerebro.arguments import check_whole_number
-from cerebro.data.derivation import Derivation, Function
+from cerebro.data.derivation import (
+    ARRIVING,
+    Arrived,
+    Derivation,
+    Function,
+    MakesShards,
+    Order,
+    ShardWork,
+)
 from cerebro.data.manifest import (
     FILE_NAME,
     Column,
@@ -44,7 +52,6 @@ from cerebro.data.manifest import (
 )
 from cerebro.data.progress import ByteProgress
 from cerebro.data.rows import Part
-from cerebro.data.shard_work import ARRIVING, Arrived, MakesShards, Order, ShardWork
 from cerebro.data.shards import copy_name, open_columns
 from cerebro.data.unfinished import (
     LOCK,

@@ -25,9 +25,9 @@ from cerebro.data.manifest import (
     shard_folder,
 )
 from cerebro.data.rows import Part
-from cerebro.data.shard_work import write_column
 from cerebro.data.shards import Shards
 from cerebro.data.view import View
+from cerebro.data.writer import write_rows
 from cerebro.errors import CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.environment import version
@@ -118,21 +118,21 @@ class PlacedShards(Shards):
 
 
 def write_view(view: Dataset, folder: Path) -> Dataset:
-    """Write the rows of a view as a separate dataset; return it with the view's transforms.
+    """Write the rows of a view as a dataset in an empty folder; it has the view's transforms.
 
-    `folder` must be empty. Rows stay in their shards, so batches equal the view's; shards without
-    rows are left out.
+    Rows stay in their shards, so batches equal the view's; shards without rows are left out.
     """
     stored = view.shards.copy_names  # augmented, which evaluation does not read
     columns = tuple(column for name, column in view.columns.items() if name not in stored)
     shards: list[ShardEntry] = []
-    for rows, index in ((rows, i) for i, rows in enumerate(view.view.shard_rows) if rows):
+    for index, rows in enumerate(view.view.shard_rows):
+        if not rows:
+            continue
         place = folder / shard_folder(len(shards))
         place.mkdir()
         files: dict[str, FileEntry] = {}
-        values = view.shard(index)
         for column in columns:
-            files.update(write_column(column, values[column.name], place))
+            files |= write_rows(column, view.view.read(column.name, index), place)
         shards.append(ShardEntry(rows, files))
     manifest = Manifest(
         columns=columns,

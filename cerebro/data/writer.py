@@ -10,11 +10,12 @@ enough to be worth reading a page each.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from io import FileIO
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ import cerebro._core as _core
 from cerebro.data.columns import ColumnData, offsets_of
 from cerebro.data.dtypes import Array
 from cerebro.data.layout import OutputColumn
-from cerebro.data.manifest import FileEntry, ShardEntry, shard_folder
+from cerebro.data.manifest import Column, FileEntry, ShardEntry, shard_folder
 from cerebro.data.order import GROUP, MOST_BYTES
 from cerebro.data.progress import ByteProgress
 from cerebro.machine import durable
@@ -45,10 +46,7 @@ def default_shards(nbytes: int, rows: int) -> int:
 
 
 def shard_starts(rows: int, shards: int) -> list[int]:
-    """Return the number of each shard's first row and, as the last item, `rows`.
-
-    If the shards cannot be equal, the first ones have one row more than the others.
-    """
+    """Return each shard's first row, and then `rows`; the first shards may have one row more."""
     base, extra = divmod(rows, shards)
     return [shard * base + min(shard, extra) for shard in range(shards + 1)]
 
@@ -63,8 +61,8 @@ def write_shards(
 ) -> list[ShardEntry]:
     """Write the columns into ``folder/shard-00000`` and so on; all files are on disk afterwards.
 
-    A source larger than `memory_bytes` is first distributed to temporary files; None: half of the
-    machine's memory.
+    A source larger than `memory_bytes` (None: half of the machine's memory) is first distributed to
+    temporary files.
     """
     rows = outputs[0].pieces[0][0].rows
     starts = shard_starts(rows, shards)
@@ -76,7 +74,10 @@ def write_shards(
     deal = order is not None and total > limit and shards > 1
     meter.begin("writing shards", total)
     for output in outputs:
-        parts = _deal_shards if deal and _is_mapped(output) else _slice_shards
+        is_mapped = any(
+            isinstance(data.values, np.memmap) and data.offsets is None for data, _ in output.pieces
+        )
+        parts = _deal_shards if deal and is_mapped else _slice_shards
         for shard, (source, rows_of) in enumerate(parts(output, starts, order, folder)):
             path = folder / shard_folder(shard)
             files[shard].update(_write_column(source, rows_of, path, meter))
@@ -87,12 +88,6 @@ def write_shards(
         ShardEntry(starts[shard + 1] - starts[shard], {name: files[shard][name] for name in names})
         for shard in range(shards)
     ]
-
-
-def _is_mapped(output: OutputColumn) -> bool:
-    return any(
-        isinstance(data.values, np.memmap) and data.offsets is None for data, _ in output.pieces
-    )
 
 
 def _slice_shards(
@@ -138,7 +133,10 @@ def _write_column(
     chunks = (
         output.rows(_slice_rows(rows, start, start + step)) for start in range(0, count, step)
     )
-    return {name: _write_file(folder / name, output, count, chunks, meter)}
+    column = output.column
+    return {
+        name: write_npy(folder / name, column.dtype, column.shape, count, chunks, meter.advance)
+    }
 
 
 def _write_ragged(
@@ -161,26 +159,43 @@ def _write_ragged(
             shift = starts[low:high] - (shard_offsets[low:high] - shard_offsets[low])
             yield output.rows(np.repeat(shift, lengths) + np.arange(int(lengths.sum())))
 
-    total = int(shard_offsets[-1])
-    values = _write_file(folder / values_name, output, total, chunks(), meter)
-    writer = _core.NpyWriter(os.fspath(folder / offsets_name), "int64", (), len(shard_offsets))
-    writer.write(shard_offsets)
-    return {values_name: values, offsets_name: FileEntry(*writer.close())}
+    total, column = int(shard_offsets[-1]), output.column
+    path = folder / values_name
+    values = write_npy(path, column.dtype, column.shape, total, chunks(), meter.advance)
+    path = folder / offsets_name
+    offsets_entry = write_npy(path, "int64", (), len(shard_offsets), [shard_offsets])
+    return {values_name: values, offsets_name: offsets_entry}
 
 
-def _write_file(
-    path: Path, output: OutputColumn, rows: int, chunks: Iterator[Array], meter: ByteProgress
+def write_npy(
+    path: Path,
+    dtype: str,
+    shape: tuple[int, ...],
+    rows: int,
+    chunks: Iterable[Array],
+    advance: Callable[[int], None] = lambda count: None,
 ) -> FileEntry:
-    column = output.column
-    writer = _core.NpyWriter(os.fspath(path), column.dtype, column.shape, rows)
+    """Write a file of storage values, in chunks; call `advance` with the bytes of each."""
+    writer = _core.NpyWriter(os.fspath(path), dtype, shape, rows)
     try:
         for chunk in chunks:
             writer.write(np.ascontiguousarray(chunk))
-            meter.advance(chunk.nbytes)
+            advance(chunk.nbytes)
         return FileEntry(*writer.close())
     except BaseException:
         writer.abort()
         raise
+
+
+def write_rows(column: Column, rows: Any, folder: Path) -> dict[str, FileEntry]:
+    """Write rows, an array or `RaggedRows`, to a shard's folder; return the files' entries."""
+    arrays = [(rows, column.dtype, column.shape)]
+    if column.ragged:
+        arrays = [(rows.values, column.dtype, column.shape), (rows.offsets, "int64", ())]
+    return {
+        name: write_npy(folder / name, dtype, shape, len(array), [array])
+        for name, (array, dtype, shape) in zip(column.file_names, arrays, strict=True)
+    }
 
 
 def _slice_rows(rows: Array | slice, start: int, stop: int) -> Array | slice:

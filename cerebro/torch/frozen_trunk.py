@@ -12,7 +12,7 @@ import torch
 
 from cerebro.arguments import check_whole_number
 from cerebro.data import Dataset
-from cerebro.data.derivation import make_derivation
+from cerebro.data.derivation import MakesShards, check_executor, make_derivation
 from cerebro.data.derive import (
     Recipe,
     check_budget,
@@ -21,7 +21,6 @@ from cerebro.data.derive import (
     write,
 )
 from cerebro.data.manifest import FILE_NAME
-from cerebro.data.shard_work import MakesShards, check_executor
 from cerebro.errors import InputError
 from cerebro.machine.devices import explain_gpu_memory_errors, use_device
 from cerebro.machine.files import path_of

@@ -85,7 +85,7 @@ class RunContext(Training):
     """
 
     build: Callable[..., Any]
-    """The user's ``build``; for `ShardTask`, a `cerebro.data.shard_work.ShardWork`."""
+    """The user's ``build``; for `ShardTask`, a `cerebro.data.derivation.ShardWork`."""
     train: Dataset
     state_dir: str
     epoch_dir: str

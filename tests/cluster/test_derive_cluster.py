@@ -20,8 +20,8 @@ from derivable import OPTIONS, Failing, Narrow, Once, first_of, norms
 from dialing import Apart, left_over
 
 import cerebro
+from cerebro.data.derivation import check_executor
 from cerebro.data.manifest import read_manifest, shard_folder
-from cerebro.data.shard_work import check_executor
 from cerebro.transforms import RandomCrop, Scale, ToCHW
 
 SHARDS = 6

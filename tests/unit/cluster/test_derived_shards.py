@@ -9,8 +9,7 @@ import pytest
 
 import cerebro
 from cerebro.cluster.derived_shards import MAX_LOSSES, MadeShards, make_context
-from cerebro.data.derivation import make_derivation
-from cerebro.data.shard_work import Order, ShardWork
+from cerebro.data.derivation import Order, ShardWork, make_derivation
 from cerebro.errors import CorruptDataError, InputError, WorkerError
 from cerebro.worker.messages import (
     Note,
