@@ -61,6 +61,7 @@ from cerebro.data.unfinished import (
     read_finished_shard,
     real_target,
 )
+from cerebro.data.view import View
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.devices import is_gpu, lookup, name_in_worker
@@ -86,29 +87,34 @@ class Recipe:
     """The text of the error if an argument differs, by the argument's name."""
 
     @property
+    def view(self) -> View:
+        view: View = self.work.data.view
+        return view
+
+    @property
+    def shards(self) -> range:
+        return range(len(self.view.parts))
+
+    @property
     def shard_work(self) -> ShardWork:
         return ShardWork(self.work, self.kept, self.columns)
 
     def bytes_of(self, shard: int) -> int:
         """Return the approximate bytes of a shard: a ragged row counts as one element."""
-        rows = self.work.data.view.shard_rows[shard]
-        return int(rows * sum(column.item_bytes for column in self.columns))
+        return self.view.shard_rows[shard] * sum(column.item_bytes for column in self.columns)
 
     @property
     def nbytes(self) -> int:
         """The total bytes of the rows: of the derived columns, and of the kept ones as stored."""
-        return self.nbytes_of(range(self.work.data.num_shards))
+        return self.nbytes_of(self.shards)
 
     def nbytes_of(self, shards: Iterable[int]) -> int:
         """Return the part of `nbytes` that is in some of the shards."""
-        view = self.work.data.view
         new_bytes = sum(column.item_bytes for column in self.columns[len(self.kept) :])
-        return int(
-            sum(
-                new_bytes * view.shard_rows[shard]
-                + sum(view.part_bytes(column, shard) for column in self.kept)
-                for shard in shards
-            )
+        return sum(
+            new_bytes * self.view.shard_rows[shard]
+            + sum(self.view.part_bytes(column, shard) for column in self.kept)
+            for shard in shards
         )
 
 
@@ -119,11 +125,10 @@ def make_recipe(
     keep: Collection[str] | None = None,
     says: Mapping[str, str] | None = None,
 ) -> Recipe:
-    """Call the function for the first rows and return the `Recipe` of the derived dataset.
+    """Call the function for the first rows; return what determines the derived dataset.
 
     `key` has names and hashes that identify the function; an error reports the first that differs,
-    with its text in `says`. `keep` names the columns to copy; None: those that the function does
-    not read.
+    with its text in `says`.
     """
     probe = work.probe()
     kept_columns = tuple(_select_kept_columns(work, keep))
@@ -184,42 +189,32 @@ def write(
     """Write the derived dataset unless it already exists; return its folder.
 
     With an executor, its workers make the shards, with `threads` compute threads each. With `room`,
-    the disk must have room for all missing shards before the first is made.
-
-    Raises InputError if there is too little room, or if the path holds something else; the message
-    says what differs.
+    the disk must have room for all missing shards before the first is made. Raises InputError,
+    which says what differs, if the path holds something else.
     """
     absolute_path = path_of("path", path).absolute()
     target = real_target(absolute_path)
     if target.exists() and not is_empty_folder(target):
         _check_same(target, path, made)
         return absolute_path
-    work, columns = made.work, made.columns
     with part_folder(target, made.fingerprint) as folder, ByteProgress(progress) as meter:
-        _remove_arriving(folder)
-        rows = work.data.num_rows
-        meter.begin("deriving columns", rows * sum(column.item_bytes for column in columns))
-        finished = {
-            shard: _reuse_shard(made, shard, folder, meter) for shard in range(work.data.num_shards)
-        }
-        entries = {shard: entry for shard, entry in finished.items() if entry is not None}
-        missing = [shard for shard in finished if shard not in entries]
+        work = _Work(made, folder, meter)
+        work.remove_arriving()
+        meter.begin("deriving columns", sum(map(made.bytes_of, made.shards)))
+        missing = [shard for shard in made.shards if not work.reuse(shard)]
         if room:  # only now: what is finished already has its room, and what is damaged is removed
             _check_room(made, missing, folder, target)
         if executor is not None and missing:
-            _write_elsewhere(made, executor, threads, folder, target, meter, entries, missing)
+            work.write_elsewhere(executor, threads, missing, target)
             return absolute_path
         for shard in missing:
-            entries[shard] = _write_here(made, shard, folder, meter)
-        _commit(_make_manifest(made, entries), folder, target)
+            work.write_here(shard)
+        _commit(work.make_manifest(), folder, target)
     return absolute_path
 
 
 def rows_of_source(derived: Manifest, view: Any) -> list[Part]:
-    """Return the rows of `view`, a view of the dataset that `derived` was made from.
-
-    Raises InputError if `derived` was made from another dataset, or from only some of its rows.
-    """
+    """Return the rows of `view`, a view of the dataset that `derived` was made from whole."""
     recorded = derived.arguments.get(_KIND)
     if derived.source["kind"] != _KIND or not isinstance(recorded, Mapping):
         raise InputError("like: this dataset was not derived from another")
@@ -282,101 +277,109 @@ _SAYS = {
 # --- shard by shard ---------------------------------------------------------------
 
 
-def _write_here(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry:
-    """Write a shard in this process; return its entry."""
-    place = folder / shard_folder(shard)
-    made.work.data.shards.verify(shard)  # features of damaged rows would look valid
-    place.mkdir()
-    files = made.shard_work.write(shard, place, meter.advance)
-    durable.sync_folder(place)
-    _write_note(made, shard, folder, files)
-    return ShardEntry(made.work.data.view.shard_rows[shard], files)
+class _Work:
+    """The unfinished dataset in a folder, and the shards of it that are finished."""
 
+    def __init__(self, made: Recipe, folder: Path, meter: ByteProgress) -> None:
+        self._made = made
+        self._folder = folder
+        self._meter = meter
+        self._entries: dict[int, ShardEntry] = {}
 
-def _reuse_shard(made: Recipe, shard: int, folder: Path, meter: ByteProgress) -> ShardEntry | None:
-    """Return the entry of a shard that an earlier call has made; remove one that is not intact."""
-    place, note = folder / shard_folder(shard), folder / f"{shard_folder(shard)}.json"
-    rows = made.work.data.view.shard_rows[shard]
-    done = read_finished_shard(place, note, rows, made.columns, made.fingerprint)
-    if done is None:
-        note.unlink(missing_ok=True)
-        shutil.rmtree(place, ignore_errors=True)
-    else:
-        meter.advance(made.bytes_of(shard))
-    return done
+    def reuse(self, shard: int) -> bool:
+        """Return whether an earlier call has made a shard; remove one that is not intact."""
+        made, place, note = self._made, *self._paths(shard)
+        rows = made.view.shard_rows[shard]
+        entry = read_finished_shard(place, note, rows, made.columns, made.fingerprint)
+        if entry is None:
+            note.unlink(missing_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
+            return False
+        self._entries[shard] = entry
+        self._meter.advance(made.bytes_of(shard))
+        return True
 
+    def write_here(self, shard: int) -> None:
+        """Write a shard in this process."""
+        place, _ = self._paths(shard)
+        self._made.view.shards.verify(shard)  # features of damaged rows would look valid
+        place.mkdir()
+        files = self._made.shard_work.write(shard, place, self._meter.advance)
+        durable.sync_folder(place)
+        self._finish(shard, files)
 
-def _write_note(made: Recipe, shard: int, folder: Path, files: Mapping[str, FileEntry]) -> None:
-    content = {
-        "fingerprint": made.fingerprint,
-        "files": {name: [entry.bytes, entry.xxh3_64] for name, entry in files.items()},
-    }
-    durable.replace_file(folder / f"{shard_folder(shard)}.json", json.dumps(content).encode())
+    def write_elsewhere(
+        self, executor: MakesShards, threads: int, missing: Sequence[int], target: Path
+    ) -> None:
+        """Have an executor's workers make the missing shards, and commit the dataset."""
+        made, device = self._made, name_in_worker(executor.devices)
+        nbytes = list(map(made.bytes_of, made.shards))
+        gpu = _find_gpu_kind(made.work.device) if is_gpu(device) else ""
+        work = made.shard_work
+        order = Order(made.work.data, work, self._folder, nbytes, threads, device, gpu)
+        compared: set[int] = set()
+        try:
+            with executor.shard_makers(order) as makers:
+                for arrived in makers.make(missing):
+                    self._accept(arrived, compare=arrived.worker not in compared)
+                    compared.add(arrived.worker)
+                    self._meter.advance(nbytes[arrived.shard])
+                self.remove_arriving()  # before the folder gets its name
+                manifest = self.make_manifest()
+                _commit(manifest, self._folder, target)
+                makers.keep(manifest.to_bytes())
+        finally:
+            self.remove_arriving()
 
+    def _accept(self, arrived: Arrived, *, compare: bool) -> None:
+        """Check a shard that a worker has made, and give it its name.
 
-# --- by the workers of an executor --------------------------------------------------
+        Raises CorruptDataError if the files are not those that the worker reports. With `compare`,
+        its first rows are computed here, too; raises InputError if they differ.
+        """
+        shard, made = arrived.shard, self._made
+        rows = made.view.shard_rows[shard]
+        entry = check_intact_shard(arrived.folder, arrived.files, rows, made.columns)
+        if entry is None:
+            raise CorruptDataError(
+                f"derive: shard {shard} from node {arrived.node} is damaged: call again, and the "
+                "shards that are finished are used"
+            )
+        if compare:
+            _compare_first(made, arrived, entry)
+        place, _ = self._paths(shard)
+        place.mkdir()
+        durable.publish((arrived.folder / name, place / name) for name in entry.files)
+        arrived.folder.rmdir()
+        self._finish(shard, entry.files)
 
+    def remove_arriving(self) -> None:
+        """Remove half-received shards of lost workers and interrupted calls."""
+        for unfinished in self._folder.glob(f"{ARRIVING}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
 
-def _write_elsewhere(
-    made: Recipe,
-    executor: MakesShards,
-    threads: int,
-    folder: Path,
-    target: Path,
-    meter: ByteProgress,
-    entries: dict[int, ShardEntry],
-    missing: Sequence[int],
-) -> None:
-    """Have workers make the missing shards, add them to `entries`, and commit the dataset."""
-    nbytes = [made.bytes_of(shard) for shard in range(made.work.data.num_shards)]
-    device = name_in_worker(executor.devices)
-    gpu = _find_gpu_kind(made.work.device) if is_gpu(device) else ""
-    order = Order(made.work.data, made.shard_work, folder, nbytes, threads, device, gpu)
-    compared: set[int] = set()
-    try:
-        with executor.shard_makers(order) as makers:
-            for arrived in makers.make(missing):
-                is_new = arrived.worker not in compared
-                entries[arrived.shard] = _accept_shard(made, arrived, folder, compare=is_new)
-                compared.add(arrived.worker)
-                meter.advance(nbytes[arrived.shard])
-            _remove_arriving(folder)  # before the folder gets its name
-            manifest = _make_manifest(made, entries)
-            _commit(manifest, folder, target)
-            makers.keep(manifest.to_bytes())
-    finally:
-        _remove_arriving(folder)
-
-
-def _find_gpu_kind(device: str) -> str:
-    """Return the kind of the GPU that this process computes on; empty if it has none."""
-    devices = lookup().devices
-    labels = [entry.label for entry in devices if entry.name == device]
-    return next(iter([*labels, *(entry.label for entry in devices)]), "")
-
-
-def _accept_shard(made: Recipe, arrived: Arrived, folder: Path, *, compare: bool) -> ShardEntry:
-    """Check a shard that a worker has made, and give it its name.
-
-    With `compare`, its first rows are computed here, too, and compared. Raises CorruptDataError if
-    the files are not those that the worker reports, and InputError if its values differ.
-    """
-    shard = arrived.shard
-    rows = made.work.data.view.shard_rows[shard]
-    entry = check_intact_shard(arrived.folder, arrived.files, rows, made.columns)
-    if entry is None:
-        raise CorruptDataError(
-            f"derive: shard {shard} from node {arrived.node} is damaged: call again, and the "
-            "shards that are finished are used"
+    def make_manifest(self) -> Manifest:
+        return Manifest(
+            columns=self._made.columns,
+            shards=tuple(self._entries[shard] for shard in self._made.shards),
+            arguments=self._made.arguments,
+            source={"kind": _KIND, "fingerprint": self._made.fingerprint},
+            library=version(),
         )
-    if compare:
-        _compare_first(made, arrived, entry)
-    place = folder / shard_folder(shard)
-    place.mkdir()
-    durable.publish((arrived.folder / name, place / name) for name in entry.files)
-    arrived.folder.rmdir()
-    _write_note(made, shard, folder, entry.files)
-    return entry
+
+    def _finish(self, shard: int, files: Mapping[str, FileEntry]) -> None:
+        """Note that a shard's files are complete."""
+        content = {
+            "fingerprint": self._made.fingerprint,
+            "files": {name: [entry.bytes, entry.xxh3_64] for name, entry in files.items()},
+        }
+        durable.replace_file(self._paths(shard)[1], json.dumps(content).encode())
+        self._entries[shard] = ShardEntry(self._made.view.shard_rows[shard], files)
+
+    def _paths(self, shard: int) -> tuple[Path, Path]:
+        """Return a shard's folder, and the note that its files are complete."""
+        name = shard_folder(shard)
+        return self._folder / name, self._folder / f"{name}.json"
 
 
 def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
@@ -389,7 +392,7 @@ def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
     for name, (array, _) in next(made.work.results(shard, None)).items():
         theirs = np.ascontiguousarray(stored.column(name)[: len(array)])
         if theirs.tobytes() != array.tobytes():
-            made.work.data.shards.verify(shard)  # only one of the two may have read damaged rows
+            made.view.shards.verify(shard)  # only one of the two may have read damaged rows
             raise InputError(
                 f"derive: node {arrived.node} computes other values of column {name!r} than this "
                 f"process for the first rows of shard {shard}: the function depends on more than "
@@ -398,23 +401,14 @@ def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
             )
 
 
-def _remove_arriving(folder: Path) -> None:
-    """Remove half-received shards of lost workers and interrupted calls."""
-    for unfinished in folder.glob(f"{ARRIVING}*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
+def _find_gpu_kind(device: str) -> str:
+    """Return the kind of the GPU that this process computes on; empty if it has none."""
+    devices = lookup().devices
+    labels = [entry.label for entry in devices if entry.name == device]
+    return next(iter([*labels, *(entry.label for entry in devices)]), "")
 
 
 # --- the end ------------------------------------------------------------------------
-
-
-def _make_manifest(made: Recipe, entries: Mapping[int, ShardEntry]) -> Manifest:
-    return Manifest(
-        columns=made.columns,
-        shards=tuple(entries[shard] for shard in sorted(entries)),
-        arguments=made.arguments,
-        source={"kind": _KIND, "fingerprint": made.fingerprint},
-        library=version(),
-    )
 
 
 def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
@@ -448,7 +442,7 @@ def _check_room(made: Recipe, missing: Sequence[int], folder: Path, target: Path
     nbytes, free = made.nbytes_of(missing), shutil.disk_usage(folder).free
     if nbytes <= free:
         return
-    some = len(missing) < made.work.data.num_shards
+    some = len(missing) < len(made.shards)
     if not some:
         shutil.rmtree(folder, ignore_errors=True)  # it has nothing for the next call
     raise InputError(
