@@ -99,10 +99,7 @@ def make_loader(
 def _choose_copy(
     plan: list[dict[str, Any]], shards: Shards, copy: int | None
 ) -> list[dict[str, Any]]:
-    """Leave the stored copies of augmented columns out of a plan, and read one copy of each.
-
-    `copy` is its number; None: the values without augmentation.
-    """
+    """Leave stored copies out of a plan, and read one of each column, or the plain column (None)."""
     names = shards.copy_names
     plan = [entry for entry in plan if entry["name"] not in names]
     if copy is None:
@@ -140,14 +137,11 @@ def make_trusted_loader(
     residence: str = "auto",
     **options: Any,
 ) -> _core.Loader | MovedBatches:
-    """Return a loader of batches on a device, made there if the device passes its check.
+    """Return a loader of batches on a device; the arguments and errors are those of `make_loader`.
 
-    If it fails (see `cerebro.machine.device_check`), or if only PyTorch can use CUDA (a build that
-    includes the runtime), batches are made in host memory and PyTorch moves them. The arguments are
-    those of `make_loader`.
-
-    Raises InputError as `Dataset.batches` does, and DeviceError if the device cannot be trusted and
-    `framework` is not ``"torch"``.
+    If the device fails its check (`cerebro.machine.device_check`), or only PyTorch can use CUDA (a
+    build that includes the runtime), batches are made in host memory and PyTorch moves them. Raises
+    DeviceError for other frameworks.
     """
     where = _check_place(device, framework, residence)
     why = "" if where == "cpu" else depots.find_problem(where)

@@ -53,12 +53,7 @@ class BucketShards(Shards):
 
     @classmethod
     def find(cls, url: str, checksum: str | None = None) -> BucketShards:
-        """Find a dataset, or its copy here.
-
-        With the `checksum` of the manifest, a copy is used without asking the storage. Raises
-        InputError if there is no dataset, or a package to reach it is missing; CorruptDataError if
-        its manifest is damaged; and StorageError if the storage refuses or is not reached.
-        """
+        """Find a dataset; with the `checksum` of the manifest, a copy here is used unasked."""
         cache = Cache(cache_folder())
         cached = None if checksum is None else cache.find_manifest(checksum)
         if cached is not None:
@@ -133,11 +128,7 @@ class BucketShards(Shards):
 
 
 def read_manifest_at(objects: Objects) -> tuple[bytes, Manifest | None]:
-    """Read the manifest of a dataset in object storage; None if it is missing.
-
-    Raises CorruptDataError if it is damaged, and StorageError if the storage refuses or is not
-    reached.
-    """
+    """Read the manifest of a dataset in object storage; None if it is missing."""
     try:
         content = objects.read(FILE_NAME)
     except MissingObjectError:
@@ -184,10 +175,8 @@ class Upload:
         return manifest
 
     def finish(self) -> None:
-        """Upload the dataset, and keep it in this machine's cache.
-
-        Raises InputError if a different process has made a dataset there meanwhile, and
-        StorageError if the storage refuses. There is no dataset then.
+        """Upload the dataset, and keep it in this machine's cache; an error leaves no dataset
+        there.
         """
         manifest = read_manifest(self.target)
         files = [

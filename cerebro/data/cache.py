@@ -62,10 +62,7 @@ def cache_folder() -> Path:
 
 
 def cache_limit() -> int | None:
-    """Return the limit of this node's cache in bytes; None: the size of the disk.
-
-    Raises InputError if ``$CEREBRO_CACHE_LIMIT`` is not a size.
-    """
+    """Return the limit of this node's cache in bytes; None: the size of the disk."""
     text = os.environ.get(LIMIT, "").strip()
     if not text:
         return None
@@ -76,10 +73,7 @@ def cache_limit() -> int | None:
 
 
 class Cache:
-    """A node's cache folder, created if it does not exist.
-
-    Raises InputError if the node's limit is not a size.
-    """
+    """A node's cache folder, created if it does not exist."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -153,10 +147,7 @@ class Cache:
             file.write(piece)
 
     def finish(self, checksum: str, shard: int) -> None:
-        """Give a shard its name, once its files have arrived.
-
-        Raises CorruptDataError if one does not match the manifest.
-        """
+        """Give a shard its name, once its files have arrived and if they match the manifest."""
         arrived = self._arriving.pop((checksum, shard))
         try:
             self._place(arrived, self._manifest(checksum), shard)
@@ -204,11 +195,8 @@ class Cache:
         """Copy shards of a dataset here from object storage; return the number of bytes.
 
         Call `begin` or `find_manifest` first. Each object is read once, even if several processes
-        need it: they take turns, and find what another has pulled.
-
-        Raises CorruptDataError, with the URL, if an object is missing or does not match the
-        manifest. Raises StorageError if the storage refuses or is not reached, or the cache is
-        closed meanwhile.
+        need it: they take turns, and find what another has pulled. Raises StorageError if the cache
+        is closed meanwhile.
         """
         with self._changing:
             self._check_open()
@@ -357,10 +345,7 @@ class Cache:
     # --- scratch -----------------------------------------------------------
 
     def scratch(self) -> Path:
-        """Return a folder for this process's files; remove those of dead processes.
-
-        Raises StorageError if the cache is closed.
-        """
+        """Return a folder for this process's files; remove those of dead processes."""
         with self._changing:
             self._check_open()
             if self._scratch is None:

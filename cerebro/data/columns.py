@@ -196,10 +196,7 @@ def from_text(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnDa
 
 
 def check_numbers(column: str, data: ColumnData, cure: str = "") -> None:
-    """Raise InputError if text is a column of numbers with other cells; see `number_cells`.
-
-    `cure` is the end of the message: how to keep the cells as text.
-    """
+    """Raise InputError, ending in `cure`, if text is a column of numbers with other cells."""
     if data.names is None or data.ordered or data.offsets is not None:
         return  # lists of text are tokens, many of which may be numbers
     place = find_bad_cell(data.names, data.values)
@@ -238,8 +235,7 @@ def check_complete(column: str, data: ColumnData) -> ColumnData:
 def to_storage(column: str, value: Any) -> tuple[Array, str]:
     """Return `value` as an array, without a copy if possible, and its logical type.
 
-    Accepts objects with ``__array__``, ``__dlpack__``, a buffer or an array interface. The logical
-    type is ``"text"`` for strings and ``"object"`` for objects, which must be examined one by one.
+    The type is ``"text"`` for strings and ``"object"`` for objects, to be examined one by one.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         value = _fill_masked(column, value)
@@ -347,10 +343,7 @@ def promote_dtypes(column: str, first: str, second: str) -> str:
 
 
 def final_names(data: ColumnData) -> tuple[tuple[str, ...], Array | None]:
-    """Return the class names of a category column, and a table of new codes (None: unchanged).
-
-    The class names are the sorted names that occur, or all names if they are declared.
-    """
+    """Return a category column's names, sorted unless declared, and a table of its new codes."""
     assert data.names is not None
     if data.ordered:
         return tuple(data.names), None
@@ -592,10 +585,7 @@ def _joined_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnDat
 def _from_elements(
     column: str, items: Sequence[Any], first_row: int, offsets: Array | None
 ) -> ColumnData:
-    """Make a column from the elements of rows: scalars, strings or equally long lists.
-
-    `offsets` tells the row that errors name; None: all elements are of `first_row`.
-    """
+    """Make a column from the elements of rows; without `offsets`, all are elements of `first_row`."""
     try:
         data = _all_elements(column, items)
         if data is not None:

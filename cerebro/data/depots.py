@@ -24,11 +24,7 @@ _log = logging.getLogger("cerebro.data")
 
 
 def device_name(device: Any) -> str:
-    """Return ``"cpu"``, or ``"cuda:0"`` and so on; raise InputError for other devices.
-
-    `device` is such a name, a PyTorch device, or ``"cuda"``: PyTorch's current device, or the first
-    one without PyTorch.
-    """
+    """Return ``"cpu"``, or ``"cuda:0"`` and so on, for such a name, a PyTorch device or ``"cuda"``."""
     name = str(device)
     if name == "cpu" or re.fullmatch(r"cuda:\d{1,4}", name):
         return name
@@ -43,10 +39,9 @@ def device_name(device: Any) -> str:
 def depot(name: str) -> _core.Depot:
     """Return the depot of a device, which all loaders of the process share; one per device name.
 
-    The depot holds the resident shards: each column of a shard is in the device's memory once,
-    regardless of how many loaders, trials and views use it. ``depot("cuda:0").limit`` is the
-    maximum number of bytes in the depot, initially half of the device's memory. Raises DeviceError,
-    naming what is missing, if the device cannot be used.
+    It holds the resident shards: each column of a shard is in the device's memory once, regardless
+    of how many loaders, trials and views use it. Its ``limit`` in bytes is initially half of the
+    device's memory.
     """
     return _core.Depot(cuda.open_device(name))
 
@@ -56,10 +51,7 @@ def find_problem(name: str) -> str:
     """Return, in one line, why this process cannot make batches on a device; empty if it can.
 
     The first call tests the device: in a separate process, unless the result is already known, and
-    then in this process, where it compiles the kernels.
-
-    Raises InputError if the device does not exist, and MemoryError if it is short of memory; the
-    next call tries again.
+    then in this process, where it compiles the kernels. Out of memory, the next call tries again.
     """
     try:
         reason = device_check.find_problem(name)
@@ -125,10 +117,9 @@ _noted: list[str] = []
 
 
 class MovedBatches:
-    """A `_core.Loader` whose batches PyTorch moves to a device.
+    """A `_core.Loader` of batches in host memory, which PyTorch moves to a device.
 
-    `loader` yields batches of torch tensors in host memory. `why` tells why it cannot make them on
-    the device; see `cerebro.data.depots.find_problem`.
+    `why` tells why they cannot be made there; see `find_problem`.
     """
 
     def __init__(self, loader: Any, device: str, why: str = "") -> None:

@@ -89,10 +89,7 @@ class Derivation:
                 rows -= count
 
     def call(self, batch: Mapping[str, Any]) -> dict[str, tuple[Array, str]]:
-        """Call the function; return storage values and types by column.
-
-        Raises InputError if it did not return a mapping of columns with a value for each row.
-        """
+        """Call the function; return storage values and types by column, with a value for each row."""
         columns = self.function(batch)
         if not isinstance(columns, Mapping) or not columns:
             raise InputError(
@@ -118,10 +115,7 @@ class Derivation:
         return converted
 
     def probe(self) -> Probe:
-        """Call the function twice with the first rows; return the result as a `Probe`.
-
-        Raises InputError if it returns different bits for the same rows.
-        """
+        """Call the function twice with the first rows, which must have the same bits both times."""
         shard = next(shard for shard, rows in enumerate(self.data.view.shard_rows) if rows)
         digests: list[list[str]] = []
         columns: tuple[Column, ...] = ()
@@ -241,11 +235,7 @@ class ShardWork:
     def write(
         self, shard: int, place: Path, advance: Callable[[int], None] = lambda count: None
     ) -> dict[str, FileEntry]:
-        """Write a shard's files to `place`, an empty folder; return them in the order of columns.
-
-        Calls `advance` with the number of bytes written since the last call. Raises InputError if
-        the function's results do not fit the columns.
-        """
+        """Write a shard's files to an empty folder; `advance` gets the bytes since its last call."""
         view = self.derivation.data.view
         files: dict[str, FileEntry] = {}
         for column in self.kept:
@@ -341,10 +331,9 @@ class MakesShards(Protocol):
 
 
 def check_executor(executor: Any, call: str, device: str | None = None) -> None:
-    """Raise InputError unless the workers of `executor`, if it is given, can make shards.
+    """Raise InputError, naming the user's `call`, unless an executor's workers can make shards.
 
-    `call` is the user's call, for messages. `device` is the device on which the function computes
-    in this process; None: unknown.
+    `device` is that on which the function computes in this process; None: unknown.
     """
     if executor is None:
         return

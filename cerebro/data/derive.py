@@ -332,11 +332,7 @@ class _Work:
             self.remove_arriving()
 
     def _accept(self, arrived: Arrived, *, compare: bool) -> None:
-        """Check a shard that a worker has made, and give it its name.
-
-        Raises CorruptDataError if the files are not those that the worker reports. With `compare`,
-        its first rows are computed here, too; raises InputError if they differ.
-        """
+        """Check a shard that a worker has made, compare its first rows, and give it its name."""
         shard, made = arrived.shard, self._made
         rows = made.view.shard_rows[shard]
         entry = check_intact_shard(arrived.folder, arrived.files, rows, made.columns)
@@ -383,10 +379,7 @@ class _Work:
 
 
 def _compare_first(made: Recipe, arrived: Arrived, entry: ShardEntry) -> None:
-    """Compare the first rows of a worker's shard with those that this process computes.
-
-    A function may depend on what is not compared before, such as the number of threads.
-    """
+    """Compare a worker's first rows with those that this process computes now."""
     shard = arrived.shard
     stored = open_columns(arrived.folder, entry.rows, made.columns, entry.files)
     for name, (array, _) in next(made.work.results(shard, None)).items():

@@ -66,10 +66,7 @@ def is_text(dtype: object) -> bool:
 
 
 def binary_layout(dtype: object) -> tuple[str, tuple[int, ...]] | None:
-    """Return the logical name and the shape of a pair such as ``("float32", (40,))``.
-
-    Return None for a dtype without a shape. Raises InputError if the shape is invalid.
-    """
+    """Return the name and the shape of a pair such as ``("float32", (40,))``; None without a shape."""
     if not isinstance(dtype, (tuple, list)):
         return None
     shape = dtype[1] if len(dtype) == 2 else None
@@ -82,10 +79,7 @@ def binary_layout(dtype: object) -> tuple[str, tuple[int, ...]] | None:
 
 
 def reinterpret(values: Array, dtype: str, shape: tuple[int, ...], column: str) -> Array:
-    """Return rows of bytes as little-endian values of this type and shape, without a copy.
-
-    Raises InputError if a row has more or fewer bytes than these values.
-    """
+    """Return rows of bytes as little-endian values of this type and shape, without a copy."""
     storage = STORAGE[dtype]
     needed = storage.itemsize * math.prod(shape)
     nbytes = math.prod(values.shape[1:])
@@ -98,10 +92,7 @@ def reinterpret(values: Array, dtype: str, shape: tuple[int, ...], column: str) 
 
 
 def to_logical_dtype(array: Array, column: str) -> tuple[Array, str]:
-    """Return the array in its little-endian storage type, and the name of its logical type.
-
-    Raises InputError, with a fix, for types that a dataset cannot hold.
-    """
+    """Return an array in its little-endian storage type, and the name of its logical type."""
     name = array.dtype.name
     if name == "bfloat16":
         return array.view(np.uint16), name

@@ -55,11 +55,7 @@ def is_rows(value: Any) -> bool:
 
 
 def write_given_rows(data: Any, validation: Any, folder: Path) -> tuple[Any, Any]:
-    """Write data in memory to the subfolders ``data`` and ``validation`` of a folder.
-
-    Returns both arguments, with rows replaced by datasets. Raises InputError as `shard` does, or if
-    the validation rows do not fit the training data.
-    """
+    """Replace rows by datasets, which are written to the subfolders ``data`` and ``validation``."""
     if is_rows(data):
         data = write(data, folder / FOLDERS[0])
     if is_rows(validation):

@@ -62,10 +62,7 @@ class OutputColumn:
 
 
 def source_columns(columns: Columns | None) -> list[str] | None:
-    """Return the names of the source's columns that `columns` uses, each once; None: all columns.
-
-    Raises InputError if the argument is neither a list of names nor a mapping.
-    """
+    """Return the names of the source's columns that `columns` uses, each once; None: all columns."""
     names: dict[str, None] = {}
     if columns is None:
         return None
@@ -91,11 +88,7 @@ def lay_out(
     dtypes: Mapping[str, Any] | None,
     declaration: str = "",
 ) -> list[OutputColumn]:
-    """Apply ``columns=`` and ``dtypes=`` to a source's columns and check the result.
-
-    Raises InputError if a column or dtype is unknown, columns differ in length or cannot be
-    stacked, or there are no rows. `declaration` is that of the source, for errors.
-    """
+    """Apply ``columns=`` and ``dtypes=`` to a source's columns; `declaration` is the source's."""
     check_rows(table)
     choose_columns(table, source_columns(columns))
     inputs = _as_mapping(table, columns)
@@ -182,10 +175,7 @@ def _as_mapping(table: Table, columns: Columns | None) -> Mapping[str, str | Seq
 
 
 def _reshape_rows(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> ColumnData:
-    """Return rows of one shape, from binary values or from lists with that many elements.
-
-    Bytes are reinterpreted; values of other columns are reshaped, and converted when written.
-    """
+    """Return rows of one shape, from binary values or from lists with that many elements."""
     fixed = data.as_fixed()
     if fixed is None:
         raise InputError(

@@ -221,9 +221,8 @@ def check_columns(columns: tuple[Column, ...]) -> None:
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     """Read and check ``folder/manifest.json``.
 
-    Raises InputError if the folder does not exist, and CorruptDataError if the manifest is missing,
-    truncated, altered, too large, a symbolic link, or of another version. The message names the
-    field or the version.
+    Raises InputError if the folder does not exist, and CorruptDataError, naming the field or the
+    version, for a bad manifest.
     """
     path = Path(folder) / FILE_NAME
     try:

@@ -46,8 +46,7 @@ def quote_cell(cell: object) -> str:
 def find_bad_cell(names: Sequence[str], codes: Array) -> int | None:
     """Return the place of the first cell that is not a number in a column of numbers, or None.
 
-    `names` are the different cells. `codes`, of any shape, has the index of each cell in `names`;
-    places count its elements.
+    `codes`, of any shape, has the index of each cell in `names`; places count its elements.
     """
     plain = np.array([is_number(name) for name in names], bool)
     if plain.all():
@@ -89,10 +88,9 @@ def _find_first(wanted: Array, codes: Array) -> int | None:
 def not_a_number_error(
     column: str, row: int, cell: object, cure: str = "", *, mixed: bool = False
 ) -> InputError:
-    """Return the error for a cell in a column of numbers.
+    """Return the error for a cell in a column of numbers, or, if `mixed`, of values not text.
 
-    `cure` is the end of the message: how to keep the cells as text. With `mixed`, the other cells
-    are numbers, not text.
+    `cure` is the end of the message: how to keep the cells as text.
     """
     text = f"column {column!r} holds numbers, but {quote_cell(cell)} in row {row}"
     if mixed:

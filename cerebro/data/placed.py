@@ -34,11 +34,7 @@ from cerebro.machine.environment import version
 
 
 class PlacedDataset(Dataset):
-    """A view of a dataset; its folder holds only some of the shards, each complete.
-
-    It has the rows and shards of the whole view; only reading a missing shard raises an error.
-    Created by `from_spec`.
-    """
+    """A view of a dataset, only some shards of which are in its folder; made by `from_spec`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.view = View.of_all(PlacedShards(Path(path).absolute()))
@@ -80,10 +76,7 @@ class PlacedShards(Shards):
         return self._readers[shard]
 
     def map_parts(self, parts: Sequence[Part]) -> list[tuple[_core.ShardReader, Part]]:
-        """Return each shard's reader and rows; a missing shard has no rows.
-
-        A missing shard keeps its position, because a shard's number keys its row order.
-        """
+        """Give a missing shard no rows; it keeps its number, which keys its row order."""
         here = self._readers
         if not here:
             raise InputError(f"no shard of the dataset is in {self.folder}")

@@ -13,10 +13,7 @@ QUIET_BYTES = 128_000_000  # takes about a second
 
 
 class ByteProgress:
-    """Count bytes and show them in a bar if there are many and standard error is a terminal.
-
-    ``progress`` is ``"auto"`` (as above), True (always show) or False (never).
-    """
+    """A bar of bytes; with ``"auto"`` only for many, and if standard error is a terminal."""
 
     def __init__(self, progress: str | bool) -> None:
         if progress not in ("auto", True, False):

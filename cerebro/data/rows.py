@@ -58,8 +58,7 @@ def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
     """Select rows by their number in the view: a slice, a boolean mask or row numbers.
 
     Each row stays in its shard. Within a shard, rows have the order of the selection; a repeated
-    number repeats the row. Raises InputError for numbers out of range, a mask of the wrong size, or
-    an empty selection.
+    number repeats the row.
     """
     starts = np.cumsum([0, *(part_rows(part) for part in parts)])
     if isinstance(selection, slice) and selection.step in (None, 1):
@@ -156,11 +155,7 @@ _TOLERANCE = 1e-9
 
 
 def check_fractions(fractions: Sequence[float]) -> list[float]:
-    """Return cumulative fractions; the last is exactly 1 if the sum is 1 up to rounding.
-
-    Raises InputError unless there is at least one fraction, all are positive and they sum to at
-    most 1.
-    """
+    """Return cumulative fractions; the last is exactly 1 if the sum is 1 up to rounding."""
     if not fractions:
         raise InputError("split needs fractions, such as split(0.8, 0.2)")
     for fraction in fractions:
@@ -199,11 +194,7 @@ class Rounder:
 def split_by_class(
     labels: Sequence[Array], bounds: Sequence[float], seed: int
 ) -> list[list[Array]]:
-    """Return ascending row positions by part and shard; parts have equal proportions of classes.
-
-    `labels` has the label of each row, by shard. `seed` keys which rows of a class go to which
-    part.
-    """
+    """Return ascending row positions by part and shard; parts have equal proportions of classes."""
     parts = len(bounds)
     shards = len(labels)
     rounder = Rounder(bounds)
@@ -223,9 +214,9 @@ def split_by_class(
 def deal_folds(labels: Sequence[Array], folds: int, seed: int) -> Array:
     """Return the fold of each row, across shards; folds have equal shares of classes and shards.
 
-    `labels` has the label of each row, by shard. The rows of a class in a shard are permuted, keyed
-    by `seed`, and assigned to the folds in turn. The sizes of the folds therefore differ by at most
-    one row; so do their numbers of rows of each class.
+    The rows of a class in a shard are permuted, keyed by `seed`, and assigned to the folds in turn.
+    The sizes of the folds therefore differ by at most one row; so do their numbers of rows of each
+    class.
     """
     starts = np.cumsum([0, *(len(of_shard) for of_shard in labels)])
     fold_of = np.empty(int(starts[-1]), np.int64)
@@ -256,7 +247,7 @@ def split_by_group(
     """Return row positions by part and shard that keep the rows of a group together.
 
     Groups are processed in an order keyed by `seed`; each is assigned to the part that lacks the
-    most rows. Raises InputError if there are fewer groups than parts.
+    most rows.
     """
     part_of = assign_groups(labels, bounds, seed)
     ends = np.cumsum([len(of_shard) for of_shard in labels])[:-1]

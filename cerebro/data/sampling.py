@@ -70,9 +70,8 @@ class Sampling:
             )
 
     def check_values(self, values: Sequence[Array]) -> None:
-        """Raise InputError if a weight is negative, infinite or NaN, or all weights are 0.
-
-        `values` are the column's values by shard.
+        """Raise InputError if a weight, by shard, is negative, infinite or NaN, or all weights are
+        0.
         """
         if self.kind == "balance":
             return
@@ -88,8 +87,7 @@ class Sampling:
         """Return the running sums of the weights of rows with these values; None without rows.
 
         The sums are uint64 of shape ``(rows,)``, read-only; row i is drawn with probability
-        ``(sums[i] - sums[i - 1]) / sums[-1]``. `shard` is the number of the rows' shard, for
-        errors; None: they are the rows of all shards. Raises InputError as `check_values`.
+        ``(sums[i] - sums[i - 1]) / sums[-1]``. `shard` is for errors; None: the rows of all shards.
         """
         if len(values) == 0:
             return None
@@ -112,10 +110,7 @@ class Sampling:
 
 
 def require_weights(values: Array, column: str, shard: int | None) -> None:
-    """Raise InputError unless all values of a column are finite and at least 0.
-
-    `shard` is the number of their shard, for the message; None: they are those of all shards.
-    """
+    """Raise InputError, naming the shard if given, unless all values are finite and at least 0."""
     right = np.isfinite(values) & (values >= 0)
     if not right.all():
         row = int(np.flatnonzero(~right.reshape(-1))[0])

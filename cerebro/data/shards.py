@@ -106,10 +106,7 @@ class Shards:
         return [0, *accumulate(self.stored_rows)][:-1]
 
     def number_in_source(self, rows: Array) -> Array:
-        """Return the numbers in the source of rows of the dataset, for messages.
-
-        They stay as they are if the dataset is not known to be shuffled, or is very large.
-        """
+        """Return the numbers in the source of rows of the dataset, if known, for messages."""
         arguments, count = self.manifest.arguments, self.manifest.rows
         if not arguments.get("shuffle") or count > _MOST_NUMBERED:
             return rows
@@ -126,9 +123,6 @@ class Shards:
         as ``c``, and as ``c@0`` to ``c@{k - 1}``, each with different random crops and flips.
         Batches have one column ``c``: copy ``epoch % k`` in training, the column without
         augmentation in evaluation. The manifest's ``arguments`` list the columns that have copies.
-
-        Raises CorruptDataError if a copy named there is not among the columns, or its rows differ
-        in type or shape.
         """
         path, arguments = self.folder / FILE_NAME, self.manifest.arguments
         number = arguments.get("copies") if arguments.get("derived") else None
@@ -231,10 +225,7 @@ def copy_name(column: str, copy: int) -> str:
 
 
 def open_shard(folder: Path, manifest: Manifest, index: int) -> _core.ShardReader:
-    """Map the files of shard `index` of the dataset in `folder`.
-
-    Raises CorruptDataError if a file is missing, cut, or has a wrong header.
-    """
+    """Map the files of a shard of the dataset in `folder`."""
     entry = manifest.shards[index]
     place = folder / shard_folder(index)
     try:
@@ -266,8 +257,8 @@ def open_columns(
 def verify_shard(folder: Path, manifest: Manifest, index: int) -> None:
     """Compare a shard's files with their hashes; raise CorruptDataError if one differs.
 
-    The files are reopened, which detects a truncated one by its size; touching an old mapping would
-    kill the process.
+    The files are reopened, because touching the old mapping of a truncated one would kill the
+    process.
     """
     for name, digest in open_shard(folder, manifest, index).hashes().items():
         if digest != manifest.shards[index].files[name].xxh3_64:
@@ -319,10 +310,7 @@ def _find_fault(path: Path, entry: FileEntry) -> str | None:
 
 
 def hash_of_file(path: Path, hash_buffer: Callable[[mmap.mmap], str]) -> str:
-    """Hash a file without reading it into memory at once.
-
-    Raises LinkError if it is a link, OSError if it cannot be read, and ValueError if it is empty.
-    """
+    """Hash a file without reading it into memory at once; raise ValueError if it is empty."""
     fd = open_plain(path, os.O_RDONLY)
     try:
         with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as content:

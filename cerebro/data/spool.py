@@ -33,10 +33,7 @@ _PIECE_VALUES = 1 << 20
 
 
 def spool(chunks: Iterable[Table], folder: Path, meter: ByteProgress) -> Table:
-    """Read all chunks into files in `folder`; return the mapped columns.
-
-    Raises InputError if there are no rows or chunks do not fit together.
-    """
+    """Read all chunks into files in `folder`; return the mapped columns."""
     columns: dict[str, _Spooled] = {}
     process = os.getpid()
     try:

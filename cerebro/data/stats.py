@@ -59,10 +59,7 @@ def iterate_pieces(array: Array) -> Iterator[Array]:
 
 
 def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | None) -> Stats:
-    """Return statistics over runs of storage values of shape ``(n, *column.shape)``.
-
-    Raises InputError for complex columns and for an axis that rows do not have.
-    """
+    """Return statistics over runs of storage values of shape ``(n, *column.shape)``."""
     if column.dtype == "complex64":
         raise InputError(f"column {column.name!r} is complex: it has no mean, minimum and maximum")
     if axis is not None and not -len(column.shape) <= axis < len(column.shape):
@@ -95,8 +92,7 @@ def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | N
 class _Moments:
     """Count, mean, squared deviations, minimum and maximum by channel, merged piece by piece.
 
-    The method of merging (Chan, Golub and LeVeque, 1979) keeps digits that a sum of squares would
-    lose.
+    Merging (Chan, Golub and LeVeque, 1979) keeps digits that a sum of squares would lose.
     """
 
     def __init__(self) -> None:

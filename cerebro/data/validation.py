@@ -310,11 +310,7 @@ def _check_row_numbers(rows: Any, count: int, where: str) -> Array:
 
 
 def make_validation(data: Any, validation: Any) -> Validation:
-    """Return the training data, the validation data and the folds, as a `Validation`.
-
-    `validation` is the argument of `cerebro.search`: it may be a `cerebro.KFold` or a scikit-learn
-    splitter.
-    """
+    """Return the data that the arguments of `cerebro.search` choose."""
     if isinstance(validation, Folds):  # already made
         return Validation(validation.data, None, validation)
     if isinstance(validation, KFold) or (
@@ -326,10 +322,7 @@ def make_validation(data: Any, validation: Any) -> Validation:
 
 
 def split_validation(data: Any, validation: Any) -> tuple[Dataset, Dataset | None]:
-    """Return training and validation views.
-
-    `validation` is a dataset, a fraction (the last part of the split) or None.
-    """
+    """Return training and validation views; a fraction is the last part of the split."""
     if isinstance(data, (str, os.PathLike)):
         data = Dataset(data)
     if not isinstance(data, Dataset):
@@ -368,7 +361,7 @@ def find_unfit_columns(
 
     A column is unfit if it is missing, or if its codes stand for other categories: a dataset
     numbers only the categories of its own rows. `columns` are those that the model reads, by
-    default all of `train`. `what` names `data` in messages.
+    default all of `train`.
     """
     if data.shards.manifest.checksum == train.shards.manifest.checksum:
         return {}

@@ -214,8 +214,8 @@ class View:
     def weight_sums(self, *, across: bool) -> list[tuple[NDArray[np.uint64] | None, int]] | None:
         """Return each shard's running sums of weights, and the sum before its first row.
 
-        With `across`, the sums run through all shards. None if each row is taken once. The sums are
-        cached for all loaders of the view; see `cerebro.data.sampling`.
+        With `across`, the sums run through all shards. None if each row is taken once. All loaders
+        of the view share them.
         """
         sampling = self.sampling
         if sampling is None:

@@ -61,8 +61,7 @@ def write_shards(
 ) -> list[ShardEntry]:
     """Write the columns into ``folder/shard-00000`` and so on; all files are on disk afterwards.
 
-    A source larger than `memory_bytes` (None: half of the machine's memory) is first distributed to
-    temporary files.
+    A source of more than `memory_bytes` is first distributed to temporary files.
     """
     rows = outputs[0].pieces[0][0].rows
     starts = shard_starts(rows, shards)

@@ -36,10 +36,7 @@ _ACCEPTED = (
 
 
 def open_source(source: Any) -> Source:
-    """Return the importer for the user's source.
-
-    Raises InputError, listing the supported kinds, if there is no importer.
-    """
+    """Return the importer for the user's source."""
     if isinstance(source, Source):
         return source
     if isinstance(source, (str, os.PathLike)):

@@ -71,10 +71,7 @@ def is_bunch(source: Any) -> bool:
 
 
 def bunch_source(bunch: Mapping[str, Any]) -> Source:
-    """Return the importer for a ``Bunch``.
-
-    Raises InputError unless it has ``data`` and a ``target`` with the same number of rows.
-    """
+    """Return the importer for a ``Bunch`` with ``data`` and ``target``."""
     x, y = bunch.get("data"), bunch.get("target")
     if x is None or y is None or np.ndim(y) == 0:
         raise InputError(

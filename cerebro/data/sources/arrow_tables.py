@@ -160,11 +160,7 @@ def _choose_names(table: Any, wanted: Sequence[str] | None) -> list[str]:
 
 
 def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()) -> ColumnData:
-    """Return an Arrow array as a column; `binary` names columns that may hold binary values.
-
-    Raises InputError for types that are not numbers, and for nulls except in floats; `row_of` tells
-    which row to name.
-    """
+    """Return an Arrow array as a column; `binary` names columns that may hold binary values."""
     import pyarrow as pa
 
     kind = array.type
@@ -244,10 +240,7 @@ def _first_null(array: Any) -> int:
 
 
 def _dictionary(name: str, array: Any, row_of: RowOf) -> ColumnData:
-    """Return a dictionary array as a column of its categories; no index is null.
-
-    The dictionary may have a null or a name twice.
-    """
+    """Return a column of a dictionary's categories; it may have a null, or a name twice."""
     labels = array.dictionary.to_pylist()
     names = [label for label in dict.fromkeys(labels) if label is not None]
     codes = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -302,9 +295,8 @@ BATCH_ROWS = 16_384
 class ParquetSource(Source):
     """A ``.parquet`` file, or a folder with the parts of a table; columns have Arrow's types.
 
-    In a folder, the ``.parquet`` files are read in the order of their names, except names that
-    begin with ``.`` or ``_``, which engines use for their own purposes. Raises InputError if
-    pyarrow is missing, or the folder has no such file or has folders of partitions.
+    The files are read in the order of their names, except names that begin with ``.`` or ``_``,
+    which engines use for their own purposes.
     """
 
     kind = "parquet"

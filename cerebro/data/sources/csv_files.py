@@ -106,10 +106,7 @@ def _find_columns(
 
 
 def _widen_type(known: str | None, cells: Cells) -> str | None:
-    """Return the narrowest type, at least `known`, that fits all cells; empty cells fit any.
-
-    None: there has been no other cell yet.
-    """
+    """Return the narrowest type, at least `known`, that fits all cells; None if all are empty."""
     filled = [cell for cell in cells if cell] if "" in cells else cells
     if not filled:
         return known

@@ -52,8 +52,7 @@ def frame_column(name: str, frame: Any) -> ColumnData:
     """Return a frame as one column, whose rows are vectors: the frame's rows.
 
     Its type is the common one of the frame's columns, by NumPy's rules. pandas would make objects
-    of numbers and booleans together, and NaN of missing integers. Raises InputError, which names
-    the frame's column, for values that cannot be a column, and for text beside numbers.
+    of numbers and booleans together, and NaN of missing integers.
     """
     import numpy as np
 
@@ -93,10 +92,7 @@ def frame_column(name: str, frame: Any) -> ColumnData:
 def _join_classes(
     name: str, frame: Any, labels: Sequence[str], parts: Sequence[ColumnData]
 ) -> ColumnData:
-    """Return a frame of text or categories as one column, whose rows share their classes.
-
-    Raises InputError if the columns declare different categories in an order of their own.
-    """
+    """Return a frame of text or categories as one column, whose rows share their classes."""
     import numpy as np
 
     first = parts[0]
@@ -156,11 +152,7 @@ def series_column(name: str, series: Any) -> ColumnData:
 
 
 def _categories(name: str, series: Any) -> ColumnData:
-    """Return a categorical series as a column.
-
-    Categories that are strings become the column's classes, all of them and in their order, whether
-    or not pandas calls them ordered; of others, the values are stored.
-    """
+    """Return a categorical series: classes in their order if they are strings, else the values."""
     names = series.cat.categories.tolist()
     if all(isinstance(label, str) for label in names):
         codes = series.cat.codes.to_numpy().astype("int64")

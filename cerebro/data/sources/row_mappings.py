@@ -37,10 +37,7 @@ def row_chunks(
     classes: Mapping[str, Sequence[str]] | None = None,
     whole: bool = False,
 ) -> Iterator[Table]:
-    """Collect rows into tables, or into a single one if `whole`.
-
-    `classes` gives the class names of columns that hold codes.
-    """
+    """Collect rows into tables, or one if `whole`; `classes` has the names of columns of codes."""
     columns: dict[str, list[Any]] = {}
     names: set[str] = set()
     first = row = held = 0
