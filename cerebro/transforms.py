@@ -33,17 +33,9 @@ from typing import Any, Protocol, TypeAlias
 from cerebro.arguments import check_real_number, check_whole_number
 from cerebro.errors import InputError
 
-_INTEGERS = {
-    "bool": (0, 1),
-    "int8": (-(2**7), 2**7 - 1),
-    "int16": (-(2**15), 2**15 - 1),
-    "int32": (-(2**31), 2**31 - 1),
-    "int64": (-(2**63), 2**63 - 1),
-    "uint8": (0, 2**8 - 1),
-    "uint16": (0, 2**16 - 1),
-    "uint32": (0, 2**32 - 1),
-    "uint64": (0, 2**64 - 1),
-}
+_SIGNED = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
+_UNSIGNED = {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)}
+_INTEGERS = {"bool": (0, 1), **_SIGNED, **_UNSIGNED}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _MAX_STEPS = 32  # transforms in a chain
 
@@ -156,28 +148,24 @@ class Normalize(Transform):
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
-            object.__setattr__(
-                self, name, _check_numbers(f"Normalize: {name}", getattr(self, name))
-            )
+            value = _check_numbers(f"Normalize: {name}", getattr(self, name))
+            object.__setattr__(self, name, value)
         if 0 in (self.std if isinstance(self.std, tuple) else (self.std,)):
             raise InputError("Normalize: std must not be 0")
 
     def _apply(self, chain: _Chain) -> _Step:
         chain.become_float("Normalize")
-        means = self.mean if isinstance(self.mean, tuple) else (self.mean,)
-        stds = self.std if isinstance(self.std, tuple) else (self.std,)
-        for name, values in (("means", self.mean), ("standard deviations", self.std)):
-            if isinstance(values, tuple) and len(values) != chain.channels:
+        values = {"means": self.mean, "standard deviations": self.std}
+        per_channel = {name: value for name, value in values.items() if isinstance(value, tuple)}
+        for name, value in per_channel.items():
+            if len(value) != chain.channels:
                 raise chain.refuse(
-                    f"Normalize has {len(values)} {name} for {chain.channels} channels (the last "
+                    f"Normalize has {len(value)} {name} for {chain.channels} channels (the last "
                     "axis of a stored row)"
                 )
-        n = max(len(means), len(stds))
-        return (
-            "normalize",
-            means if len(means) == n else means * n,
-            stds if len(stds) == n else stds * n,
-        )
+        count = chain.channels if per_channel else 1
+        means, stds = (v if isinstance(v, tuple) else (v,) * count for v in values.values())
+        return ("normalize", means, stds)
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,7 @@ def make_loader(
 def _choose_copy(
     plan: list[dict[str, Any]], shards: Shards, copy: int | None
 ) -> list[dict[str, Any]]:
-    """Leave stored copies out of a plan, and read one of each column, or the plain column (None)."""
+    """Leave stored copies out of a plan; read this one of each column, or the plain column."""
     names = shards.copy_names
     plan = [entry for entry in plan if entry["name"] not in names]
     if copy is None:
@@ -310,14 +310,12 @@ class Batches:
 
 
 def _check_shuffle(shuffle: Any, dataset: LoadableDataset) -> Shuffle:
-    """Check the argument `shuffle`, which is not False; return the kind of order."""
     if shuffle not in (True, None, "rows", "shards"):
         raise InputError(f'shuffle must be True, False, "rows", "shards" or None, not {shuffle!r}')
     return resolve_shuffle(None if shuffle is True else shuffle, dataset)
 
 
 def _check_columns(dataset: LoadableDataset, columns: Collection[str] | None) -> list[str] | None:
-    """Check the argument `columns`; raise InputError unless it names columns of the dataset."""
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Collection) or not columns:

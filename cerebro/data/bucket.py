@@ -53,7 +53,7 @@ class BucketShards(Shards):
 
     @classmethod
     def find(cls, url: str, checksum: str | None = None) -> BucketShards:
-        """Find a dataset; with the `checksum` of the manifest, a copy here is used unasked."""
+        """Find a dataset; one whose `checksum` the cache has is not looked for in the storage."""
         cache = Cache(cache_folder())
         cached = None if checksum is None else cache.find_manifest(checksum)
         if cached is not None:

@@ -116,7 +116,6 @@ class Cache:
         return self.shards(checksum)
 
     def shards(self, checksum: str) -> list[int]:
-        """Return the shards of a dataset that are here."""
         folders = self.data(checksum).glob("shard-*[0-9]")
         return sorted(int(folder.name.removeprefix("shard-")) for folder in folders)
 

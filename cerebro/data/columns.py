@@ -23,7 +23,6 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -213,7 +212,6 @@ def cell_at(data: ColumnData, place: int) -> tuple[int, str]:
 
 
 def missing_value_error(column: str, row: int) -> InputError:
-    """Return the error for a missing value."""
     return InputError(
         f"column {column!r} has a missing value in row {row}: fill it, drop the row, or leave the "
         "column out with columns=[...] (only a column of floats keeps it, as NaN)"
@@ -238,7 +236,9 @@ def to_storage(column: str, value: Any) -> tuple[Array, str]:
     The type is ``"text"`` for strings and ``"object"`` for objects, to be examined one by one.
     """
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-        value = _fill_masked(column, value)
+        if value.dtype.kind != "f":
+            raise missing_value_error(column, int(np.argwhere(np.ma.getmaskarray(value))[0][0]))
+        value = value.filled(np.nan)
     try:
         array, dtype = _to_array(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as error:
@@ -268,9 +268,8 @@ def copy_value(value: Any) -> Any:
             return value.detach().clone()
         if isinstance(value, np.generic) or not _is_array(value):
             return value
-        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-            return _copy_dlpack(value)
-        return np.array(value)
+        value = _open_dlpack(value)
+        return value.clone() if _is_torch(value) else np.array(value)
     except Exception:  # the same is raised, with the column's name, when the value is stored
         return value
 
@@ -334,11 +333,13 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
     )
 
 
-def promote_dtypes(column: str, first: str, second: str) -> str:
-    """Return the type that holds the values of both; raise InputError if no type does."""
-    dtype = promote(first, second)
-    if dtype is None:
-        raise InputError(f"column {column!r} mixes {first} and {second}: convert it to one type")
+def promote_dtypes(column: str, dtype: str, *others: str) -> str:
+    """Return the type that holds the values of all; raise InputError if no type does."""
+    for other in others:
+        wider = promote(dtype, other)
+        if wider is None:
+            raise InputError(f"column {column!r} mixes {dtype} and {other}: convert it to one type")
+        dtype = wider
     return dtype
 
 
@@ -470,14 +471,6 @@ def _fill_missing(column: str, items: Sequence[Any], first_row: int) -> ColumnDa
     return ColumnData(values, values.dtype.name, absent=None if floats else row)
 
 
-def _fill_masked(column: str, array: np.ma.MaskedArray[Any, Any]) -> Array:
-    """Return a masked array's values, NaN where masked; raise InputError unless they are floats."""
-    if array.dtype.kind != "f":
-        raise missing_value_error(column, int(np.argwhere(np.ma.getmaskarray(array))[0][0]))
-    filled: Array = array.filled(np.nan)
-    return filled
-
-
 def _unlike_row_error(column: str, row: int, item: Any, others: str) -> InputError:
     """Return the error for a row of a different kind than the rows before it."""
     if is_missing(item):
@@ -533,7 +526,7 @@ def _stack(column: str, stored: Sequence[tuple[Array, str]], first_row: int = 0)
         raise InputError(f"column {column!r} mixes numbers and arrays: make all rows alike")
     if kinds & {"text", "object"}:
         return from_array(column, np.stack([array for array, _ in stored]), first_row)
-    dtype = reduce(lambda first, second: promote_dtypes(column, first, second), sorted(kinds))
+    dtype = promote_dtypes(column, *sorted(kinds))
     return ColumnData(
         np.stack([convert(array, kind, dtype, column) for array, kind in stored]), dtype
     )
@@ -585,7 +578,7 @@ def _joined_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnDat
 def _from_elements(
     column: str, items: Sequence[Any], first_row: int, offsets: Array | None
 ) -> ColumnData:
-    """Make a column from the elements of rows; without `offsets`, all are elements of `first_row`."""
+    """Make a column from elements of rows; without `offsets`, all are of `first_row`."""
     try:
         data = _all_elements(column, items)
         if data is not None:
@@ -594,7 +587,8 @@ def _from_elements(
         if not any(map(_lacks_value, items)):
             raise
     lacking = next((place for place, item in enumerate(items) if _lacks_value(item)), None)
-    place = _find_first_unlike(items) if lacking is None else lacking
+    unlike = (place for place, item in enumerate(items) if _shape(item) != _shape(items[0]))
+    place = next(unlike, 0) if lacking is None else lacking
     row = first_row + (0 if offsets is None else row_of(offsets, place))
     raise too_ragged_error(column, row) if lacking is None else missing_value_error(column, row)
 
@@ -612,12 +606,6 @@ def _all_elements(column: str, items: Sequence[Any]) -> ColumnData | None:
     except ValueError:
         return None
     return from_array(column, array)
-
-
-def _find_first_unlike(items: Sequence[Any]) -> int:
-    """Return the place of the first item whose shape is not that of the first item."""
-    first = _shape(items[0])
-    return next((i for i, item in enumerate(items) if _shape(item) != first), 0)
 
 
 def _shape(item: Any) -> tuple[int, ...] | None:
@@ -641,28 +629,22 @@ def _to_array(value: Any) -> tuple[Array, str]:
         return value if type(value) is np.memmap else np.asarray(value), ""
     if is_picture(value):
         return np.asarray(turn_upright(value)), ""
-    if _is_torch(value):
-        return _torch_to_array(value)
-    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
-        try:
-            return np.from_dlpack(value), ""
-        except (BufferError, RuntimeError, TypeError):
-            if "torch" not in sys.modules:  # NumPy lacks bfloat16 and cannot read device memory
-                raise
-            return _torch_to_array(sys.modules["torch"].from_dlpack(value))
-    return np.asarray(value), ""
-
-
-def _copy_dlpack(value: Any) -> Any:
-    """Return a copy of an object that has only ``__dlpack__``; PyTorch reads what NumPy cannot."""
-    try:
-        return np.from_dlpack(value).copy()
-    except (BufferError, RuntimeError, TypeError):
-        return sys.modules["torch"].from_dlpack(value).clone()
-
-
-def _torch_to_array(tensor: Any) -> tuple[Array, str]:
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    value = _open_dlpack(value)
+    if not _is_torch(value):
+        return np.asarray(value), ""
+    tensor = value.detach().cpu().resolve_conj().resolve_neg()
     if str(tensor.dtype) != "torch.bfloat16":
         return tensor.numpy(), ""
     return tensor.view(sys.modules["torch"].int16).numpy().view(np.uint16), "bfloat16"
+
+
+def _open_dlpack(value: Any) -> Any:
+    """Return what has only ``__dlpack__`` as an array, or as a tensor if NumPy cannot read it."""
+    if not hasattr(value, "__dlpack__") or hasattr(value, "__array__"):
+        return value
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError):  # bfloat16, or in device memory
+        if "torch" not in sys.modules:
+            raise
+        return sys.modules["torch"].from_dlpack(value)

@@ -24,7 +24,7 @@ _log = logging.getLogger("cerebro.data")
 
 
 def device_name(device: Any) -> str:
-    """Return ``"cpu"``, or ``"cuda:0"`` and so on, for such a name, a PyTorch device or ``"cuda"``."""
+    """Return ``"cpu"``, ``"cuda:0"`` and so on for a name, a PyTorch device or ``"cuda"``."""
     name = str(device)
     if name == "cpu" or re.fullmatch(r"cuda:\d{1,4}", name):
         return name
@@ -129,7 +129,6 @@ class MovedBatches:
 
     @property
     def last_rows(self) -> int:
-        """The number of rows of the latest batch."""
         return int(self._loader.last_rows)
 
     def begin(
@@ -139,11 +138,9 @@ class MovedBatches:
         start: int = 0,
         count: int | None = None,
     ) -> None:
-        """Start a pass; see `_core.Loader`."""
         self._loader.begin(mixes, epoch, start, count)
 
     def close(self) -> None:
-        """Free the loader's buffers."""
         self._loader.close()
 
     def __len__(self) -> int:

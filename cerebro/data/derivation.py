@@ -89,7 +89,7 @@ class Derivation:
                 rows -= count
 
     def call(self, batch: Mapping[str, Any]) -> dict[str, tuple[Array, str]]:
-        """Call the function; return storage values and types by column, with a value for each row."""
+        """Call the function; return storage values and types by column."""
         columns = self.function(batch)
         if not isinstance(columns, Mapping) or not columns:
             raise InputError(
@@ -235,7 +235,7 @@ class ShardWork:
     def write(
         self, shard: int, place: Path, advance: Callable[[int], None] = lambda count: None
     ) -> dict[str, FileEntry]:
-        """Write a shard's files to an empty folder; `advance` gets the bytes since its last call."""
+        """Write a shard's files to an empty folder; call `advance` with the bytes of each write."""
         view = self.derivation.data.view
         files: dict[str, FileEntry] = {}
         for column in self.kept:

@@ -300,7 +300,6 @@ class _Work:
         return True
 
     def write_here(self, shard: int) -> None:
-        """Write a shard in this process."""
         place, _ = self._paths(shard)
         self._made.view.shards.verify(shard)  # features of damaged rows would look valid
         place.mkdir()

@@ -66,7 +66,7 @@ def is_text(dtype: object) -> bool:
 
 
 def binary_layout(dtype: object) -> tuple[str, tuple[int, ...]] | None:
-    """Return the name and the shape of a pair such as ``("float32", (40,))``; None without a shape."""
+    """Return the name and shape of a pair such as ``("float32", (40,))``; None for a name."""
     if not isinstance(dtype, (tuple, list)):
         return None
     shape = dtype[1] if len(dtype) == 2 else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,8 @@ def write(
     `what` names the rows in errors; `options` are those of `shard`.
     """
     source = open_source(rows)
-    converted: Source = _Narrowed(source) if like is None else _Like(source, like, what)
-    data = shard(converted, folder, exist_ok=True, progress=False, **options)
+    change = _narrow_table if like is None else _Like(like, what).convert
+    data = shard(_Changed(source, change), folder, exist_ok=True, progress=False, **options)
     if like is None:
         return data
     for name, column in data.columns.items():
@@ -128,47 +128,44 @@ def has_names(value: Mapping[Any, Any], columns: Mapping[str, Column]) -> bool:
 class _Changed(Source):
     """A source whose chunks are changed before they are written."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    def __init__(self, source: Source, change: Callable[[Table], Table]) -> None:
         self.kind = _GIVEN + source.kind
         self.whole = source.whole
         self.declaration = source.declaration
+        self._source = source
+        self._change = change
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        for table in self.source.chunks(wanted):
-            yield self.convert_table(table)
-
-    def convert_table(self, table: Table) -> Table:
-        """Return a chunk of the source as changed for the writer; subclasses implement this."""
-        raise NotImplementedError
+        return map(self._change, self._source.chunks(wanted))
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int | None:
-        return self.source.unpacked_bytes(wanted)
+        return self._source.unpacked_bytes(wanted)
 
     def fingerprint(self) -> str | None:
-        return self.source.fingerprint()
+        return self._source.fingerprint()
 
 
-class _Narrowed(_Changed):
-    """A source whose float64 columns are written as float32.
-
-    Chunks of other types may be float64 only together: `narrow` says what to do with them.
-    """
-
-    def convert_table(self, table: Table) -> Table:
-        return {name: _narrow_column(name, data) for name, data in table.items()}
+def _narrow_table(table: Table) -> Table:
+    return {name: _narrow_column(name, data) for name, data in table.items()}
 
 
-class _Like(_Changed):
-    """A source reduced to the training data's columns, and converted to their types and classes."""
+def _narrow_column(name: str, data: ColumnData) -> ColumnData:
+    """Make float64 float32; chunks of other types may be float64 only together."""
+    if data.dtype == "float64":
+        values = convert(data.values, data.dtype, "float32", name)
+        data = replace(data, values=values, dtype="float32")
+    return replace(data, narrow=True)
 
-    def __init__(self, source: Source, train: Dataset, what: str) -> None:
-        super().__init__(source)
+
+class _Like:
+    """Reduces chunks to the training data's columns, converted to their types and classes."""
+
+    def __init__(self, train: Dataset, what: str) -> None:
         self._columns = train.columns
         self._what = what
         self._rows = 0  # of the chunks before
 
-    def convert_table(self, table: Table) -> Table:
+    def convert(self, table: Table) -> Table:
         columns = {name: data for name, data in table.items() if name in self._columns}
         if not columns:
             raise InputError(
@@ -198,13 +195,8 @@ class _Like(_Changed):
             raise missing_value_error(name, data.absent)
         if data.names is not None and column.classes is not None:
             data = _recode_classes(name, data, column.classes)
-        return ColumnData(
-            convert(data.values, data.dtype, column.dtype, name),
-            column.dtype,
-            data.offsets,
-            data.names,
-            data.ordered,
-        )
+        values = convert(data.values, data.dtype, column.dtype, name)
+        return ColumnData(values, column.dtype, data.offsets, data.names, data.ordered)
 
 
 def _recode_classes(name: str, data: ColumnData, classes: Sequence[str]) -> ColumnData:
@@ -220,10 +212,3 @@ def _recode_classes(name: str, data: ColumnData, classes: Sequence[str]) -> Colu
     table = [place.setdefault(names[i], len(place)) if used[i] else -1 for i in range(len(names))]
     values = np.array(table, np.int64)[codes]
     return ColumnData(values, "int64", data.offsets, list(place), ordered=True)
-
-
-def _narrow_column(name: str, data: ColumnData) -> ColumnData:
-    if data.dtype != "float64":
-        return replace(data, narrow=True)
-    values = convert(data.values, data.dtype, "float32", name)
-    return replace(data, values=values, dtype="float32", narrow=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class OutputColumn:
 
 
 def source_columns(columns: Columns | None) -> list[str] | None:
-    """Return the names of the source's columns that `columns` uses, each once; None: all columns."""
+    """Return the names of the source's columns that `columns` uses, each once; None: all."""
     names: dict[str, None] = {}
     if columns is None:
         return None
@@ -91,7 +90,13 @@ def lay_out(
     """Apply ``columns=`` and ``dtypes=`` to a source's columns; `declaration` is the source's."""
     check_rows(table)
     choose_columns(table, source_columns(columns))
-    inputs = _as_mapping(table, columns)
+    if isinstance(columns, Mapping):
+        inputs = columns
+    else:
+        names = list(table) if columns is None else columns
+        if len(set(names)) != len(names):
+            raise InputError("columns names a column twice: name each once")
+        inputs = {name: name for name in names}
     dtype_of = dict(dtypes or {})
     for name in dtype_of.keys() - inputs.keys():
         raise InputError(f"dtypes has the unknown column {name!r}: there are {', '.join(inputs)}")
@@ -126,12 +131,12 @@ def lay_out(
 
 def _check_cells(
     table: Table,
-    wanted: Mapping[str, str | Sequence[str]],
+    inputs: Mapping[str, str | Sequence[str]],
     texts: Collection[str],
     declaration: str,
 ) -> None:
     """Raise InputError for text among numbers, and for numbers where `texts` says text."""
-    for name, sources in wanted.items():
+    for name, sources in inputs.items():
         if name in texts and isinstance(sources, str):
             if table[sources].names is None:
                 raise InputError(
@@ -162,16 +167,6 @@ def check_rows(table: Table) -> int:
     if rows > MAX_ROWS:
         raise InputError(f"{rows} rows are more than {MAX_ROWS}: write several datasets")
     return rows
-
-
-def _as_mapping(table: Table, columns: Columns | None) -> Mapping[str, str | Sequence[str]]:
-    if columns is None:
-        return {name: name for name in table}
-    if isinstance(columns, Mapping):
-        return columns
-    if len(set(columns)) != len(columns):
-        raise InputError("columns names a column twice: name each once")
-    return {name: name for name in columns}
 
 
 def _reshape_rows(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> ColumnData:
@@ -209,7 +204,10 @@ def _make_output(name: str, data: ColumnData, dtype: str | None) -> OutputColumn
             f"column {name!r} holds categories ({_first_cell(data)}): {dtype} cannot hold their "
             "codes; convert it to numbers first, or give no dtype"
         )
-    return OutputColumn(_make_column(name, dtype, data, classes), ((data, codes),))
+    if len(data.row_shape) > MAX_DIMENSIONS:
+        raise InputError(f"column {name!r} has rows of more than {MAX_DIMENSIONS} dimensions")
+    column = Column(name, dtype, data.row_shape, data.offsets is not None, classes)
+    return OutputColumn(column, ((data, codes),))
 
 
 def _first_cell(data: ColumnData) -> str:
@@ -221,34 +219,19 @@ def _first_cell(data: ColumnData) -> str:
     return f"{quote_cell(cell)} in row {row}"
 
 
-def _check_stacked(
-    name: str, source: str, data: ColumnData, dtype: str | None, has_numbers: bool
-) -> None:
-    """Raise InputError if the codes of text would be stacked as if they were numbers."""
-    as_float = dtype is not None and STORAGE[dtype].kind not in "iu"
-    if has_numbers or as_float:
-        what = "numbers" if has_numbers else f"{dtype}, which cannot hold codes"
-        raise InputError(
-            f"column {source!r} is text ({_first_cell(data)}) and cannot be stacked into {name!r} "
-            f"with {what}: convert it to numbers, or keep it as a separate column of categories"
-        )
-
-
-def _make_column(
-    name: str, dtype: str, data: ColumnData, classes: tuple[str, ...] | None
-) -> Column:
-    if len(data.row_shape) > MAX_DIMENSIONS:
-        raise InputError(f"column {name!r} has rows of more than {MAX_DIMENSIONS} dimensions")
-    return Column(name, dtype, data.row_shape, data.offsets is not None, classes)
-
-
 def _stack_columns(name: str, sources: Table, dtype: str | None) -> OutputColumn:
     """Put columns side by side, cast to a common type; each row becomes one vector."""
     pieces, width = [], 0
     has_numbers = any(data.names is None for data in sources.values())
+    as_float = dtype is not None and STORAGE[dtype].kind not in "iu"
     for key, data in sources.items():
-        if data.names is not None and not data.ordered:
-            _check_stacked(name, key, data, dtype, has_numbers)
+        if data.names is not None and not data.ordered and (has_numbers or as_float):
+            what = "numbers" if has_numbers else f"{dtype}, which cannot hold codes"
+            raise InputError(
+                f"column {key!r} is text ({_first_cell(data)}) and cannot be stacked into "
+                f"{name!r} with {what}: convert it to numbers, or keep it as a separate column of "
+                "categories"
+            )
         fixed = data.as_fixed()
         if fixed is None:
             raise InputError(
@@ -258,5 +241,5 @@ def _stack_columns(name: str, sources: Table, dtype: str | None) -> OutputColumn
         pieces.append((fixed, None if fixed.names is None else final_names(fixed)[1]))
         width += int(np.prod(fixed.row_shape, dtype=np.int64))
     kinds = [data.dtype for data, _ in pieces]
-    common = dtype or reduce(lambda first, second: promote_dtypes(name, first, second), kinds)
+    common = dtype or promote_dtypes(name, *kinds)
     return OutputColumn(Column(name, common, (width,)), tuple(pieces), stacked=True)

@@ -45,14 +45,7 @@ MAX_MANIFEST_BYTES = 256 << 20  # about a million shards
 
 _HASH_FIELD = "manifest_xxh3_128"
 _FIELDS = {
-    "format",
-    "version",
-    "library",
-    "rows",
-    "columns",
-    "shards",
-    "arguments",
-    "source",
+    *("format", "version", "library", "rows", "columns", "shards", "arguments", "source"),
     _HASH_FIELD,
 }
 
@@ -157,10 +150,7 @@ class Manifest:
             "shards": [
                 {
                     "rows": shard.rows,
-                    "files": {
-                        name: {"bytes": entry.bytes, "xxh3_64": entry.xxh3_64}
-                        for name, entry in shard.files.items()
-                    },
+                    "files": {name: dict(vars(entry)) for name, entry in shard.files.items()},
                 }
                 for shard in self.shards
             ],
@@ -253,7 +243,10 @@ def _has_class_folders(folder: Path) -> bool:
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
     """Parse and check a manifest; raise CorruptDataError, naming `path`, if it is invalid."""
-    top = _Fields(path, "", _load_json(content, path))
+    value = load_json(content, path)
+    if not isinstance(value, dict):
+        raise CorruptDataError(f"{path} is damaged: not a JSON object")
+    top = _Fields(path, "", value)
     if top.value.get("format") != FORMAT:
         top.fail("format", f"must be {FORMAT!r}")
     version = top.integer("version", 0, 2**31)
@@ -261,8 +254,12 @@ def parse_manifest(content: bytes, path: str) -> Manifest:
         again = "make the dataset again with cerebro.shard"
         raise CorruptDataError(explain_other_version(path, "dataset", version, VERSION, again))
     top.check_fields(_FIELDS)
-    unsigned = {name: value for name, value in top.value.items() if name != _HASH_FIELD}
-    if top.hexadecimal(_HASH_FIELD, 32) != _checksum_of(unsigned, path):
+    recorded = top.hexadecimal(_HASH_FIELD, 32)
+    try:
+        checksum = checksum_of({name: value[name] for name in value if name != _HASH_FIELD})
+    except (ValueError, RecursionError) as error:  # nested too deeply
+        raise CorruptDataError(f"{path} is cut or damaged: {error}") from None
+    if recorded != checksum:
         top.fail(_HASH_FIELD, "does not match the content: the file was altered or damaged")
     columns = tuple(_parse_column(fields) for fields in top.objects("columns"))
     try:
@@ -330,21 +327,6 @@ def _parse_source(fields: _Fields) -> dict[str, Any]:
     if fingerprint is not None and not isinstance(fingerprint, str):
         fields.fail("fingerprint", "must be null or a string")
     return {"kind": fields.text("kind"), "fingerprint": fingerprint}
-
-
-def _load_json(content: bytes, path: str) -> dict[str, Any]:
-    value = load_json(content, path)
-    if not isinstance(value, dict):
-        raise CorruptDataError(f"{path} is damaged: not a JSON object")
-    return value
-
-
-def _checksum_of(content: Mapping[str, Any], path: str) -> str:
-    """Return the checksum of parsed content, which may be too deeply nested to serialize."""
-    try:
-        return checksum_of(content)
-    except (ValueError, RecursionError) as error:
-        raise CorruptDataError(f"{path} is cut or damaged: {error}") from None
 
 
 class _Fields:

@@ -88,9 +88,10 @@ def _find_first(wanted: Array, codes: Array) -> int | None:
 def not_a_number_error(
     column: str, row: int, cell: object, cure: str = "", *, mixed: bool = False
 ) -> InputError:
-    """Return the error for a cell in a column of numbers, or, if `mixed`, of values not text.
+    """Return the error for a cell in a column of numbers.
 
-    `cure` is the end of the message: how to keep the cells as text.
+    `cure` is the end of the message: how to keep the cells as text. With `mixed`, the other cells
+    are numbers, not text.
     """
     text = f"column {column!r} holds numbers, but {quote_cell(cell)} in row {row}"
     if mixed:

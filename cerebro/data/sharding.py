@@ -262,7 +262,7 @@ def _refuse_existing(place: _Folder | Upload, path: Any, arguments: Mapping[str,
 
 
 def _describe_difference(manifest: Manifest, arguments: Mapping[str, Any]) -> str | None:
-    """Return a description of an argument that differs from the existing dataset's, or None."""
+    """Describe an argument that differs from the existing dataset's."""
     for name, value in arguments.items():
         if manifest.arguments.get(name) != value:
             return f"was made with {name}={manifest.arguments.get(name)!r}, not {value!r}"
@@ -289,7 +289,6 @@ def _read_whole_table(source: Source, columns: Columns | None) -> Table | None:
 
 
 def _content_fingerprint(table: Table) -> str:
-    """Return a hash of the columns' values, names and types."""
     content = {name: _column_fingerprint(data) for name, data in table.items()}
     return f"content:{checksum_of(content)}"
 
@@ -308,7 +307,6 @@ def _column_fingerprint(data: ColumnData) -> list[Any]:
 def _spool_source(
     source: Source, columns: Columns | None, folder: Path, meter: ByteProgress
 ) -> Table:
-    """Read a source in chunks into temporary files."""
     names = source_columns(columns)
     unpacked, free = source.unpacked_bytes(names), shutil.disk_usage(folder).free
     if unpacked is not None and unpacked > free:

@@ -220,7 +220,6 @@ class Shards:
 
 
 def copy_name(column: str, copy: int) -> str:
-    """Return the name of a copy of an augmented column."""
     return f"{column}@{copy}"
 
 

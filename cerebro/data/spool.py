@@ -20,6 +20,7 @@ from cerebro.data.columns import (
     cell_at,
     check_codes,
     missing_value_error,
+    offsets_of,
     promote_dtypes,
 )
 from cerebro.data.dtypes import STORAGE, Array, convert
@@ -110,10 +111,8 @@ class _Spooled:
         values = _map_file(self.path, STORAGE[self.dtype], shape)
         offsets = None
         if self.lengths is not None:
-            offsets = np.zeros(self.rows + 1, np.int64)
-            np.cumsum(
-                _map_file(self._lengths_path, np.dtype(np.int64), (self.rows,)), out=offsets[1:]
-            )
+            lengths = _map_file(self._lengths_path, np.dtype(np.int64), (self.rows,))
+            offsets = offsets_of(lengths)
         names = None if self.names is None else list(self.names)
         return ColumnData(values, self.dtype, offsets, names, self.ordered, binary=self.binary)
 
@@ -153,7 +152,8 @@ class _Spooled:
         if ragged or data.row_shape != self.row_shape:
             data = self._make_ragged(data)
         if data.dtype != self.dtype:
-            self._widen(self._promote_dtype(data.dtype))
+            wider = promote_dtypes(self.name, self.dtype, data.dtype)
+            self._widen("float32" if self.narrow and wider == "float64" else wider)
         return data
 
     def _mixed_error(self, data: ColumnData) -> InputError:
@@ -166,11 +166,6 @@ class _Spooled:
             f"({quote_cell(next(iter(self.names or ()), ''))}), and row {self.rows} has numbers; "
             "make all of them one kind"
         )
-
-    def _promote_dtype(self, dtype: str) -> str:
-        """Return the type for the rows so far and a chunk of this type."""
-        wider = promote_dtypes(self.name, self.dtype, dtype)
-        return "float32" if self.narrow and wider == "float64" else wider
 
     def _convert_values(self, values: Array, source: str, target: str) -> Array:
         """Convert values, with the same bits wherever chunks end."""

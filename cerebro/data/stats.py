@@ -65,28 +65,28 @@ def column_stats(column: Column, runs: Iterable[Array], rows: int, axis: int | N
     if axis is not None and not -len(column.shape) <= axis < len(column.shape):
         raise InputError(f"column {column.name!r} has rows of shape {column.shape}: no axis {axis}")
     moments = _Moments()
-    counts: dict[Any, int] | None = {} if _is_countable(column) else None
+    plain = column.shape == () and not column.ragged
+    counts: dict[Any, int] | None = None
+    if plain and column.dtype.startswith(("int", "uint", "bool")):
+        counts = {}
     for run in runs:
         for piece in iterate_pieces(run):
             moments.add(_arrange_by_channel(column, piece, axis))
             if counts is not None:
-                counts = _count_values(counts, piece)
+                for value, count in zip(*np.unique(piece, return_counts=True), strict=True):
+                    counts[value.item()] = counts.get(value.item(), 0) + int(count)
+                counts = counts if len(counts) <= MOST_COUNTS else None
     if moments.values == 0:
         raise InputError(f"column {column.name!r} has no values: all its rows are empty")
     mean, std, low, high = moments.result()
     if axis is None:
         mean, std, low, high = (float(value[0]) for value in (mean, std, low, high))
-    channels = 1 if axis is None else column.shape[axis]
-    return Stats(
-        column.name,
-        rows,
-        moments.values * channels,
-        mean,
-        std,
-        low,
-        high,
-        _name_counts(column, counts),
-    )
+    if counts is not None and column.classes is not None:
+        counts = {name: counts.get(code, 0) for code, name in enumerate(column.classes)}
+    elif counts is not None:
+        counts = dict(sorted(counts.items()))
+    values = moments.values * (1 if axis is None else column.shape[axis])
+    return Stats(column.name, rows, values, mean, std, low, high, counts)
 
 
 class _Moments:
@@ -131,23 +131,3 @@ def _arrange_by_channel(column: Column, piece: Array, axis: int | None) -> Array
     channel = axis % len(column.shape) + 1
     moved = np.moveaxis(piece.astype(np.float64), channel, -1)
     return moved.reshape(-1, column.shape[axis])
-
-
-def _is_countable(column: Column) -> bool:
-    whole = column.dtype.startswith(("int", "uint", "bool"))
-    return whole and column.shape == () and not column.ragged
-
-
-def _count_values(counts: dict[Any, int], piece: Array) -> dict[Any, int] | None:
-    for value, count in zip(*np.unique(piece, return_counts=True), strict=True):
-        key = value.item()
-        counts[key] = counts.get(key, 0) + int(count)
-    return counts if len(counts) <= MOST_COUNTS else None
-
-
-def _name_counts(column: Column, counts: dict[Any, int] | None) -> dict[Any, int] | None:
-    if counts is None:
-        return None
-    if column.classes is not None:
-        return {name: counts.get(code, 0) for code, name in enumerate(column.classes)}
-    return {value: counts[value] for value in sorted(counts)}

@@ -123,14 +123,12 @@ class View:
         return alike and all(map(covers, self.parts, view.parts))
 
     def column(self, name: str) -> Column:
-        """Return a column; raise InputError if there is none of this name."""
         columns = self.shards.columns
         if name not in columns:
             raise InputError(f"no column {name!r}: the dataset has {', '.join(columns)}")
         return columns[name]
 
     def read(self, name: str, shard: int) -> Any:
-        """Return a column's rows in a shard; see `Shards.read`."""
         return self.shards.read(name, shard, self.parts[shard])
 
     def scalars(self, name: str) -> list[Array]:
@@ -251,7 +249,6 @@ class View:
 
     @cached_property
     def checksum(self) -> str:
-        """See `Dataset.checksum`."""
         checksum = self.shards.manifest.checksum
         if not self.transforms and self.sampling is None and self.is_whole:
             return checksum
@@ -304,7 +301,6 @@ class View:
         return view
 
     def summary(self) -> str:
-        """Return a readable line about the rows."""
         view = "" if not self.operations else f" (a view of {self.shards.manifest.rows:,})"
         drawn = "" if self.sampling is None else f", {self.sampling}"
         size = fmt.size(self.nbytes)

@@ -56,7 +56,12 @@ def open_source(source: Any) -> Source:
     if _is_arrow(source):
         return ArrowSource(source)
     if hasattr(source, "dtype") or hasattr(source, "__array__"):
-        return _open_array(source)
+        names = getattr(getattr(source, "dtype", None), "names", None)
+        if names:  # a structured array
+            return ArraysSource({name: source[name] for name in names})
+        raise InputError(
+            'the source is a single array: name it, such as {"x": array}, or give a pair (x, y)'
+        )
     if isinstance(source, Iterable) and not isinstance(source, (bytes, bytearray)):
         return RowsSource(source)
     raise InputError(f"cannot shard a {type(source).__name__}: give {_ACCEPTED}")
@@ -64,28 +69,15 @@ def open_source(source: Any) -> Source:
 
 def _open_file(path: Path) -> Source:
     if path.is_dir():
-        return _open_folder(path)
+        if any(part.suffix.lower() == ".parquet" for part in path.rglob("*")):
+            return ParquetSource(path)
+        raise InputError(f"'{path}' is a folder: for class folders use cerebro.images('{path}')")
     opener = _FILES.get(path.suffix.lower())
     if opener is None:
         raise InputError(f"'{path}': unsupported file type; use {_ACCEPTED}")
     if not path.is_file():
         raise InputError(f"no file '{path}'")
     return opener(path)
-
-
-def _open_folder(path: Path) -> Source:
-    if any(part.suffix.lower() == ".parquet" for part in path.rglob("*")):
-        return ParquetSource(path)
-    raise InputError(f"'{path}' is a folder: for class folders use cerebro.images('{path}')")
-
-
-def _open_array(array: Any) -> Source:
-    names = getattr(getattr(array, "dtype", None), "names", None)
-    if not names:
-        raise InputError(
-            'the source is a single array: name it, such as {"x": array}, or give a pair (x, y)'
-        )
-    return ArraysSource({name: array[name] for name in names})  # a structured array
 
 
 def is_torch(source: Any) -> bool:

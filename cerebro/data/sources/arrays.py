@@ -66,7 +66,6 @@ def pair_source(pair: tuple[Any, Any]) -> Source:
 
 
 def is_bunch(source: Any) -> bool:
-    """Return whether this is a scikit-learn dataset."""
     return isinstance(source, Mapping) and type(source).__name__ == "Bunch"
 
 

@@ -25,7 +25,13 @@ from cerebro.data.columns import (
     too_ragged_error,
 )
 from cerebro.data.dtypes import Array
-from cerebro.data.sources.base import Source, Table, choose_columns, file_fingerprint
+from cerebro.data.sources.base import (
+    FileSource,
+    Source,
+    Table,
+    choose_columns,
+    file_fingerprint,
+)
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
 
@@ -77,17 +83,14 @@ class ArrowSource(Source):
         yield from _read_tables(source, wanted, self.binary)
 
 
-class ArrowFileSource(Source):
+class ArrowFileSource(FileSource):
     """An ``.arrow`` or ``.feather`` file, in Arrow's file or stream format."""
 
     kind = "arrow file"
 
     def __init__(self, path: Path) -> None:
         import_arrow(f"'{path}'")
-        self.path = path
-
-    def fingerprint(self) -> str:
-        return file_fingerprint(self.path)
+        super().__init__(path)
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         import pyarrow as pa
@@ -126,7 +129,7 @@ def whole_table(table: Any, wanted: Sequence[str] | None, binary: Collection[str
     """Return a table in memory as one chunk, without copying columns that are in one piece."""
     return {
         name: whole_column(name, table.column(name), binary)
-        for name in _choose_names(table, wanted)
+        for name in choose_columns(table.schema.names, wanted)
     }
 
 
@@ -147,16 +150,8 @@ def table_of(
 ) -> Table:
     return {
         name: column_of(name, batch.column(name), partial(add, first_row), binary)
-        for name in _choose_names(batch, wanted)
+        for name in choose_columns(batch.schema.names, wanted)
     }
-
-
-def _choose_names(table: Any, wanted: Sequence[str] | None) -> list[str]:
-    names = table.schema.names
-    if len(set(names)) != len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InputError(f"the source has two columns named {twice!r}: rename one")
-    return choose_columns(names, wanted)
 
 
 def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()) -> ColumnData:
@@ -309,11 +304,8 @@ class ParquetSource(Source):
         return " ".join(file_fingerprint(path) for path in self.paths)
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        first = 0
-        for path in self.paths:
-            for batch in _parquet_batches(path, wanted):
-                yield table_of(batch, wanted, first, self.binary)
-                first += batch.num_rows
+        batches = (batch for path in self.paths for batch in _parquet_batches(path, wanted))
+        return _read_tables(batches, wanted, self.binary)
 
 
 def _list_parts(folder: Path) -> list[Path]:
@@ -339,7 +331,7 @@ def _parquet_batches(path: Path, wanted: Sequence[str] | None) -> Iterator[Any]:
 
     try:
         with pq.ParquetFile(path) as file:
-            names = choose_columns(file.schema_arrow.names, wanted)
+            names = choose_columns(dict.fromkeys(file.schema_arrow.names), wanted)
             yield from file.iter_batches(BATCH_ROWS, columns=names)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise InputError(f"'{path}' is not a Parquet file or is damaged: {error}") from None

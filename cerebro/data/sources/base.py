@@ -55,9 +55,24 @@ class Source:
         return None
 
 
-def choose_columns(available: Iterable[str], wanted: Sequence[str] | None) -> list[str]:
-    """Return `wanted`, or all names if it is None; raise InputError if a name is missing."""
+class FileSource(Source):
+    """A file, which is compared by its content."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def fingerprint(self) -> str:
+        return file_fingerprint(self.path)
+
+
+def choose_columns(
+    available: Iterable[str], wanted: Sequence[str] | None, where: str = "the source"
+) -> list[str]:
+    """Return `wanted`, or all names if it is None; raise InputError if one is missing or twice."""
     names = list(available)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{where} has two columns named {twice!r}: rename one")
     for name in names:
         if not isinstance(name, str):
             raise InputError(f"column name {name!r} is not a string: rename the column")

@@ -11,12 +11,11 @@ from __future__ import annotations
 import csv
 from collections import deque
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 
 from cerebro.data.columns import ColumnData, from_text, missing_value_error
-from cerebro.data.sources.base import Source, Table, choose_columns, file_fingerprint
+from cerebro.data.sources.base import FileSource, Table, choose_columns
 from cerebro.errors import InputError
 
 CHUNK_ROWS = 16_384
@@ -26,17 +25,10 @@ _BOOLEANS = {"true": True, "True": True, "TRUE": True, "false": False, "False": 
 Cells = Sequence[str]
 
 
-class CsvSource(Source):
+class CsvSource(FileSource):
     """A file of comma-separated values; tab-separated if the name ends in ``.tsv``."""
 
     kind = "csv"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-
-    def fingerprint(self) -> str:
-        return file_fingerprint(self.path)
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         types: dict[str, str | None] = dict.fromkeys(self.text, "text")
@@ -52,16 +44,18 @@ class CsvSource(Source):
     def _read(self, wanted: Sequence[str] | None) -> Iterator[tuple[int, dict[str, Cells]]]:
         """Yield, for each chunk, the number of its first row and its cells by column."""
         with self.path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, delimiter=self._delimiter, strict=True)
+            delimiter = "\t" if self.path.suffix.lower() == ".tsv" else ","
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
             try:
                 header = next(reader, None)
                 if header is None:
                     raise InputError(f"'{self.path}' is empty: it needs a line of column names")
-                places = _find_columns(self.path, header, wanted)
+                names = choose_columns(header, wanted, f"'{self.path}'")
+                places = {name: header.index(name) for name in names}
                 first = 0
                 for rows in self._read_runs(reader, len(header)):
                     cells = list(zip(*rows, strict=True))
-                    _refuse_nul(self.path, header, cells)
+                    self._refuse_nul(header, cells)
                     yield first, {name: cells[place] for name, place in places.items()}
                     first += len(rows)
             except csv.Error as error:
@@ -88,21 +82,13 @@ class CsvSource(Source):
         if rows:
             yield rows
 
-
-def _refuse_nul(path: Path, header: Sequence[str], columns: Sequence[Cells]) -> None:
-    """Raise InputError for a NUL character, which only new Python versions can read."""
-    for name, cells in zip(header, columns, strict=True):
-        if "\0" in name or "\0" in "".join(cells):
-            raise InputError(f"'{path}', column {name!r} has a NUL character: is it a CSV file?")
-
-
-def _find_columns(
-    path: Path, header: Sequence[str], wanted: Sequence[str] | None
-) -> dict[str, int]:
-    if len(set(header)) != len(header):
-        twice = next(name for name in header if header.count(name) > 1)
-        raise InputError(f"'{path}' has two columns named {twice!r}: rename one")
-    return {name: header.index(name) for name in choose_columns(header, wanted)}
+    def _refuse_nul(self, header: Sequence[str], columns: Sequence[Cells]) -> None:
+        """Raise InputError for a NUL character, which only new Python versions can read."""
+        for name, cells in zip(header, columns, strict=True):
+            if "\0" in name or "\0" in "".join(cells):
+                raise InputError(
+                    f"'{self.path}', column {name!r} has a NUL character: is it a CSV file?"
+                )
 
 
 def _widen_type(known: str | None, cells: Cells) -> str | None:

@@ -98,7 +98,12 @@ class ImagesSource(Source):
                 decoded = list(pool.map(self._decode, [path for path, _ in chunk]))
                 shape = shape or decoded[0].shape
                 for (path, _), pixels in zip(chunk, decoded, strict=True):
-                    _check_shape(path, pixels, shape)
+                    if pixels.shape != shape:
+                        raise InputError(
+                            f"'{path}' has {pixels.shape[0]} x {pixels.shape[1]} pixels, but "
+                            f"images before it have {shape[0]} x {shape[1]}: give "
+                            "images(..., size=(height, width))"
+                        )
                 codes = np.array([code for _, code in chunk], np.int64)
                 table = {
                     "x": ColumnData(np.stack(decoded), "uint8"),
@@ -111,7 +116,13 @@ class ImagesSource(Source):
 
         try:
             with Image.open(path) as image:
-                _check_mode(path, image.mode)
+                # Pillow's modes of 16-bit integers (I;16 and others), 32-bit ones (I), floats (F).
+                if image.mode.startswith(("I", "F")):
+                    raise InputError(
+                        f"'{path}' has pixels of more than 8 bits (Pillow's mode {image.mode}), "
+                        "which would be cut off at 255: convert the images to 8 bits first, or "
+                        "give their pixels as arrays"
+                    )
                 image = turn_upright(image).convert(self.mode)
                 if self.size is not None:
                     height, width = self.size
@@ -133,23 +144,6 @@ def _check_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
     if len(pair) != 2 or any(not isinstance(n, int) or n < 1 for n in pair):
         raise InputError(f"size is {size!r}: give one number of pixels or (height, width)")
     return int(pair[0]), int(pair[1])
-
-
-def _check_mode(path: Path, mode: str) -> None:
-    # Pillow's modes of 16-bit integers (I;16 and others), 32-bit integers (I) and floats (F).
-    if mode.startswith(("I", "F")):
-        raise InputError(
-            f"'{path}' has pixels of more than 8 bits (Pillow's mode {mode}), which would be cut "
-            "off at 255: convert the images to 8 bits first, or give their pixels as arrays"
-        )
-
-
-def _check_shape(path: Path, pixels: Array, shape: tuple[int, ...]) -> None:
-    if pixels.shape != shape:
-        raise InputError(
-            f"'{path}' has {pixels.shape[0]} x {pixels.shape[1]} pixels, but images before it have "
-            f"{shape[0]} x {shape[1]}: give images(..., size=(height, width))"
-        )
 
 
 def _is_image(path: Path) -> bool:

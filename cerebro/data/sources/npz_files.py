@@ -10,7 +10,6 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import numpy as np
 from cerebro.data.columns import ColumnData, from_array
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import MAX_BYTES, MAX_ROWS
-from cerebro.data.sources.base import Source, Table, choose_columns, file_fingerprint
+from cerebro.data.sources.base import FileSource, Table, choose_columns
 from cerebro.errors import InputError, text_of
 
 try:
@@ -48,16 +47,10 @@ _UNREADABLE = (
 _NO_HEADER = (ValueError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError)
 
 
-class NpzSource(Source):
+class NpzSource(FileSource):
     """An ``.npz`` file whose members are read in parallel, so columns may be larger than memory."""
 
     kind = "npz"
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def fingerprint(self) -> str:
-        return file_fingerprint(self.path)
 
     def unpacked_bytes(self, wanted: Sequence[str] | None) -> int:
         with self._explain_errors(), zipfile.ZipFile(self.path) as archive:
@@ -93,13 +86,9 @@ class NpzSource(Source):
         ) from None
 
     def _list_members(self, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-        members: dict[str, zipfile.ZipInfo] = {}
-        for info in archive.infolist():
-            name = info.filename.removesuffix(".npy")
-            if name in members:
-                raise InputError(f"'{self.path}' has two columns named {name!r}: rename one")
-            members[name] = info
-        return members
+        infos = archive.infolist()
+        names = [info.filename.removesuffix(".npy") for info in infos]
+        return dict(zip(choose_columns(names, None, f"'{self.path}'"), infos, strict=True))
 
 
 def _read_side_by_side(members: dict[str, _Member]) -> Iterator[Table]:

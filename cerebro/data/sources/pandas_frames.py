@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from cerebro.data.columns import (
     ColumnData,
     cell_at,
@@ -34,13 +36,8 @@ class PandasSource(Source):
         self.frame = frame
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
-        names = list(self.frame.columns)
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise InputError(f"the frame has two columns named {twice!r}: rename one")
-        yield {
-            name: series_column(name, self.frame[name]) for name in choose_columns(names, wanted)
-        }
+        names = choose_columns(self.frame.columns, wanted, "the frame")
+        yield {name: series_column(name, self.frame[name]) for name in names}
 
 
 def is_frame(value: Any) -> bool:
@@ -54,8 +51,6 @@ def frame_column(name: str, frame: Any) -> ColumnData:
     Its type is the common one of the frame's columns, by NumPy's rules. pandas would make objects
     of numbers and booleans together, and NaN of missing integers.
     """
-    import numpy as np
-
     dtypes = list(getattr(frame, "dtypes", ()))  # an xarray.DataArray has none
     if all(isinstance(dtype, np.dtype) for dtype in dtypes):
         array = frame.to_numpy()
@@ -93,8 +88,6 @@ def _join_classes(
     name: str, frame: Any, labels: Sequence[str], parts: Sequence[ColumnData]
 ) -> ColumnData:
     """Return a frame of text or categories as one column, whose rows share their classes."""
-    import numpy as np
-
     first = parts[0]
     if all(part.ordered and part.names == first.names for part in parts):
         return replace(first, values=np.stack([part.values for part in parts], axis=1))
@@ -122,7 +115,6 @@ def _read_part(name: str, label: str, series: Any) -> ColumnData:
 
 def series_column(name: str, series: Any) -> ColumnData:
     """Return a series as a column. Raises InputError for missing values and unsuitable types."""
-    import numpy as np
     import pandas as pd
 
     series = pd.Series(series)  # also accepts a pandas array, such as a Categorical
@@ -140,7 +132,9 @@ def series_column(name: str, series: Any) -> ColumnData:
     if isinstance(dtype, pd.StringDtype):
         return from_text(name, series.tolist())
     if isinstance(dtype, pd.ArrowDtype):
-        return _arrow(name, series)
+        import pyarrow as pa
+
+        return whole_column(name, pa.array(series))
     if dtype == np.dtype(object):
         return from_objects(name, series.tolist())
     if pd.api.types.is_numeric_dtype(dtype) and plain is not None:
@@ -158,9 +152,3 @@ def _categories(name: str, series: Any) -> ColumnData:
         codes = series.cat.codes.to_numpy().astype("int64")
         return ColumnData(codes, "int64", None, names, ordered=True)
     return from_array(name, series.cat.categories.to_numpy()[series.cat.codes.to_numpy()])
-
-
-def _arrow(name: str, series: Any) -> ColumnData:
-    import pyarrow as pa
-
-    return whole_column(name, pa.array(series))

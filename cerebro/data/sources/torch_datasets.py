@@ -99,7 +99,6 @@ def _read_contents(sample: Mapping[str, Any], wanted: Sequence[str] | None) -> d
 
 
 def as_mapping(sample: Any) -> Mapping[str, Any]:
-    """Return a sample as a mapping of column names to values."""
     if isinstance(sample, Mapping):
         return sample
     if hasattr(sample, "_asdict"):

@@ -246,7 +246,7 @@ def test_stats_in_pieces_and_special_values(
     expected = data.stats("x", axis=1)
     monkeypatch.setattr("cerebro.data.stats.PIECE_BYTES", 100)
     monkeypatch.setattr("cerebro.data.stats.MOST_COUNTS", 50)
-    monkeypatch.setattr("cerebro.data.dataset._PIECE_ROWS", 7)
+    monkeypatch.setattr("cerebro.data.view._PIECE_ROWS", 7)
     assert data.stats("x", axis=1).std == pytest.approx(expected.std, rel=1e-13)
     order = np.random.default_rng(0).permutation(ROWS)
     assert data.select(order).stats("loss").max == data.stats("loss").max
