@@ -53,7 +53,7 @@ class Work:
         self.data = cerebro.data.shard(
             {"x": x, "y": y}, folder / name, shards=SHARDS, shuffle=False, progress=False
         )
-        self.readers = [reader for reader, _ in self.data.view.mapped_parts()]
+        self.readers = [reader for reader, _ in self.data.view.loader_parts()]
         self.shards, self.rows, self.global_rows = [], [], []
         first = self.data.shards.first_rows
         for shard, reader in enumerate(self.readers):

@@ -74,7 +74,7 @@ def make_loader(
     plan = _choose_copy(plan, view.shards, copy if augment else None)
     if columns is not None:
         plan = [entry for entry in plan if entry["name"] in columns]
-    parts: Sequence[tuple[Any, ...]] = view.mapped_parts()
+    parts: Sequence[tuple[Any, ...]] = view.loader_parts()
     across = shuffle == "rows"
     sums = view.weight_sums(across=across) if shuffle else None
     if sums is not None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from cerebro.data.bucket import BucketShards
 from cerebro.data.manifest import Column, read_manifest
-from cerebro.data.rows import Part, Selection, part_rows, select_rows
+from cerebro.data.rows import Part, Selection, select_rows
 from cerebro.data.sampling import make_sampling
 from cerebro.data.shards import Shards
 from cerebro.data.stats import MOST_COUNTS, Stats, column_stats
@@ -331,7 +331,7 @@ class Dataset:
             )
         if meta.classes is not None:
             return len(meta.classes)
-        whole = self._show({}, parts=[(0, rows) for rows in self.shards.stored_rows])
+        whole = self._show({}, parts=[range(rows) for rows in self.shards.stored_rows])
         shards = [labels for labels in whole.view.labels(column) if len(labels)]
         if meta.dtype == "bool":
             return 2
@@ -413,7 +413,7 @@ class Dataset:
             numbers; a repeated number repeats the row.
         """
         parts = select_rows(self.view.parts, rows)
-        return self._show({"select": {"rows": sum(map(part_rows, parts))}}, parts=parts)
+        return self._show({"select": {"rows": sum(map(len, parts))}}, parts=parts)
 
     def with_transforms(self, transforms: Mapping[str, Transform | Sequence[Transform]]) -> Dataset:
         """Return a view whose batches are transformed, such as ``{"x": [Scale(1 / 255)]}``.

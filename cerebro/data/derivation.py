@@ -26,7 +26,7 @@ from cerebro.data.batches import FRAMEWORKS, Batches
 from cerebro.data.columns import to_storage
 from cerebro.data.dtypes import STORAGE, Array, convert, dtype_name
 from cerebro.data.manifest import Column, FileEntry, checksum_of
-from cerebro.data.rows import Part, part_rows
+from cerebro.data.rows import Part
 from cerebro.data.shards import MAX_COPIES, copy_name
 from cerebro.data.writer import write_rows
 from cerebro.errors import InputError
@@ -78,7 +78,7 @@ class Derivation:
     def results(self, shard: int, copy: int | None) -> Iterator[dict[str, tuple[Array, str]]]:
         """Yield storage values and types by column, for each batch, without the filled-up rows."""
         filled = list(self.data.view.parts)
-        rows = part_rows(filled[shard])
+        rows = len(filled[shard])
         batches = -(-rows // self.batch_size)
         filled[shard] = repeat_rows(filled[shard], batches * self.batch_size)
         with explain_gpu_memory_errors(self.device, self.batch_size):
@@ -204,8 +204,7 @@ def _check_copies(data: Any, reads: Sequence[str], copies: int | None) -> int:
 
 def repeat_rows(part: Part, size: int) -> Array:
     """Return the part's row numbers, repeated from the start until there are `size`."""
-    rows = np.arange(*part) if isinstance(part, tuple) else part
-    filled = np.resize(rows, size).astype(np.uint32)
+    filled = np.resize(np.asarray(part), size).astype(np.uint32)
     filled.setflags(write=False)
     return filled
 

@@ -82,7 +82,7 @@ class PlacedShards(Shards):
             raise InputError(f"no shard of the dataset is in {self.folder}")
         other = next(iter(here.values()))
         return [
-            (here[shard], part) if shard in here else (other, (0, 0))
+            (here[shard], part) if shard in here else (other, range(0))
             for shard, part in enumerate(parts)
         ]
 

@@ -22,35 +22,25 @@ from cerebro.errors import InputError
 
 Rows = NDArray[np.uint32]
 
-Part = tuple[int, int] | Rows  # (start, stop), or row numbers in the shard
+Part = range | Rows
+"""Rows of a shard: a range, or row numbers. Both have a length, and slices that are parts."""
 
 Selection = slice | Sequence[int] | Array
 
 
-def part_rows(part: Part) -> int:
-    return part[1] - part[0] if isinstance(part, tuple) else len(part)
-
-
 def part_index(part: Part) -> slice | Rows:
     """Return the part as an index into a shard's column."""
-    return slice(*part) if isinstance(part, tuple) else part
-
-
-def cut_part(part: Part, start: int, stop: int) -> Part:
-    """Return the rows of `part` at the positions from `start` up to `stop`."""
-    if isinstance(part, tuple):
-        return part[0] + start, part[0] + stop
-    return part[start:stop]
+    return slice(part.start, part.stop) if isinstance(part, range) else part
 
 
 def take_rows(part: Part, positions: Array) -> Part:
     """Return the rows of `part` at these positions, in this order; as a range if possible."""
-    index = positions + part[0] if isinstance(part, tuple) else part[positions]
+    index = positions + part.start if isinstance(part, range) else part[positions]
     rows = index.astype(np.uint32)
     if len(rows) == 0:
-        return (0, 0)
+        return range(0)
     if (np.diff(rows.astype(np.int64)) == 1).all():
-        return int(rows[0]), int(rows[-1]) + 1
+        return range(int(rows[0]), int(rows[-1]) + 1)
     return freeze_array(rows)
 
 
@@ -60,12 +50,12 @@ def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
     Each row stays in its shard. Within a shard, rows have the order of the selection; a repeated
     number repeats the row.
     """
-    starts = np.cumsum([0, *(part_rows(part) for part in parts)])
+    starts = np.cumsum([0, *map(len, parts)])
     if isinstance(selection, slice) and selection.step in (None, 1):
         low, high, _ = selection.indices(int(starts[-1]))
         _check_any(high - low)
         return [
-            cut_part(part, *(int(np.clip(row - start, 0, part_rows(part))) for row in (low, high)))
+            part[max(0, low - start) : max(0, high - start)]
             for part, start in zip(parts, starts, strict=False)
         ]
     rows = _row_numbers(selection, int(starts[-1]))
@@ -102,31 +92,25 @@ def _row_numbers(selection: Selection, rows: int) -> Array:
 
 def covers(part: Part, other: Part) -> bool:
     """Return whether all rows of `other` are rows of `part`."""
-    if part_rows(other) == 0:
+    if len(other) == 0:
         return True
-    if not isinstance(part, tuple):
-        return bool(np.isin(np.arange(*other) if isinstance(other, tuple) else other, part).all())
-    ends = (other[0], other[1] - 1) if isinstance(other, tuple) else (other.min(), other.max())
-    return bool(part[0] <= ends[0] and ends[1] < part[1])
+    if not isinstance(part, range):
+        return bool(np.isin(other, part).all())
+    low, high = (other[0], other[-1]) if isinstance(other, range) else (other.min(), other.max())
+    return bool(part.start <= low and high < part.stop)
 
 
 def repeats(part: Part) -> bool:
     """Return whether a part has a row more than once; cheap for ranges and ascending rows."""
-    if isinstance(part, tuple) or bool((part[1:] > part[:-1]).all()):
+    if isinstance(part, range) or bool((part[1:] > part[:-1]).all()):
         return False
     return len(np.unique(part)) < len(part)
 
 
-def find_shared_rows(part: Part, other: Part) -> Array:
-    """Return the numbers of the rows that are in both parts."""
-    mine, theirs = (np.arange(*p) if isinstance(p, tuple) else p for p in (part, other))
-    return np.intersect1d(mine, theirs)
-
-
 def part_to_json(part: Part) -> Any:
     """Return ``[start, stop]``, or the row numbers as base64 of zlib of little-endian uint32."""
-    if isinstance(part, tuple):
-        return list(part)
+    if isinstance(part, range):
+        return [part.start, part.stop]
     packed = zlib.compress(np.ascontiguousarray(part, "<u4").tobytes(), 1)
     return base64.b64encode(packed).decode()
 
@@ -136,7 +120,7 @@ def part_from_json(value: Any, rows: int) -> Part:
     try:
         if isinstance(value, list):
             start, stop = (int(number) for number in value)
-            part: Part = (start, stop)
+            part: Part = range(start, stop)
             good = 0 <= start <= stop <= rows
         else:
             part = np.frombuffer(zlib.decompress(base64.b64decode(value, validate=True)), "<u4")

@@ -191,7 +191,7 @@ class Shards:
         return self._readers[shard]
 
     def map_parts(self, parts: Sequence[Part]) -> list[tuple[_core.ShardReader, Part]]:
-        """Return each shard's reader, for the loader in C, with the given rows of the shard."""
+        """Return each shard's reader and part; a shard that is elsewhere has no rows."""
         return [(self.reader(shard), part) for shard, part in enumerate(parts)]
 
     def read(self, name: str, shard: int, part: Part) -> Any:
@@ -204,10 +204,9 @@ class Shards:
 
     def _read_ragged(self, name: str, shard: int, part: Part) -> RaggedRows:
         values, offsets = self.reader(shard).ragged(name)
-        if isinstance(part, tuple):
-            start, stop = part
-            values = values[offsets[start] : offsets[stop]]
-            cuts = offsets[start : stop + 1] - offsets[start]
+        if isinstance(part, range):
+            values = values[offsets[part.start] : offsets[part.stop]]
+            cuts = offsets[part.start : part.stop + 1] - offsets[part.start]
         else:
             rows = part.astype(np.int64)
             lengths = offsets[rows + 1] - offsets[rows]

@@ -204,7 +204,7 @@ def _check_disjoint(parts: Sequence[tuple[list[Part], list[Part]]], name: str) -
     """Raise InputError if a fold trains on a row that it holds out."""
     for fold, sides in enumerate(parts):
         for shard, (train, held) in enumerate(zip(*sides, strict=True)):
-            rows = splitting.find_shared_rows(train, held)
+            rows = np.intersect1d(train, held)
             if len(rows):
                 raise InputError(
                     f"{name}, fold {fold}: row {rows[0]} of shard {shard} is on both sides, "

@@ -22,11 +22,10 @@ from cerebro.data.dtypes import Array
 from cerebro.data.manifest import Column, checksum_of
 from cerebro.data.rows import (
     Part,
+    Rows,
     covers,
-    cut_part,
     part_from_json,
     part_index,
-    part_rows,
     part_to_json,
     take_rows,
 )
@@ -45,7 +44,7 @@ class View:
     """Some rows of each shard of a dataset, and how batches draw and transform them."""
 
     shards: Shards
-    parts: Sequence[Part]  # of each shard, a range or uint32 row numbers
+    parts: Sequence[Part]  # of each shard
     transforms: Mapping[str, tuple[Transform, ...]] = field(default_factory=dict)
     sampling: Sampling | None = None
     operations: tuple[Mapping[str, Any], ...] = ()
@@ -53,7 +52,7 @@ class View:
 
     @classmethod
     def of_all(cls, shards: Shards) -> View:
-        return cls(shards, [(0, rows) for rows in shards.stored_rows])
+        return cls(shards, [range(rows) for rows in shards.stored_rows])
 
     def change(self, operation: Mapping[str, Any], **changes: Any) -> View:
         return replace(self, operations=(*self.operations, operation), **changes)
@@ -69,7 +68,7 @@ class View:
     @cached_property
     def shard_rows(self) -> list[int]:
         """The number of rows in each shard."""
-        return [part_rows(part) for part in self.parts]
+        return list(map(len, self.parts))
 
     @cached_property
     def num_rows(self) -> int:
@@ -85,13 +84,13 @@ class View:
         """Return the bytes of a column's rows in a shard."""
         part = self.parts[shard]
         if not column.ragged:
-            return part_rows(part) * column.item_bytes
+            return len(part) * column.item_bytes
         if self.shards.url is not None:  # an estimate: a description must not copy all shards here
             entry = self.shards.manifest.shards[shard]
             size = sum(entry.files[name].bytes for name in column.file_names)
-            return int(size * part_rows(part) // entry.rows)
+            return int(size * len(part) // entry.rows)
         _, offsets = self.shards.reader(shard).ragged(column.name)
-        rows = np.arange(*part) if isinstance(part, tuple) else part.astype(np.int64)
+        rows = np.asarray(part, np.int64)
         total = int((offsets[rows + 1] - offsets[rows]).sum())
         return total * column.item_bytes + (len(rows) + 1) * offsets.itemsize
 
@@ -109,7 +108,7 @@ class View:
     def is_whole(self) -> bool:
         """Whether these are all rows of the dataset, in their order."""
         return all(
-            isinstance(part, tuple) and part == (0, rows)
+            isinstance(part, range) and part == range(rows)
             for part, rows in zip(self.parts, self.shards.stored_rows, strict=True)
         )
 
@@ -151,10 +150,9 @@ class View:
     def runs(self, column: Column) -> Iterator[Array]:
         """Yield a column's values in runs that fit in memory: slices, or copies of single rows."""
         for shard, part in enumerate(self.parts):
-            step = part_rows(part) if isinstance(part, tuple) else _PIECE_ROWS
-            for start in range(0, part_rows(part), max(1, step)):
-                piece = cut_part(part, start, min(start + step, part_rows(part)))
-                rows = self.shards.read(column.name, shard, piece)
+            step = len(part) if isinstance(part, range) else _PIECE_ROWS
+            for start in range(0, len(part), max(1, step)):
+                rows = self.shards.read(column.name, shard, part[start : start + step])
                 yield rows.values if column.ragged else rows
 
     # --- parts of the rows ----------------------------------------------------------------------
@@ -183,7 +181,7 @@ class View:
             parts = [list(map(take_rows, self.parts, rows)) for rows in positions]
             operation |= {"stratify": stratify, "groups": groups, "seed": seed}
         for number, rows in enumerate(parts):
-            if sum(map(part_rows, rows)) == 0:
+            if sum(map(len, rows)) == 0:
                 raise InputError(
                     f"split: part {number + 1} (fraction {fractions[number]:g}) gets none of "
                     f"{self.num_rows} rows: use larger fractions or fewer parts"
@@ -196,18 +194,18 @@ class View:
         rounder = splitting.Rounder(bounds)
         cuts = [rounder.cut(rows) for rows in self.shard_rows]
         return [
-            [
-                cut_part(part, at[number], at[number + 1])
-                for part, at in zip(self.parts, cuts, strict=True)
-            ]
+            [part[at[number] : at[number + 1]] for part, at in zip(self.parts, cuts, strict=True)]
             for number in range(len(bounds))
         ]
 
     # --- for loaders ----------------------------------------------------------------------------
 
-    def mapped_parts(self) -> list[tuple[_core.ShardReader, Part]]:
-        """Return each shard's reader and the rows in it: a range or uint32 row numbers."""
-        return self.shards.map_parts(self.parts)
+    def loader_parts(self) -> list[tuple[_core.ShardReader, tuple[int, int] | Rows]]:
+        """Return each shard's reader and rows, ``(start, stop)`` or numbers, for the C loader."""
+        return [
+            (reader, (part.start, part.stop) if isinstance(part, range) else part)
+            for reader, part in self.shards.map_parts(self.parts)
+        ]
 
     def weight_sums(self, *, across: bool) -> list[tuple[NDArray[np.uint64] | None, int]] | None:
         """Return each shard's running sums of weights, and the sum before its first row.
@@ -226,7 +224,7 @@ class View:
                 (whole[start:end], 0 if start == 0 else int(whole[start - 1]))
                 for start, end in zip(starts, ends, strict=True)
             ]
-        parts = self.mapped_parts()
+        parts = self.shards.map_parts(self.parts)
         for shard, (reader, part) in enumerate(parts):
             if shard not in self._sums:
                 values = reader.column(sampling.column)[part_index(part)]

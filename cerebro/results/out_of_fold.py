@@ -9,7 +9,6 @@ import numpy as np
 
 from cerebro.data import Dataset
 from cerebro.data.dtypes import Array
-from cerebro.data.rows import part_rows
 from cerebro.errors import InputError
 
 
@@ -55,9 +54,9 @@ def _find_rows(data: Dataset, view: Dataset) -> Array:
     """Return the row numbers, in `data`, of the rows of a view."""
     numbers, start = [], 0
     for whole, part in zip(data.view.parts, view.view.parts, strict=True):
-        held = np.arange(*part) if isinstance(part, tuple) else np.asarray(part, np.int64)
-        if isinstance(whole, tuple):
-            numbers.append(start + held - whole[0])
+        held = np.asarray(part, np.int64)
+        if isinstance(whole, range):
+            numbers.append(start + held - whole.start)
         else:
             order = np.argsort(np.asarray(whole), kind="stable")
             rows = np.asarray(whole, np.int64)[order]
@@ -67,7 +66,7 @@ def _find_rows(data: Dataset, view: Dataset) -> Array:
                     "predict with one fold, such as trial.folds[0].predict(...)"
                 )
             numbers.append(start + order[np.searchsorted(rows, held)])
-        start += part_rows(whole)
+        start += len(whole)
     return np.concatenate(numbers)
 
 

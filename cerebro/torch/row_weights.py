@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cerebro.data.rows import part_index, part_rows
+from cerebro.data.rows import part_index
 from cerebro.data.sampling import require_weights
 from cerebro.errors import CerebroError, InputError
 from cerebro.model import Batch
@@ -55,8 +55,8 @@ def check_column(data: Any, weight: str) -> None:
     if column.dtype in ("bfloat16", "complex64"):
         return
     try:
-        parts = data.view.mapped_parts()
-        here = tuple(shard for shard, (_, part) in enumerate(parts) if part_rows(part))
+        parts = data.shards.map_parts(data.view.parts)
+        here = tuple(shard for shard, (_, part) in enumerate(parts) if len(part))
         for shard in here:
             data.shards.check_sizes(shard)
     except CerebroError:
@@ -69,7 +69,7 @@ def check_column(data: Any, weight: str) -> None:
         values = reader.column(weight)[part_index(part)]
         require_weights(values, weight, shard)
         total += float(values.sum(dtype="float64"))
-    all_here = sum(part_rows(part) for _, part in parts) == data.num_rows
+    all_here = sum(len(part) for _, part in parts) == data.num_rows
     if total == 0 and all_here:
         raise InputError(f"column {weight!r}: all weights are 0, so there is nothing to learn")
     _checked.add(key)

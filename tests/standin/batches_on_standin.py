@@ -469,7 +469,7 @@ def test_data_are_held_on_the_device_once(data: Any) -> None:
     assert depot.resident_bytes == data.nbytes
     odd = loader(data.with_transforms(CHAINS["on the CPU"]))
     assert "column v is made on the CPU and streamed" in odd.note
-    reader = data.view.mapped_parts()[0][0]
+    reader = data.view.loader_parts()[0][0]
     assert depot.has(reader, "x")
     assert depot.drop() == 0  # all in use
     made.close()
@@ -719,7 +719,7 @@ def test_a_host_device_is_main_memory(data: Any) -> None:
     depot = _core.Depot(_core.Device("cpu"))
     view = data.with_transforms(CHAINS["images"])
     made = _core.Loader(
-        view.view.mapped_parts(),
+        view.view.loader_parts(),
         cerebro.transforms.compile(view.columns, view.transforms),
         batch_size=16,
         seed=5,

@@ -10,7 +10,7 @@ import numpy as np
 
 from cerebro.data import Column, Dataset
 from cerebro.data.dtypes import Array, bfloat16_to_float32
-from cerebro.data.rows import Part, cut_part, part_rows
+from cerebro.data.rows import Part
 from cerebro.errors import InputError
 from cerebro.report.findings import Finding
 
@@ -137,8 +137,8 @@ def _describe_not_finite(data: Dataset, column: Column, most: int) -> str:
     for shard, (start, whole) in enumerate(
         zip(data.shards.first_rows, data.view.parts, strict=True)
     ):
-        part = cut_part(whole, 0, min(remaining, part_rows(whole)))
-        if not part_rows(part) or not data.shards.is_here(shard):
+        part = whole[:remaining]
+        if not len(part) or not data.shards.is_here(shard):
             continue
         values, row_of = _read_floats(data, column, shard, part)
         bad = ~np.isfinite(values)
@@ -147,10 +147,9 @@ def _describe_not_finite(data: Dataset, column: Column, most: int) -> str:
             has_nan = has_nan or bool(np.isnan(values).any())
             has_infinity = has_infinity or bool(np.isinf(values).any())
             places = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
-            stored = np.arange(*part) if isinstance(part, tuple) else part
-            first.append(start + stored[row_of(places)].astype(np.int64))
-        rows += part_rows(part)
-        remaining -= part_rows(part)
+            first.append(start + np.asarray(part, np.int64)[row_of(places)])
+        rows += len(part)
+        remaining -= len(part)
     if not count:
         return ""
     what = " and ".join(
@@ -189,10 +188,10 @@ def _read_first_rows(data: Dataset, name: str, rows: int) -> Iterator[Array]:
     """Yield a column's first rows as they are stored, one shard after the other."""
     remaining = rows
     for shard, part in enumerate(data.view.parts):
-        taken = min(remaining, part_rows(part))
-        if taken:
-            yield data.shards.read(name, shard, cut_part(part, 0, taken))
-        remaining -= taken
+        taken = part[:remaining]
+        if len(taken):
+            yield data.shards.read(name, shard, taken)
+        remaining -= len(taken)
 
 
 def _read_sample(data: Dataset, names: Sequence[str], rows: int) -> dict[str, Array]:

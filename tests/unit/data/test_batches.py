@@ -130,7 +130,7 @@ def test_batches_of_views(data: Any) -> None:
 
 def test_a_view_without_rows(data: Any) -> None:
     pytest.importorskip("torch")
-    nothing = SimpleNamespace(view=View(data.shards, [(3, 3)] * 5))
+    nothing = SimpleNamespace(view=View(data.shards, [range(3, 3)] * 5))
     for framework in ("torch", "numpy"):
         batches = Batches(nothing, 8, framework=framework)
         assert len(batches) == 0 and list(batches) == []

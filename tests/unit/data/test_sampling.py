@@ -231,7 +231,7 @@ def test_a_row_is_transformed_alike_however_often_it_is_drawn(data: Any) -> None
 
 
 def test_the_loader_refuses_invalid_weight_sums(data: Any) -> None:
-    (reader, part), *_ = data.view.mapped_parts()
+    (reader, part), *_ = data.view.loader_parts()
     plan = cerebro.transforms.compile(data.columns, {})
     good = np.arange(1, 61, dtype=np.uint64)
     _core.Loader([(reader, part, good)], plan, batch_size=4, framework="numpy")

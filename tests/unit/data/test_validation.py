@@ -249,9 +249,9 @@ def test_folds_travel_and_share_the_data(data: Dataset) -> None:
         for view, twin in zip(folds.get_views(fold), copy.get_views(fold), strict=True):
             assert column(view, "n") == column(twin, "n")
             assert (
-                view.view.mapped_parts()[0][0] is data.view.mapped_parts()[0][0]
+                view.view.loader_parts()[0][0] is data.view.loader_parts()[0][0]
             )  # the same mapping
-            assert twin.view.mapped_parts()[0][0] is train.view.mapped_parts()[0][0]
+            assert twin.view.loader_parts()[0][0] is train.view.loader_parts()[0][0]
 
 
 def test_configurations_share_the_views(data: Dataset) -> None:

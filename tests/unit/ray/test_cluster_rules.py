@@ -435,7 +435,7 @@ def test_the_error_for_a_shard_on_another_node_says_what_to_do(data, tmp_path):
     with pytest.raises(CorruptDataError, match=r"x\.npy"):
         cut.shards.check_sizes(1)
     with pytest.raises(InputError, match="no shard of the dataset is in"):
-        in_parts(data, tmp_path / "none", []).view.mapped_parts()
+        in_parts(data, tmp_path / "none", []).view.loader_parts()
 
 
 def test_a_shard_that_comes_later_is_found(data, tmp_path):
