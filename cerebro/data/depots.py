@@ -132,11 +132,7 @@ class MovedBatches:
         return int(self._loader.last_rows)
 
     def begin(
-        self,
-        mixes: Iterable[Iterable[int]],
-        epoch: int,
-        start: int = 0,
-        count: int | None = None,
+        self, mixes: Iterable[Iterable[int]], epoch: int, start: int = 0, count: int | None = None
     ) -> None:
         self._loader.begin(mixes, epoch, start, count)
 
@@ -166,17 +162,9 @@ def _move_value(value: Any, device: Any) -> Any:
     if not hasattr(value, "is_pinned"):
         return value
     to_gpu = str(device).startswith("cuda") and value.device.type == "cpu"
-    if to_gpu:
-        value = _pin_tensor(value)
+    if to_gpu and not value.is_pinned():
+        try:
+            value = value.pin_memory()
+        except RuntimeError as error:
+            cuda.tell_unpinned(one_line(str(error), 200))
     return value.to(device, non_blocking=to_gpu and value.is_pinned())
-
-
-def _pin_tensor(value: Any) -> Any:
-    """Return the tensor in pinned memory, or unchanged if memory cannot be pinned."""
-    if value.is_pinned():
-        return value
-    try:
-        return value.pin_memory()
-    except RuntimeError as error:
-        cuda.tell_unpinned(one_line(str(error), 200))
-        return value

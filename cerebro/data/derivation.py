@@ -121,7 +121,8 @@ class Derivation:
         columns: tuple[Column, ...] = ()
         for _ in range(2):
             results = next(self.results(shard, None))
-            digests.append([_core.xxh3_128(_view_bytes(array)) for array, _ in results.values()])
+            arrays = (np.ascontiguousarray(array).reshape(-1) for array, _ in results.values())
+            digests.append([_core.xxh3_128(array.view(np.uint8)) for array in arrays])
             columns = tuple(
                 Column(str(name), dtype, tuple(array.shape[1:]))
                 for name, (array, dtype) in results.items()
@@ -207,10 +208,6 @@ def repeat_rows(part: Part, size: int) -> Array:
     filled = np.resize(np.asarray(part), size).astype(np.uint32)
     filled.setflags(write=False)
     return filled
-
-
-def _view_bytes(array: Array) -> Array:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 # --- the files of a shard ------------------------------------------------------------

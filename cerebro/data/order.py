@@ -132,9 +132,9 @@ class EpochOrder:
     def pass_of(self, trial: int, epoch: int) -> list[Mix]:
         """Return the mixes of a trial's whole epoch, each once, in their order."""
         mixes = self.mixes(epoch)
-        return (
-            [mixes[0]] if self.shuffle == "rows" else [mixes[p] for p in self.visits(trial, epoch)]
-        )
+        if self.shuffle == "rows":
+            return mixes[:1]
+        return [mixes[part] for part in self.visits(trial, epoch)]
 
     def part(self, part: int, epoch: int, cut: Cut) -> Part:
         """Return the batches of a part of an epoch."""
@@ -157,9 +157,7 @@ class EpochOrder:
 
     def steps(self, epoch: int, cut: Cut) -> int:
         """Return the number of batches of an epoch."""
-        mixes = self.mixes(epoch)
-        if self.shuffle == "rows":
-            mixes = mixes[:1]
+        mixes = self.mixes(epoch)[: 1 if self.shuffle == "rows" else None]
         return sum(cut.count(sum(self.shard_rows[shard] for shard in mix)) for mix in mixes)
 
     def steps_of(self, epochs: int, cut: Cut) -> list[int]:

@@ -27,6 +27,8 @@ Part = range | Rows
 
 Selection = slice | Sequence[int] | Array
 
+_NO_ROWS = "select chooses no rows: choose at least one"
+
 
 def part_index(part: Part) -> slice | Rows:
     """Return the part as an index into a shard's column."""
@@ -53,13 +55,15 @@ def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
     starts = np.cumsum([0, *map(len, parts)])
     if isinstance(selection, slice) and selection.step in (None, 1):
         low, high, _ = selection.indices(int(starts[-1]))
-        _check_any(high - low)
+        if high <= low:
+            raise InputError(_NO_ROWS)
         return [
             part[max(0, low - start) : max(0, high - start)]
             for part, start in zip(parts, starts, strict=False)
         ]
     rows = _row_numbers(selection, int(starts[-1]))
-    _check_any(len(rows))
+    if len(rows) == 0:
+        raise InputError(_NO_ROWS)
     shards = np.searchsorted(starts, rows, side="right") - 1
     by_shard = np.argsort(shards, kind="stable")
     bounds = np.searchsorted(shards[by_shard], np.arange(len(parts) + 1))
@@ -67,11 +71,6 @@ def select_rows(parts: Sequence[Part], selection: Selection) -> list[Part]:
         take_rows(part, rows[by_shard[bounds[shard] : bounds[shard + 1]]] - starts[shard])
         for shard, part in enumerate(parts)
     ]
-
-
-def _check_any(count: int) -> None:
-    if count <= 0:
-        raise InputError("select chooses no rows: choose at least one")
 
 
 def _row_numbers(selection: Selection, rows: int) -> Array:

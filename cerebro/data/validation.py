@@ -100,24 +100,19 @@ class KFold:
 
 
 class Folds:
-    """The folds of a dataset.
-
-    For each fold, `parts` has two sequences with one entry per shard: rows to train on, rows held
-    out. `name` is that of the splitter, for display.
-    """
+    """The folds of a dataset: of each, the rows to train on and the rows held out, by shard."""
 
     def __init__(
         self, data: Dataset, parts: Sequence[tuple[Sequence[Part], Sequence[Part]]], name: str
     ) -> None:
         self.data = data
-        self.name = name
-        self._parts = [(list(train), list(held_out)) for train, held_out in parts]
+        self.name = name  # of the splitter, for display
         self._views = [
             (
                 data._with_rows(train, {"fold": fold, "of": name, "part": "train"}),
                 data._with_rows(held_out, {"fold": fold, "of": name, "part": "validation"}),
             )
-            for fold, (train, held_out) in enumerate(self._parts)
+            for fold, (train, held_out) in enumerate(parts)
         ]
 
     def __len__(self) -> int:
@@ -137,8 +132,11 @@ class Folds:
         return {
             "name": self.name,
             "folds": [
-                {"train": [*map(part_to_json, train)], "validation": [*map(part_to_json, held_out)]}
-                for train, held_out in self._parts
+                {
+                    "train": list(map(part_to_json, train.view.parts)),
+                    "validation": list(map(part_to_json, held_out.view.parts)),
+                }
+                for train, held_out in self._views
             ],
         }
 
@@ -192,7 +190,8 @@ def make_folds(data: Dataset, given: Any) -> Folds:
     if is_splitter(kfold.n):
         pairs = _split_by(kfold.n, data, kfold)
     else:
-        pairs = _split_by_fold(_assign_folds(data, kfold), kfold.n)
+        fold_of, folds = _assign_folds(data, kfold), range(kfold.n)
+        pairs = [(np.flatnonzero(fold_of != n), np.flatnonzero(fold_of == n)) for n in folds]
     all_rows = data.view.parts
     parts = [(select_rows(all_rows, train), select_rows(all_rows, held)) for train, held in pairs]
     if repeated:  # a splitter need not keep groups together
@@ -241,14 +240,12 @@ def _assign_folds(data: Dataset, kfold: KFold) -> Array:
 def _check_classes(data: Dataset, kfold: KFold, labels: Array) -> None:
     """Raise InputError if a fold would have no rows of some class."""
     classes, counts = np.unique(labels, return_counts=True)
-    rarest = int(np.argmin(counts))
-    if counts[rarest] >= kfold.n:
+    label, fewest = classes[counts.argmin()].item(), int(counts.min())
+    if fewest >= kfold.n:
         return
     name = str(kfold.stratify)
     class_names = data.classes.get(name)
-    label = classes[rarest].item()
     label_text = repr(label if class_names is None else class_names[label])
-    fewest = int(counts[rarest])
     rows = "1 row" if fewest == 1 else f"{fewest} rows"
     cure = f"use at most {fewest} folds, " if fewest > 1 else ""
     raise InputError(
@@ -256,10 +253,6 @@ def _check_classes(data: Dataset, kfold: KFold, labels: Array) -> None:
         f"{kfold.n - fewest} of the {kfold.n} folds would have none of it: {cure}leave the class "
         "out with Dataset.select, or do not stratify"
     )
-
-
-def _split_by_fold(fold_of: Array, n: int) -> list[tuple[Array, Array]]:
-    return [(np.flatnonzero(fold_of != fold), np.flatnonzero(fold_of == fold)) for fold in range(n)]
 
 
 # --- by a splitter --------------------------------------------------------------------------------
@@ -366,14 +359,8 @@ def find_unfit_columns(
     if data.shards.manifest.checksum == train.shards.manifest.checksum:
         return {}
     names = train.columns if columns is None else columns
-    problems = {}
-    for name in names:
-        if name not in train.columns:
-            continue
-        problem = _explain_unfit(train.columns[name], data)
-        if problem is not None:
-            problems[name] = f"{what} {problem}"
-    return problems
+    problems = {n: _explain_unfit(train.columns[n], data) for n in names if n in train.columns}
+    return {name: f"{what} {problem}" for name, problem in problems.items() if problem}
 
 
 def _explain_unfit(ours: Column, data: Dataset) -> str | None:
@@ -397,20 +384,13 @@ def _explain_unfit(ours: Column, data: Dataset) -> str | None:
                 f"{there!r} in the training data: write all rows as one dataset and split that, or "
                 "give the rows themselves (a table or arrays), whose names are compared"
             )
-    num_classes = len(ours.classes)
-    unknown = _find_code(data, theirs, num_classes) if len(theirs.classes) > num_classes else None
-    if unknown is None:
+    if len(theirs.classes) <= len(ours.classes):
         return None
-    return (
-        f"has {theirs.classes[unknown]!r} in column {name!r}, which the training data does not "
-        "have: leave those rows out, or train on some of them"
-    )
-
-
-def _find_code(data: Dataset, column: Column, least: int) -> int | None:
-    """Return the first code in the rows that is at least `least`; None if there is none."""
-    for codes in data.view.runs(column):
-        high = codes[codes >= least]
-        if high.size:
-            return int(high.reshape(-1)[0])
+    for codes in data.view.runs(theirs):
+        unknown = codes[codes >= len(ours.classes)]
+        if unknown.size:
+            return (
+                f"has {theirs.classes[int(unknown.flat[0])]!r} in column {name!r}, which the "
+                "training data does not have: leave those rows out, or train on some of them"
+            )
     return None
