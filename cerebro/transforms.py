@@ -348,7 +348,6 @@ def compile(
             raise InputError(
                 f"transforms for column {name!r}, which does not exist; there are {names}"
             )
-    _check_names(columns.values())
     plan = []
     for name, column in columns.items():
         ops = _compile_chain(column, transforms.get(name, ()), augment)
@@ -384,19 +383,6 @@ def _compile_chain(column: ColumnLike, steps: Sequence[Transform], augment: bool
         if compiled is not None:
             plan.append(compiled)
     return plan
-
-
-def _check_names(columns: Iterable[ColumnLike]) -> None:
-    """Raise InputError if a ragged column's mask or length entry would have a column's name."""
-    columns = list(columns)
-    names = {column.name for column in columns}
-    for column in columns:
-        for suffix in ("_mask", "_length") if column.ragged else ():
-            if column.name + suffix in names:
-                raise InputError(
-                    f"column {column.name + suffix!r} has a name that the ragged column "
-                    f"{column.name!r} needs in batches: rename one of them"
-                )
 
 
 # --- arguments ----------------------------------------------------------------

@@ -194,7 +194,11 @@ class Batches:
         self._dataset = dataset
         kind: Shuffle | Literal[False] = False
         if shuffle is not False:
-            kind = _check_shuffle(shuffle, dataset)
+            if shuffle not in (True, None, "rows", "shards"):
+                raise InputError(
+                    f'shuffle must be True, False, "rows", "shards" or None, not {shuffle!r}'
+                )
+            kind = resolve_shuffle(None if shuffle is True else shuffle, dataset)
         if kind == "shards":
             check_shards(dataset)
         seed = check_whole_number("seed", seed, 0, 2**64 - 1)
@@ -307,12 +311,6 @@ class Batches:
             if self._idle[place][0] == copy:
                 return self._idle.pop(place)[1]
         return self._new_loader(copy)
-
-
-def _check_shuffle(shuffle: Any, dataset: LoadableDataset) -> Shuffle:
-    if shuffle not in (True, None, "rows", "shards"):
-        raise InputError(f'shuffle must be True, False, "rows", "shards" or None, not {shuffle!r}')
-    return resolve_shuffle(None if shuffle is True else shuffle, dataset)
 
 
 def _check_columns(dataset: LoadableDataset, columns: Collection[str] | None) -> list[str] | None:

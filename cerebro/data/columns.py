@@ -290,15 +290,29 @@ def check_codes(column: str, data: ColumnData, first_row: int = 0) -> Array:
     )
 
 
+def add_classes(
+    column: str, data: ColumnData, classes: Sequence[str], first_row: int
+) -> ColumnData:
+    """Return codes as a column of these classes; raise InputError for a code without a class."""
+    named = ColumnData(data.values, data.dtype, data.offsets, classes, ordered=True)
+    check_codes(column, named, first_row)
+    return named
+
+
+def merge_codes(column: str, data: ColumnData, names: dict[str, int], first_row: int) -> Array:
+    """Return a chunk's codes in the numbers of all chunks' `names`, to which its own are added."""
+    table = [names.setdefault(name, len(names)) for name in data.names or ()]
+    return np.array(table, np.int64)[check_codes(column, data, first_row)]
+
+
 def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
     """Join chunks of rows into one column; promote types and merge names."""
     if len(parts) == 1:
         return parts[0]
-    dtype = parts[0].dtype
     names: dict[str, int] | None = None if parts[0].names is None else {}
     if any((part.names is None) != (names is None) for part in parts):
         raise InputError(f"column {column!r} mixes strings and numbers: make all of them one kind")
-    values, lengths, rows = [], [], 0
+    values, lengths, rows, dtype = [], [], 0, parts[0].dtype
     ragged = any(part.offsets is not None for part in parts)
     parts = [part.as_ragged() for part in parts] if ragged else parts
     filled = [part for part in parts if len(part.values)]  # empty lists have no shape
@@ -316,8 +330,7 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
                 f"dimension, but after row {rows} they have a different shape"
             )
         if names is not None:
-            table = [names.setdefault(name, len(names)) for name in part.names or ()]
-            codes = np.array(table, np.int64)[check_codes(column, part, rows)]
+            codes = merge_codes(column, part, names, rows)
         if len(codes) or not filled:
             values.append((codes, part.dtype))
         rows += part.rows
@@ -508,9 +521,7 @@ def _find_stray(items: Sequence[Any]) -> int | None:
 
 def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData:
     """Make a column from array rows: stacked if all shapes are equal, otherwise ragged."""
-    for row, item in enumerate(items, first_row):
-        if not _is_sequence(item):
-            raise _unlike_row_error(column, row, item, "arrays")
+    _require_sequences(column, items, first_row, "arrays")
     if any(isinstance(item, (list, tuple)) for item in items):
         return _from_ragged(column, items, first_row)
     stored = [to_storage(column, item) for item in items]
@@ -534,9 +545,7 @@ def _stack(column: str, stored: Sequence[tuple[Array, str]], first_row: int = 0)
 
 def _from_ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
     """Make a ragged column from lists, tuples or arrays."""
-    for row, item in enumerate(items, first_row):
-        if not _is_sequence(item):
-            raise _unlike_row_error(column, row, item, "sequences")
+    _require_sequences(column, items, first_row, "sequences")
     lengths = np.array([len(item) for item in items], np.int64)
     offsets = offsets_of(lengths)
     if all(isinstance(item, (list, tuple)) for item in items):
@@ -548,6 +557,12 @@ def _from_ragged(column: str, items: Sequence[Any], first_row: int = 0) -> Colum
         data = _joined_rows(column, items, first_row)
     assert len(data.values) == offsets[-1], column
     return ColumnData(data.values, data.dtype, offsets, data.names)
+
+
+def _require_sequences(column: str, items: Sequence[Any], first_row: int, kind: str) -> None:
+    for row, item in enumerate(items, first_row):
+        if not _is_sequence(item):
+            raise _unlike_row_error(column, row, item, kind)
 
 
 def row_of(offsets: Array, place: int) -> int:

@@ -18,7 +18,7 @@ import numpy as np
 from cerebro.data.columns import (
     ColumnData,
     cell_at,
-    check_codes,
+    merge_codes,
     missing_value_error,
     offsets_of,
     promote_dtypes,
@@ -92,9 +92,7 @@ class _Spooled:
         data = self._fit_chunk(data)
         values = data.values
         if self.names is not None:
-            names = self.names
-            table = [names.setdefault(name, len(names)) for name in data.names or ()]
-            values = np.array(table, np.int64)[check_codes(self.name, data, self.rows)]
+            values = merge_codes(self.name, data, self.names, self.rows)
         values = self._convert_values(values, data.dtype, self.dtype)
         append(self.file, self.path, values)
         if self.lengths is not None and data.offsets is not None:

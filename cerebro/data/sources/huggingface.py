@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from cerebro.data.columns import ColumnData, check_codes
+from cerebro.data.columns import add_classes
 from cerebro.data.sources.arrow_tables import table_of
 from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.data.sources.row_mappings import row_chunks
@@ -73,10 +73,7 @@ def _arrow_chunks(
         for batch in arrow.combine_chunks().to_batches():
             table = table_of(batch, names, first, binary)
             for name, labels in classes.items():
-                codes = table[name]
-                data = ColumnData(codes.values, codes.dtype, None, labels, ordered=True)
-                check_codes(name, data, first)
-                table[name] = data
+                table[name] = add_classes(name, table[name], labels, first)
             yield table
             first += batch.num_rows
 

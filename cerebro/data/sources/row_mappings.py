@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from cerebro.data.columns import ColumnData, check_codes, check_complete, copy_value, from_rows
+from cerebro.data.columns import add_classes, check_complete, copy_value, from_rows
 from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.errors import InputError
 
@@ -81,8 +81,5 @@ def _make_table(
     table = {name: from_rows(name, values, first) for name, values in columns.items()}
     for name, labels in (classes or {}).items():
         if name in table:
-            codes = check_complete(name, table[name])
-            data = ColumnData(codes.values, codes.dtype, codes.offsets, labels, True)
-            check_codes(name, data, first)
-            table[name] = data
+            table[name] = add_classes(name, check_complete(name, table[name]), labels, first)
     return table
