@@ -175,9 +175,7 @@ class Upload:
         return manifest
 
     def finish(self) -> None:
-        """Upload the dataset, and keep it in this machine's cache; an error leaves no dataset
-        there.
-        """
+        """Upload the dataset, and keep it in the cache; an error leaves no dataset at the URL."""
         manifest = read_manifest(self.target)
         files = [
             f"{shard_folder(shard)}/{name}"

@@ -38,14 +38,6 @@ Function = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Probe:
-    """The function's result for the first rows: its columns, and a hash of their bits."""
-
-    columns: tuple[Column, ...]
-    digest: str
-
-
-@dataclass(frozen=True)
 class Derivation:
     """A function and the batches that it is called with."""
 
@@ -114,13 +106,15 @@ class Derivation:
             converted[name] = (np.ascontiguousarray(array), dtype)
         return converted
 
-    def probe(self) -> Probe:
-        """Call the function twice with the first rows, which must have the same bits both times."""
-        shard = next(shard for shard, rows in enumerate(self.data.view.shard_rows) if rows)
+    def probe(self) -> tuple[tuple[Column, ...], str]:
+        """Call the function twice with the first rows; return their columns, and their bits' hash.
+
+        Raises InputError if the bits differ.
+        """
         digests: list[list[str]] = []
         columns: tuple[Column, ...] = ()
         for _ in range(2):
-            results = next(self.results(shard, None))
+            results = next(self.results(0, None))
             arrays = (np.ascontiguousarray(array).reshape(-1) for array, _ in results.values())
             digests.append([_core.xxh3_128(array.view(np.uint8)) for array in arrays])
             columns = tuple(
@@ -134,7 +128,7 @@ class Derivation:
                     "same rows: leave out random numbers, dropout and counters"
                 )
         names = [column.to_json() for column in columns]
-        return Probe(columns, checksum_of([names, digests[0]]))
+        return columns, checksum_of([names, digests[0]])
 
 
 def make_derivation(

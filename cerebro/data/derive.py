@@ -130,9 +130,9 @@ def make_recipe(
     `key` has names and hashes that identify the function; an error reports the first that differs,
     with its text in `says`.
     """
-    probe = work.probe()
+    new_columns, digest = work.probe()
     kept_columns = tuple(_select_kept_columns(work, keep))
-    names = [column.name for column in probe.columns]
+    names = [column.name for column in new_columns]
     for name in work.dtypes:
         if name not in names:
             raise InputError(
@@ -146,10 +146,10 @@ def make_recipe(
             )
     outputs = [
         Column(copy_name(column.name, copy), column.dtype, column.shape)
-        for column in probe.columns
+        for column in new_columns
         for copy in range(work.copies)
     ]
-    columns = (*kept_columns, *probe.columns, *outputs)
+    columns = (*kept_columns, *new_columns, *outputs)
     check_columns(columns)
     arguments = {
         _KIND: {
@@ -164,9 +164,9 @@ def make_recipe(
             "device": work.device.partition(":")[0],
             "seed": work.seed if work.copies else None,
             "dtypes": dict(work.dtypes),
-            "first_rows": probe.digest,
+            "first_rows": digest,
         },
-        "outputs": [column.name for column in probe.columns],
+        "outputs": [column.name for column in new_columns],
         "copies": work.copies,
     }
     try:

@@ -98,19 +98,16 @@ def to_logical_dtype(array: Array, column: str) -> tuple[Array, str]:
         return array.view(np.uint16), name
     if name in STORAGE:
         return array.astype(array.dtype.newbyteorder("<"), copy=False), name
-    raise InputError(f"column {column!r} is {name}: {_advice(array.dtype)}")
-
-
-def _advice(dtype: np.dtype[Any]) -> str:
-    if dtype.kind == "M":
-        return "convert times to numbers first, such as seconds since a date"
-    if dtype.kind == "m":
-        return "convert durations to numbers first, such as seconds"
-    if dtype.kind == "c":
-        return "convert it to complex64 first"
-    if dtype.kind in "fi":
-        return "convert it to float64 or float32 first"
-    return "convert it to numbers or strings first, or leave it out with columns=[...]"
+    real = "convert it to float64 or float32 first"
+    advice = {
+        "M": "convert times to numbers first, such as seconds since a date",
+        "m": "convert durations to numbers first, such as seconds",
+        "c": "convert it to complex64 first",
+        "f": real,
+        "i": real,
+    }
+    other = "convert it to numbers or strings first, or leave it out with columns=[...]"
+    raise InputError(f"column {column!r} is {name}: {advice.get(array.dtype.kind, other)}")
 
 
 def promote(first: str, second: str) -> str | None:

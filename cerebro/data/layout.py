@@ -22,7 +22,7 @@ from cerebro.data.dtypes import (
 )
 from cerebro.data.manifest import MAX_DIMENSIONS, MAX_ROWS, Column, check_columns
 from cerebro.data.number_cells import find_first_text, quote_cell
-from cerebro.data.sources.base import Table, choose_columns
+from cerebro.data.sources.base import Table, check_lengths, choose_columns
 from cerebro.errors import InputError
 
 Columns = Mapping[str, "str | Sequence[str]"] | Sequence[str]
@@ -153,20 +153,15 @@ def _check_cells(
             check_numbers(source, table[source], cure)
 
 
-def check_rows(table: Table) -> int:
-    """Return the number of rows; raise InputError if it is 0, too large or differs by column."""
-    if not table:
-        raise InputError("the source has no rows: give at least one")
+def check_rows(table: Table) -> None:
+    """Raise InputError if the number of rows is 0, too large or differs by column."""
     counts = {name: data.rows for name, data in table.items()}
-    rows = next(iter(counts.values()))
-    if any(count != rows for count in counts.values()):
-        text = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
-        raise InputError(f"columns differ in length: {text} rows; give all the same number")
-    if rows == 0:
+    if not any(counts.values()):
         raise InputError("the source has no rows: give at least one")
+    check_lengths(counts)
+    rows = max(counts.values())
     if rows > MAX_ROWS:
         raise InputError(f"{rows} rows are more than {MAX_ROWS}: write several datasets")
-    return rows
 
 
 def _reshape_rows(name: str, data: ColumnData, dtype: str, shape: tuple[int, ...]) -> ColumnData:

@@ -222,7 +222,8 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             raise InputError(
                 f"no dataset at '{folder}': make one with cerebro.shard(source, path)"
             ) from None
-        if _has_class_folders(Path(folder)):
+        names = [child.name for child in Path(folder).iterdir() if child.is_dir()]
+        if names and not any(name.startswith((*"._", "shard-")) for name in names):
             raise InputError(
                 f"'{folder}' is a folder, not a dataset: for class folders use "
                 f"cerebro.images('{folder}')"
@@ -232,13 +233,6 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
             "cerebro.shard"
         ) from None
     return parse_manifest(content, str(path))
-
-
-def _has_class_folders(folder: Path) -> bool:
-    """Return whether a folder has folders, and none of them could be a shard's."""
-    names = [child.name for child in folder.iterdir() if child.is_dir()]
-    shards = [name for name in names if name.startswith((*"._", "shard-"))]
-    return bool(names) and not shards
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:

@@ -18,6 +18,7 @@ import numpy as np
 from cerebro.arguments import find_stacklevel
 from cerebro.data.dtypes import Array
 from cerebro.data.order import GROUP
+from cerebro.data.view import View
 from cerebro.errors import CorruptDataError, InputError
 
 SAMPLE = 1024
@@ -33,22 +34,22 @@ CHANCES = 4
 """The deviations by which that share may exceed its mean by chance."""
 
 
-def differing_columns(data: Any) -> dict[str, float]:
+def differing_columns(view: View) -> dict[str, float]:
     """Return the share of the variance that shards explain, for columns in which they differ.
 
     Only columns with one number for each row count, and only data written with ``shuffle=False``.
     The share is the correlation ratio (eta squared) of a sample; for classes, of all their
     indicators together.
     """
-    if data.shards.manifest.arguments.get("shuffle") is True:  # derived sets do not say
+    if view.shards.manifest.arguments.get("shuffle") is True:  # derived sets do not say
         return {}
-    shards = [shard for shard, rows in enumerate(data.view.shard_rows) if rows > 1]
+    shards = [shard for shard, rows in enumerate(view.shard_rows) if rows > 1]
     shares = {}
-    for name, column in data.columns.items():
+    for name, column in view.shards.columns.items():
         if column.ragged or column.shape or column.dtype in ("complex64", "bfloat16"):
             continue
         try:
-            samples = [_sample_values(data.view.read(name, shard)) for shard in shards]
+            samples = [_sample_values(view.read(name, shard)) for shard in shards]
         except (CorruptDataError, InputError):  # reported where the data are read
             return {}
         share = _compute_explained_share(samples)
@@ -59,14 +60,15 @@ def differing_columns(data: Any) -> dict[str, float]:
 
 def check_shards(data: Any) -> None:
     """Warn if shards read in groups differ; raise InputError if all weights of one are 0."""
-    data.view.weight_sums(across=False)
-    shares = differing_columns(data) if data.num_shards > GROUP else {}
+    view = data.view
+    view.weight_sums(across=False)
+    shares = differing_columns(view) if len(view.parts) > GROUP else {}
     if not shares:
         return
     worst = max(shares, key=lambda name: shares[name])
     others = f" (and in {len(shares) - 1} more columns)" if len(shares) > 1 else ""
     warnings.warn(
-        f"the shards of {data.shards.place!r} differ in column {worst!r}{others}: it was written "
+        f"the shards of {view.shards.place!r} differ in column {worst!r}{others}: it was written "
         'with shuffle=False, and shuffle="shards" mixes only four shards at a time, which can cost '
         "much accuracy. Write it again with cerebro.shard(..., shuffle=True), or search with "
         'shuffle="rows"',

@@ -215,9 +215,10 @@ def resolve_shuffle(shuffle: Any, data: Any, *, stagger: bool = True) -> Shuffle
         )
     if shuffle is None:
         shuffle = "rows" if stagger and data.view.stored_bytes <= MOST_BYTES else "shards"
-    if shuffle == "rows" and data.num_rows >= 2**32:
+    rows = data.view.num_rows
+    if shuffle == "rows" and rows >= 2**32:
         raise InputError(
-            f'shuffle="rows" orders at most {2**32 - 1:,} rows, not {data.num_rows:,}: use "shards"'
+            f'shuffle="rows" orders at most {2**32 - 1:,} rows, not {rows:,}: use "shards"'
         )
     return "rows" if shuffle == "rows" else "shards"
 

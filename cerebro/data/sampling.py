@@ -70,9 +70,7 @@ class Sampling:
             )
 
     def check_values(self, values: Sequence[Array]) -> None:
-        """Raise InputError if a weight, by shard, is negative, infinite or NaN, or all weights are
-        0.
-        """
+        """Raise InputError if a weight is negative, infinite or NaN, or all weights are 0."""
         if self.kind == "balance":
             return
         for shard, of_shard in enumerate(values):

@@ -67,13 +67,15 @@ def _check_process(process: int) -> None:
 
 
 class _Spooled:
-    """A column that is being spooled: a file of values and, if it is ragged, one of row lengths."""
+    """A column that is being spooled: a file of elements and, unless rows are scalars, of lengths.
+
+    The rows become fixed again at the end if all of them had one shape.
+    """
 
     def __init__(self, name: str, path: Path, first: ColumnData) -> None:
         self.name = name
         self.path = path
         self.dtype = first.dtype
-        self.row_shape = first.row_shape
         self.names: dict[str, int] | None = None if first.names is None else {}
         self.ordered = first.ordered
         self.binary = first.binary
@@ -81,11 +83,13 @@ class _Spooled:
         self.absent: int | None = None  # the first missing value in a chunk without floats
         self.has_floats = False
         self.rows = 0
-        self.values = 0  # elements along the first dimension, rows unless ragged
+        self.values = 0  # elements along the first dimension
+        self.length = _length_of_rows(first)
+        self.element_shape = first.row_shape if self.length is None else first.row_shape[1:]
         self.file = path.open("wb", buffering=0)
         self.lengths: FileIO | None = None
-        if first.offsets is not None:
-            self._become_ragged()
+        if not _is_flat(first):
+            self.lengths = self._lengths_path.open("wb", buffering=0)
 
     def append(self, data: ColumnData) -> None:
         self._note_absent(data)
@@ -105,12 +109,12 @@ class _Spooled:
         self.close()
         if self.absent is not None and not self.has_floats:
             raise missing_value_error(self.name, self.absent)
-        shape = (self.values, *self.row_shape)
-        values = _map_file(self.path, STORAGE[self.dtype], shape)
+        values = self._map_values(self.values)
         offsets = None
-        if self.lengths is not None:
-            lengths = _map_file(self._lengths_path, np.dtype(np.int64), (self.rows,))
-            offsets = offsets_of(lengths)
+        if self.length is not None:
+            values = values.reshape(self.rows, self.length, *self.element_shape)
+        elif self.lengths is not None:
+            offsets = offsets_of(_map_file(self._lengths_path, np.dtype(np.int64), (self.rows,)))
         names = None if self.names is None else list(self.names)
         return ColumnData(values, self.dtype, offsets, names, self.ordered, binary=self.binary)
 
@@ -123,36 +127,45 @@ class _Spooled:
     def _lengths_path(self) -> Path:
         return self.path.with_suffix(".lengths")
 
+    def _map_values(self, count: int) -> Array:
+        return _map_file(self.path, STORAGE[self.dtype], (count, *self.element_shape))
+
     def _note_absent(self, data: ColumnData) -> None:
         """Record a missing value, which is an error unless this or another chunk has floats."""
         if self.absent is None:
             self.absent = data.absent
         if data.absent is None and data.dtype.startswith(("float", "bfloat")):
             self.has_floats = True
-        plain = data.names is None and data.offsets is None and not data.row_shape
-        plain = plain and self.names is None and self.lengths is None and not self.row_shape
+        plain = data.names is None and self.names is None
+        plain = plain and _is_flat(data) and self.lengths is None
         if self.absent is not None and not plain:
             raise missing_value_error(self.name, self.absent)
 
     def _fit_chunk(self, data: ColumnData) -> ColumnData:
         """Make file and chunk agree in type, shape and raggedness, or raise InputError."""
+        length = _length_of_rows(data)
+        element_shape = data.row_shape if length is None else data.row_shape[1:]
         if data.offsets is not None and len(data.values) == 0:  # empty rows have no type
-            empty = np.zeros((0, *self._element_shape()), STORAGE[self.dtype])
+            empty = np.zeros((0, *self.element_shape), STORAGE[self.dtype])
             none = None if self.names is None else ()
             data = ColumnData(empty, self.dtype, data.offsets, none, self.ordered)
-        elif self.lengths is not None and self.values == 0:
-            self.dtype = data.dtype
-            self.row_shape = data.row_shape if data.offsets is not None else data.row_shape[1:]
+            element_shape = self.element_shape
+        elif self.lengths is not None and self.length is None and self.values == 0:
+            self.dtype, self.element_shape = data.dtype, element_shape
             self.names = None if data.names is None else {}
         if (data.names is None) != (self.names is None):
             raise self._mixed_error(data)
-        ragged = self.lengths is not None or data.offsets is not None
-        if ragged or data.row_shape != self.row_shape:
-            data = self._make_ragged(data)
+        if _is_flat(data) != (self.lengths is None) or element_shape != self.element_shape:
+            raise InputError(
+                f"column {self.name!r}: rows may differ only in the length of their first "
+                f"dimension, but after row {self.rows} they have a different shape"
+            )
+        if length != self.length:
+            self.length = None
         if data.dtype != self.dtype:
             wider = promote_dtypes(self.name, self.dtype, data.dtype)
             self._widen("float32" if self.narrow and wider == "float64" else wider)
-        return data
+        return data if self.lengths is None else data.as_ragged()
 
     def _mixed_error(self, data: ColumnData) -> InputError:
         """Return the error for a chunk of strings after numbers, or of numbers after strings."""
@@ -172,37 +185,10 @@ class _Spooled:
             values, source = convert(values, source, "float64", self.name), "float64"
         return convert(values, source, target, self.name)
 
-    def _element_shape(self) -> tuple[int, ...]:
-        return self.row_shape if self.lengths is not None else self.row_shape[1:]
-
-    def _make_ragged(self, data: ColumnData) -> ColumnData:
-        other = data.row_shape if data.offsets is not None else data.row_shape[1:]
-        mine_flat = self.lengths is None and not self.row_shape
-        other_flat = data.offsets is None and not data.row_shape
-        if mine_flat or other_flat or other != self._element_shape():
-            raise InputError(
-                f"column {self.name!r}: rows may differ only in the length of their first "
-                f"dimension, but after row {self.rows} they have a different shape"
-            )
-        self._become_ragged()
-        return data.as_ragged()
-
-    def _become_ragged(self) -> None:
-        if self.lengths is not None:
-            return
-        self.lengths = self._lengths_path.open("wb", buffering=0)
-        if self.rows:
-            length, *rest = self.row_shape
-            for start in range(0, self.rows, _PIECE_VALUES):
-                rows = min(_PIECE_VALUES, self.rows - start)
-                append(self.lengths, self._lengths_path, np.full(rows, length, np.int64))
-            self.values = self.rows * length
-            self.row_shape = tuple(rest)
-
     def _widen(self, dtype: str) -> None:
         if dtype == self.dtype:
             return
-        old = _map_file(self.path, STORAGE[self.dtype], (self.values, *self.row_shape)).reshape(-1)
+        old = self._map_values(self.values).reshape(-1)
         wider = self.path.with_suffix(".wider")
         file = wider.open("wb", buffering=0)
         try:
@@ -216,6 +202,16 @@ class _Spooled:
         wider.replace(self.path)
         self.file = file
         self.dtype = dtype
+
+
+def _is_flat(data: ColumnData) -> bool:
+    """Return whether rows are scalars."""
+    return data.offsets is None and not data.row_shape
+
+
+def _length_of_rows(data: ColumnData) -> int | None:
+    """Return the length of all rows; None if they are scalars or ragged."""
+    return data.row_shape[0] if data.offsets is None and data.row_shape else None
 
 
 def _map_file(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:

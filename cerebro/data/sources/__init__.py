@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cerebro.data.sources.arrays import ArraysSource, bunch_source, is_bunch, is_pair, pair_source
+from cerebro.data.sources.arrays import ArraysSource, bunch_source, is_bunch, is_pair
 from cerebro.data.sources.arrow_tables import ArrowFileSource, ArrowSource, ParquetSource
 from cerebro.data.sources.base import Source
 from cerebro.data.sources.csv_files import CsvSource
@@ -44,7 +44,7 @@ def open_source(source: Any) -> Source:
     if is_huggingface(source):
         return HuggingFaceSource(source)
     if is_pair(source):
-        return pair_source(source)
+        return ArraysSource({"x": source[0], "y": source[1]})
     if is_bunch(source):
         return bunch_source(source)
     if isinstance(source, Mapping):

@@ -61,10 +61,6 @@ def is_pair(source: Any) -> bool:
     )
 
 
-def pair_source(pair: tuple[Any, Any]) -> Source:
-    return ArraysSource({"x": pair[0], "y": pair[1]})
-
-
 def is_bunch(source: Any) -> bool:
     return isinstance(source, Mapping) and type(source).__name__ == "Bunch"
 
@@ -77,7 +73,9 @@ def bunch_source(bunch: Mapping[str, Any]) -> Source:
             f"the Bunch has {', '.join(bunch)}, but not data and target: name the arrays that you "
             'need, such as {"x": bunch.images}'
         )
-    if bunch.get("frame") is not None and _is_mixed(x):
+    array = x.to_numpy() if is_frame(x) else x
+    is_mixed = getattr(array, "dtype", np.dtype(float)).kind == "O"
+    if bunch.get("frame") is not None and is_mixed:
         return PandasSource(bunch["frame"])  # columns of several kinds keep their names
     return _Bunch(x, y, bunch.get("target_names"))
 
@@ -106,9 +104,3 @@ class _Bunch(ArraysSource):
         if not plain or not data.dtype.startswith(("int", "uint")) or not data.rows:
             return False
         return bool(data.values.min() >= 0 and data.values.max() < len(names))
-
-
-def _is_mixed(value: Any) -> bool:
-    """Return whether a frame or an array has columns of several kinds."""
-    array = value.to_numpy() if is_frame(value) else value
-    return bool(getattr(array, "dtype", np.dtype(float)).kind == "O")

@@ -170,7 +170,7 @@ def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()
     if pa.types.is_dictionary(kind):
         return _dictionary(name, array, row_of)
     if pa.types.is_fixed_size_list(kind):
-        return _fixed_lists(name, array, row_of)
+        return _lists(name, array, row_of, kind.list_size)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _lists(name, array, row_of)
     if _is_text(kind):
@@ -264,16 +264,14 @@ def _elements(name: str, lists: Any, lengths: Array, row_of: RowOf) -> ColumnDat
     return fixed
 
 
-def _lists(name: str, array: Any, row_of: RowOf) -> ColumnData:
-    lengths: Array = np.diff(array.offsets.to_numpy())
+def _lists(name: str, array: Any, row_of: RowOf, size: int | None = None) -> ColumnData:
+    """Return lists as a ragged column, or as one of fixed shape if all have the same size."""
+    offsets = None if size is not None else array.offsets.to_numpy()
+    lengths: Array = np.full(len(array), size) if offsets is None else np.diff(offsets)
     elements = _elements(name, array, lengths, row_of)
-    return replace(elements, offsets=offsets_of(lengths))
-
-
-def _fixed_lists(name: str, array: Any, row_of: RowOf) -> ColumnData:
-    lengths = np.full(len(array), array.type.list_size)
-    elements = _elements(name, array, lengths, row_of)
-    shape = (len(array), array.type.list_size, *elements.row_shape)
+    if size is None:
+        return replace(elements, offsets=offsets_of(lengths))
+    shape = (len(array), size, *elements.row_shape)
     return replace(elements, values=elements.values.reshape(shape))
 
 

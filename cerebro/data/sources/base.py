@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +82,13 @@ def choose_columns(
         if name not in names:
             raise InputError(f"no column {name!r} in the source: it has {', '.join(names)}")
     return list(wanted)
+
+
+def check_lengths(rows: Mapping[str, int]) -> None:
+    """Raise InputError unless all columns have the same number of rows."""
+    if len(set(rows.values())) > 1:
+        text = ", ".join(f"{name!r} has {count}" for name, count in rows.items())
+        raise InputError(f"columns differ in length: {text} rows; give all the same number")
 
 
 def file_fingerprint(path: Path) -> str:

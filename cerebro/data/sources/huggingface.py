@@ -54,7 +54,11 @@ class HuggingFaceSource(Source):
             yield from row_chunks(iter(self.dataset.with_format(None)), wanted)
             return
         names = choose_columns(features, wanted)
-        classes = {name: features[name].names for name in names if _is_label(features[name])}
+        classes = {
+            name: features[name].names
+            for name in names
+            if type(features[name]).__name__ == "ClassLabel"
+        }
         dataset = self.dataset.select_columns(names)
         if all(_is_plain(features[name]) for name in names):
             yield from _arrow_chunks(dataset, names, classes, self.binary)
@@ -76,10 +80,6 @@ def _arrow_chunks(
                 table[name] = add_classes(name, table[name], labels, first)
             yield table
             first += batch.num_rows
-
-
-def _is_label(feature: Any) -> bool:
-    return type(feature).__name__ == "ClassLabel"
 
 
 def _is_plain(feature: Any) -> bool:

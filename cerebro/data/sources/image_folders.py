@@ -65,7 +65,12 @@ class ImagesSource(Source):
             raise InputError(f"no folder '{folder}'")
         import_extra("PIL", "images", "reading images needs Pillow")
         self.folder = folder
-        self.size = _check_size(size)
+        pair = (size, size) if isinstance(size, int) else size
+        if pair is not None and (
+            len(pair) != 2 or any(not isinstance(n, int) or n < 1 for n in pair)
+        ):
+            raise InputError(f"size is {size!r}: give one number of pixels or (height, width)")
+        self.size = None if pair is None else (int(pair[0]), int(pair[1]))
         self.mode = mode
         folders = [
             (child.name, sorted(path for path in child.rglob("*") if _is_image(path)))
@@ -135,15 +140,6 @@ class ImagesSource(Source):
                 f"'{path}' is not an image or is damaged: {error}; repair or remove it"
             ) from None
         return pixels.reshape(*pixels.shape[:2], CHANNELS[self.mode])
-
-
-def _check_size(size: int | tuple[int, int] | None) -> tuple[int, int] | None:
-    pair = (size, size) if isinstance(size, int) else size
-    if pair is None:
-        return None
-    if len(pair) != 2 or any(not isinstance(n, int) or n < 1 for n in pair):
-        raise InputError(f"size is {size!r}: give one number of pixels or (height, width)")
-    return int(pair[0]), int(pair[1])
 
 
 def _is_image(path: Path) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from cerebro.data.columns import ColumnData, from_array
 from cerebro.data.dtypes import Array
 from cerebro.data.manifest import MAX_BYTES, MAX_ROWS
-from cerebro.data.sources.base import FileSource, Table, choose_columns
+from cerebro.data.sources.base import FileSource, Table, check_lengths, choose_columns
 from cerebro.errors import InputError, text_of
 
 try:
@@ -92,13 +92,10 @@ class NpzSource(FileSource):
 
 
 def _read_side_by_side(members: dict[str, _Member]) -> Iterator[Table]:
-    counts = {name: member.rows for name, member in members.items()}
-    if len(set(counts.values())) > 1:
-        text = ", ".join(f"{name!r} has {count}" for name, count in counts.items())
-        raise InputError(f"columns differ in length: {text} rows; give all the same number")
+    check_lengths({name: member.rows for name, member in members.items()})
     if not members:
         return
-    rows = next(iter(counts.values()))
+    rows = next(iter(members.values())).rows
     step = max(1, CHUNK_BYTES // max(1, *(member.row_bytes for member in members.values())))
     for start in range(0, rows, step):
         count = min(step, rows - start)

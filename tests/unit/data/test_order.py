@@ -330,7 +330,7 @@ def test_impossible_shuffling_by_rows_is_refused(sets: Any) -> None:
         cerebro.search(
             build, LR, sets[5], epochs=1, n_trials=1, batch_size=8, shuffle="rows", stagger=False
         )
-    many = SimpleNamespace(num_rows=2**32, view=SimpleNamespace(stored_bytes=10))
+    many = SimpleNamespace(view=SimpleNamespace(num_rows=2**32, stored_bytes=10))
     for shuffle in ("rows", None):
         with pytest.raises(InputError, match=r'orders at most 4,294,967,295 rows.*use "shards"'):
             resolve_shuffle(shuffle, many)
