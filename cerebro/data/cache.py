@@ -131,7 +131,6 @@ class Cache:
         return manifest if manifest.checksum == checksum else None
 
     def receive(self, checksum: str, shard: int, name: str, offset: int, piece: bytes) -> None:
-        """Write a piece of one of a shard's files."""
         arrived = self._arriving.get((checksum, shard))
         if arrived is None:
             files = self._manifest(checksum).shards[shard].files.values()
@@ -353,7 +352,6 @@ class Cache:
             return self._scratch[0]
 
     def _new_scratch(self) -> tuple[Path, int]:
-        """Make a scratch folder; return it and the descriptor of its lock."""
         for folder in (self.folder / "scratch").iterdir():
             if folder.name.startswith("worker-"):
                 remove_abandoned(folder, "lock")

@@ -306,7 +306,6 @@ def merge_codes(column: str, data: ColumnData, names: dict[str, int], first_row:
 
 
 def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
-    """Join chunks of rows into one column; promote types and merge names."""
     if len(parts) == 1:
         return parts[0]
     names: dict[str, int] | None = None if parts[0].names is None else {}
@@ -347,7 +346,6 @@ def concatenate(column: str, parts: Sequence[ColumnData]) -> ColumnData:
 
 
 def promote_dtypes(column: str, dtype: str, *others: str) -> str:
-    """Return the type that holds the values of all; raise InputError if no type does."""
     for other in others:
         wider = promote(dtype, other)
         if wider is None:
@@ -531,7 +529,6 @@ def _array_rows(column: str, items: Sequence[Any], first_row: int) -> ColumnData
 
 
 def _stack(column: str, stored: Sequence[tuple[Array, str]], first_row: int = 0) -> ColumnData:
-    """Stack arrays of equal shape as the rows of one array."""
     kinds = {dtype for _, dtype in stored}
     if any(array.shape != stored[0][0].shape for array, _ in stored):
         raise InputError(f"column {column!r} mixes numbers and arrays: make all rows alike")
@@ -544,7 +541,6 @@ def _stack(column: str, stored: Sequence[tuple[Array, str]], first_row: int = 0)
 
 
 def _from_ragged(column: str, items: Sequence[Any], first_row: int = 0) -> ColumnData:
-    """Make a ragged column from lists, tuples or arrays."""
     _require_sequences(column, items, first_row, "sequences")
     lengths = np.array([len(item) for item in items], np.int64)
     offsets = offsets_of(lengths)
@@ -566,7 +562,6 @@ def _require_sequences(column: str, items: Sequence[Any], first_row: int, kind: 
 
 
 def row_of(offsets: Array, place: int) -> int:
-    """Return the row of a ragged column that has this element."""
     return int(np.searchsorted(offsets, place, side="right")) - 1
 
 

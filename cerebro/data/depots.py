@@ -84,12 +84,10 @@ def drop(name: str) -> int:
 
 @functools.cache
 def warn_once(text: str) -> None:
-    """Log a message about a device, once."""
     _log.warning(text)
 
 
 def tell_note(loader: Any) -> None:
-    """Log the reasons why a loader is slower than it could be, each reason once."""
     if note := getattr(loader, "note", ""):
         warn_once(note)
     if why := getattr(loader, "why", ""):

@@ -219,7 +219,6 @@ class ShardWork:
     columns: tuple[Column, ...]  # all columns of the derived dataset
 
     def with_view(self, view: Any) -> ShardWork:
-        """Return the same work on a view of the same rows."""
         return replace(self, derivation=replace(self.derivation, data=view))
 
     def write(
@@ -230,7 +229,7 @@ class ShardWork:
         files: dict[str, FileEntry] = {}
         for column in self.kept:
             files |= write_rows(column, view.read(column.name, shard), place)
-            advance(view.shard_rows[shard] * column.item_bytes)
+            advance(view.part_bytes(column, shard))
         for copy in (None, *range(self.derivation.copies)):
             files |= self._write_pass(shard, copy, place, advance)
         return {name: files[name] for column in self.columns for name in column.file_names}
@@ -277,7 +276,7 @@ class Order:
     view: Any  # the view to make shards from
     work: ShardWork
     folder: Path  # the unfinished dataset's; files arrive in folders below it
-    nbytes: Sequence[int]  # the approximate size of each shard
+    nbytes: Sequence[int]  # the size of each shard
     threads: int  # the compute threads of each worker
     device: str = CPU  # the device of each worker, as the worker names it
     gpu: str = ""  # the kind of GPU that each worker must have; empty: the same as the others

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,6 @@ from cerebro.data.derivation import (
     ShardWork,
 )
 from cerebro.data.manifest import (
-    FILE_NAME,
     Column,
     FileEntry,
     Manifest,
@@ -65,7 +64,6 @@ from cerebro.data.view import View
 from cerebro.errors import CerebroError, CorruptDataError, InputError
 from cerebro.machine import durable
 from cerebro.machine.devices import is_gpu, lookup, name_in_worker
-from cerebro.machine.environment import version
 from cerebro.machine.files import path_of
 from cerebro.machine.imports import module_of
 from cerebro.report import format as fmt
@@ -100,22 +98,14 @@ class Recipe:
         return ShardWork(self.work, self.kept, self.columns)
 
     def bytes_of(self, shard: int) -> int:
-        """Return the approximate bytes of a shard: a ragged row counts as one element."""
-        return self.view.shard_rows[shard] * sum(column.item_bytes for column in self.columns)
+        """Return the bytes of a shard: of the derived columns, and of the kept ones as stored."""
+        derived = sum(column.item_bytes for column in self.columns[len(self.kept) :])
+        kept = sum(self.view.part_bytes(column, shard) for column in self.kept)
+        return kept + derived * self.view.shard_rows[shard]
 
     @property
     def nbytes(self) -> int:
-        """The total bytes of the rows: of the derived columns, and of the kept ones as stored."""
-        return self.nbytes_of(self.shards)
-
-    def nbytes_of(self, shards: Iterable[int]) -> int:
-        """Return the part of `nbytes` that is in some of the shards."""
-        new_bytes = sum(column.item_bytes for column in self.columns[len(self.kept) :])
-        return sum(
-            new_bytes * self.view.shard_rows[shard]
-            + sum(self.view.part_bytes(column, shard) for column in self.kept)
-            for shard in shards
-        )
+        return sum(map(self.bytes_of, self.shards))
 
 
 def make_recipe(
@@ -359,7 +349,6 @@ class _Work:
             shards=tuple(self._entries[shard] for shard in self._made.shards),
             arguments=self._made.arguments,
             source={"kind": _KIND, "fingerprint": self._made.fingerprint},
-            library=version(),
         )
 
     def _finish(self, shard: int, files: Mapping[str, FileEntry]) -> None:
@@ -404,8 +393,7 @@ def _find_gpu_kind(device: str) -> str:
 
 
 def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
-    """Write the manifest, then rename the folder to its final name."""
-    durable.replace_file(folder / FILE_NAME, manifest.to_bytes())
+    manifest.write(folder)
     durable.sync_folder(folder)
     try:
         folder.rename(target)  # replaces an empty folder, and nothing else
@@ -420,7 +408,6 @@ def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
 
 
 def check_budget(nbytes: int, budget: int | None) -> None:
-    """Raise InputError if `nbytes` are more than the budget."""
     if budget is not None and nbytes > budget:
         raise InputError(
             f"the columns take {fmt.size(nbytes)}, more than the budget of {fmt.size(budget)}: "
@@ -430,8 +417,7 @@ def check_budget(nbytes: int, budget: int | None) -> None:
 
 
 def _check_room(made: Recipe, missing: Sequence[int], folder: Path, target: Path) -> None:
-    """Raise InputError if the missing shards take more than the disk's free space."""
-    nbytes, free = made.nbytes_of(missing), shutil.disk_usage(folder).free
+    nbytes, free = sum(map(made.bytes_of, missing)), shutil.disk_usage(folder).free
     if nbytes <= free:
         return
     some = len(missing) < len(made.shards)

@@ -61,7 +61,6 @@ TEXT = "str"
 
 
 def is_text(dtype: object) -> bool:
-    """Return whether a dtype in ``dtypes=`` stands for text."""
     return dtype is str or (isinstance(dtype, str) and dtype in (TEXT, "string"))
 
 

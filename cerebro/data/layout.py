@@ -154,7 +154,6 @@ def _check_cells(
 
 
 def check_rows(table: Table) -> None:
-    """Raise InputError if the number of rows is 0, too large or differs by column."""
     counts = {name: data.rows for name, data in table.items()}
     if not any(counts.values()):
         raise InputError("the source has no rows: give at least one")

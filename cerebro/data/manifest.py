@@ -18,6 +18,7 @@ the same rows have the same checksum, from any source.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -31,6 +32,8 @@ from typing import Any, NoReturn
 import cerebro._core as _core
 from cerebro.data.dtypes import STORAGE
 from cerebro.errors import CorruptDataError, InputError, one_line
+from cerebro.machine import durable
+from cerebro.machine.environment import version
 from cerebro.machine.files import load_json, read_bytes
 from cerebro.machine.installation import explain_other_version
 
@@ -124,7 +127,7 @@ class Manifest:
     shards: tuple[ShardEntry, ...]
     arguments: Mapping[str, Any]
     source: Mapping[str, Any]
-    library: str
+    library: str = dataclasses.field(default_factory=version)
 
     @cached_property
     def rows(self) -> int:
@@ -159,6 +162,16 @@ class Manifest:
         }
         content[_HASH_FIELD] = checksum_of(content)
         return json.dumps(content, indent=1, allow_nan=False).encode()
+
+    def write(self, folder: Path) -> None:
+        """Write the file into a dataset's folder; raise InputError if it is too large to read."""
+        content = self.to_bytes()
+        if len(content) > MAX_MANIFEST_BYTES:
+            raise InputError(
+                f"{len(self.shards)} shards of {len(self.columns)} columns are more than a "
+                "manifest can list: use fewer shards"
+            )
+        durable.replace_file(folder / FILE_NAME, content)
 
 
 def shard_folder(index: int) -> str:

@@ -117,7 +117,6 @@ class EpochOrder:
         return _core.visit_order(trial, epoch, self.num_parts, stagger=self.stagger)
 
     def mixes(self, epoch: int) -> list[Mix]:
-        """Return the mix of each part of an epoch."""
         if self.shuffle == "rows":
             return [tuple(range(self.num_shards))] * self.num_parts
         groups = [self._groups(pool, epoch) for pool in range(len(self.pools))]
@@ -137,7 +136,6 @@ class EpochOrder:
         return [mixes[part] for part in self.visits(trial, epoch)]
 
     def part(self, part: int, epoch: int, cut: Cut) -> Part:
-        """Return the batches of a part of an epoch."""
         mix = self.mix(part, epoch)
         rows = sum(self.shard_rows[shard] for shard in mix)
         batches = cut.count(rows)

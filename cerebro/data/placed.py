@@ -17,7 +17,6 @@ from typing import Any
 import cerebro._core as _core
 from cerebro.data.dataset import Dataset
 from cerebro.data.manifest import (
-    FILE_NAME,
     FileEntry,
     Manifest,
     ShardEntry,
@@ -29,8 +28,6 @@ from cerebro.data.shards import Shards
 from cerebro.data.view import View
 from cerebro.data.writer import write_rows
 from cerebro.errors import CorruptDataError, InputError
-from cerebro.machine import durable
-from cerebro.machine.environment import version
 
 
 class PlacedDataset(Dataset):
@@ -132,7 +129,6 @@ def write_view(view: Dataset, folder: Path) -> Dataset:
         shards=tuple(shards),
         arguments={},
         source={"kind": "view", "fingerprint": view.checksum},
-        library=version(),
     )
-    durable.replace_file(folder / FILE_NAME, manifest.to_bytes())
+    manifest.write(folder)
     return Dataset(folder).with_transforms(view.transforms)

@@ -28,13 +28,7 @@ from cerebro.data.columns import ColumnData, check_complete
 from cerebro.data.dataset import Dataset
 from cerebro.data.dtypes import TEXT, binary_layout, dtype_name, is_text
 from cerebro.data.layout import Columns, OutputColumn, check_rows, lay_out, source_columns
-from cerebro.data.manifest import (
-    FILE_NAME,
-    MAX_MANIFEST_BYTES,
-    Manifest,
-    checksum_of,
-    read_manifest,
-)
+from cerebro.data.manifest import Manifest, checksum_of, read_manifest
 from cerebro.data.progress import ByteProgress
 from cerebro.data.sources import open_source
 from cerebro.data.sources.base import Source, Table
@@ -44,7 +38,6 @@ from cerebro.data.unfinished import LOCK, is_empty_folder, real_target, temporar
 from cerebro.data.writer import default_shards, write_shards
 from cerebro.errors import CerebroError, InputError
 from cerebro.machine import durable
-from cerebro.machine.environment import version
 from cerebro.machine.files import path_of
 from cerebro.machine.objects import is_url
 
@@ -171,7 +164,6 @@ def _make_dataset(
             shards=tuple(entries),
             arguments=arguments,
             source={"kind": opened.kind, "fingerprint": fingerprint},
-            library=version(),
         )
         _commit(manifest, folder, place.target)
         place.finish()
@@ -272,7 +264,6 @@ def _describe_difference(manifest: Manifest, arguments: Mapping[str, Any]) -> st
 def _check_same(
     manifest: Manifest, arguments: Mapping[str, Any], fingerprint: str | None, path: Any
 ) -> None:
-    """Raise InputError unless the existing dataset has the same arguments and source."""
     different = _describe_difference(manifest, arguments)
     if different is None and manifest.source["fingerprint"] != fingerprint:
         different = "was made from other data"
@@ -333,15 +324,8 @@ def _write(
 
 
 def _commit(manifest: Manifest, folder: Path, target: Path) -> None:
-    """Write the manifest, then rename the folder to its final name."""
     shutil.rmtree(folder / _SPOOL, ignore_errors=True)
-    content = manifest.to_bytes()
-    if len(content) > MAX_MANIFEST_BYTES:
-        raise InputError(
-            f"{len(manifest.shards)} shards of {len(manifest.columns)} columns are more than a "
-            "manifest can list: use fewer shards"
-        )
-    durable.replace_file(folder / FILE_NAME, content)
+    manifest.write(folder)
     durable.sync_folder(folder)
     try:
         folder.rename(target)  # replaces an empty folder, and nothing else

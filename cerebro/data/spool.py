@@ -58,7 +58,6 @@ def spool(chunks: Iterable[Table], folder: Path, meter: ByteProgress) -> Table:
 
 
 def _check_process(process: int) -> None:
-    """Raise InputError in a process that the source has forked: it would write into our files."""
     if os.getpid() != process:
         raise InputError(
             "the source has forked this process, which must not go on with the rows: end it with "
@@ -168,7 +167,6 @@ class _Spooled:
         return data if self.lengths is None else data.as_ragged()
 
     def _mixed_error(self, data: ColumnData) -> InputError:
-        """Return the error for a chunk of strings after numbers, or of numbers after strings."""
         if data.names is not None:
             row, cell = cell_at(data, find_first_text(data.names, data.values))
             return not_a_number_error(self.name, self.rows + row, cell)

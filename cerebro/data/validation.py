@@ -173,7 +173,6 @@ class Validation(NamedTuple):
 
 
 def is_splitter(value: Any) -> bool:
-    """Return whether a value has the methods of scikit-learn's splitters."""
     return all(callable(getattr(value, name, None)) for name in ("split", "get_n_splits"))
 
 
@@ -200,7 +199,6 @@ def make_folds(data: Dataset, given: Any) -> Folds:
 
 
 def _check_disjoint(parts: Sequence[tuple[list[Part], list[Part]]], name: str) -> None:
-    """Raise InputError if a fold trains on a row that it holds out."""
     for fold, sides in enumerate(parts):
         for shard, (train, held) in enumerate(zip(*sides, strict=True)):
             rows = np.intersect1d(train, held)
@@ -364,7 +362,6 @@ def find_unfit_columns(
 
 
 def _explain_unfit(ours: Column, data: Dataset) -> str | None:
-    """Return why a column of `data` is unfit; see `find_unfit_columns`."""
     name, theirs = ours.name, data.columns.get(ours.name)
     if theirs is None:
         return f"lacks the training data's column(s) {name}"

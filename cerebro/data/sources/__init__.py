@@ -81,7 +81,6 @@ def _open_file(path: Path) -> Source:
 
 
 def is_torch(source: Any) -> bool:
-    """Return whether this is a PyTorch dataset."""
     return _is_a(source, "torch.utils.data", "Dataset")
 
 

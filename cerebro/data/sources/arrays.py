@@ -81,8 +81,6 @@ def bunch_source(bunch: Mapping[str, Any]) -> Source:
 
 
 class _Bunch(ArraysSource):
-    """Data and target as ``x`` and ``y``."""
-
     def __init__(self, x: Any, y: Any, names: Any) -> None:
         super().__init__({"x": x, "y": y})
         self._names = None if names is None else list(names)
@@ -96,7 +94,6 @@ class _Bunch(ArraysSource):
             yield table
 
     def _are_classes(self, data: ColumnData) -> bool:
-        """Return whether the target's integers are indices into its names."""
         names = self._names
         if not names or not all(isinstance(name, str) for name in names):
             return False

@@ -69,7 +69,10 @@ class ArrowSource(Source):
 
         source = self._source
         if isinstance(source, (pa.Table, pa.RecordBatch)):
-            yield whole_table(source, wanted, self.binary)
+            yield {
+                name: whole_column(name, source.column(name), self.binary)
+                for name in choose_columns(source.schema.names, wanted)
+            }
             return
         if hasattr(source, "scanner"):
             source = source.scanner()
@@ -80,7 +83,7 @@ class ArrowSource(Source):
                 source = pa.RecordBatchReader.from_stream(source)
             except (pa.ArrowInvalid, TypeError) as error:
                 raise InputError(f"the source does not give an Arrow table: {error}") from None
-        yield from _read_tables(source, wanted, self.binary)
+        yield from read_tables(source, wanted, self.binary)
 
 
 class ArrowFileSource(FileSource):
@@ -97,19 +100,23 @@ class ArrowFileSource(FileSource):
 
         with pa.memory_map(str(self.path)) as file:
             try:
-                yield from _read_tables(_read_batches(file), wanted, self.binary)
+                yield from read_tables(_read_batches(file), wanted, self.binary)
             except pa.ArrowInvalid as error:
                 raise InputError(
                     f"'{self.path}' is not an Arrow file or is damaged: {error}"
                 ) from None
 
 
-def _read_tables(
+def read_tables(
     batches: Iterable[Any], wanted: Sequence[str] | None, binary: Collection[str]
 ) -> Iterator[Table]:
+    """Yield record batches as chunks."""
     first = 0
     for batch in batches:
-        yield table_of(batch, wanted, first, binary)
+        yield {
+            name: column_of(name, batch.column(name), partial(add, first), binary)
+            for name in choose_columns(batch.schema.names, wanted)
+        }
         first += batch.num_rows
 
 
@@ -125,16 +132,7 @@ def _read_batches(file: Any) -> Iterator[Any]:
         yield from pa.ipc.open_stream(file)
 
 
-def whole_table(table: Any, wanted: Sequence[str] | None, binary: Collection[str] = ()) -> Table:
-    """Return a table in memory as one chunk, without copying columns that are in one piece."""
-    return {
-        name: whole_column(name, table.column(name), binary)
-        for name in choose_columns(table.schema.names, wanted)
-    }
-
-
 def whole_column(name: str, array: Any, binary: Collection[str] = ()) -> ColumnData:
-    """Return an Arrow array or chunked array as a column."""
     parts, first = [], 0
     for chunk in getattr(array, "chunks", [array]):
         if len(chunk):
@@ -143,15 +141,6 @@ def whole_column(name: str, array: Any, binary: Collection[str] = ()) -> ColumnD
     if not parts:
         raise InputError("the source has no rows: give at least one")
     return concatenate(name, parts)
-
-
-def table_of(
-    batch: Any, wanted: Sequence[str] | None, first_row: int = 0, binary: Collection[str] = ()
-) -> Table:
-    return {
-        name: column_of(name, batch.column(name), partial(add, first_row), binary)
-        for name in choose_columns(batch.schema.names, wanted)
-    }
 
 
 def column_of(name: str, array: Any, row_of: RowOf, binary: Collection[str] = ()) -> ColumnData:
@@ -303,7 +292,7 @@ class ParquetSource(Source):
 
     def chunks(self, wanted: Sequence[str] | None) -> Iterator[Table]:
         batches = (batch for path in self.paths for batch in _parquet_batches(path, wanted))
-        return _read_tables(batches, wanted, self.binary)
+        return read_tables(batches, wanted, self.binary)
 
 
 def _list_parts(folder: Path) -> list[Path]:

@@ -7,11 +7,11 @@ code -1 is a missing value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cerebro.data.columns import add_classes
-from cerebro.data.sources.arrow_tables import table_of
+from cerebro.data.sources.arrow_tables import read_tables
 from cerebro.data.sources.base import Source, Table, choose_columns
 from cerebro.data.sources.row_mappings import row_chunks
 from cerebro.errors import InputError
@@ -26,8 +26,6 @@ def is_huggingface(source: Any) -> bool:
 
 
 class HuggingFaceSource(Source):
-    """A dataset, in its original order."""
-
     kind = "huggingface"
     declaration = "dataset.class_encode_column({})"
 
@@ -61,25 +59,16 @@ class HuggingFaceSource(Source):
         }
         dataset = self.dataset.select_columns(names)
         if all(_is_plain(features[name]) for name in names):
-            yield from _arrow_chunks(dataset, names, classes, self.binary)
+            arrow = dataset.with_format("arrow").iter(BATCH_ROWS)
+            batches = (batch for table in arrow for batch in table.combine_chunks().to_batches())
+            first = 0
+            for table in read_tables(batches, names, self.binary):
+                for name, labels in classes.items():
+                    table[name] = add_classes(name, table[name], labels, first)
+                yield table
+                first += next(iter(table.values())).rows
         else:
             yield from row_chunks(iter(dataset.with_format(None)), names, classes)
-
-
-def _arrow_chunks(
-    dataset: Any,
-    names: Sequence[str],
-    classes: dict[str, Sequence[str]],
-    binary: Collection[str],
-) -> Iterator[Table]:
-    first = 0
-    for arrow in dataset.with_format("arrow").iter(BATCH_ROWS):
-        for batch in arrow.combine_chunks().to_batches():
-            table = table_of(batch, names, first, binary)
-            for name, labels in classes.items():
-                table[name] = add_classes(name, table[name], labels, first)
-            yield table
-            first += batch.num_rows
 
 
 def _is_plain(feature: Any) -> bool:

@@ -101,7 +101,6 @@ def _join_classes(
 
 
 def _read_part(name: str, label: str, series: Any) -> ColumnData:
-    """Return a column of a frame that becomes part of the column `name`."""
     if type(series.dtype).__name__ == "SparseDtype":
         series = series.sparse.to_dense()
     try:

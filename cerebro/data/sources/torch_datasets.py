@@ -21,7 +21,6 @@ from cerebro.machine import generators
 
 
 def torch_source(dataset: Any) -> Source:
-    """Return the importer for a PyTorch dataset."""
     import torch
 
     if type(dataset) is torch.utils.data.TensorDataset:  # a subclass may change its samples

@@ -194,7 +194,7 @@ def test_a_manifest_larger_than_any_is_not_read(folder: Path) -> None:
 def test_more_shards_than_a_manifest_lists_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cerebro.data.sharding.MAX_MANIFEST_BYTES", 3000)
+    monkeypatch.setattr("cerebro.data.manifest.MAX_MANIFEST_BYTES", 3000)
     with pytest.raises(InputError, match="40 shards of 1 columns are more"):
         shard({"x": np.zeros(40)}, tmp_path / "d", shards=40)
     assert list(tmp_path.iterdir()) == []
