@@ -82,10 +82,7 @@ def source_columns(columns: Columns | None) -> list[str] | None:
 
 
 def lay_out(
-    table: Table,
-    columns: Columns | None,
-    dtypes: Mapping[str, Any] | None,
-    declaration: str = "",
+    table: Table, columns: Columns | None, dtypes: Mapping[str, Any] | None, declaration: str = ""
 ) -> list[OutputColumn]:
     """Apply ``columns=`` and ``dtypes=`` to a source's columns; `declaration` is the source's."""
     check_rows(table)

@@ -16,13 +16,7 @@ from typing import Any
 
 import cerebro._core as _core
 from cerebro.data.dataset import Dataset
-from cerebro.data.manifest import (
-    FileEntry,
-    Manifest,
-    ShardEntry,
-    read_manifest,
-    shard_folder,
-)
+from cerebro.data.manifest import FileEntry, Manifest, ShardEntry, read_manifest, shard_folder
 from cerebro.data.rows import Part
 from cerebro.data.shards import Shards
 from cerebro.data.view import View

@@ -23,10 +23,7 @@ from cerebro.errors import InputError
 UNITS = 2.0**53
 """The sum of all weights after scaling; each is rounded down to a whole number."""
 
-_KINDS = {
-    "weights": ("float", "int", "uint", "bool"),
-    "balance": ("int", "uint", "bool"),
-}
+_KINDS = {"weights": ("float", "int", "uint", "bool"), "balance": ("int", "uint", "bool")}
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,7 @@ class KFold:
     """
 
     def __init__(
-        self,
-        n: Any,
-        stratify: str | None = None,
-        groups: str | None = None,
-        seed: int = 0,
+        self, n: Any, stratify: str | None = None, groups: str | None = None, seed: int = 0
     ) -> None:
         self.n = n if is_splitter(n) else check_whole_number("KFold: n", n, 2, MAX_FOLDS)
         self.stratify = stratify

@@ -25,13 +25,7 @@ from cerebro.data.columns import (
     too_ragged_error,
 )
 from cerebro.data.dtypes import Array
-from cerebro.data.sources.base import (
-    FileSource,
-    Source,
-    Table,
-    choose_columns,
-    file_fingerprint,
-)
+from cerebro.data.sources.base import FileSource, Source, Table, choose_columns, file_fingerprint
 from cerebro.errors import InputError
 from cerebro.machine.imports import import_extra
 

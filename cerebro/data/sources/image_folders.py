@@ -23,9 +23,7 @@ CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
 def images(
-    folder: str | os.PathLike[str],
-    size: int | tuple[int, int] | None = None,
-    mode: str = "RGB",
+    folder: str | os.PathLike[str], size: int | tuple[int, int] | None = None, mode: str = "RGB"
 ) -> ImagesSource:
     """Return a source for `cerebro.shard`: the images in the class folders of a folder.
 
