@@ -58,7 +58,8 @@ class Dataset:
     ...     batch["x"], batch["y"]
     """
 
-    view: View  # for the rest of the library, as is `shards`
+    # For the rest of the library: what it asks of the rows, and of the files that views share.
+    view: View
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         if isinstance(path, str) and is_url(path):
