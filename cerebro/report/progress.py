@@ -7,7 +7,6 @@ display decides how often it draws. There are no threads or timers.
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, TextIO
 
@@ -78,7 +77,7 @@ class Lines(Progress):
                     )
                 self._write(self._epoch_line(snapshot, row, columns))
             is_new = row.status != self._status.get(row.number)
-            if is_new and row.status in ("failed", "diverged", "stopped"):
+            if is_new and row.status in (*FAILED, "stopped"):
                 self._write(self._end_line(snapshot, row))
         self._remember(snapshot)
         if snapshot.resting != self._resting:
@@ -104,11 +103,9 @@ class Lines(Progress):
             name = fmt.heading(snapshot.metric)
             values += f"  best {name} {best} after {fmt.count_noun(row.best_at or 0, 'epoch')}"
         rate = f"  {row.rows_per_second:,.0f} rows/s" if row.rows_per_second else ""
-        remaining = (
-            f", {fmt.rough_duration(snapshot.seconds_left)} left" if snapshot.seconds_left else ""
-        )
+        progress = f"{fmt.percent(snapshot.share_done):>4}"
         return (
-            f"{fmt.percent(snapshot.share_done):>4}{remaining}: trial {row.number} epoch "
+            f"{', '.join(filter(None, [progress, snapshot.time_left]))}: trial {row.number} epoch "
             f"{row.epoch}/{row.epochs}{values}{rate}{_best_of_others(snapshot, row)}"
         )
 
@@ -162,12 +159,9 @@ def _best_of_others(snapshot: Snapshot, row: TrialRow) -> str:
 
 def describe_end(snapshot: Snapshot) -> str:
     """Describe in one line how a run ended."""
-    counts = Counter(row.status for row in snapshot.trials)
-    counts.update(snapshot.more)
-    states = ", ".join(f"{n} {status}" for status, n in counts.items()) or "no trials"
-    text = "; ".join(
-        filter(None, [f"{states} after {fmt.duration(snapshot.seconds)}", describe_load(snapshot)])
-    )
+    states = fmt.states(snapshot.count_trials()) or "no trials"
+    load = describe_load(snapshot)
+    text = f"{states} after {fmt.duration(snapshot.seconds)}{load and f'; {load}'}"
     best = next((row for row in snapshot.trials if row.number == snapshot.best), None)
     if best is None:
         return text
@@ -186,9 +180,7 @@ def _describe_pause(snapshot: Snapshot) -> str:
 
 
 def count_workers(count: int) -> str:
-    if count == 0:
-        return "no worker process"
-    return f"{count} worker{'s' if count > 1 else ''}"
+    return fmt.count_noun(count, "worker") if count else "no worker process"
 
 
 def describe_load(snapshot: Snapshot) -> str:

@@ -391,9 +391,9 @@ class Result:
         return Trial(self.saved, copy_record(record))
 
     def _repr_html_(self) -> str:
-        from cerebro.report.html import render_html
+        from cerebro.report.block import render_result
 
-        return render_html(self)
+        return render_result(self)
 
     def __repr__(self) -> str:
         from cerebro.report import format as fmt

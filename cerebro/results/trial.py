@@ -727,9 +727,9 @@ class Trial:
         return f"Trial({self.number}{fold}, {self.status}, {progress}{folds}{value})"
 
     def _repr_html_(self) -> str:
-        from cerebro.report.html import trial_html
+        from cerebro.report.block import render_trial
 
-        return trial_html(self)
+        return render_trial(self)
 
 
 def _torch_imported() -> bool:

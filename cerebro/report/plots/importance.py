@@ -10,8 +10,9 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
+from cerebro.report.format import ABSENT
 from cerebro.report.plots.look import Look, cut_middle, escape_dollars, figure_of, wrap, write_title
-from cerebro.report.plots.values import ABSENT, column_values, find_varying, is_numeric, table_of
+from cerebro.report.plots.values import column_values, is_numeric, table_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -85,7 +86,7 @@ def draw_importance(result: Any, metric: str, trials: Sequence[Any], look: Look)
     With too few trials the bars are pale, and the title says so.
     """
     configs, values = table_of(result, metric, trials)
-    names = find_varying(configs) if configs else []
+    names = fmt.find_varying(configs) if configs else []
     if not names:
         raise InputError("kind='importance': needs two finished trials that differ")
     importances = {n: explained_variance(column_values(configs, n), values) for n in names}

@@ -128,11 +128,6 @@ def escape_dollars(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def cut_end(text: str, width: int) -> str:
-    """Shorten text at its end."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
 def cut_middle(text: str, width: int) -> str:
     """Shorten text in its middle, because many names differ only at their ends."""
     if len(text) <= width:
@@ -157,7 +152,7 @@ def wrap(text: str, width: int, most: int) -> str:
 def tick_labels(values: Sequence[Any], width: int) -> list[str]:
     """Write distinct values as distinct labels, as short as possible."""
     writers: tuple[Callable[[Any], str], ...] = (
-        lambda value: cut_end(fmt.number(value, 3), width),
+        lambda value: fmt.cut_end(fmt.number(value, 3), width),
         lambda value: cut_middle(str(value), width),
         lambda value: cut_middle(repr(value), width),
     )

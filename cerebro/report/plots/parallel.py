@@ -9,7 +9,7 @@ import numpy as np
 
 from cerebro.errors import InputError
 from cerebro.report import format as fmt
-from cerebro.report.format import Range
+from cerebro.report.format import ABSENT, Range
 from cerebro.report.plots.look import (
     Look,
     escape_dollars,
@@ -19,10 +19,8 @@ from cerebro.report.plots.look import (
     write_title,
 )
 from cerebro.report.plots.values import (
-    ABSENT,
     categories,
     column_values,
-    find_varying,
     is_log,
     is_numeric,
     mode_of,
@@ -81,7 +79,7 @@ def draw_parallel(result: Any, metric: str, trials: Sequence[Any], look: Look) -
     from matplotlib.collections import LineCollection
 
     configs, values = table_of(result, metric, trials)
-    names = find_varying(configs) if configs else []
+    names = fmt.find_varying(configs) if configs else []
     if not names:
         raise InputError("kind='parallel': needs two finished trials that differ")
     ranges = ranges_of(result)

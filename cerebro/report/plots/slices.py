@@ -25,7 +25,6 @@ from cerebro.report.plots.values import (
     axis_label,
     categories,
     find_selected_point,
-    find_varying,
     is_log,
     is_numeric,
     missing_metric_error,
@@ -85,7 +84,7 @@ def draw_slices(result: Any, metric: str, trials: Sequence[Any], look: Look) -> 
         raise missing_metric_error(metric, trials)
     shown = [t for t in trials if t.status in ("failed", "diverged") or t in ranked]
     configs = {t.number: flatten(t.config) for t in shown}
-    names = find_varying(list(configs.values()))
+    names = fmt.find_varying(list(configs.values()))
     if not names:
         raise InputError("kind='slice': needs two finished trials that differ")
     points = {t.number: find_selected_point(result, t, metric) for t in shown}
