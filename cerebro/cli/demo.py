@@ -46,13 +46,9 @@ def add(commands: Any) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    from cerebro.cli import demo as demonstration
-
-    epochs = options.epochs
-    if epochs is None:
-        epochs = 2 if options.quick else demonstration.EPOCHS
-    return demonstration.demonstrate(
-        epochs=epochs,
+    usual = 2 if options.quick else EPOCHS
+    return demonstrate(
+        epochs=usual if options.epochs is None else options.epochs,
         workers=options.workers,
         devices=options.devices,
         seed=options.seed,
@@ -62,12 +58,7 @@ def main(options: argparse.Namespace) -> int:
     )
 
 
-TRIALS = 16
-
-EPOCHS = 12
-
-SHARDS = 8
-
+TRIALS, EPOCHS, SHARDS = 16, 12, 8
 SIDE = 8  # pixels
 
 
